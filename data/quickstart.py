@@ -1,0 +1,250 @@
+"""Train a small model on real text, without a network: Python's own sources, from files to bits per byte.
+
+    python3 data/quickstart.py                    corpus, tokenizer, shards, then training in one process
+    python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
+    python3 data/quickstart.py --prepare-only     stop before training
+    ITERATIONS=2000 python3 data/quickstart.py    with any setting of train_gpt.py
+
+The corpus is the standard library of the Python that runs this script, one document a file. It is built once, under
+data/datasets/ and data/tokenizers/, and built again when Python, the recipe below or a built file has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tokenize_docs
+
+ROOT = Path(__file__).resolve().parent.parent
+STAMP_NAME = "quickstart.json"
+LEFT_OUT = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+
+# About 75 s of training on 2 CPU cores. Without a clock, its result repeats; compiling would take longer than it saves.
+SETTINGS = {
+    "RUN_ID": "quickstart", "SEED": "1337",
+    "DATA_PATH": "./data/datasets/quickstart_sp1024", "TOKENIZER_PATH": "./data/tokenizers/quickstart_1024_bpe.model",
+    "VOCAB_SIZE": "1024", "NUM_LAYERS": "4", "MODEL_DIM": "128", "NUM_HEADS": "4", "NUM_KV_HEADS": "2",
+    "TRAIN_SEQ_LEN": "256", "TRAIN_BATCH_TOKENS": "2048", "GRAD_ACCUM_STEPS": "1",
+    "ITERATIONS": "500", "WARMUP_STEPS": "0", "WARMDOWN_ITERS": "400", "MAX_WALLCLOCK_SECONDS": "0",
+    "VAL_LOSS_EVERY": "250", "VAL_BATCH_SIZE": "16384", "TRAIN_LOG_EVERY": "50", "TORCH_COMPILE": "0",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the data set is made by; any change builds it again."""
+    vocab_size: int = 1024
+    shard_tokens: int = 1_000_000
+    val_bytes: int = 450_000  # about 180,000 tokens, validated in 4 to 5 s on 2 CPU cores
+    max_val_document_bytes: int = 64_000  # a large file in a small split would weigh too much
+    min_bytes: int = 4_000_000
+    seed: int = 1337
+    version: int = 1  # to be raised when this script makes other data of the same sources
+
+
+# === CORPUS, TOKENIZER, SHARDS =======================================================================================
+
+def source_files(stdlib: Path) -> dict[str, Path]:
+    """The library's source files by relative name, tests and installed packages left out."""
+    files = {path.relative_to(stdlib).as_posix(): path for path in sorted(stdlib.rglob("*.py"))}
+    return {name: path for name, path in files.items() if not LEFT_OUT & set(name.split("/"))}
+
+
+def read_documents(files: dict[str, Path], recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Validation and training documents, each shuffled. Raises DataError where there is not enough text."""
+    names: dict[str, str] = {}  # text -> name: no text appears twice
+    for name, path in files.items():
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        if text.strip():
+            names.setdefault(text, name)
+    total = sum(map(len, names))
+    if total < recipe.min_bytes:
+        raise tokenize_docs.DataError(f"the library of {sys.executable} has {len(names)} source files of {total:,} "
+                                      f"characters, {recipe.min_bytes:,} are needed; use a Python that has its sources")
+    # The order hangs on name and seed alone: no file that comes or goes moves the others.
+    ranked = sorted(names, key=lambda text: hashlib.sha256(f"{recipe.seed}/{names[text]}".encode()).digest())
+    val, size = [], 0
+    for text in ranked:
+        document_bytes = len(text.encode("utf-8"))
+        if size < recipe.val_bytes and document_bytes <= recipe.max_val_document_bytes:
+            val.append(text)
+            size += document_bytes
+    chosen = set(val)
+    return val, [text for text in ranked if text not in chosen]
+
+
+def stamp(folder: Path, tokenizer: Path, wanted: dict) -> dict:
+    """How the data was made, and the hash of every file of it that is there."""
+    files = [path for path in (*folder.glob("*"), tokenizer) if path.is_file() and path.name != STAMP_NAME]
+    return {**wanted, "files": {path.name: tokenize_docs.sha256(path.read_bytes()) for path in files}}
+
+
+def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 1) -> bool:
+    """Build the data set under `data` from the sources in `stdlib`; False when it is there already.
+
+    It is made in a temporary folder and moved into place when complete.
+    """
+    folder = data / "datasets" / f"quickstart_sp{recipe.vocab_size}"
+    tokenizer = data / "tokenizers" / f"quickstart_{recipe.vocab_size}_bpe.model"
+    files = source_files(stdlib)
+    sizes = "".join(f"{name} {path.stat().st_size}\n" for name, path in files.items())
+    wanted = {"recipe": asdict(recipe), "python": sys.version, "sources": tokenize_docs.sha256(sizes.encode())}
+    with contextlib.suppress(OSError, ValueError):  # raised where nothing whole is there
+        if json.loads((folder / STAMP_NAME).read_bytes()) == stamp(folder, tokenizer, wanted):
+            print(f"data:      {folder} is up to date", flush=True)
+            return False
+    for path in (folder.parent, tokenizer.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    for killed in (path for path in folder.parent.glob(".quickstart-*") if time.time() - path.stat().st_mtime > 3600):
+        shutil.rmtree(killed, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
+    new, new_tokenizer = temporary / folder.name, temporary / tokenizer.name
+    try:
+        build(new, new_tokenizer, files, recipe, workers)
+        tokenize_docs.write_json(new / STAMP_NAME, stamp(new, new_tokenizer, wanted))
+        os.replace(new_tokenizer, tokenizer)
+        if folder.exists():
+            os.rename(folder, temporary / "old")
+        os.rename(new, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def build(folder: Path, tokenizer: Path, files: dict[str, Path], recipe: Recipe, workers: int) -> None:
+    """Write documents, tokenizer and shards, and print a line for each."""
+    started = time.monotonic()
+    val, train = read_documents(files, recipe)
+    documents = folder / "docs.jsonl"
+    tokenize_docs.write_atomic(documents, *(json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]))
+    print(f"corpus:    {len(val) + len(train)} documents, {documents.stat().st_size / 1e6:.1f} MB of Python's sources "
+          f"({time.monotonic() - started:.1f} s)", flush=True)
+    started = time.monotonic()
+    source = tokenize_docs.Source((str(documents),), len(val))
+    # Code lives by its line ends and indentation, so nothing is normalised away.
+    tokenize_docs.write_atomic(tokenizer, tokenize_docs.train_tokenizer(source, recipe.vocab_size, "identity"))
+    print(f"tokenizer: {recipe.vocab_size} pieces from the {len(train)} training documents "
+          f"({time.monotonic() - started:.1f} s)", flush=True)
+    started = time.monotonic()
+    state = tokenize_docs.new_state({})
+    tokenize_docs.export_documents(source, tokenizer, folder, state, shard_tokens=recipe.shard_tokens,
+                                   workers=workers, save=lambda state: None, progress=lambda document, tokens: None)
+    print(f"shards:    {state['tokens']['train']:,} training tokens in {len(state['shards']['train'])} files, "
+          f"{state['tokens']['val']:,} validation tokens ({time.monotonic() - started:.1f} s)", flush=True)
+
+
+# === TRAINING ========================================================================================================
+
+def launch_environment(ranks: int, environment: dict[str, str]) -> dict[str, str]:
+    """The whole environment of the training; what the user has set goes before what is set here."""
+    threads = str(max(1, (os.cpu_count() or 1) // ranks))  # torchrun itself would give each of several processes one
+    return {**SETTINGS, **({"OMP_NUM_THREADS": threads} if ranks > 1 else {}), **environment}
+
+
+def trainer_settings(environment: dict[str, str]) -> list[str]:
+    """Names of the settings in the environment, as the trainer sees it. Where it refuses them, exits as it does."""
+    answer = subprocess.run([sys.executable, "train_gpt.py", "--print-config"], cwd=ROOT, env=environment,
+                            stdout=subprocess.PIPE, text=True)
+    if answer.returncode:
+        sys.exit(answer.returncode)
+    return [name.upper() for name, entry in json.loads(answer.stdout).items() if entry["source"] == "environment"]
+
+
+def command_line(command: list[str], environment: dict[str, str], names: list[str]) -> str:
+    """The command with its settings, quoted to be pasted into a fresh shell."""
+    shown = [name for name in dict.fromkeys([*SETTINGS, "OMP_NUM_THREADS", *names]) if name in environment]
+    settings = " ".join(f"{name}={shlex.quote(environment[name])}" for name in shown)
+    return f"cd {shlex.quote(str(ROOT))} && {settings} {shlex.join(command)}"
+
+
+def run(command: list[str], environment: dict[str, str]) -> int:
+    """Run the training; its exit code, or 130 when interrupted, once the training has ended too."""
+    # In a session of its own torchrun gets one signal and not the terminal's too: at a second one it would leave its
+    # workers behind. It answers a signal with a traceback, which is held back.
+    child = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True,
+                             text=True, errors="replace")
+    interrupted = threading.Event()
+
+    def forward_errors() -> None:
+        for line in child.stderr:
+            if not interrupted.is_set():
+                print(line, end="", file=sys.stderr, flush=True)
+
+    forwarder = threading.Thread(target=forward_errors, daemon=True)
+    forwarder.start()
+    try:
+        code = child.wait()
+        forwarder.join(timeout=5)
+        return code
+    except KeyboardInterrupt:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        interrupted.set()
+        print("\ninterrupted; waiting for the training to end", flush=True)
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=60)
+        child.kill()
+        return 130
+
+
+def report(log: Path, artifact: Path) -> None:
+    """Three lines: bits per byte before and after, the artifact's size, the log and what to try next."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = [re.findall(pattern, text, re.MULTILINE) for pattern in (
+        r"^step:0/\d+ val_loss:\S+ val_bpb:([\d.]+)", r"^final_int8_zlib_roundtrip_exact val_loss:\S+ val_bpb:([\d.]+)",
+        r"^Total submission size int8\+zlib: (\d+) bytes")]
+    before, after, total = (float(values[-1]) if values else float("nan") for values in found)
+    print(f"bits per byte: {before:.4f} before training, {after:.4f} after ({100 * (1 - after / before):.1f} % less)\n"
+          f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, {total:,.0f} with the script, of 16,000,000\n"
+          f"log: {log}; next: ITERATIONS=2000 python3 data/quickstart.py, or edit the command printed above")
+
+
+def train(ranks: int) -> int:
+    environment = launch_environment(ranks, dict(os.environ))
+    command = [sys.executable, *f"-m torch.distributed.run --standalone --nproc_per_node={ranks} train_gpt.py".split()]
+    print(f"training:  {command_line(command, environment, trainer_settings(environment))}", flush=True)
+    code = run(command, environment)
+    log = ROOT / "logs" / f"{environment['RUN_ID']}.txt"
+    if code == 0:
+        report(log, ROOT / "final_model.int8.ptz")
+    elif code != 130:
+        print(f"error: the training ended with exit code {code}; its log is {log}", file=sys.stderr)
+    return code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help="processes (default: 1)")
+    parser.add_argument("--prepare-only", action="store_true", help="build the data and stop before training")
+    options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        prepare(ROOT / "data", Path(sysconfig.get_path("stdlib")), workers=min(4, os.cpu_count() or 1))
+        return 0 if options.prepare_only else train(options.ranks)
+    except (tokenize_docs.DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What the tests share: the trainer as a module, shards of known tokens, a small corpus, and the script run as a user does."""
+import dataclasses
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import train_gpt  # noqa: E402  (the repository's root is not a package)
+
+SETTINGS = {f.name.upper() for f in dataclasses.fields(train_gpt.Config)}
+SMALL_MODEL = dict(NUM_LAYERS=2, MODEL_DIM=32, NUM_HEADS=2, NUM_KV_HEADS=1, VOCAB_SIZE=300, TRAIN_SEQ_LEN=32,
+                   TRAIN_BATCH_TOKENS=2048, VAL_BATCH_SIZE=4096, GRAD_ACCUM_STEPS=1, WARMUP_STEPS=0,
+                   MAX_WALLCLOCK_SECONDS=0, ITERATIONS=10, WARMDOWN_ITERS=5, DEVICE="cpu", TORCH_COMPILE=0)
+
+
+def write_shard(path: Path, tokens: np.ndarray) -> Path:
+    """A shard in the challenge's format: 256 little-endian int32 words, then the tokens as uint16."""
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
+    return path
+
+
+def write_split(folder: Path, split: str, tokens: np.ndarray, sizes: list[int]) -> None:
+    """`tokens` as shards of the given sizes (the last one takes the rest)."""
+    for number, part in enumerate(np.split(tokens, np.cumsum(sizes))):
+        if len(part):
+            write_shard(folder / f"fineweb_{split}_{number:06d}.bin", part)
+
+
+@dataclasses.dataclass
+class Corpus:
+    folder: Path
+    tokenizer: Path
+    train: np.ndarray
+    val: np.ndarray
+    val_text_bytes: int
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"DATA_PATH": str(self.folder), "TOKENIZER_PATH": str(self.tokenizer)}
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Real text (this project's own sources), a 300-piece tokenizer, three uneven train shards and one val shard."""
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = [line for path in sorted([*ROOT.glob("*.py"), *(ROOT / "tests").glob("*.py")])
+             for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"), model_prefix=str(folder / "spm"), vocab_size=300, model_type="bpe",
+        byte_fallback=True, split_digits=True, add_dummy_prefix=False, normalization_rule_name="identity",
+        pad_id=0, bos_id=1, eos_id=2, unk_id=3, hard_vocab_limit=False, character_coverage=0.995, minloglevel=2)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
+    documents = ["\n".join(lines[i:i + 20]) for i in range(0, len(lines), 20)]
+    ids = [[1, *model.encode(document)] for document in documents]
+    val_count = len(ids) // 10
+    val = np.concatenate(ids[:val_count])
+    train = np.concatenate(ids[val_count:])
+    write_split(folder / "data", "val", val, [])
+    write_split(folder / "data", "train", train, [len(train) // 5, len(train) // 3])
+    text_bytes = sum(len(document.encode("utf-8")) for document in documents[:val_count])
+    return Corpus(folder / "data", folder / "spm.model", train, val, text_bytes)
+
+
+@dataclasses.dataclass
+class Finished:
+    """A run of the script: what it printed, what it logged, how it ended."""
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        """The text log without the script's source."""
+        return self.log_path.read_text(encoding="utf-8").split("=" * 100 + "\n", 2)[-1]
+
+    @property
+    def log_path(self) -> Path:
+        return next(path for path in (self.folder / "logs").glob("*.txt"))
+
+    def values(self, word: str) -> list[str]:
+        """Every value of `word:` in the lines that begin with step: or final_, in order."""
+        lines = [line for line in self.text.splitlines() if line.startswith(("step:", "final_"))]
+        return [match for line in lines for match in re.findall(rf"(?:^| ){word}:(\S+)", line)]
+
+
+def clean_environment(**settings: object) -> dict[str, str]:
+    """This process' environment without trainer settings and ranks, plus `settings`."""
+    env = {k: v for k, v in os.environ.items() if k not in SETTINGS | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
+    return {**env, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in settings.items()}}
+
+
+def run_trainer(folder: Path, *, ranks: int = 0, args: tuple[str, ...] = (), timeout: float = 240, script: Path | None = None,
+                **settings: object) -> Finished:
+    """Runs the script in `folder` by subprocess: plain python for ranks=0, else under torch.distributed.run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--rdzv-backend=c10d",
+                f"--rdzv-endpoint=localhost:{free_port()}"] if ranks else []
+    done = subprocess.run([sys.executable, *launcher, str(script or ROOT / "train_gpt.py"), *args], cwd=folder, text=True,
+                          env=clean_environment(**settings), capture_output=True, timeout=timeout)
+    return Finished(done.returncode, done.stdout, done.stderr, folder)
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def config_of(**settings: object) -> train_gpt.Config:
+    """A Config from environment-style names, as the script would read it; raises on values of a wrong type."""
+    config, faults = train_gpt.Config.from_environment({k: str(v) for k, v in settings.items()})
+    assert not faults, faults
+    return config
+
+
+def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) -> dict[str, str]:
+    """A byte tokenizer, one shard of each split in `folder`, and the settings that use them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "byte.json").write_text('{"kind": "byte", "offset": 4}', encoding="utf-8")
+    for split, count in (("train", train_tokens), ("val", val_tokens)):
+        write_split(folder, split, np.random.default_rng(count).integers(1, 260, count), [])
+    return {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "byte.json"), "VOCAB_SIZE": "260"}
+
+
+def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: train_gpt.Runtime = train_gpt.Runtime(),
+                  shards: train_gpt.Shards | None = None, overlap: train_gpt.Overlap | None = None,
+                  digest: Callable[..., object] = train_gpt.data_crc, stall_seconds: float = 30) -> train_gpt.Pipeline:
+    """The pipeline of a split as the trainer builds it, for the rank of `runtime`."""
+    shards = shards or train_gpt.Shards(config.data_path, split)
+    if split == "train":
+        plan = train_gpt.BatchPlan.train(config, runtime.rank, runtime.world_size)
+    else:
+        tokens = train_gpt.cut_val_tokens(config, shards.total)
+        plan = train_gpt.BatchPlan.val(config, tokens, runtime.rank, runtime.world_size)
+    overlap = overlap or train_gpt.Overlap.of(config, split, runtime.cuda)
+    return train_gpt.Pipeline(shards, plan, overlap, runtime, name=split, digest=digest, stall_seconds=stall_seconds)
+
+
+train_gpt.torch.set_num_threads(1)  # for small tensors a second thread only waits, and slows other processes down
