@@ -22,18 +22,13 @@ import argparse
 import hashlib
 import io
 import json
-import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,12 +192,18 @@ class Tokenizer:
                             "at most 65,536 pieces")
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each document, BOS first, as integers of some width."""
+        """Token ids of each document, BOS first, as integers of some width; other threads run meanwhile."""
         if self.processor is not None:
             return self.processor.encode(texts, num_threads=1, add_bos=True, out_type="numpy")
         offset = np.uint16(BYTE_TOKENIZER["offset"])
         return [np.concatenate(([self.bos_id], np.frombuffer(text.encode("utf-8"), dtype=np.uint8) + offset))
                 for text in texts]
+
+    def encode_block(self, block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
+        """The uint16 tokens of all its documents, and the length and digest of each."""
+        parsed = [block.parse(index, data) for index, data in enumerate(block.documents())]
+        ids = self.encode([text for text, _ in parsed])
+        return np.concatenate(ids).astype(np.uint16), [len(part) for part in ids], [digest for _, digest in parsed]
 
 
 def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
@@ -221,7 +222,7 @@ def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
                 yield from (text[at:at + SENTENCE_CHARACTERS] for at in range(0, len(text), SENTENCE_CHARACTERS))
 
 
-def train_tokenizer(source: Source, vocab_size: int, normalization: str, sample_bytes: int = 100_000_000) -> bytes:
+def train_tokenizer(source: Source, vocab_size: int, normalization: str, sample_bytes: int = 50_000_000) -> bytes:
     """Train a SentencePiece BPE model on the training documents; returns the model file's bytes.
 
     "identity" keeps every character, runs of spaces too; "nmt_nfkc" joins them, as the published tokenizers do.
@@ -254,53 +255,24 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str, sample_
     return model.getvalue()
 
 
-# === WORKER PROCESSES ================================================================================================
+# === EXPORT ==========================================================================================================
 
-WORKER_TOKENIZER: list[Tokenizer] = []  # filled in each worker as it starts
-
-
-def start_worker(tokenizer_path: Path | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    parent = multiprocessing.parent_process()
-    # A worker holds both ends of its queue, so it would wait for ever after its parent was killed.
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    WORKER_TOKENIZER[:] = [Tokenizer(tokenizer_path)] if tokenizer_path else []
-
-
-@contextmanager
-def worker_pool(workers: int, tokenizer_path: Path | None = None) -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker, (tokenizer_path,))
-    try:
-        yield pool
-    except BrokenProcessPool:
-        raise DataError("a worker process died (out of memory?); run the same command again, with fewer --workers, "
-                        "to go on") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def encode_block(block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
-    """The uint16 tokens of all its documents, and the length and digest of each."""
-    parsed = [block.parse(index, data) for index, data in enumerate(block.documents())]
-    tokens = WORKER_TOKENIZER[0].encode([text for text, _ in parsed])
-    return np.concatenate(tokens).astype(np.uint16), [len(ids) for ids in tokens], [digest for _, digest in parsed]
-
-
-def encode_in_order(blocks: Iterator[Block], tokenizer_path: Path,
+def encode_in_order(blocks: Iterator[Block], tokenizer: Tokenizer,
                     workers: int) -> Iterator[tuple[Block, np.ndarray, list[int], list[bytes]]]:
-    """Each block with what encode_block makes of it; at most 2 blocks a worker are in flight, whatever the input."""
+    """Each block with its encode_block; at most 2 blocks a thread are in flight, which bounds memory."""
     pending: deque[tuple[Block, Future]] = deque()
-    with worker_pool(workers, tokenizer_path) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         while True:
             while len(pending) < 2 * workers and (block := next(blocks, None)):
-                pending.append((block, pool.submit(encode_block, block)))
+                pending.append((block, pool.submit(tokenizer.encode_block, block)))
             if not pending:
                 return
             block, future = pending.popleft()
             yield block, *future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
-
-# === EXPORT ==========================================================================================================
 
 def new_state(settings: dict[str, Any]) -> dict[str, Any]:
     """What export.json holds: an export as of its last complete shard."""
@@ -345,9 +317,10 @@ def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: 
                      workers: int, save: Callable[[dict], None], progress: Callable[[Block, int], None]) -> None:
     """Write both splits' shards from where `state` stands; it is advanced and saved after each shard."""
     val_digests = source.val_digests()
+    tokenizer = Tokenizer(tokenizer_path)
     writer = ShardWriter(folder, state, shard_tokens, save)
     done = state["tokens_done"]
-    for block, tokens, lengths, digests in encode_in_order(source.blocks(*state["place"]), tokenizer_path, workers):
+    for block, tokens, lengths, digests in encode_in_order(source.blocks(*state["place"]), tokenizer, workers):
         progress(block, len(tokens))
         end = 0
         for index, (length, digest) in enumerate(zip(lengths, digests)):
@@ -396,14 +369,13 @@ def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[
 
 
 def tokenizer_content(source: Source, recipe: dict[str, Any]) -> bytes:
-    """The tokenizer file of a recipe. Training runs in a process of its own, for its memory and for Ctrl-C."""
+    """The tokenizer file of a recipe."""
     if "model" in recipe:
         return Path(recipe["model"]).read_bytes()
     if "vocab_size" not in recipe:
         return (json.dumps(BYTE_TOKENIZER) + "\n").encode()
     print(f"training a tokenizer of {recipe['vocab_size']} pieces ...", flush=True)
-    with worker_pool(1) as pool:
-        return pool.submit(train_tokenizer, source, **recipe).result()
+    return train_tokenizer(source, **recipe)
 
 
 def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -509,7 +481,7 @@ def main() -> int:
     add("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="tokens a shard (default: 100000000)")
     add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc",
         help="of a trained tokenizer; identity keeps runs of spaces, as code needs them (default: nmt_nfkc)")
-    add("--workers", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
+    add("--workers", type=positive, default=os.cpu_count() or 1, metavar="N", help="threads (default: one a core)")
     options = parser.parse_args()
     try:
         for path in options.files:

@@ -172,6 +172,7 @@ SINGLE = {
     "empty_number": (dict(SEED=""), "SEED"),
     "empty_word": (dict(DEVICE=""), "DEVICE"),
     "negative": (dict(SEED=-1), "SEED"),
+    "beyond_64_bits": (dict(SEED=2**64), "SEED"),
     "none": (dict(NUM_LAYERS=0), "NUM_LAYERS"),
     "beta": (dict(BETA1=1), "BETA1"),
     "momentum": (dict(MUON_MOMENTUM=1.5), "MUON_MOMENTUM"),
@@ -209,7 +210,7 @@ WORDED = {
 def remedies(fault: str) -> list[tuple[str, str]]:
     """(variable, value) of every value that a fault proposes, as `set 8, or OTHER=16` or `the default is 3` do."""
     variable, text = fault.split("=")[0], re.sub(r"^\w+=.*?: ", "", fault)
-    found = [(name, value) for name, value in re.findall(r"\bor ([A-Z][A-Z0-9_]+)=([\w.]+)", text)]
+    found = [(name, value) for name, value in re.findall(r"\b(?:or|set) ([A-Z][A-Z0-9_]+)=([\w.]+)", text)]
     listed = r"\bset (?:one of |at least )?((?:[\w.-]+(?:, (?!as |or )| or (?![A-Z]))?)+)(?=, |: |$)"
     for values in re.findall(listed, text):
         found += [(variable, value) for value in re.split(r", | or ", values) if value not in ("something", "less")]
@@ -241,13 +242,17 @@ SHAPE_NAMES = ("MODEL_DIM", "NUM_KV_HEADS", "TRAIN_BATCH_TOKENS", "GRAD_ACCUM_ST
 
 
 @settings(deadline=None, max_examples=200)
-@given(shape=st.fixed_dictionaries({
-    "MODEL_DIM": st.integers(1, 70), "NUM_HEADS": st.integers(1, 9), "NUM_KV_HEADS": st.integers(1, 9),
-    "TRAIN_SEQ_LEN": st.integers(1, 40), "TRAIN_BATCH_TOKENS": st.integers(1, 5000),
-    "VAL_BATCH_SIZE": st.integers(1, 5000), "GRAD_ACCUM_STEPS": st.integers(0, 12)}), world_size=st.integers(1, 16))
-def test_every_proposed_number_is_right_for_any_shape(shape: dict[str, int], world_size: int) -> None:
-    dim, heads, kv, seq_len, batch, val, accumulation = shape.values()
-    environ = {**{k: str(v) for k, v in shape.items()}, "DATA_PATH": "/nowhere", "TOKENIZER_PATH": "/nowhere"}
+@given(model=st.tuples(st.integers(1, 70), st.integers(1, 9), st.integers(1, 9)), seq_len=st.integers(1, 40),
+       batches=st.tuples(st.integers(0, 40), st.sampled_from([0, 0, 1, 8]), st.integers(1, 5000)),
+       accumulation=st.integers(0, 12), world_size=st.integers(1, 16))
+def test_every_proposed_number_is_right_for_any_shape(
+        model: tuple[int, int, int], seq_len: int, batches: tuple[int, int, int], accumulation: int,
+        world_size: int) -> None:
+    (dim, heads, kv), (eighths, more, val) = model, batches
+    batch = max(1, 8 * seq_len * eighths + more)
+    environ = {name: str(value) for name, value in dict(
+        MODEL_DIM=dim, NUM_HEADS=heads, NUM_KV_HEADS=kv, TRAIN_SEQ_LEN=seq_len, TRAIN_BATCH_TOKENS=batch,
+        VAL_BATCH_SIZE=val, GRAD_ACCUM_STEPS=accumulation, DATA_PATH="/nowhere", TOKENIZER_PATH="/nowhere").items()}
     faults = faults_of(environ, world_size)
     parts = world_size * (accumulation or max(1, 8 // world_size))
     assert bool(about(faults, "MODEL_DIM")) == (dim % heads != 0 or dim // heads % 2 != 0)
