@@ -129,11 +129,10 @@ class Config:
 GROUPS = {"data_path": "data", "val_batch_size": "validation and logs", "iterations": "length", "vocab_size": "model",
           "embed_lr": "optimizer", "control_tensor_name_patterns": "artifact", "train_prefetch": "overlap and input",
           "device": "device"}  # the first field of each group -> its heading in --help
-# settings of the challenge's other scripts: one warning, no error
 FOREIGN = re.compile(r"(EMA|SWA|LAWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|LORA|EVAL|GPTQ|DTG|CHECKPOINT|TRAINING_TIMING)_\w+|"
                      r"MUON_WD|ADAM_WD|MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|TRACE_STEPS|"
                      r"DATA_VERIFY|RESUME|VAL_RESIDENT|ATTENTION_BACKEND")
-NOT_OURS = {"MODEL_DIR"}  # common elsewhere, and one letter from MODEL_DIM
+NOT_OURS = {"MODEL_DIR"}  # common elsewhere, a letter from ours
 
 def parsed(text: str, kind: str) -> Any:
     """`text` as a bool, int, float or str; ValueError says what it has to be."""
@@ -162,7 +161,7 @@ def edit_distance(a: str, b: str) -> int:
             rows[i].append(min(least, rows[i - 2][j - 2] + 1) if swapped else least)
     return rows[-1][-1]
 def foreign_names(environ: dict[str, str]) -> tuple[list[str], list[str]]:
-    """(faults: names that are nearly a setting, warnings: settings of other scripts) in the environment."""
+    """(faults: names that are nearly a setting, warnings: settings of the challenge's other scripts)."""
     ours, faults = {f.name.upper() for f in dataclasses.fields(Config)}, []
     names = sorted(set(environ) - ours - NOT_OURS)
     for name in itertools.filterfalse(FOREIGN.fullmatch, names):
@@ -302,9 +301,9 @@ class Clock:
 class Forecast:
     """Says on the console, after the first piece of work (the second where the first one compiles), how long `count`
     units of `ticks` pieces will take and, on too slow a CPU, what to run instead."""
-    def __init__(self, runtime: Runtime, log: RunLog, compiles: bool, unit: str, count: int, ticks: int, cap: float):
+    def __init__(self, runtime: Runtime, log: RunLog, compiles: bool, *, unit: str, count: int, ticks=1, cap_s=0.0):
         self.runtime, self.log, self.ticks_left, self.since = runtime, log, 1 + compiles, time.perf_counter()
-        self.unit, self.count, self.ticks, self.cap_s = unit, count, ticks, cap if cap > 0 else math.inf
+        self.unit, self.count, self.ticks, self.cap_s = unit, count, ticks, cap_s if cap_s > 0 else math.inf
     def tick(self) -> None:
         """Call after every piece of work."""
         self.ticks_left -= 1
@@ -804,7 +803,7 @@ class Control:
         self.tail, self.runtime = tail, runtime
         self.ring = [torch.zeros(2, len(tail), pin_memory=runtime.cuda) for _ in range(3)]  # (sent, received) of a step
         self.events = [torch.cuda.Event(blocking=True) if runtime.cuda else None for _ in range(3)]
-    def agree(self, step: int, reduced: Tensor, loss: Tensor, elapsed_ms: float, wait_ms: float, data_crc: int) -> None:
+    def agree(self, step: int, reduced: Tensor, loss: Tensor, *, elapsed_ms: float, wait_ms: float, data_crc: int):
         """Sums gradients and tail over the ranks. loss: a device scalar, this rank's share of the mean loss."""
         (sent, received), rank = self.ring[step % 3], self.runtime.rank
         parts, waits = [data_crc >> bits & 0x7FF for bits in (0, 11, 22)], [0.0] * self.runtime.world_size
@@ -874,7 +873,7 @@ class Validation:
         c, log, seen, batches, started = self.config, self.log, 0, self.plan.num_batches(), time.perf_counter()
         told = started
         sums = torch.zeros(2, dtype=torch.float64, device=self.runtime.device)  # nats, bytes
-        forecast = Forecast(self.runtime, log, compiles, f"{scope}: {batches} batches", batches, 1, 0)
+        forecast = Forecast(self.runtime, log, compiles, unit=f"{scope}: {batches} batches", count=batches)
         with contextlib.closing(Pipeline(self.shards, self.plan, self.overlap, self.runtime, name="val",
                                          digest=self.host_bytes, stall_seconds=c.data_stall_seconds)) as pipeline:
             for done, (x, y, digest) in enumerate(pipeline, 1):
@@ -970,7 +969,8 @@ def train_step(run: Run, batches: Pipeline, step: int, elapsed_ms: float, crc: i
         loss_share += loss.detach()
         crc = crc + digest & 0xFFFFFFFF
         tick()
-    run.control.agree(step, run.optimizers.flat.reduced, loss_share, run.clock.now_ms(), batches.stage.wait_ms, crc)
+    run.control.agree(step, run.optimizers.flat.reduced, loss_share, elapsed_ms=run.clock.now_ms(),
+                      wait_ms=batches.stage.wait_ms, data_crc=crc)
     run.optimizers.step(lr_multiplier(run.config, step, elapsed_ms), muon_momentum(run.config, step))
     return crc
 def warm_up(run: Run, tick: Callable[[], None]) -> None:
@@ -1014,8 +1014,8 @@ def log_step(run: Run, step: int) -> None:
 def train(run: Run) -> None:
     """Trains to the last step or the cap; validates at both ends and in between."""
     c, log, clock, step, crc, val_ms = run.config, run.log, run.clock, 0, 0, 0.0
-    tick = Forecast(run.runtime, log, run.compiles, f"{c.warmup_steps} + {c.iterations} steps",
-                    c.warmup_steps + c.iterations, run.accumulation, c.max_wallclock_seconds).tick
+    tick = Forecast(run.runtime, log, run.compiles, unit=f"{c.warmup_steps} + {c.iterations} steps",
+                    count=c.warmup_steps + c.iterations, ticks=run.accumulation, cap_s=c.max_wallclock_seconds).tick
     warm_up(run, tick)
     with contextlib.closing(run.batches()) as batches:
         clock.start()

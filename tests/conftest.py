@@ -1,4 +1,4 @@
-"""What the tests share: the trainer as a module, shards of known tokens, a small corpus, and the script run as a user does."""
+"""What the tests share: the trainer as a module, shards of known tokens, a small corpus, the script run as users do."""
 import argparse
 import ast
 import configparser
@@ -109,14 +109,15 @@ def clean_environment(**settings: object) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in settings.items()}}
 
 
-def run_trainer(folder: Path, *, ranks: int = 0, args: tuple[str, ...] = (), timeout: float = 240, script: Path | None = None,
-                **settings: object) -> Finished:
+def run_trainer(folder: Path, *, ranks: int = 0, args: tuple[str, ...] = (), timeout: float = 240,
+                script: Path | None = None, **settings: object) -> Finished:
     """Runs the script in `folder` by subprocess: plain python for ranks=0, else under torch.distributed.run."""
     folder.mkdir(parents=True, exist_ok=True)
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--rdzv-backend=c10d",
                 f"--rdzv-endpoint=localhost:{free_port()}"] if ranks else []
-    done = subprocess.run([sys.executable, *launcher, str(script or ROOT / "train_gpt.py"), *args], cwd=folder, text=True,
-                          env=clean_environment(**settings), capture_output=True, timeout=timeout)
+    command = [sys.executable, *launcher, str(script or ROOT / "train_gpt.py"), *args]
+    done = subprocess.run(command, cwd=folder, text=True, env=clean_environment(**settings), capture_output=True,
+                          timeout=timeout)
     return Finished(done.returncode, done.stdout, done.stderr, folder)
 
 

@@ -2,6 +2,7 @@
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,17 @@ def test_the_trainer_fits_its_walls() -> None:
 def test_columns_and_functions(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert [number for number, line in enumerate(text.splitlines(), 1) if len(line) > MAX_COLUMNS] == []
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > MAX_FUNCTION] == []
-    assert [f.name for f in functions if len(f.args.args) + len(f.args.posonlyargs) > 7] == []
+    assert [f.name for f in functions if len(f.args.args) + len(f.args.posonlyargs) > 6] == []
 
 
 def test_the_trainer_imports_four_packages_and_no_room() -> None:
     allowed = {"numpy", "sentencepiece", "torch", "huggingface_hub"}
     tree = ast.parse((ROOT / "train_gpt.py").read_text(encoding="utf-8"))
-    roots = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    roots = {alias.name.split(".")[0] for alias in imports}
     roots |= {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    import sys
     assert roots - set(sys.stdlib_module_names) <= allowed
 
 

@@ -1,4 +1,4 @@
-"""The script as a user runs it: overlap on or off, 1 to 4 ranks, any accumulation and warm-up give the same training."""
+"""The script as users run it: overlap on or off, 1 to 4 ranks, any accumulation and warm-up give the same training."""
 import json
 import os
 import re
@@ -35,7 +35,8 @@ def test_the_log_has_every_line_of_the_contract(reference: Finished) -> None:
         r"val_loader:shards pattern=\S+fineweb_val_\*\.bin tokens:\d+", r"model_params:\d+",
         r"world_size:1 grad_accum_steps:1", r"sdp_backends:.+", r"attention_mode:gqa num_heads:2 num_kv_heads:1",
         r"tie_embeddings:True embed_lr:0.05 head_lr:0.0 matrix_lr:0.04 scalar_lr:0.04",
-        r"train_batch_tokens:2048 train_seq_len:32 iterations:60 warmup_steps:0 max_wallclock_seconds:0\.000", r"seed:1337",
+        r"train_batch_tokens:2048 train_seq_len:32 iterations:60 warmup_steps:0 max_wallclock_seconds:0\.000",
+        r"seed:1337",
         r"train_io:prefetch:True copy_stream:False\(no_cuda\).*",
         r"val_io:overlap:True prefetch:True copy_stream:False\(no_cuda\) prefetch_queue:2 bytecount_device:cpu.*",
         r"step:0/60 val_loss:\d\.\d{4} val_bpb:\d\.\d{4} train_time:0ms step_avg:\d+\.\d\dms",
@@ -139,14 +140,16 @@ def test_partial_validation_is_marked_everywhere(corpus: Corpus, tmp_path: Path)
     lines = [line for line in run.text.splitlines() if "val_loss" in line or line.startswith("val_loader")]
     assert len(lines) == 5 and all(line.endswith(" partial_val:1") for line in lines)
     assert re.search(r"^val_loader:.* tokens:4992 ", run.text, re.MULTILINE)
-    assert re.search(r"^val_progress:step_0 batch 1/2 partial_mean_loss:\d\.\d{4} tokens_seen:4096$", run.text, re.MULTILINE)
+    progress = r"^val_progress:step_0 batch 1/2 partial_mean_loss:\d\.\d{4} tokens_seen:4096$"
+    assert re.search(progress, run.text, re.MULTILINE)
 
 
 def test_second_epoch_is_announced_once(corpus: Corpus, tmp_path: Path) -> None:
     steps = len(corpus.train) // 2056
     run = small_run(corpus, tmp_path, ITERATIONS=2 * steps + 3, VAL_LOSS_EVERY=0, NUM_LAYERS=1, VAL_TOKENS=2000)
     assert re.findall(r"WARNING: step (\d+) begins a second epoch", run.text) == [str(steps + 1)]
-    assert f"tokens_seen:{(2 * steps + 3) * 2056} epochs:2." in run.text or f"epochs:{(2 * steps + 3) * 2056 / len(corpus.train):.3f}" in run.text
+    seen = (2 * steps + 3) * 2056
+    assert f"tokens_seen:{seen} epochs:{seen / len(corpus.train):.3f}" in run.text
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -155,14 +158,14 @@ def test_the_cap_stops_in_time_and_keeps_replicas_equal(corpus: Corpus, tmp_path
     source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
     marker = "        clock.stop()\n        at = "
     assert marker in source
-    script.write_text(source.replace(marker, "        print('hash', run.optimizers.flat.values.double().sum().item(), "
-                                             "run.optimizers.flat.values.abs().double().sum().item(), flush=True)\n" + marker))
-    run = run_trainer(tmp_path, ranks=ranks, script=script, **{**corpus.env, **SMALL_MODEL, "ITERATIONS": 100_000,
-                                                               "MAX_WALLCLOCK_SECONDS": 3, "VAL_TOKENS": 2000, "VAL_LOSS_EVERY": 0})
+    show = "        print('hash', zlib.crc32(run.optimizers.flat.values.numpy()), flush=True)\n"
+    script.write_text(source.replace(marker, show + marker))
+    env = dict(ITERATIONS=100_000, MAX_WALLCLOCK_SECONDS=3, VAL_TOKENS=2000, VAL_LOSS_EVERY=0)
+    run = run_trainer(tmp_path, ranks=ranks, script=script, **{**corpus.env, **SMALL_MODEL, **env})
     assert run.code == 0, run.err[-2000:]
     stop = re.search(r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$", run.text, re.MULTILINE)
     assert 0 < int(stop.group(1)) <= 3500 and int(stop.group(2)) > 3
-    hashes = re.findall(r"hash (\S+ \S+)", run.out)
+    hashes = re.findall(r"hash (\d+)", run.out)
     assert len(hashes) == max(1, ranks) and len(set(hashes)) == 1
 
 
@@ -176,6 +179,11 @@ def test_an_old_log_of_the_same_name_is_kept(corpus: Corpus, tmp_path: Path) -> 
     assert len(list((tmp_path / "logs").glob("same.*.jsonl"))) == 1
 
 
+def start_trainer(folder: Path, *launcher: str, **settings: object) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, *launcher, str(ROOT / "train_gpt.py")], cwd=folder, text=True,
+                            env=clean_environment(**settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 def test_a_damaged_stream_ends_every_rank_with_one_line(corpus: Corpus, tmp_path: Path) -> None:
     """A shard that shrinks after the start: the run ends, names file and byte, and no rank hangs."""
     data = tmp_path / "data"
@@ -184,9 +192,8 @@ def test_a_damaged_stream_ends_every_rank_with_one_line(corpus: Corpus, tmp_path
         (data / path.name).write_bytes(path.read_bytes())
     env = {**corpus.env, **SMALL_MODEL, "DATA_PATH": data, "ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0, "NUM_LAYERS": 1,
            "TRAIN_LOG_EVERY": 1, "RUN_ID": "damaged"}
-    run = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--nnodes=1",
-                            "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", str(ROOT / "train_gpt.py")],
-                           cwd=tmp_path, env=clean_environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    run = start_trainer(tmp_path, "-m", "torch.distributed.run", "--nproc_per_node=2", "--nnodes=1", "--rdzv-backend=c10d",
+                        f"--rdzv-endpoint=localhost:{free_port()}", **env)
     for line in run.stdout:
         if line.startswith("step:"):
             os.truncate(data / "fineweb_train_000002.bin", 2048)
@@ -199,9 +206,8 @@ def test_a_damaged_stream_ends_every_rank_with_one_line(corpus: Corpus, tmp_path
 
 
 def test_interrupt_ends_with_one_line(corpus: Corpus, tmp_path: Path) -> None:
-    env = {**corpus.env, **SMALL_MODEL, "ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0, "TRAIN_LOG_EVERY": 1, "RUN_ID": "stopped"}
-    run = subprocess.Popen([sys.executable, str(ROOT / "train_gpt.py")], cwd=tmp_path, env=clean_environment(**env), text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    env = dict(ITERATIONS=100_000, VAL_LOSS_EVERY=0, TRAIN_LOG_EVERY=1, RUN_ID="stopped")
+    run = start_trainer(tmp_path, **{**corpus.env, **SMALL_MODEL, **env})
     for line in run.stdout:
         if line.startswith("step:3/"):
             run.send_signal(signal.SIGINT)
@@ -224,7 +230,7 @@ def test_byte_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_torch_compile_falls_back_with_one_warning(corpus: Corpus, tmp_path: Path) -> None:
-    env = dict(TORCH_COMPILE=1, ITERATIONS=2, VAL_TOKENS=500, VAL_LOSS_EVERY=0, CXX="/nonexistent/compiler", NUM_LAYERS=1)
+    env = dict(TORCH_COMPILE=1, ITERATIONS=2, VAL_TOKENS=500, VAL_LOSS_EVERY=0, CXX="/no/compiler", NUM_LAYERS=1)
     run = small_run(corpus, tmp_path, TORCHINDUCTOR_CACHE_DIR=tmp_path / "cache", **env)
     assert run.text.count("warning: torch.compile does not work here") == 1
     eager = small_run(corpus, tmp_path / "eager", **{**env, "TORCH_COMPILE": 0})
