@@ -4,8 +4,7 @@
     python train_gpt.py                                        one process, on a GPU or on the CPU
     python train_gpt.py --help | --print-config                the settings (environment variables) | their values
 
-One pipeline feeds training and validation: a reader thread, pinned host slots, a copy stream, device slots, and events
-both ways, so that no slot is refilled before its reader is done. Overlap off is a setting of the same code.
+One pipeline (section DATA) feeds training and validation; overlap off is a setting of the same code.
 
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, TRAINING, MAIN.
 """
@@ -31,8 +30,8 @@ class Config:
     """Every setting; its environment variable is its name in upper case, booleans are 0 or 1."""
     data_path: str = env("./data/datasets/fineweb10B_sp1024", "folder: of fineweb_train_*.bin and fineweb_val_*.bin")
     tokenizer_path: str = env("./data/tokenizers/fineweb_1024_bpe.model", "file: SentencePiece .model or byte .json")
-    run_id: str = env("", "name: of logs/<RUN_ID>.txt and .jsonl; default: a random uuid4")
-    seed: int = env(1337, "number: of the initial weights", 0)
+    run_id: str = env("", "name: of logs/<RUN_ID>.txt and .jsonl")
+    seed: int = env(1337, "number: of the initial weights", 0, 2**63)
     val_batch_size: int = env(524_288, "tokens: a validation batch, all ranks and micro-steps", 1)
     val_loss_every: int = env(1000, "steps: between validations, from step 0 on; 0: only at the end", 0)
     val_tokens: int = env(0, "tokens: validate on the first N only (never submit that); 0: all", 0)
@@ -89,7 +88,7 @@ class Config:
         for f in dataclasses.fields(cls):
             if (text := environ.get(f.name.upper())) is not None:
                 try: values[f.name] = parsed(text, f.type)
-                except ValueError as why: faults.append(f"{f.name.upper()}={text}: {why}, as {shown(f.default)} is")
+                except ValueError as e: faults.append(f"{f.name.upper()}={text}: {e}: default is {shown(f.default)}")
         return cls(**values), faults
     def accumulation(self, world_size: int) -> int: return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
     def val_batch_rows(self, world_size: int) -> int:  # of one rank
@@ -97,17 +96,19 @@ class Config:
     def fault(self, name: str, text: str) -> str: return f"{name.upper()}={shown(getattr(self, name))}: {text}"
     def problems(self, world_size: int) -> list[str]:
         """Every fault, with its variable, value and remedy. Reads data files, touches no device."""
-        faults = list(self._range_faults())
-        return faults or [*self._shape_faults(world_size), *tokenizer_faults(self), *dataset_faults(self)]
-    def _range_faults(self) -> Iterator[str]:
+        wrong, default = dict(self._range_faults()), Config(run_id="x")
+        sound = dataclasses.replace(self, **{name: getattr(default, name) for name in wrong})
+        return [*(self.fault(name, text) for name, text in wrong.items()), *sound._shape_faults(world_size),
+                *tokenizer_faults(sound), *dataset_faults(sound)]
+    def _range_faults(self) -> Iterator[tuple[str, str]]:
         for f in dataclasses.fields(self):
             value, m = getattr(self, f.name), f.metadata
-            if value not in (m["choices"] or [value]): yield self.fault(f.name, f"set one of {', '.join(m['choices'])}")
+            if value not in (m["choices"] or [value]): yield f.name, f"set one of {', '.join(m['choices'])}"
             elif not isinstance(value, str) and not m["low"] <= value < m["below"]:
                 limit = f"at least {m['low']:g}" + (f" and below {m['below']:g}" if m["below"] < math.inf else "")
-                yield self.fault(f.name, f"must be {limit}: the default is {shown(f.default)}")
+                yield f.name, f"must be {limit}: the default is {shown(f.default)}"
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.run_id):
-            yield self.fault("run_id", "it names files: use letters, digits, '.', '_' and '-'")
+            yield "run_id", "it names files: use letters, digits, '.', '_' and '-'"
     def _shape_faults(self, world_size: int) -> Iterator[str]:
         heads, T, parts = self.num_heads, self.train_seq_len, world_size * self.accumulation(world_size)
         rows, unit = self.train_batch_tokens // T, SPANS_A_STEP * T
@@ -121,8 +122,8 @@ class Config:
             yield self.fault("train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN = {unit}: set {near}")
         elif rows % parts:
             fits, near = fitting_accumulation(rows, world_size, parts), math.lcm(unit, parts * T)
-            yield self.fault("grad_accum_steps", f"the {rows} rows of a step do not divide by {ranks}: set {fits}, or "
-                                                 f"TRAIN_BATCH_TOKENS={near}")
+            yield self.fault("grad_accum_steps", f"the {rows} rows of a step do not divide by {ranks}: set "
+                             + f"{fits}, or " * (fits > 0) + f"TRAIN_BATCH_TOKENS={near}")
         if self.val_batch_rows(world_size) < 1:
             yield self.fault("val_batch_size", f"no row for each of {ranks}: set at least {parts * T}")
 
@@ -144,12 +145,12 @@ def parsed(text: str, kind: str) -> Any:
     raise ValueError("set " + {"bool": "0 or 1", "int": "a whole number", "float": "a number", "str": "a value"}[kind])
 def shown(value: Any) -> str:
     """A value as it is typed in the environment."""
-    return str(int(value)) if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value * 1) or "random_uuid4"
 def nearest(value: int, unit: int) -> int: return unit * max(1, round(value / unit))
 def fitting_accumulation(rows: int, world_size: int, parts: int) -> int:
-    """The least GRAD_ACCUM_STEPS that cuts the rows of a step into at least `parts` equal ones (else the greatest)."""
+    """The least GRAD_ACCUM_STEPS that cuts a step's rows into `parts` or more equal ones, else the greatest, else 0."""
     fits = [g for g in range(1, rows // world_size + 1) if rows % (world_size * g) == 0]
-    return next((g for g in fits if world_size * g >= parts), max(fits, default=1))
+    return next((g for g in fits if world_size * g >= parts), max(fits, default=0))
 def edit_distance(a: str, b: str) -> int:
     """Damerau-Levenshtein distance: insert, delete, replace, swap two neighbours."""
     rows = [list(range(len(b) + 1))]
@@ -380,8 +381,7 @@ def cut_val_tokens(config: Config, total: int) -> int:
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
     """Which rows make batch k of a rank: arithmetic without state, so order cannot depend on timing.
-    A row is seq_len + 1 tokens, x and y; row j begins at token j * seq_len + j // span_rows: no row begins with the
-    last token of a span."""
+    A row is seq_len + 1 tokens; row j begins at token j * seq_len + j // span_rows: none with the last of a span."""
     seq_len: int
     span_rows: int   # rows of a span
     first_row: int   # of batch 0
@@ -473,8 +473,8 @@ class HostHandOut:
 class DeviceRing(HostHandOut):
     """CUDA's last stage: a ring of device slots, written on the copy stream, read on the compute stream.
     `ready`: the slot's tokens have arrived; `free`: they have been read. Waiting on an event never recorded passes at
-    once, and on a re-recorded one waits for the old record: so `free` is recorded at construction, and copy j is
-    refused until `free` of copy j - depth was recorded. x and y are valid until the depth-th later call."""
+    once, on a re-recorded one waits for the old record: so `free` is recorded at construction, and copy j refused until
+    `free` of copy j - depth was recorded. x and y are valid until the depth-th later call."""
     def __init__(self, plan: BatchPlan, overlap: Overlap, device: torch.device):
         super().__init__()
         self.depth, self.ahead, self.submitted, self.handed = overlap.device_slots, overlap.device_slots - 1, 0, 0
@@ -490,8 +490,8 @@ class DeviceRing(HostHandOut):
         while self.idle and self.idle[0][1].query():
             asked, fed = self.idle.popleft()
             self.wait_ms += asked.elapsed_time(fed)
-        self.idle.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-        self.idle[-1][0].record(self.compute)
+        self.asked, self.fed = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.asked.record(self.compute)
     def submit(self, slot: Slot) -> None:
         """The one crossing from host to device: uploads a slot, two bytes a token. The host does not wait."""
         if self.submitted - self.handed >= self.depth:
@@ -514,7 +514,8 @@ class DeviceRing(HostHandOut):
         """The compute stream waits for the copy, widens it, and marks the slot free; the host waits for nothing."""
         slot = self.slots[self.handed % self.depth]
         self.compute.wait_event(slot.ready)
-        self.idle[-1][1].record(self.compute)
+        self.fed.record(self.compute)
+        self.idle.append((self.asked, self.fed))
         widen(slot.x, slot.y, slot.tokens, slot.segments)
         slot.free.record(self.compute)
         self.handed += 1
@@ -526,8 +527,7 @@ class DeviceRing(HostHandOut):
 class Pipeline:
     """The one path of tokens: shard files -> reader thread -> host slots -> device slots -> x, y; batches 0, 1, 2, ...
     The reader thread reads exactly this rank's bytes and calls digest(plan, rows, tokens); it does no CUDA work: only
-    the main thread iterates, and so issues copies. A reader's error is raised as RunError after the good batches before
-    it, and at every later call. close() it."""
+    the main thread iterates, and so issues copies. A reader's error is raised as RunError, after the good batches."""
     def __init__(self, shards: Shards, plan: BatchPlan, overlap: Overlap, runtime: Runtime, *, name: str,
                  digest: Callable[..., int], stall_seconds: float):
         self.shards, self.plan, self.overlap, self.digest, self.end = shards, plan, overlap, digest, plan.num_batches()
@@ -554,7 +554,6 @@ class Pipeline:
                 self._fill(slot, self.plan.rows(k))
                 self.ready.put(slot)
                 self._advise(k + 1 + self.overlap.queue)
-                self.doing = (math.inf, self.doing[1])
         except BaseException as error: self.error = error  # all: a silent death would leave the consumer waiting
         finally:
             self.ready.put(None)
@@ -564,32 +563,33 @@ class Pipeline:
         slot.rows, slot.segments = len(rows), self.plan.segments(rows)
         tokens, begin = slot.tokens.numpy()[:slot.size], 0
         for index, offset, count in self.shards.pieces(first, slot.size):
-            self.doing = (time.monotonic(), f"{self.shards.paths[index]} at byte {offset}")
-            self._read(self._open(index), offset, memoryview(tokens[begin:begin + count]).cast("B"))
+            self._read(index, offset, memoryview(tokens[begin:begin + count]).cast("B"))
             begin += count
         slot.digest = self.digest(self.plan, rows, tokens)
         if not self.overlap.device_slots:  # on the CPU the reader widens, so that the main thread does not
             widen(slot.x.numpy(), slot.y.numpy(), tokens, slot.segments)
-    def _read(self, file: io.FileIO, offset: int, out: memoryview) -> None:
+    def _read(self, index: int, offset: int, out: memoryview) -> None:
         """Exactly len(out) bytes; a file that has shrunk is an error (were it mapped: a crash)."""
+        file, done = self._open(index, offset), 0
         file.seek(offset)
-        done = 0
         while done < len(out):
             count = file.readinto(out[done:])
             if not count: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short: it changed")
             done += count
-        self.bytes_read += done
-    def _open(self, index: int) -> io.FileIO:
+        self.bytes_read, self.doing = self.bytes_read + done, (math.inf, self.doing[1])
+    def _open(self, index: int, offset: int) -> io.FileIO:
+        self.doing = (time.monotonic(), f"{self.shards.paths[index]} at byte {offset}")
         if index not in self.files:
             if len(self.files) >= 4: self.files.pop(next(iter(self.files))).close()
             self.files[index] = open(self.shards.paths[index], "rb", buffering=0)
         return self.files[index]
     def _advise(self, k: int) -> None:
-        """Asks the kernel for the bytes of batch k, in the next shard too, so its read finds them in memory."""
-        if k < self.end and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # advice only: what cannot be read fails when it is due
-                for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
-                    os.posix_fadvise(self._open(index).fileno(), offset, TOKEN_BYTES * count, os.POSIX_FADV_WILLNEED)
+        """Asks the kernel for the bytes of batch k, in the next shard too: its read will find them in memory."""
+        if k >= self.end or not hasattr(os, "posix_fadvise"): return
+        with contextlib.suppress(OSError):  # advice only: what cannot be read fails when it is due
+            for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
+                os.posix_fadvise(self._open(index, offset).fileno(), offset, 2 * count, os.POSIX_FADV_WILLNEED)
+        self.doing = (math.inf, self.doing[1])
     def _take(self) -> Slot:
         """The next host batch; waits for it, never without a bound."""
         if not self.overlap.prefetch: self.permits.release()
@@ -728,8 +728,8 @@ def newton_schulz(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tens
 
 class FlatParameters:
     """All parameters, and all gradients, as one float32 vector each; every Parameter and its .grad are views of them.
-    One reduction a step instead of DDP's buckets; same-shaped matrices lie side by side, so a bank of them is a view;
-    `tail` more elements carry the control vector through the same reduction."""
+    One reduction a step instead of DDP's buckets; a bank of same-shaped matrices is a view too; `tail` more elements
+    carry the control vector."""
     def __init__(self, groups: list[list[nn.Parameter]], tail: int):
         ends = list(itertools.accumulate(-(-sum(p.numel() for p in group) // 64) * 64 for group in groups))  # aligned
         self.values = torch.zeros(ends[-1], device=groups[0][0].device)
@@ -778,7 +778,7 @@ class Optimizers:
     def snapshot(self) -> Any: return copy.deepcopy((self.flat.values, self.averages, self.adam.state_dict()))
     def restore(self, saved: Any) -> None:
         for mine, theirs in zip([self.flat.values, *self.averages], [saved[0], *saved[1]]): mine.copy_(theirs)
-        self.adam.load_state_dict(saved[2])
+        self.adam.load_state_dict(copy.deepcopy(saved[2]))  # it would keep, and change, the saved tensors
 
 def named(name: str, patterns: str) -> bool:
     """Whether one of the comma-separated patterns is part of `name`."""
@@ -822,7 +822,7 @@ class Control:
 
 # === EVALUATION ===================
 class ByteTable(NamedTuple):
-    """What each token id (V of them) adds to the bytes of a text."""
+    """What each token id adds to the bytes of a text."""
     base: Any           # int32: UTF-8 bytes without a leading space
     leading_space: Any  # bool: begins with one, counted unless the token before is a boundary
     boundary: Any       # bool: control, unknown and unused ids
@@ -841,7 +841,7 @@ class ByteTable(NamedTuple):
             base[i] = 0 if boundary[i] else 1 if model.is_byte(i) else len(piece.encode("utf-8")) - 3 * space[i]
         return cls(base, space, boundary)
     def count(self, previous: Any, target: Any) -> Any:
-        """Bytes of the ids `target`, each after its `previous`: numpy arrays on the CPU, or tensors on a device."""
+        """Bytes of the ids `target`, each after its `previous`; numpy arrays or tensors."""
         return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
 
 def tokenizer_faults(config: Config) -> Iterator[str]:
@@ -869,7 +869,7 @@ class Validation:
         return 0 if self.bytes or self.device_table else int(self.table.count(tokens[:-1], tokens[1:]))
     @torch.no_grad()
     def evaluate(self, loss_of: Callable[..., Tensor], scope: str, compiles: bool) -> tuple[float, float, float]:
-        """(nats a token, bits per byte, milliseconds) for the split; it waits for the device only where it says so."""
+        """(nats a token, bits per byte, milliseconds); waits for the device only where it says so."""
         c, log, seen, batches, started = self.config, self.log, 0, self.plan.num_batches(), time.perf_counter()
         told = started
         sums = torch.zeros(2, dtype=torch.float64, device=self.runtime.device)  # nats, bytes
@@ -894,16 +894,16 @@ CAP_BYTES = 16_000_000  # of script and artifact together
 SMALL_ELEMENTS, CLIP_QUANTILE, QUANT_FORMAT = 65_536, 0.9999984, "int8_clean_per_row_v1"
 def quantize(t: Tensor) -> tuple[Tensor, Tensor]:
     """Float tensor -> (int8 of its shape, scale): float16 (rows,) for a matrix, a float32 scalar otherwise."""
-    t, rows = t.float(), t if t.ndim == 2 else t.reshape(1, -1)
-    clip = torch.quantile(rows.float().abs(), CLIP_QUANTILE, dim=1)
+    rows = t.float() if t.ndim == 2 else t.float().reshape(1, -1)
+    clip = torch.quantile(rows.abs(), CLIP_QUANTILE, dim=1)
     scale = (clip / 127).clamp(min=1 / 127) if t.ndim == 2 else torch.where(clip > 0, clip / 127, 1.0)
-    q = (rows.float().clamp(-clip[:, None], clip[:, None]) / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+    q = (rows.clamp(-clip[:, None], clip[:, None]) / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
     return q.view(t.shape), scale.half() if t.ndim == 2 else scale[0]
 def dequantize(q: Tensor, scale: Tensor) -> Tensor:
     """The inverse of quantize() up to half a scale, in float32."""
     return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1) if scale.ndim else [])
 def pack(state: dict[str, Tensor], config: Config) -> tuple[bytes, int, int]:
-    """(the artifact, bytes of its tensors, bytes of the torch file in it): large floats in int8, small ones kept."""
+    """(the artifact, bytes of its tensors, bytes of the torch file in it)."""
     file: dict[str, Any] = {"__quant_format__": QUANT_FORMAT, "quantized": {}, "scales": {}, "dtypes": {},
                             "passthrough": {}, "qmeta": {}, "passthrough_orig_dtypes": {}}
     for name, t in state.items():
@@ -918,18 +918,19 @@ def pack(state: dict[str, Tensor], config: Config) -> tuple[bytes, int, int]:
     payload = sum(t.nbytes for part in ("quantized", "scales", "passthrough") for t in file[part].values())
     return zlib.compress(buffer.getvalue(), 9), payload, len(buffer.getvalue())
 def unpack(data: bytes, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state in an artifact, ours or the challenge's own; RunError unless it fits `expected` name by name. Nothing
-    in it is executed (weights_only), and no more is decompressed than `expected` can need."""
+    """The state in an artifact, ours or the challenge's; RunError unless it fits `expected`, bounded in size."""
     limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
     try:
         raw = (stream := zlib.decompressobj()).decompress(data, limit)
         if not stream.eof: raise ValueError(f"it is cut short, or larger than {limit} bytes when decompressed")
-        file = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        file = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)  # executes nothing
         if file["__quant_format__"] != QUANT_FORMAT: raise ValueError(f"its format is {file['__quant_format__']}")
         found = {name: t.shape for name, t in [*file["quantized"].items(), *file["passthrough"].items()]}
         wanted = {name: t.shape for name, t in expected.items()}
         if wrong := sorted(name for name in found.keys() | wanted if found.get(name) != wanted.get(name)):
             raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
+        if any(file["scales"][name].shape not in ((), q.shape[:1]) for name, q in file["quantized"].items()):
+            raise ValueError("its scales are not one a row")
         return {name: dequantize(q, file["scales"][name]) for name, q in file["quantized"].items()} | {
             name: t.to(expected[name].dtype) for name, t in file["passthrough"].items()}
     except Exception as error:  # whatever a damaged or hostile file raises, people get one line
@@ -950,9 +951,8 @@ class Run:
         self.control = Control(self.optimizers.flat.tail, runtime)
         self.shards, self.overlap = Shards(config.data_path, "train"), Overlap.of(config, "train", runtime.cuda)
         self.plan = BatchPlan.train(config, runtime.rank, runtime.world_size)
-        self.validation = Validation(config, runtime, log)
+        self.validation, self.partial = Validation(config, runtime, log), " partial_val:1" * (config.val_tokens > 0)
         self.logged = 0, 0.0, [0.0] * runtime.world_size  # step, clock and input waits of the last training line
-        self.partial = " partial_val:1" if config.val_tokens else ""
     def batches(self) -> Pipeline:
         """The training stream from token 0."""
         return Pipeline(self.shards, self.plan, self.overlap, self.runtime, name="train", digest=data_crc,

@@ -60,17 +60,17 @@ class Recipe:
 
 # === CORPUS, TOKENIZER, SHARDS =======================================================================================
 
-def source_files(stdlib: Path) -> dict[str, Path]:
+def read_sources(stdlib: Path) -> dict[str, bytes]:
     """The library's source files by relative name, tests and installed packages left out."""
     files = {path.relative_to(stdlib).as_posix(): path for path in sorted(stdlib.rglob("*.py"))}
-    return {name: path for name, path in files.items() if not LEFT_OUT & set(name.split("/"))}
+    return {name: path.read_bytes() for name, path in files.items() if not LEFT_OUT & set(name.split("/"))}
 
 
-def read_documents(files: dict[str, Path], recipe: Recipe) -> tuple[list[str], list[str]]:
+def split_documents(sources: dict[str, bytes], recipe: Recipe) -> tuple[list[str], list[str]]:
     """Validation and training documents, each shuffled. Raises DataError where there is not enough text."""
     names: dict[str, str] = {}  # text -> name: no text appears twice
-    for name, path in files.items():
-        text = path.read_bytes().decode("utf-8", errors="ignore")
+    for name, content in sources.items():
+        text = content.decode("utf-8", errors="ignore")
         if text.strip():
             names.setdefault(text, name)
     total = sum(map(len, names))
@@ -102,9 +102,9 @@ def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 
     """
     folder = data / "datasets" / f"quickstart_sp{recipe.vocab_size}"
     tokenizer = data / "tokenizers" / f"quickstart_{recipe.vocab_size}_bpe.model"
-    files = source_files(stdlib)
-    sizes = "".join(f"{name} {path.stat().st_size}\n" for name, path in files.items())
-    wanted = {"recipe": asdict(recipe), "python": sys.version, "sources": tokenize_docs.sha256(sizes.encode())}
+    sources = read_sources(stdlib)
+    digests = "".join(f"{name} {tokenize_docs.sha256(content)}\n" for name, content in sources.items())
+    wanted = {"recipe": asdict(recipe), "python": sys.version, "sources": tokenize_docs.sha256(digests.encode())}
     with contextlib.suppress(OSError, ValueError):  # raised where nothing whole is there
         if json.loads((folder / STAMP_NAME).read_bytes()) == stamp(folder, tokenizer, wanted):
             print(f"data:      {folder} is up to date", flush=True)
@@ -116,7 +116,7 @@ def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 
     temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
     new, new_tokenizer = temporary / folder.name, temporary / tokenizer.name
     try:
-        build(new, new_tokenizer, files, recipe, workers)
+        build(new, new_tokenizer, sources, recipe, workers)
         tokenize_docs.write_json(new / STAMP_NAME, stamp(new, new_tokenizer, wanted))
         os.replace(new_tokenizer, tokenizer)
         if folder.exists():
@@ -127,10 +127,10 @@ def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 
     return True
 
 
-def build(folder: Path, tokenizer: Path, files: dict[str, Path], recipe: Recipe, workers: int) -> None:
+def build(folder: Path, tokenizer: Path, sources: dict[str, bytes], recipe: Recipe, workers: int) -> None:
     """Write documents, tokenizer and shards, and print a line for each."""
     started = time.monotonic()
-    val, train = read_documents(files, recipe)
+    val, train = split_documents(sources, recipe)
     documents = folder / "docs.jsonl"
     tokenize_docs.write_atomic(documents, *(json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]))
     print(f"corpus:    {len(val) + len(train)} documents, {documents.stat().st_size / 1e6:.1f} MB of Python's sources "

@@ -55,7 +55,7 @@ class DataError(Exception):
 
 # === FILES ===========================================================================================================
 
-def write_atomic(path: Path, *chunks: bytes | memoryview) -> str:
+def write_atomic(path: Path, *chunks: bytes | np.ndarray) -> str:
     """Write a file that appears complete or not at all; returns its SHA-256 in hexadecimal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -77,6 +77,14 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where there is no file."""
+    try:
+        return json.loads(path.read_bytes()) if path.exists() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); remove it and run again") from None
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
@@ -85,7 +93,7 @@ def write_shard(path: Path, tokens: np.ndarray) -> str:
     """Write uint16 tokens behind their header of 256 little-endian int32 words; returns the file's SHA-256."""
     header = np.zeros(SHARD_HEADER_WORDS, dtype="<i4")
     header[:3] = SHARD_MAGIC, SHARD_VERSION, len(tokens)
-    return write_atomic(path, header.tobytes(), tokens.astype("<u2", copy=False).tobytes())
+    return write_atomic(path, header, tokens.astype("<u2", copy=False))
 
 
 # === DOCUMENTS =======================================================================================================
@@ -112,23 +120,21 @@ class Block(NamedTuple):
 
     def parse(self, index: int, data: bytes) -> tuple[str, bytes]:
         """(text, digest) of the index-th document. Raises DataError with file and line number."""
-        place, remedy = f"{self.path}:{self.line + index}", 'each line must be an object like {"text": "..."}'
+        line = self.line + index
         try:
             text = data.decode("utf-8")
             if self.path.endswith(".jsonl"):
                 text = json.loads(text)["text"]
-            digest = hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
-        except UnicodeDecodeError as error:
-            line = self.line + index + data.count(b"\n", 0, error.start)
-            raise DataError(f"{self.path}:{line}: not UTF-8 (byte {error.start} of the document); convert it") from None
-        except UnicodeEncodeError as error:
-            raise DataError(f"{place}: half a surrogate pair (character {error.start} of the text), which UTF-8 cannot "
-                            "hold; remove it") from None
-        except (KeyError, TypeError, AttributeError):
-            raise DataError(f'{place}: no "text" that is a string; {remedy}') from None
+            return text, hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
+        except UnicodeError as error:
+            if isinstance(error, UnicodeDecodeError):
+                line += data.count(b"\n", 0, error.start)
+            raise DataError(f"{self.path}:{line}: not UTF-8 ({error}); convert it") from None
+        except (LookupError, TypeError, AttributeError):
+            fault = 'no "text" that is a string'
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{place}: not JSON ({error}); {remedy}") from None
-        return text, digest
+            fault = f"not JSON ({getattr(error, 'msg', error)})"
+        raise DataError(f'{self.path}:{line}: {fault}; each line must be an object like {{"text": "..."}}')
 
 
 @dataclass(frozen=True)
@@ -191,19 +197,17 @@ class Tokenizer:
             raise DataError(f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}; shards need a BOS piece and "
                             "at most 65,536 pieces")
 
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each document, BOS first, as integers of some width; other threads run meanwhile."""
-        if self.processor is not None:
-            return self.processor.encode(texts, num_threads=1, add_bos=True, out_type="numpy")
-        offset = np.uint16(BYTE_TOKENIZER["offset"])
-        return [np.concatenate(([self.bos_id], np.frombuffer(text.encode("utf-8"), dtype=np.uint8) + offset))
-                for text in texts]
-
     def encode_block(self, block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
-        """The uint16 tokens of all its documents, and the length and digest of each."""
-        parsed = [block.parse(index, data) for index, data in enumerate(block.documents())]
-        ids = self.encode([text for text, _ in parsed])
-        return np.concatenate(ids).astype(np.uint16), [len(part) for part in ids], [digest for _, digest in parsed]
+        """The uint16 tokens of all its documents, each begun by BOS, and the length and digest of each."""
+        texts, digests = zip(*(block.parse(index, data) for index, data in enumerate(block.documents())))
+        if self.processor is not None:  # which lets other threads run meanwhile
+            ids = self.processor.encode(list(texts), num_threads=1, add_bos=True, out_type="numpy")
+        else:
+            ids = [np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8) + np.uint16(BYTE_TOKENIZER["offset"])
+                   for text in texts]
+            for part in ids:
+                part[0] = self.bos_id
+        return np.concatenate(ids).astype(np.uint16), [len(part) for part in ids], list(digests)
 
 
 def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
@@ -291,15 +295,15 @@ class ShardWriter:
         self.buffer = np.empty(shard_tokens, dtype=np.uint16)
         self.used = 0
 
-    def add(self, split: str, tokens: np.ndarray, done: int, place: Callable[[], list[int]]) -> None:
-        """Append the tokens of the document at `place` from `done` on."""
+    def add(self, split: str, tokens: np.ndarray, done: int, block: Block, index: int) -> None:
+        """Append the tokens, from `done` on, of the block's index-th document."""
         while done < len(tokens):
             part = tokens[done:done + len(self.buffer) - self.used]
             self.buffer[self.used:self.used + len(part)] = part
             self.used += len(part)
             done += len(part)
             if self.used == len(self.buffer):
-                self.flush(split, place(), done)
+                self.flush(split, block.place(index), done)
 
     def flush(self, split: str, place: list[int], tokens_done: int = 0) -> None:
         """Write what is buffered as the split's next shard, then note where to go on."""
@@ -334,11 +338,10 @@ def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: 
             if not done:  # else it was counted before the interruption
                 state["docs"][split] += 1
                 state["docs_sha256"][split] = sha256(state["docs_sha256"][split].encode() + digest)
-            writer.add(split, tokens[start:end], done, lambda: block.place(index))
+            writer.add(split, tokens[start:end], done, block, index)
             done = 0
     if not state["docs"]["train"]:
-        raise DataError(f"{source.files[0]}: every training document repeats a validation document; "
-                        "give other documents")
+        raise DataError(f"{source.files[0]}: all training documents repeat validation documents; give others")
     state["complete"] = True
     writer.flush("train", [0, 0, 0, 1])
 
@@ -380,24 +383,22 @@ def tokenizer_content(source: Source, recipe: dict[str, Any]) -> bytes:
 
 def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The export to begin or to go on with. Raises DataError where the folder holds something else."""
+    state = read_json(folder / STATE_NAME) or new_state(settings)
     if not (folder / STATE_NAME).exists():
         for path in [*sorted(folder.glob("fineweb_*.bin")), tokenizer_path]:
             if path.exists():
                 raise DataError(f"{path}: was not made by this command; choose another --name")
-        return new_state(settings)
-    try:
-        state = json.loads((folder / STATE_NAME).read_bytes())
-        changed = [f"{key} was {state['settings'][key]}, is {settings[key]}" for key in settings
-                   if state["settings"][key] != settings[key]]
-        shards = {folder / name: shard["tokens"] for split in state["shards"].values() for name, shard in split.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{folder / STATE_NAME}: damaged ({error!r}); remove {folder} and run again") from None
-    if changed:
-        raise DataError(f"{folder}: made with other settings ({changed[0]}); choose another --name or remove it")
-    for path, tokens in shards.items():
-        if not path.exists() or path.stat().st_size != 4 * SHARD_HEADER_WORDS + 2 * tokens:
+    for key, value in settings.items():
+        if state["settings"][key] != value:
+            raise DataError(f"{folder}: made with another {key} ({state['settings'][key]}, now {value}); "
+                            "choose another --name or remove the folder")
+    for name, shard in [*state["shards"]["val"].items(), *state["shards"]["train"].items()]:
+        path = folder / name
+        if not path.exists() or path.stat().st_size != 4 * SHARD_HEADER_WORDS + 2 * shard["tokens"]:
             print(f"{path}: missing or of a wrong size; starting from the first document", flush=True)
             return new_state(settings)
+    if state["tokens"]["val"] and not state["complete"]:
+        print(f"{folder}: going on at document {state['place'][0] + 1:,}", flush=True)
     return state
 
 
@@ -429,12 +430,9 @@ def run_export(source: Source, options: argparse.Namespace, label: str, recipe: 
 def update_manifest(out: Path, folder: Path, tokenizer_path: Path, state: dict[str, Any]) -> int:
     """Enter a data set and its tokenizer in manifest.json, beside other entries; returns the vocabulary's size."""
     path = out / "manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes()) if path.exists() else {}
-        tokenizers, datasets = ({entry["name"]: entry for entry in manifest.get(kind, [])}
-                                for kind in ("tokenizers", "datasets"))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path}: damaged ({error!r}); remove it and run again") from None
+    manifest = read_json(path)
+    tokenizers, datasets = ({entry["name"]: entry for entry in manifest.get(kind, [])}
+                            for kind in ("tokenizers", "datasets"))
     tokenizer = Tokenizer(tokenizer_path)
     tokenizers[tokenizer_path.stem] = {
         "name": tokenizer_path.stem, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size,
@@ -487,6 +485,8 @@ def main() -> int:
         for path in options.files:
             if not os.path.isfile(path):
                 parser.exit(2, f"error: {path}: no such file\n")
+        if options.shard_tokens >= 1 << 31:
+            parser.exit(2, f"error: --shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647\n")
         source = Source(tuple(options.files), options.num_val_docs)
         for label, recipe in recipes(options).items():
             run_export(source, options, label, recipe)

@@ -143,11 +143,11 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
     return {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "byte.json"), "VOCAB_SIZE": "260"}
 
 
-def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: train_gpt.Runtime = train_gpt.Runtime(),
+def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: train_gpt.Runtime | None = None,
                   shards: train_gpt.Shards | None = None, overlap: train_gpt.Overlap | None = None,
                   digest: Callable[..., object] = train_gpt.data_crc, stall_seconds: float = 30) -> train_gpt.Pipeline:
     """The pipeline of a split as the trainer builds it, for the rank of `runtime`."""
-    shards = shards or train_gpt.Shards(config.data_path, split)
+    runtime, shards = runtime or train_gpt.Runtime(), shards or train_gpt.Shards(config.data_path, split)
     if split == "train":
         plan = train_gpt.BatchPlan.train(config, runtime.rank, runtime.world_size)
     else:

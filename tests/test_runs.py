@@ -192,8 +192,8 @@ def test_a_damaged_stream_ends_every_rank_with_one_line(corpus: Corpus, tmp_path
         (data / path.name).write_bytes(path.read_bytes())
     env = {**corpus.env, **SMALL_MODEL, "DATA_PATH": data, "ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0, "NUM_LAYERS": 1,
            "TRAIN_LOG_EVERY": 1, "RUN_ID": "damaged"}
-    run = start_trainer(tmp_path, "-m", "torch.distributed.run", "--nproc_per_node=2", "--nnodes=1", "--rdzv-backend=c10d",
-                        f"--rdzv-endpoint=localhost:{free_port()}", **env)
+    run = start_trainer(tmp_path, "-m", "torch.distributed.run", "--nproc_per_node=2", "--nnodes=1",
+                        "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", **env)
     for line in run.stdout:
         if line.startswith("step:"):
             os.truncate(data / "fineweb_train_000002.bin", 2048)

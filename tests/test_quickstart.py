@@ -1,0 +1,348 @@
+"""The offline corpus, its split and its reuse; the command that is printed; the run from files to bits per byte."""
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "data"))
+import quickstart  # noqa: E402  (rooms are folders of scripts, not packages)
+import tokenize_docs  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)
+RECIPE = quickstart.Recipe(vocab_size=350, shard_tokens=2000, val_bytes=4000, max_val_document_bytes=2000,
+                           min_bytes=10_000)
+NAME = "datasets/quickstart_sp350"
+
+
+def write_library(folder: Path) -> Path:
+    """A small standard library: 60 sources, of which some may not be used, and much that is no source."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 8))) for _ in range(200)]
+    sources = {f"{'package/' * (number % 2)}module{number}.py":
+               "".join(f"def {rng.choice(words)}():\n\treturn '{rng.choice(words)}  é{rng.choice(words)}'\n"
+                       for _ in range(rng.randint(5, 40))) for number in range(60)}
+    sources["large.py"] = "large = 1\n" * 500
+    for name in ("test/a.py", "package/tests/b.py", "site-packages/c.py", "lib2to3/d.py", "__pycache__/e.py", "f.txt"):
+        sources[name] = "forbidden = 1\n" * 20
+    sources |= {"empty.py": "\n", "package/same.py": sources["module0.py"]}
+    for name, text in sources.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture()
+def library(tmp_path: Path) -> Path:
+    return write_library(tmp_path / "library")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is made of the small library."""
+    folder = tmp_path_factory.mktemp("built")
+    assert quickstart.prepare(folder / "data", write_library(folder / "library"), RECIPE)
+    return folder / "data"
+
+
+def split_tokens(data: Path, split: str) -> np.ndarray:
+    """A split's tokens; each shard's header and exact size are checked by hand."""
+    tokens = []
+    for path in sorted((data / NAME).glob(f"fineweb_{split}_*.bin")):
+        content = path.read_bytes()
+        assert np.frombuffer(content[:12], "<i4").tolist() == [20240520, 1, (len(content) - 1024) // 2]
+        assert not any(content[12:1024]) and len(content) % 2 == 0
+        tokens.append(np.frombuffer(content[1024:], "<u2"))
+    return np.concatenate(tokens)
+
+
+def split_documents(data: Path, split: str) -> list[str]:
+    """The documents of a split, decoded from its shards: each begins with BOS."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data / "tokenizers/quickstart_350_bpe.model"))
+    tokens = split_tokens(data, split)
+    starts = np.flatnonzero(tokens == 1)
+    assert starts[0] == 0
+    return [model.decode(part[1:].tolist()) for part in np.split(tokens, starts[1:])]
+
+
+def snapshot(data: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(data)): path.read_bytes() for path in sorted(data.rglob("*")) if path.is_file()}
+
+
+# === CORPUS ==========================================================================================================
+
+def test_every_source_is_in_one_split(built: Path) -> None:
+    val, train = split_documents(built, "val"), split_documents(built, "train")
+    library = built.parent / "library"
+    expected = {path.read_text(encoding="utf-8") for path in library.rglob("*.py")}
+    expected = {text for text in expected if text.strip() and "forbidden" not in text}
+    assert len(val) + len(train) == len(expected) and {*val} | {*train} == expected
+    assert not {*val} & {*train}
+    assert 4000 <= sum(len(text.encode()) for text in val) < 6000
+    assert (library / "large.py").read_text() in train
+    assert val != sorted(val) and train != sorted(train)
+
+
+def test_shards_have_their_size(built: Path) -> None:
+    sizes = [(path.stat().st_size - 1024) // 2 for path in sorted((built / NAME).glob("fineweb_train_*.bin"))]
+    assert len(sizes) > 2 and {*sizes[:-1]} == {2000} and 0 < sizes[-1] <= 2000
+    assert int(split_tokens(built, "train").max()) < 350
+
+
+def test_the_tokenizer_has_not_seen_validation(tmp_path: Path, library: Path, built: Path) -> None:
+    """A word in every document of one split becomes a piece only when that is the training split."""
+    val = {*split_documents(built, "val")}
+    found = {}
+    for marked in ("val", "train"):
+        for path in write_library(library).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if (text in val) == (marked == "val"):  # the word is as long as what it replaces: the split stays
+                path.write_text(text.replace("return", "qzqzqz"), encoding="utf-8")
+        quickstart.prepare(tmp_path / "data", library, RECIPE)
+        assert all("qzqzqz" in text for text in split_documents(tmp_path / "data", marked) if "def" in text)
+        model = sentencepiece.SentencePieceProcessor(
+            model_file=str(tmp_path / "data/tokenizers/quickstart_350_bpe.model"))
+        found[marked] = any("qz" in model.id_to_piece(index) for index in range(350))
+    assert found == {"val": False, "train": True}
+
+
+def test_two_builds_are_identical(tmp_path: Path, library: Path, built: Path) -> None:
+    quickstart.prepare(tmp_path / "data", library, RECIPE, workers=3)
+    assert snapshot(tmp_path / "data") == snapshot(built)
+    names = [name for name in snapshot(built) if "fineweb_" not in name]
+    assert names == [f"{NAME}/docs.jsonl", f"{NAME}/quickstart.json", "tokenizers/quickstart_350_bpe.model"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[1500] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: flip(data / NAME / "fineweb_train_000001.bin"),
+    lambda data: os.truncate(data / NAME / "fineweb_val_000000.bin", 2000),
+    lambda data: (data / NAME / "fineweb_train_000000.bin").unlink(),
+    lambda data: shutil.copy(data / NAME / "fineweb_train_000000.bin", data / NAME / "fineweb_train_000099.bin"),
+    lambda data: flip(data / "tokenizers/quickstart_350_bpe.model"),
+    lambda data: (data / "tokenizers/quickstart_350_bpe.model").unlink(),
+    lambda data: (data / NAME / "quickstart.json").write_text('{"recipe": '),
+    lambda data: (data / NAME / "quickstart.json").unlink(),
+    lambda data: shutil.rmtree(data / NAME),
+], ids=["byte", "cut", "lost", "more", "tokenizer byte", "tokenizer lost", "stamp cut", "stamp lost", "all lost"])
+def test_what_is_whole_is_reused_and_what_is_not_is_built_again(tmp_path: Path, built: Path,
+                                                                damage: Callable[[Path], object]) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(built, data)
+    library = built.parent / "library"
+    assert quickstart.prepare(data, library, RECIPE) is False
+    damage(data)
+    assert quickstart.prepare(data, library, RECIPE) is True
+    assert snapshot(data) == snapshot(built)
+    assert quickstart.prepare(data, library, RECIPE) is False
+
+
+def test_other_sources_or_another_recipe_build_again(tmp_path: Path, library: Path) -> None:
+    data = tmp_path / "data"
+    quickstart.prepare(data, library, RECIPE)
+    (library / "module1.py").write_text("more = 1\n" * 30)
+    assert quickstart.prepare(data, library, RECIPE) is True
+    assert "more = 1\n" * 30 in split_documents(data, "train") + split_documents(data, "val")
+    assert quickstart.prepare(data, library, quickstart.Recipe(**{**vars(RECIPE), "seed": 2})) is True
+
+
+def test_a_build_that_fails_changes_nothing(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    quickstart.prepare(data, library, RECIPE)
+    before = snapshot(data)
+    (library / "module1.py").unlink()
+
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(tokenize_docs, "export_documents", fail)
+    with pytest.raises(OSError, match="disk full"):
+        quickstart.prepare(data, library, RECIPE)
+    assert snapshot(data) == before
+
+
+def test_a_python_without_sources_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(quickstart, "ROOT", tmp_path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "nowhere"))
+    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert quickstart.main() == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and sys.executable in error and "0 source files" in error
+    assert error.count("\n") == 1
+
+
+# === COMMAND =========================================================================================================
+
+def test_the_printed_command_gives_the_same_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pasted into a fresh shell, whatever the values hold."""
+    root = tmp_path / "a folder; with 'quotes'"
+    root.mkdir()
+    monkeypatch.setattr(quickstart, "ROOT", root)
+    user = {"RUN_ID": "it's $HOME `x` \\ \"y\" *", "ITERATIONS": "600", "QK_GAIN_INIT": "2", "HOME": "/elsewhere"}
+    environment = quickstart.launch_environment(2, user)
+    program = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
+    line = quickstart.command_line([sys.executable, "-c", program], environment, ["QK_GAIN_INIT", "RUN_ID"])
+    folder, seen = json.loads(subprocess.run(["/bin/sh", "-c", line], env={}, check=True, capture_output=True,
+                                             text=True).stdout)
+    expected = {**quickstart.SETTINGS, **user, "OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}
+    del expected["HOME"]
+    assert Path(folder) == root.resolve()
+    assert {name: seen[name] for name in expected} == expected and "HOME" not in seen
+    assert "\n" not in line and shlex.split(line)[:3] == ["cd", str(root), "&&"]
+
+
+def test_the_users_settings_go_first() -> None:
+    environment = quickstart.launch_environment(1, {"ITERATIONS": "7", "PATH": "/x"})
+    assert environment == {**quickstart.SETTINGS, "ITERATIONS": "7", "PATH": "/x"}
+    cores = os.cpu_count() or 1
+    assert quickstart.launch_environment(2, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert quickstart.launch_environment(8, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_settings_are_the_trainers() -> None:
+    names = quickstart.trainer_settings(quickstart.launch_environment(1, {**os.environ, "MUON_MOMENTUM": "0.9"}))
+    assert {*quickstart.SETTINGS, "MUON_MOMENTUM"} <= {*names}
+
+
+# === THE WHOLE RUN ===================================================================================================
+
+STAND_IN = r"""
+import json, os, signal, sys, time
+if "--print-config" in sys.argv:
+    if os.environ.get("ITERATIONS") == "x":
+        sys.exit("error: ITERATIONS=x is not a number")  # stands for a refusal: a line on stderr and an exit code
+    print(json.dumps({name.lower(): {"value": value, "source": "environment"} for name, value in os.environ.items()
+                      if name in ("ITERATIONS", "RUN_ID", "DATA_PATH")}))
+    sys.exit()
+os.makedirs("logs", exist_ok=True)
+lines = ["source: step:0/9 val_loss:x", "step:0/9 val_loss:6.9 val_bpb:4.0000 train_time:0ms",
+         "step:9/9 val_loss:3.1 val_bpb:2.1000 train_time:9ms", "Total submission size int8+zlib: 123456 bytes",
+         "final_int8_zlib_roundtrip_exact val_loss:3.00000000 val_bpb:2.00000000"]
+open(f"logs/{os.environ['RUN_ID']}.txt", "w").write("\n".join(lines) + "\n")
+open("final_model.int8.ptz", "wb").write(b"x" * 1234)
+print("pid", os.getpid(), "rank", os.environ["RANK"], flush=True)
+while os.environ["ITERATIONS"] == "0":
+    time.sleep(0.05)
+sys.exit(int(os.environ["ITERATIONS"]) == 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with a stand-in trainer and the data of this Python's own sources."""
+    root = tmp_path_factory.mktemp("checkout")
+    (root / "data").mkdir()
+    for name in ("quickstart.py", "tokenize_docs.py"):
+        shutil.copy(ROOT / "data" / name, root / "data")
+    (root / "train_gpt.py").write_text(STAND_IN)
+    done = subprocess.run([sys.executable, root / "data/quickstart.py", "--prepare-only"], cwd="/", env={},
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["corpus", "tokenizer", "shards"]
+    assert not (root / "logs").exists()
+    return root
+
+
+@pytest.fixture()
+def start(checkout: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts the quickstart with ITERATIONS=<steps>: 0 trains for ever, 1 fails, x is refused."""
+    started = []
+
+    def start_one(steps: str, *arguments: str) -> subprocess.Popen:
+        started.append(subprocess.Popen(
+            [sys.executable, checkout / "data/quickstart.py", *arguments], cwd="/", text=True,
+            env={"ITERATIONS": steps}, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_split_of_this_python(checkout: Path) -> None:
+    tokens = [(path.stat().st_size - 1024) // 2
+              for path in sorted((checkout / "data/datasets/quickstart_sp1024").glob("*.bin"))]
+    assert 150_000 < tokens[-1] < 210_000
+    assert len(tokens) >= 4 and {*tokens[:-2]} == {1_000_000}
+
+
+def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subprocess.Popen]) -> None:
+    output, error = start("9", "--ranks", "2").communicate(timeout=60)
+    lines = output.splitlines()
+    assert "is up to date" in lines[0]
+    command = next(line for line in lines if line.startswith("training:"))
+    assert f"cd {checkout} && " in command and " ITERATIONS=9 " in command and " OMP_NUM_THREADS=" in command
+    assert command.endswith("-m torch.distributed.run --standalone --nproc_per_node=2 train_gpt.py")
+    assert {line.split("rank ")[1] for line in lines if "rank " in line} == {"0", "1"}
+    assert lines[-3] == "bits per byte: 4.0000 before training, 2.0000 after (50.0 % less)"
+    assert "final_model.int8.ptz, 1,234 bytes, 123,456 with the script" in lines[-2]
+    assert f"{checkout}/logs/quickstart.txt" in lines[-1]
+    assert "Traceback" not in error
+
+
+def test_a_failed_run_ends_in_one_line_that_names_the_log(checkout: Path,
+                                                          start: Callable[..., subprocess.Popen]) -> None:
+    process = start("1")
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert error.splitlines()[-1] == \
+        f"error: the training ended with exit code 1; its log is {checkout}/logs/quickstart.txt"
+    assert "bits per byte" not in output
+
+
+def test_refused_settings_end_before_any_training(start: Callable[..., subprocess.Popen]) -> None:
+    process = start("x")
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 1 and error == "error: ITERATIONS=x is not a number\n"
+    assert "pid" not in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_ends_the_training_too(start: Callable[..., subprocess.Popen], number: int) -> None:
+    process = start("0")
+    line = next(line for line in process.stdout if line.startswith("pid "))
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in error and error == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(line.split()[1]), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_from_nothing_to_bits_per_byte(tmp_path: Path) -> None:
+    """The real trainer in a fresh checkout, with neither PATH nor data."""
+    (tmp_path / "data").mkdir()
+    for name in ("train_gpt.py", "data/quickstart.py", "data/tokenize_docs.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    done = subprocess.run([sys.executable, tmp_path / "data/quickstart.py"], cwd="/", capture_output=True, text=True,
+                          env={"ITERATIONS": "20", "DEVICE": "cpu", "HOME": str(tmp_path)}, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    scores = re.search(r"^bits per byte: ([\d.]+) before training, ([\d.]+) after", done.stdout, re.MULTILINE)
+    assert float(scores[2]) < float(scores[1])
+    log = (tmp_path / "logs/quickstart.txt").read_text()
+    assert log.splitlines()[-1].startswith("final_int8_zlib_roundtrip_exact val_loss:")
+    size = (tmp_path / "final_model.int8.ptz").stat().st_size
+    assert f"artifact: final_model.int8.ptz, {size:,} bytes" in done.stdout
+    assert "ITERATIONS=20" in done.stdout and "DEVICE=cpu" in done.stdout
