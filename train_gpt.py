@@ -214,7 +214,7 @@ class Runtime:
         if cuda := config.device != "cpu" and torch.cuda.is_available():
             torch.cuda.set_device(device := torch.device("cuda", int(environ.get("LOCAL_RANK", 0))))
             if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+            torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
             torch.backends.cuda.enable_cudnn_sdp(False)
         if "RANK" in environ and "WORLD_SIZE" in environ:
             backend, device_id = ("nccl", device) if cuda else ("gloo", None)
@@ -982,7 +982,7 @@ def warm_up(run: Run, tick: Callable[[], None]) -> None:
             if count <= 20 or step % 10 == 9 or step + 1 == count: run.log.line(f"warmup_step:{step + 1}/{count}")
     run.optimizers.restore(saved)
 def validate(run: Run, step: int) -> float:
-    """Validates with the clock stopped and logs the result; returns the milliseconds it took."""
+    """Validates with the clock stopped; returns the milliseconds it took."""
     run.clock.stop()
     val_loss, val_bpb, val_ms = run.validation.evaluate(run.loss_of, f"step_{step}", run.compiles)
     ms = run.clock.total_ms
@@ -1014,9 +1014,9 @@ def log_step(run: Run, step: int) -> None:
 def train(run: Run) -> None:
     """Trains to the last step or the cap; validates at both ends and in between."""
     c, log, clock, step, crc, val_ms = run.config, run.log, run.clock, 0, 0, 0.0
-    tick = Forecast(run.runtime, log, run.compiles, unit=f"{c.warmup_steps} + {c.iterations} steps",
-                    count=c.warmup_steps + c.iterations, ticks=run.accumulation, cap_s=c.max_wallclock_seconds).tick
-    warm_up(run, tick)
+    forecast = Forecast(run.runtime, log, run.compiles, unit=f"{c.warmup_steps} + {c.iterations} steps",
+                        count=c.warmup_steps + c.iterations, ticks=run.accumulation, cap_s=c.max_wallclock_seconds)
+    warm_up(run, forecast.tick)
     with contextlib.closing(run.batches()) as batches:
         clock.start()
         while True:
@@ -1029,7 +1029,8 @@ def train(run: Run) -> None:
             if last: break
             if step == run.shards.total // run.step_tokens:
                 log.line(f"WARNING: step {step + 1} begins a second epoch: {len(run.shards.paths)} shards, all used up")
-            crc = train_step(run, batches, step, elapsed_ms + mean_ms, crc, tick)
+            forecast.since = time.perf_counter()
+            crc = train_step(run, batches, step, elapsed_ms + mean_ms, crc, forecast.tick)
             step += 1
             if step <= 10 or c.train_log_every and step % c.train_log_every == 0: log_step(run, step)
         clock.stop()
@@ -1037,7 +1038,7 @@ def train(run: Run) -> None:
         if capped: log.line(f"stopping_early: wallclock_cap {at}")
         report(run, batches, step, val_ms)
 def report(run: Run, batches: Pipeline, step: int, val_ms: float) -> None:
-    """What the run has cost, after its last step."""
+    """What the run has cost."""
     train_ms, wait_ms, seen = run.clock.total_ms, batches.stage.wait_ms, step * run.step_tokens
     peak = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
     if run.runtime.cuda: peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]

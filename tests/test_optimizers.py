@@ -123,6 +123,7 @@ VARIANTS = {
     "a_control_to_muon": dict(CONTROL_TENSOR_NAME_PATTERNS="q_gain"),
     "one_iteration": dict(MUON_BACKEND_STEPS=1),
     "one_layer": dict(NUM_LAYERS=1),
+    "sizes_not_aligned": dict(MODEL_DIM=20, NUM_HEADS=2, NUM_KV_HEADS=1, VOCAB_SIZE=41, TIE_EMBEDDINGS=0),
 }
 
 
@@ -159,8 +160,9 @@ def test_clipping_bounds_the_norm_of_the_whole_gradient() -> None:
 
 # --- Flat parameters --------------------------------------------------------------------------------------------------
 
-def test_every_parameter_and_gradient_is_a_view_of_one_vector() -> None:
-    config = small_config(TIE_EMBEDDINGS=0)
+@pytest.mark.parametrize("variant", ["untied", "sizes_not_aligned"])
+def test_every_parameter_and_gradient_is_a_view_of_one_vector(variant: str) -> None:
+    config = small_config(**VARIANTS[variant])
     model = small_model(config)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     flat = train_gpt.Optimizers(model, config, tail=5).flat

@@ -157,7 +157,7 @@ def test_what_is_whole_is_reused_and_what_is_not_is_built_again(tmp_path: Path, 
 def test_other_sources_or_another_recipe_build_again(tmp_path: Path, library: Path) -> None:
     data = tmp_path / "data"
     quickstart.prepare(data, library, RECIPE)
-    (library / "module1.py").write_text("more = 1\n" * 30)
+    (library / "module2.py").write_text("more = 1\n" * 30)
     assert quickstart.prepare(data, library, RECIPE) is True
     assert "more = 1\n" * 30 in split_documents(data, "train") + split_documents(data, "val")
     assert quickstart.prepare(data, library, quickstart.Recipe(**{**vars(RECIPE), "seed": 2})) is True
@@ -167,7 +167,7 @@ def test_a_build_that_fails_changes_nothing(tmp_path: Path, library: Path, monke
     data = tmp_path / "data"
     quickstart.prepare(data, library, RECIPE)
     before = snapshot(data)
-    (library / "module1.py").unlink()
+    (library / "module2.py").unlink()
 
     def fail(*arguments: object, **keywords: object) -> None:
         raise OSError("disk full")
@@ -337,7 +337,8 @@ def test_from_nothing_to_bits_per_byte(tmp_path: Path) -> None:
     for name in ("train_gpt.py", "data/quickstart.py", "data/tokenize_docs.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     done = subprocess.run([sys.executable, tmp_path / "data/quickstart.py"], cwd="/", capture_output=True, text=True,
-                          env={"ITERATIONS": "20", "DEVICE": "cpu", "HOME": str(tmp_path)}, timeout=500)
+                          timeout=500,
+                          env={"ITERATIONS": "20", "VAL_TOKENS": "16384", "DEVICE": "cpu", "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     scores = re.search(r"^bits per byte: ([\d.]+) before training, ([\d.]+) after", done.stdout, re.MULTILINE)
     assert float(scores[2]) < float(scores[1])
