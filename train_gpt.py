@@ -784,7 +784,7 @@ def named(name: str, patterns: str) -> bool:
     """Whether one of the comma-separated patterns is part of `name`."""
     return any(pattern in name for pattern in patterns.split(",") if pattern)
 def lr_multiplier(config: Config, step: int, elapsed_ms: float) -> float:
-    """The learning rate's factor at step `step` (from 0): 1, then linearly down to 0 at the last step or at the cap."""
+    """The learning rate's factor at a step (from 0): 1, then linearly down to 0 at the last step or the cap."""
     if config.warmdown_iters == 0: return 1.0
     if config.max_wallclock_seconds <= 0: return min(1.0, (config.iterations - step) / config.warmdown_iters)
     remaining_ms = max(0.0, 1e3 * config.max_wallclock_seconds - elapsed_ms)
@@ -1012,7 +1012,7 @@ def log_step(run: Run, step: int) -> None:
     run.logged = step, ms, agreed.wait_ms
 
 def train(run: Run) -> None:
-    """Trains to the last step or the cap; validates at both ends and in between."""
+    """Trains to the last step or the cap, validating."""
     c, log, clock, step, crc, val_ms = run.config, run.log, run.clock, 0, 0, 0.0
     forecast = Forecast(run.runtime, log, run.compiles, unit=f"{c.warmup_steps} + {c.iterations} steps",
                         count=c.warmup_steps + c.iterations, ticks=run.accumulation, cap_s=c.max_wallclock_seconds)
@@ -1034,8 +1034,8 @@ def train(run: Run) -> None:
             step += 1
             if step <= 10 or c.train_log_every and step % c.train_log_every == 0: log_step(run, step)
         clock.stop()
-        at = f"train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}"
-        if capped: log.line(f"stopping_early: wallclock_cap {at}")
+        at = f"wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}"
+        if capped: log.line(f"stopping_early: {at}")
         report(run, batches, step, val_ms)
 def report(run: Run, batches: Pipeline, step: int, val_ms: float) -> None:
     """What the run has cost."""
@@ -1147,5 +1147,4 @@ def main() -> int:
     if int(environ.get("LOCAL_RANK", 0)) == 0:
         print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
     return 2
-
 if __name__ == "__main__": sys.exit(main())
