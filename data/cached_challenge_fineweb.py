@@ -4,8 +4,8 @@
     python3 data/cached_challenge_fineweb.py --variant sp1024 --train-shards 1    the smallest set that trains
     python3 data/cached_challenge_fineweb.py --variant sp1024 --verify            read and check what is on disk
 
-A file gets its final name only when its size, checksum and shard header are right, so training may start while this
-runs. Run again, the command fetches what is missing and goes on inside a file that broke off. MATCHED_FINEWEB_REPO_ID
+A file gets its final name only when its size, checksum and shard header are right: half a file is never trained on.
+Run again, the command fetches what is missing and goes on inside a file that broke off. MATCHED_FINEWEB_REPO_ID
 and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository and folder in it, HF_ENDPOINT another hub.
 """
 

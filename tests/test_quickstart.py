@@ -34,7 +34,7 @@ def write_library(folder: Path) -> Path:
     sources = {f"{'package/' * (number % 2)}module{number}.py":
                "".join(f"def {rng.choice(words)}():\n\treturn '{rng.choice(words)}  é{rng.choice(words)}'\n"
                        for _ in range(rng.randint(5, 40))) for number in range(60)}
-    sources["large.py"] = "large = 1\n" * 500
+    sources |= {f"large{number}.py": f"large = {number}\n" * 400 for number in range(20)}
     for name in ("test/a.py", "package/tests/b.py", "site-packages/c.py", "lib2to3/d.py", "__pycache__/e.py", "f.txt"):
         sources[name] = "forbidden = 1\n" * 20
     sources |= {"empty.py": "\n", "package/same.py": sources["module0.py"]}
@@ -91,7 +91,9 @@ def test_every_source_is_in_one_split(built: Path) -> None:
     assert len(val) + len(train) == len(expected) and {*val} | {*train} == expected
     assert not {*val} & {*train}
     assert 4000 <= sum(len(text.encode()) for text in val) < 6000
-    assert (library / "large.py").read_text() in train
+    assert {path.read_text() for path in library.glob("large*.py")} <= {*train}
+    lines = (built / NAME / "docs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == val + train
     assert val != sorted(val) and train != sorted(train)
 
 
@@ -240,9 +242,10 @@ lines = ["source: step:0/9 val_loss:x", "step:0/9 val_loss:6.9 val_bpb:4.0000 tr
          "final_int8_zlib_roundtrip_exact val_loss:3.00000000 val_bpb:2.00000000"]
 open(f"logs/{os.environ['RUN_ID']}.txt", "w").write("\n".join(lines) + "\n")
 open("final_model.int8.ptz", "wb").write(b"x" * 1234)
+end = time.monotonic() + 45
 print("pid", os.getpid(), "rank", os.environ["RANK"], flush=True)
-while os.environ["ITERATIONS"] == "0":
-    time.sleep(0.05)
+while os.environ["ITERATIONS"] == "0" and time.monotonic() < end:
+    time.sleep(0.01)
 sys.exit(int(os.environ["ITERATIONS"]) == 1)
 """
 
