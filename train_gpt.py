@@ -129,7 +129,7 @@ class Config:
 
 GROUPS = {"data_path": "data", "val_batch_size": "validation and logs", "iterations": "length", "vocab_size": "model",
           "embed_lr": "optimizer", "control_tensor_name_patterns": "artifact", "train_prefetch": "overlap and input",
-          "device": "device"}  # the first field of each group -> its heading in --help
+          "device": "device"}  # first field -> heading
 FOREIGN = re.compile(r"(EMA|SWA|LAWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|LORA|EVAL|GPTQ|DTG|CHECKPOINT|TRAINING_TIMING)_\w+|"
                      r"MUON_WD|ADAM_WD|MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|TRACE_STEPS|"
                      r"DATA_VERIFY|RESUME|VAL_RESIDENT|ATTENTION_BACKEND")
@@ -183,8 +183,7 @@ def print_help() -> int:
 # === RUNTIME ======================
 GROUP_TIMEOUT = datetime.timedelta(minutes=5)  # the longest a rank waits for another: compilation fits, a dead job ends
 class RunError(Exception): """A foreseeable failure; its text is one line: what, where, which value, what to do."""
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0][:160]
+def first_line(error: BaseException) -> str: return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def torch_version() -> tuple[int, ...]: return tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
 def runtime_faults(config: Config, environ: dict[str, str]) -> Iterator[str]:
     """Faults of torch and the devices; creates no context on one."""
@@ -306,7 +305,6 @@ class Forecast:
         self.runtime, self.log, self.ticks_left, self.since = runtime, log, 1 + compiles, time.perf_counter()
         self.unit, self.count, self.ticks, self.cap_s = unit, count, ticks, cap_s if cap_s > 0 else math.inf
     def tick(self) -> None:
-        """Call after every piece of work."""
         self.ticks_left -= 1
         if self.ticks_left not in (0, 1): return
         self.runtime.synchronize()  # synchronisation point: at most twice a forecast
@@ -352,7 +350,7 @@ class Shards:
             first, count = first + taken, count - taken
 
 def dataset_faults(config: Config) -> Iterator[str]:
-    """Faults of the shards: missing, damaged, or of another vocabulary (their first and last blocks are read)."""
+    """Faults of the shards: missing, damaged, of another vocabulary."""
     for split in ("train", "val"):
         paths, tokens = sorted(Path(config.data_path).glob(f"fineweb_{split}_*.bin")), 0
         if not paths: yield config.fault("data_path", f"no fineweb_{split}_*.bin: {where_else(config, 'data_path')}")
@@ -370,7 +368,7 @@ def dataset_faults(config: Config) -> Iterator[str]:
             yield config.fault("train_seq_len", f"{tokens} val tokens (VAL_TOKENS={config.val_tokens}) make no row: "
                                                 "set less, or more VAL_TOKENS")
 def where_else(config: Config, name: str) -> str:
-    """What to do about a missing path: paste the setting that finds it in a parent folder, or make or fetch data."""
+    """A remedy for a missing path: the setting that finds it in a parent folder, or how to get data."""
     for found in (parent / getattr(config, name) for parent in Path.cwd().resolve().parents):
         if found.exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
     return f"make some: `python3 {QUICKSTART} --prepare-only` prints their paths; or fetch it: `python3 {DOWNLOAD}`"
@@ -745,7 +743,7 @@ class FlatParameters:
             self.groups.append((self.values[start:end], self.grads[start:end]))
 
 class Optimizers:
-    """Muon on the matrices of the blocks; Adam on the embedding, the head, and everything small."""
+    """Muon on the matrices of the blocks; Adam on embedding, head and everything small."""
     def __init__(self, model: GPT, config: Config, tail: int):
         self.config, self.muon_dtype = config, torch.bfloat16 if model.skip_weights.is_cuda else torch.float32
         banks, small = collections.defaultdict(list), [model.skip_weights] if model.num_encoder else []
@@ -794,7 +792,7 @@ def muon_momentum(config: Config, step: int) -> float:
     share = 1.0 if step >= config.muon_momentum_warmup_steps else step / config.muon_momentum_warmup_steps
     return (1 - share) * config.muon_momentum_warmup_start + share * config.muon_momentum
 
-Agreed = collections.namedtuple("Agreed", "elapsed_ms train_loss data_crc wait_ms")  # of a step; wait_ms of each rank
+Agreed = collections.namedtuple("Agreed", "elapsed_ms train_loss data_crc wait_ms")  # wait_ms: of each rank
 class Control:
     """The control vector, the tail of a step's gradient reduction: what the ranks agree on.
     Read two steps late its event has long passed, so nothing drains the device; as every rank waits for that event and
@@ -838,7 +836,8 @@ class ByteTable(NamedTuple):
         for i, piece in enumerate(map(model.id_to_piece, range(model.vocab_size()))):
             boundary[i] = model.is_control(i) or model.is_unknown(i) or model.is_unused(i)
             space[i] = piece.startswith("\u2581") and not boundary[i]
-            base[i] = 0 if boundary[i] else 1 if model.is_byte(i) else len(piece.encode("utf-8")) - 3 * space[i]
+            text = piece.replace("\u2581", " ").encode()
+            base[i] = 0 if boundary[i] else 1 if model.is_byte(i) else len(text) - space[i]
         return cls(base, space, boundary)
     def count(self, previous: Any, target: Any) -> Any:
         """Bytes of the ids `target`, each after its `previous`; numpy arrays or tensors."""
@@ -1147,4 +1146,5 @@ def main() -> int:
     if int(environ.get("LOCAL_RANK", 0)) == 0:
         print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
     return 2
-if __name__ == "__main__": sys.exit(main())
+# Python's own exit aborts now and then, in gloo's threads (torch 2.13: "terminate called ...").
+if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])

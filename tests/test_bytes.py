@@ -22,8 +22,8 @@ def train_tokenizer(folder: Path, **more: object) -> Path:
     options = dict(vocab_size=400, model_type="bpe", byte_fallback=True, split_digits=True, add_dummy_prefix=False,
                    normalization_rule_name="identity", pad_id=0, bos_id=BOS, eos_id=2, unk_id=3,
                    hard_vocab_limit=False, character_coverage=0.999, minloglevel=2)
-    sentencepiece.SentencePieceTrainer.train(input=str(folder / "text.txt"), model_prefix=str(folder / "spm"),
-                                             **{**options, **more})
+    files = dict(input=str(folder / "text.txt"), model_prefix=str(folder / "spm"))
+    sentencepiece.SentencePieceTrainer.train(**{**files, **options, **more})
     return folder / "spm.model"
 
 
@@ -165,3 +165,15 @@ def test_a_byte_tokenizer_counts_one_byte_a_token_and_none_for_controls(tmp_path
     text = "na\u00efve \U0001f600".encode("utf-8")
     tokens = np.array([token + offset for token in text])
     assert int(table.count(tokens, tokens)) == len(text)
+
+
+def test_a_piece_of_several_spaces_counts_one_byte_a_space(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    code = "\n".join("def f(x):\n    if x:\n        return x\n    return None" for _ in range(200))
+    train = dict(remove_extra_whitespaces=False, allow_whitespace_only_pieces=True, vocab_size=300)
+    (tmp_path / "more" / "code.txt").write_text(code, encoding="utf-8")
+    path = train_tokenizer(tmp_path, **train, input=str(tmp_path / "more" / "code.txt"))
+    tokenizer = Tokenizer(path)
+    tokens = tokenizer.stream([code])
+    assert any(tokenizer.model.id_to_piece(int(token)).startswith(2 * SPACE) for token in tokens)
+    assert int(tokenizer.table.count(tokens[:-1], tokens[1:])) == len(code.encode("utf-8"))

@@ -326,7 +326,7 @@ def test_an_interrupt_ends_the_training_too(start: Callable[..., subprocess.Pope
     process = start("0")
     line = next(line for line in process.stdout if line.startswith("pid "))
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=30)  # the stand-in would go on for longer
     assert process.returncode == 130 and "Traceback" not in error and error == ""
     with pytest.raises(ProcessLookupError):
         os.kill(int(line.split()[1]), 0)
