@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -119,6 +120,11 @@ def run_trainer(folder: Path, *, ranks: int = 0, args: tuple[str, ...] = (), tim
     done = subprocess.run(command, cwd=folder, text=True, env=clean_environment(**settings), capture_output=True,
                           timeout=timeout)
     return Finished(done.returncode, done.stdout, done.stderr, folder)
+
+
+def heed_interrupts() -> None:
+    """For a child's start: what a background job starts ignores SIGINT, and Python keeps that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from conftest import ROOT
+from conftest import ROOT, heed_interrupts
 
 sys.path.insert(0, str(ROOT / "data"))
 import quickstart  # noqa: E402  (rooms are folders of scripts, not packages)
@@ -274,7 +274,7 @@ def start(checkout: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     def start_one(steps: str, *arguments: str) -> subprocess.Popen:
         started.append(subprocess.Popen(
             [sys.executable, checkout / "data/quickstart.py", *arguments], cwd="/", text=True,
-            env={"ITERATIONS": steps}, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+            env={"ITERATIONS": steps}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts))
         return started[-1]
 
     yield start_one

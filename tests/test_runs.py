@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL_MODEL, Corpus, Finished, clean_environment, free_port, run_trainer
+from conftest import ROOT, SMALL_MODEL, Corpus, Finished, clean_environment, free_port, heed_interrupts, run_trainer
 
 OVERLAP_OFF = dict(TRAIN_PREFETCH=0, TRAIN_COPY_STREAM=0, GPU_PREFETCH=1, VAL_PREFETCH=0, VAL_COPY_STREAM=0)
 EXACT = ("train_loss", "val_loss", "val_bpb", "data_crc")
@@ -181,7 +181,8 @@ def test_an_old_log_of_the_same_name_is_kept(corpus: Corpus, tmp_path: Path) -> 
 
 def start_trainer(folder: Path, *launcher: str, **settings: object) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, *launcher, str(ROOT / "train_gpt.py")], cwd=folder, text=True,
-                            env=clean_environment(**settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            env=clean_environment(**settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            preexec_fn=heed_interrupts)
 
 
 def test_a_damaged_stream_ends_every_rank_with_one_line(corpus: Corpus, tmp_path: Path) -> None:
