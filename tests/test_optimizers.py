@@ -36,6 +36,7 @@ def take_step(model: train_gpt.GPT, optimizers: train_gpt.Optimizers, step: int,
     optimizers.flat.reduced.zero_()
     for name, gradient in random_gradients(model, step).items():
         dict(model.named_parameters())[name].grad.copy_(gradient)
+    optimizers.clip()
     optimizers.step(1.0, momentum)
 
 
@@ -141,6 +142,7 @@ def test_steps_equal_a_plain_per_parameter_reference(variant: str) -> None:
             if gradient.numel():
                 ours[name].grad.copy_(gradient)
             theirs[name].grad = gradient.clone()
+        optimizers.clip()
         optimizers.step(lr_scale, momentum)
         plain.step(lr_scale, momentum)
         for name in ours:

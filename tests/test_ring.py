@@ -248,7 +248,7 @@ class Host:
         self.free: collections.deque[train_gpt.Slot] = collections.deque()
         for _ in range(host_slots):
             self.free.append(train_gpt.Slot(self.plan, torch.device("cpu"), widened=False))
-            self.free[-1].copied = torch.cuda.Event(blocking=True)
+            self.free[-1].begun, self.free[-1].copied = (torch.cuda.Event(enable_timing=True) for _ in "bc")
 
     def submit(self, number: int) -> None:
         self.free += self.ring.recycle()

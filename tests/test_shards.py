@@ -27,7 +27,7 @@ DAMAGED = {
     "count_huge": (shard_bytes(2**31 - 1), ["1424 bytes", "2147483647 tokens"]),
     "count_too_small": (shard_bytes(199), ["1424 bytes", "199 tokens", "1422"]),
     "count_negative": (shard_bytes(-200), ["1424 bytes", "-200 tokens"]),
-    "count_zero": (shard_bytes(0), ["1424 bytes", " 0 tokens"]),
+    "count_zero": (shard_bytes(0), ["1424 bytes", "(0 tokens"]),
     "one_byte_short": (shard_bytes()[:-1], ["1423 bytes", "1424", "200 tokens"]),
     "one_byte_long": (shard_bytes() + b"\0", ["1425 bytes", "1424", "200 tokens"]),
     "header_only": (shard_bytes()[:1024], ["1024 bytes", "200 tokens"]),
@@ -49,7 +49,7 @@ def test_whole_shards_are_accepted(tmp_path: Path) -> None:
     assert config.problems(1) == []
     shards = train_gpt.Shards(str(tmp_path), "train")
     assert [path.name for path in shards.paths] == [f"fineweb_train_{n:06d}.bin" for n in range(3)]
-    assert shards.ends == [9000, 9200, 9201] and shards.total == 9201
+    assert shards.ends == [0, 9000, 9200, 9201] and shards.total == 9201
     assert train_gpt.shard_tokens(shards.paths[1]) == 200
 
 
