@@ -2,8 +2,8 @@
 
     python3 logs/trace.py logs/<RUN_ID>.trace.json.gz [--width COLUMNS]
 
-Each column is a slice of time, its height the share of the slice in which the track was busy: the reader threads (disk_read),
-the copy stream (h2d), and compute (forward, backward, reduce, grad_clip, optimizer; by the device's clock where it has one).
+Each column is a slice of time, its height the share of the slice in which the track was busy: the reader threads
+(disk_read), the copy stream (h2d), and compute (forward to optimizer; by the device's clock where it has one).
 With a browser: https://ui.perfetto.dev or chrome://tracing.
 """
 import argparse
@@ -26,7 +26,7 @@ class TraceError(Exception):
 
 @dataclass
 class Trace:
-    """The spans of a trace in seconds from its first event: of the readers, of the copy stream, of compute; its marks."""
+    """The spans of a trace in seconds from its first event: of readers, copy stream, compute; its marks."""
     reader: list[Span]
     copy: list[Span]
     compute: list[Span]
@@ -34,6 +34,7 @@ class Trace:
     marks: list[tuple[float, str]]
     steps: int
     end: float
+    gaps: int  # stretches in which nothing was traced, left out: between the steps and the validation, say
 
 
 def read_trace(path: Path) -> Trace:
@@ -50,14 +51,28 @@ def read_trace(path: Path) -> Trace:
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}: name a file that TRACE_STEPS wrote") from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise TraceError(f"{path}: not a trace ({type(error).__name__}: {error}): name a file that TRACE_STEPS wrote") from error
+        raise TraceError(f"{path}: not a trace ({type(error).__name__}: {error}): "
+                         "name a file that TRACE_STEPS wrote") from error
     device = "compute stream" if "compute stream" in tracks.values() else "main thread"
+    spans, marks, gaps = without_gaps(spans, marks)
     return Trace(reader=[s[2:] for s in spans if s[0] == "disk_read"],
                  copy=[s[2:] for s in spans if s[0] == "h2d"],
                  compute=merged([s[2:] for s in spans if s[0] in COMPUTE and s[1] == device]),
                  waits=[s[2:] for s in spans if s[0] == "input_wait"], marks=marks,
                  steps=sum(s[0] == "optimizer" and s[1] == device for s in spans),
-                 end=max([s[3] for s in spans], default=0.0))
+                 end=max([s[3] for s in spans], default=0.0), gaps=gaps)
+
+
+def without_gaps(spans: list[tuple], marks: list[tuple]) -> tuple[list[tuple], list[tuple], int]:
+    """(spans, marks, number of gaps), as if gaps longer than a tenth of what was traced had never been."""
+    pieces = merged([span[2:] for span in spans])
+    traced = sum(end - begin for begin, end in pieces)
+    gaps = [(a[1], b[0] - a[1]) for a, b in zip(pieces, pieces[1:]) if b[0] - a[1] > traced / 10]
+
+    def moved(when: float) -> float:
+        return when - sum(min(length, when - begin) for begin, length in gaps if when > begin)
+    return ([(name, track, moved(begin), moved(end)) for name, track, begin, end in spans],
+            [(moved(when), label) for when, label in marks], len(gaps))
 
 
 def merged(spans: list[Span]) -> list[Span]:
@@ -97,7 +112,8 @@ def timeline(trace: Trace, name: str, columns: int, heights: str = HEIGHTS) -> l
     bars = [bar(spans, end, columns, heights) for spans in (trace.reader, trace.copy, trace.compute)]
     waited = 1e3 * sum(b - a for a, b in trace.waits)
     marks = ", ".join(f"{label} at {1e3 * when:.0f} ms" for when, label in trace.marks if label != "warm_up_end")
-    return [f"{name}: {trace.steps} steps, {1e3 * end:.0f} ms; a column is {1e3 * end / columns:.2f} ms",
+    gaps = f", {trace.gaps} untraced gaps left out" if trace.gaps else ""
+    return [f"{name}: {trace.steps} steps, {1e3 * end:.0f} ms{gaps}; a column is {1e3 * end / columns:.2f} ms",
             f"reader  |{bars[0]}| busy {100 * reading / end:.2f} %, {share}",
             f"copy    |{bars[1]}| {copied}",
             f"compute |{bars[2]}| busy {100 * computing / end:.1f} %",

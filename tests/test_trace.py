@@ -1,4 +1,4 @@
-"""Proves what instruments report: the breakdown's line, the trace and its text form, the input report, verified batches."""
+"""Proves what instruments report: the breakdown's line, the trace and its text, the input report, verified batches."""
 import contextlib
 import dataclasses
 import gzip
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(180)
 LINE = re.compile(
     r"timing_breakdown step:(\d+) micro_steps:(\d+) batch_cpu_ms:([\d.]+) batch_h2d_ms:([\d.]+) forward_ms:([\d.]+) "
     r"backward_ms:([\d.]+) grad_clip_ms:([\d.]+) optimizer_ms:([\d.]+) val_ms:([\d.]+) explicit_sync_ms:([\d.]+) "
-    r"\(per_optimizer_step; forward/backward/batch averaged over micro_steps; grad_accum_steps=(\d+)\) reduce_ms:[\d.]+")
+    r"\(per_optimizer_step; forward/backward/batch averaged over micro_steps; grad_accum_steps=(\d+)\) "
+    r"reduce_ms:[\d.]+")
 
 
 # --- TRAINING_TIMING_BREAKDOWN ----------------------------------------------------------------------------------------
@@ -93,7 +94,8 @@ class Events:
         return cls(set(tracks.values()),
                    [(e["name"], tracks[e["tid"]], e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3)
                     for e in events if e["ph"] == "X"],
-                   [(e["name"], e["ts"] / 1e3) for e in events if e["ph"] == "i"], [e for e in events if e["ph"] == "C"])
+                   [(e["name"], e["ts"] / 1e3) for e in events if e["ph"] == "i"],
+                   [e for e in events if e["ph"] == "C"])
 
     def named(self, name: str) -> list[tuple[float, float]]:
         return [(begin, end) for label, _, begin, end in self.spans if label == name]
@@ -101,7 +103,7 @@ class Events:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """40 steps of 2 micro-steps through 8 steps' worth of tokens in two shards; 12 traced; validations at 0, 8, 16 ..."""
+    """40 steps of 2 micro-steps through two shards with 8 steps' tokens; 12 traced; validations at 0, 8, 16 ..."""
     folder = tmp_path_factory.mktemp("traced")
     data = byte_data(folder / "data", val_tokens=4000)
     write_split(folder / "data", "train", np.arange(8 * 2056) % 250, [5 * 2056])
@@ -227,14 +229,24 @@ def test_the_timeline_draws_times_where_they_are(tmp_path: Path) -> None:
     tracks = ["train reader", "main thread", "copy stream", "compute stream"]
     rows = [span("disk_read", 0, 100, 101), span("disk_read", 0, 105, 105.5), span("h2d", 2, 102, 103),
             span("forward", 1, 100, 100.1), span("forward", 3, 104, 108), span("optimizer", 3, 108, 110),
-            span("input_wait", 1, 103, 104),
+            span("input_wait", 1, 101, 104),
             *({"name": "thread_name", "ph": "M", "tid": i, "args": {"name": n}} for i, n in enumerate(tracks))]
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": rows}))
     shown = timeline(tmp_path / "t.json", "--width", 10)
     title, reader, copy, compute, waits = shown.stdout.splitlines()
     assert "1 steps, 10000 ms" in title and "busy 15.00 %, 33 % of it under compute" in reader
     assert re.search(r"\|(.*)\|", reader)[1] == "█▁   ▄    " and re.search(r"\|(.*)\|", copy)[1] == "  █▁      "
-    assert re.search(r"\|(.*)\|", compute)[1] == "    ██████" and "busy 60.0 %" in compute and "1000.00 ms (10.00 %)" in waits
+    assert re.search(r"\|(.*)\|", compute)[1] == "    ██████" and "busy 60.0 %" in compute
+    assert "3000.00 ms (30.00 %)" in waits
+
+
+def test_stretches_without_a_trace_are_left_out(tmp_path: Path) -> None:
+    rows = [{"name": name, "ph": "X", "pid": 0, "tid": 0, "ts": 1e6 * begin, "dur": 1e6}
+            for name, begin in (("forward", 0), ("optimizer", 1), ("forward", 1000))]
+    rows.append({"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "main thread"}})
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": rows}))
+    title, _, _, compute, _ = timeline(tmp_path / "t.json", "--width", 3).stdout.splitlines()
+    assert "1 steps, 3000 ms, 1 untraced gaps left out" in title and "|███|" in compute
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\x1f\x8b broken", b'{"traceEvents": [{"ph": "X"}]}', b"[1]"])
@@ -249,7 +261,8 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes) ->
 # --- The input report -------------------------------------------------------------------------------------------------
 
 def input_event(run: Finished) -> dict:
-    lines = [json.loads(line) for path in (run.folder / "logs").glob("*.jsonl") for line in path.read_text().splitlines()]
+    [path] = (run.folder / "logs").glob("*.jsonl")
+    lines = map(json.loads, path.read_text().splitlines())
     return next(line for line in lines if line["event"] == "input")
 
 
@@ -277,7 +290,8 @@ def test_the_worst_step_and_its_shard_boundary_are_named(slow_step: int) -> None
     times = [0.5] * 20
     times[2 * slow_step - 1] = 40.0
     found = train_gpt.waits(times, batches, 2, 1000.0)
-    assert found["worst_step"] == slow_step and found["max_ms"] == 40.5 and found["at_shard_boundary"] == (slow_step == 7)
+    assert found["worst_step"] == slow_step and found["max_ms"] == 40.5
+    assert found["at_shard_boundary"] == (slow_step == 7)
     assert found["total_ms"] == 49.5 and found["percent"] == pytest.approx(4.95) and found["median_ms"] == 1.0
 
 
