@@ -44,25 +44,21 @@ mode, counter = choice("auto", "0", "1"), choice("cpu", "cuda")
 @dataclass(frozen=True)
 class Config:
 	"""Every setting; its environment variable is its name in upper case. README.md, "Settings": units and meanings."""
-	# data
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = ""
 	seed: natural = 1337
-	# validation and logs
 	val_batch_size: count = 524_288
 	val_loss_every: natural = 1000
 	val_tokens: natural = 0
 	val_progress_log_every: natural = 0
 	train_log_every: natural = 200
-	# length
 	iterations: natural = 20_000
 	warmdown_iters: natural = 1200
 	warmup_steps: natural = 20
 	train_batch_tokens: count = 524_288
 	train_seq_len: count = 1024
 	max_wallclock_seconds: number = 600.0
-	# model
 	vocab_size: vocab = 1024
 	num_layers: count = 9
 	model_dim: count = 512
@@ -73,7 +69,6 @@ class Config:
 	rope_base: positive = 10_000.0
 	logit_softcap: positive = 30.0
 	qk_gain_init: number = 1.5
-	# optimizer
 	embed_lr: rate = 0.6
 	head_lr: rate = 0.008
 	tied_embed_lr: rate = 0.05
@@ -88,10 +83,8 @@ class Config:
 	beta2: share = 0.95
 	adam_eps: rate = 1e-8
 	grad_clip_norm: rate = 0.0
-	# artifact
 	control_tensor_name_patterns: text = CONTROLS
 	int8_keep_float_fp32_name_patterns: text = CONTROLS
-	# overlap and input
 	train_prefetch: switch = True
 	train_prefetch_queue: count = 2
 	train_copy_stream: switch = True
@@ -105,7 +98,6 @@ class Config:
 	trace_steps: natural = 0
 	data_verify: switch = False
 	data_stall_seconds: positive = 60.0
-	# device
 	device: where = "auto"
 	torch_compile: mode = "auto"
 	grad_accum_steps: natural = 0
@@ -165,7 +157,7 @@ def edit_distance(a, b):
 	least = 1 + min(edit_distance(a[:-1], b), edit_distance(a, b[:-1]), edit_distance(a[:-1], b[:-1]) - (a[-1] == b[-1]))
 	return min(least, 1 + edit_distance(a[:-2], b[:-2])) if a[-2:] == b[:-3:-1] and a[1:] else least
 def foreign_names(environ):
-	"""(faults: nearly a setting, warnings: settings of the challenge's other scripts)."""
+	"""(faults: nearly a setting; warnings: a setting of other scripts)."""
 	ours, faults = {f.name.upper() for f in dataclasses.fields(Config)}, []
 	names = sorted(set(environ) - ours - NOT_OURS)
 	for name in itertools.filterfalse(FOREIGN.fullmatch, names):
@@ -186,7 +178,7 @@ def print_help():
 	return 0
 
 # === RUNTIME ===
-GROUP_TIMEOUT = datetime.timedelta(minutes=5)  # a rank's longest wait for another
+GROUP_TIMEOUT = datetime.timedelta(minutes=5)  # longest wait for a rank
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def torch_version(): return tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
@@ -206,7 +198,7 @@ def runtime_faults(cfg, environ):
 
 @dataclass(frozen=True)
 class Runtime:
-	"""This process among the ranks: device, dtype of activations, collectives (main thread only)."""
+	"""This process: rank, device, dtype of activations, collectives (main thread only)."""
 	rank: int = 0
 	world_size: int = 1
 	device: torch.device = torch.device("cpu")
@@ -237,7 +229,7 @@ class Runtime:
 		try:
 			if dist.is_initialized(): call(*args, **options)
 		except RuntimeError as error:
-			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: see that one's error: "
+			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: see its error: "
 				f"{first_line(error)}") from error
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all that was launched."""
@@ -291,7 +283,7 @@ def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks, beside "<split> reader"
 TRACE_EVENTS, TRACE_VAL_BATCHES = 150_000, 50  # below 20 MB before compression, at 100 bytes an event
 class Clock:
-	"""Training time in ms, without validation; true, as both edges wait for the device (synchronisation points)."""
+	"""Training time in ms, without validation; both edges wait for the device (synchronisation points)."""
 	def __init__(self, rt): self.rt, self.total_ms, self.since = rt, 0.0, math.inf
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
 	def start(self):
@@ -338,9 +330,9 @@ class Breakdown(Recorder):
 	def __init__(self, cfg, rt, log):
 		super().__init__(cfg, rt, log)
 		self.ms, self.totals, self.since = defaultdict(float), Counter(), now()
-		log.line("timing_breakdown:enabled: costs all overlap, and a wait for the device at both ends of every phase")
+		log.line("timing_breakdown:enabled: costs all overlap and two waits for the device a phase")
 	def mark(self, track):
-		if track.endswith("reader"): return 0.0  # that thread does no CUDA work
+		if track.endswith("reader"): return 0.0  # it does no CUDA work
 		started = now()
 		self.rt.synchronize()
 		self.ms["sync"] += 1e3 * (now() - started)
@@ -367,8 +359,8 @@ class Breakdown(Recorder):
 		self.log.line(f"overlappable: {share}: the most that overlap can win here")
 
 class Trace(Recorder):
-	"""TRACE_STEPS: what ran when: steps with overlap on, then a validation, cut. Host times and, with CUDA, the device's
-	by events; waits for the device before the clock starts and at the end alone."""
+	"""TRACE_STEPS: what ran when, in steps with overlap on and a validation, cut. Host times; with CUDA the device's, by
+  events: it is waited for at the start and the end alone."""
 	def __init__(self, cfg, rt, log):
 		super().__init__(cfg, rt, log)
 		self.steps, self.on, self.events = min(cfg.trace_steps, cfg.iterations), True, []
@@ -415,7 +407,7 @@ class Trace(Recorder):
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
 def batch_sum(x, y):
-	"""Position-weighted int64 sum with wrap-around; numpy or torch."""
+	"""Position-weighted int64 sum, wrapping; numpy or torch."""
 	return (3 * x + y).reshape(-1).cumsum(0).sum()
 class Unverified:
 	"""DATA_VERIFY off."""
@@ -439,7 +431,7 @@ class Verify(Unverified):
 		"""Synchronisation point, at log time. RunError if a batch was overwritten while in use."""
 		for where, read, held in self.pending:
 			if held.item() != read: raise RunError(f"{where}: the batch was overwritten while in use: its sum was {read}, is "
-				f"{held}: report it; GPU_PREFETCH=1 is safer")
+				f"{held}: set GPU_PREFETCH=1, report it")
 		self.pending, self.checked = [], self.checked + len(self.pending)
 		if total: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
@@ -459,15 +451,17 @@ def shard_tokens(path):
 	whole = HEADER_BYTES + TOKEN_BYTES * count
 	if (magic, version) == MAGIC_VERSION and 0 < count and size == whole: return count
 	raise RunError(f"{path}: magic {magic}, version {version} (not {MAGIC_VERSION}), {size} bytes ({count} tokens need "
-		f"{whole}): no whole shard: delete it, and fetch or make it again")
+		f"{whole}): no whole shard: delete it, fetch or make it again")
 def read_json(path):
 	"""What a JSON file holds; {} where there is none."""
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_text(encoding="utf-8")))
 	return {}
 def promised(folder, split):
 	"""How many shards the manifest promises; 0: it says nothing."""
-	sets = read_json(folder / "../../manifest.json").get("datasets", [])
-	return max((d["stats"][f"files_{split}"] for d in sets if d["name"] == folder.resolve().name), default=0)
+	with suppress(KeyError, TypeError):
+		sets = {d["name"]: d["stats"] for d in read_json(folder / "../../manifest.json")["datasets"] if "stats" in d}
+		return sets[folder.resolve().name][f"files_{split}"]
+	return 0
 def producing(folder):
 	"""What the producer at work in a folder (a download, a tokenizer) last said; {}: there is none."""
 	state = read_json(folder / ".producing")
@@ -489,11 +483,11 @@ class Shards:
 	def add(self, path):
 		self.ends.append(self.ends[-1] + shard_tokens(path))
 		self.paths.append(path)
-	def await_token(self, token):
+	def await_token(self, token, reader):
 		"""In the reader thread: returns once `token` is on disk, or the set complete. RunError if the producer has failed,
 		died, or stands still."""
 		moved = time.monotonic()
-		while self.growing and token >= self.ends[-1]:
+		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path, still_s = producing(self.folder), self.numbered(len(self.paths)), time.monotonic() - moved
 			if path.exists(): self.add(path)
 			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
@@ -534,12 +528,12 @@ def dataset_faults(cfg):
 		if split == "val" and 0 < tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:
 			yield cfg.fault("train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less")
 def where_else(cfg, name):
-	"""A remedy for a missing path: the setting that finds it in a parent folder, or how to get data."""
+	"""A remedy for a missing path: the setting that finds it further up, or how to get data."""
 	for found in (parent / getattr(cfg, name) for parent in Path.cwd().resolve().parents):
 		if found.exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
 	return f"make some: `python3 {QUICKSTART} --prepare-only` prints their paths; or fetch it: `python3 {DOWNLOAD}`"
 def cut_val_tokens(cfg, total):
-	"""Tokens of validation in use: whole rows, and one more to predict."""
+	"""Tokens of validation: whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // cfg.train_seq_len * cfg.train_seq_len + 1
 
 @dataclass(frozen=True)
@@ -584,8 +578,9 @@ class BatchPlan:
 		return [(a - rows.start, b - a, self.token(a) - self.token(rows.start)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of crc32 over the rows, each started with its number: the same for any ranks and accumulation."""
-	first, T = plan.token(rows.start), plan.seq_len
-	return sum(zlib.crc32(tokens[plan.token(row) - first:][:T + 1], row & CRC) for row in rows) & CRC
+	data, first, size = memoryview(tokens).cast("B"), plan.token(rows.start), TOKEN_BYTES * (plan.seq_len + 1)
+	starts = [TOKEN_BYTES * (plan.token(row) - first) for row in rows]
+	return sum(zlib.crc32(data[a:a + size], row & CRC) for a, row in zip(starts, rows)) & CRC
 def widen(x, y, tokens, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy arrays in the reader thread, or tensors on the device."""
 	T = x.shape[1]
@@ -594,12 +589,12 @@ def widen(x, y, tokens, segments):
 		y[row:row + rows] = tokens[begin + 1:begin + 1 + rows * T].reshape(rows, T)
 
 class Overlap(NamedTuple):
-	"""The overlap of a split in effect: its settings, less what the device or another setting rules out."""
-	prefetch: bool     # off: the reader reads a batch when it is asked for
-	queue: int         # host batches kept ready
+	"""The overlap of a split in effect: its settings, less what rules them out."""
+	prefetch: bool     # off: read when asked for
+	queue: int         # host batches ready
 	copy_stream: bool  # off: uploads queue on the compute stream
-	device_slots: int  # batches in flight on the device; 0: none (CPU)
-	words: str         # the same for the log, with reasons
+	device_slots: int  # batches on the device; 0: CPU
+	words: str         # for the log, with reasons
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
@@ -619,17 +614,17 @@ class Slot:
 	"""A buffer of one batch: uint16 tokens and, where it is handed out, int64 x and y, each its own tensor."""
 	def __init__(self, plan, device, *, pinned=False, widened=True):
 		size, rows = plan.batch_rows * plan.seq_len + plan.batch_rows // plan.span_rows + 2, plan.batch_rows * widened
-		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.full, self.tokens = rows, torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 	def batch(self):
-		x, y = (self.x, self.y) if self.rows == len(self.x) else (self.x[:self.rows], self.y[:self.rows])
+		x, y = (self.x, self.y) if self.rows == self.full else (self.x[:self.rows], self.y[:self.rows])
 		return x, y, self.digest
 
 class HostHandOut:
 	"""The CPU's last stage: a host slot itself is handed out, free again at the next call."""
 	ahead = bytes_copied = 0
 	wait_ms = copy_ms = 0.0  # wait_ms: the sum of waits_ms, the input waits
-	def __init__(self): self.pending, self.waits_ms = deque(), []  # host slots in use, oldest first
+	def __init__(self): self.pending, self.waits_ms = deque(), []  # host slots in use
 	def ask(self): pass
 	def close(self): pass
 	def waited(self, ms):
@@ -656,7 +651,7 @@ class DeviceRing(HostHandOut):
 		for slot in self.slots:
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
-		self.idle = deque()  # (asked, fed) events of recent batches
+		self.idle = deque()  # (asked, fed) events
 	def ask(self):
 		"""An event where the compute stream begins to wait; adds up the waits that have passed, waits for none."""
 		while self.idle and self.idle[0][1].query():
@@ -707,32 +702,34 @@ class Pipeline:
 		self.name, self.spans, self.stall_seconds = name, spans, stall_seconds
 		self.who = f"rank {rt.rank}: the {name} reader"
 		self.stage = DeviceRing(plan, overlap, rt.device, spans) if overlap.device_slots else HostHandOut()
-		self.taken = self.handed = self.late_copies = self.bytes_read = 0
-		self.host_waits_ms, self.crossings = [], []  # of every batch; batches that came to another shard or epoch
-		self.read_ms, self.busy_ms, self.place = 0.0, 0.0, None  # of the reader: in reads, at work, (epoch, shard)
-		self.free = queue.SimpleQueue()       # slots to the reader; None: it has to go
-		self.ready = queue.Queue()            # slots from the reader; None: nothing more will come
-		self.permits = threading.Semaphore(overlap.queue * overlap.prefetch)  # batches it may still read
-		self.doing = math.inf, "nothing yet"  # since when it has been in a read, and of what
+		self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = 0
+		self.host_waits_ms, self.crossings = [], []  # of each batch; batches in a new shard or epoch
+		self.read_ms, self.busy_ms, self.place = 0.0, 0.0, None  # of the reader; (epoch, shard)
+		self.free = queue.SimpleQueue()   # slots for the reader to fill; None: it has to go
+		self.ready = queue.SimpleQueue()  # slots from the reader; None: nothing more will come
+		self.spare, self.due = [], overlap.queue * overlap.prefetch  # slots at rest; how many more it may fill
+		self.doing = math.inf, "no file", 0  # in a read since, file, offset
+		self.opened, self.file = None, io.BytesIO()  # the reader's open shard
 		self.error, self.closed, self.host_slots = None, False, overlap.queue + max(1, overlap.device_slots)
 		for _ in range(self.host_slots):
-			self.free.put(slot := Slot(plan, torch.device("cpu"), pinned=rt.cuda, widened=not overlap.device_slots))
+			self.spare.append(slot := Slot(plan, torch.device("cpu"), pinned=rt.cuda, widened=not overlap.device_slots))
 			if overlap.device_slots: slot.begun, slot.copied = timed_event(), timed_event()
+		self._feed([], 0)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
 	def _read_all(self):
 		try:
 			for k in range(self.end):
-				self.permits.acquire()
 				if (slot := self.free.get()) is None or self.closed: break
 				self._fill(slot, k)
 				self.ready.put(slot)
+				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
 		except BaseException as error: self.error = error  # all: or the consumer would wait for ever
-		finally: self.ready.put(None)
+		finally: self.ready.put(None), self.file.close()
 	def _fill(self, slot, k):
 		rows = self.plan.rows(k)
-		self.shards.await_token(self.plan.last_token(rows))
+		self.shards.await_token(self.plan.last_token(rows), self)
 		started, (first, slot.size), begin = now(), self.plan.tokens(rows), 0
 		slot.rows, slot.segments, tokens = len(rows), self.plan.segments(rows), slot.tokens.numpy()[:slot.size]
 		with self.spans("disk_read", self.thread.name):
@@ -752,52 +749,59 @@ class Pipeline:
 		self.place = epoch, index
 	def _read(self, index, offset, out):
 		"""Exactly len(out) bytes; a file that has shrunk is an error (mapped: a crash)."""
-		done = 0
-		with self._open(index, offset) as file:
-			file.seek(offset)
-			while done < len(out):
-				count = file.readinto(out[done:])
-				if not count: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short: it changed")
-				done += count
-		self.bytes_read, self.doing = self.bytes_read + done, (math.inf, self.doing[1])
+		done, file = 0, self._open(index, offset)
+		file.seek(offset)
+		while done < len(out):
+			count = file.readinto(out[done:])
+			if not count: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short: it changed")
+			done += count
+		self.bytes_read, self.doing = self.bytes_read + done, (math.inf, *self.doing[1:])
 	def _open(self, index, offset):
-		self.doing = time.monotonic(), f"{self.shards.paths[index]} at byte {offset}"
-		return open(self.shards.paths[index], "rb", buffering=0)
+		self.doing = time.monotonic(), self.shards.paths[index], offset
+		if self.opened != index:
+			self.opened = self.file.close()  # None
+			self.opened, self.file = index, open(self.shards.paths[index], "rb", buffering=0)
+		return self.file
 	def _advise(self, k):
-		"""Asks the kernel to read batch k ahead, in the next shard too."""
+		"""Has the kernel read batch k ahead, in the next shard too."""
 		if k >= self.end or not hasattr(os, "posix_fadvise") or self.shards.growing: return
-		with suppress(OSError):  # advice only: what cannot be read fails when it is due
+		with suppress(OSError):  # advice only
 			for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
-				with self._open(index, offset) as file:
-					os.posix_fadvise(file.fileno(), offset, TOKEN_BYTES * count, os.POSIX_FADV_WILLNEED)
-		self.doing = (math.inf, self.doing[1])
+				os.posix_fadvise(self._open(index, offset).fileno(), offset, TOKEN_BYTES * count, os.POSIX_FADV_WILLNEED)
+		self.doing = math.inf, *self.doing[1:]
+	def _feed(self, slots, more):
+		"""Takes back unused slots, and hands the reader as many as it may fill."""
+		self.spare, self.due = self.spare + slots, self.due + more
+		while self.due and self.spare:
+			self.due -= 1
+			self.free.put(self.spare.pop(0))
 	def _take(self):
-		"""The next host batch; waits for it, never without a bound."""
-		if not self.overlap.prefetch: self.permits.release()
-		for slot in self.stage.recycle(): self.free.put(slot)
+		"""The next host batch; a wait has a bound."""
+		self._feed(self.stage.recycle(), not self.overlap.prefetch)
 		while self.ready.empty() and self.stage.pending:  # the device is busy with what its copies wait for
-			for slot in self.stage.recycle(block=True): self.free.put(slot)
+			self._feed(self.stage.recycle(block=True), 0)
 		started = now()
 		with self.spans("input_wait", HOST): slot = self._await()
-		if self.overlap.prefetch: self.permits.release()
+		self._feed([], self.overlap.prefetch)
 		self.taken += 1
 		self.host_waits_ms.append(1e3 * (now() - started))
 		self.stage.host_waited(self.host_waits_ms[-1])
 		return slot
+	def where(self): return f"{self.doing[1]} at byte {self.doing[2]}"
 	def _await(self):
 		while True:
 			try: slot = self.ready.get(timeout=0.2)
 			except queue.Empty:
 				if time.monotonic() - self.doing[0] < self.stall_seconds: continue
-				raise RunError(f"{self.who} has waited for {self.doing[1]} for over DATA_STALL_SECONDS="
+				raise RunError(f"{self.who} has waited for {self.where()} for over DATA_STALL_SECONDS="
 					f"{shown(self.stall_seconds)}: move DATA_PATH to a local disk") from None
 			if slot is not None: return slot
 			self.ready.put(None)
-			what = self.error if isinstance(self.error, RunError) else f"{self.doing[1]}: {self.error!r}"
+			what = self.error if isinstance(self.error, RunError) else f"{self.where()}: {self.error!r}"
 			raise RunError(f"{self.who} failed on {what}") from self.error
 	def __iter__(self): return self
 	def __next__(self):
-		"""The next batch; uploads of later ones are issued first, as far as they have been read."""
+		"""The next batch; uploads of later ones, as far as they have been read, are issued too."""
 		if self.handed >= self.end: raise StopIteration
 		self.stage.ask()
 		if self.taken == self.handed:
@@ -805,15 +809,14 @@ class Pipeline:
 			self.stage.submit(self._take())
 		batch = self.stage.hand_out()
 		self.handed += 1
-		while self.taken < min(self.end, self.handed + self.stage.ahead) and self.ready.queue and self.ready.queue[0]:
+		while self.taken < min(self.filled, self.handed + self.stage.ahead):
 			self.stage.submit(self._take())
 		self.spans.handed(self)
 		return batch
 	def close(self):
-		"""Ends the reader from any state, within a second; one stuck in a read is left (a daemon)."""
+		"""Ends the reader within a second; one stuck in a read is left (a daemon)."""
 		self.closed = True
 		self.free.put(None)
-		self.permits.release()
 		self.thread.join(timeout=0.8)
 		self.stage.close()
 
@@ -900,7 +903,7 @@ def compiled(model, log):
 
 # === OPTIMIZERS ===
 def newton_schulz(matrices, iterations, dtype):
-	"""(n, rows, cols) -> about the nearest semi-orthogonal matrices, by Muon's quintic iteration in `dtype`
+	"""(n, rows, cols) -> about the nearest semi-orthogonal, by Muon's quintic iteration in `dtype`
 	(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/)."""
 	tall = matrices.size(-2) > matrices.size(-1)
 	x = (matrices.mT if tall else matrices).to(dtype)
@@ -911,8 +914,8 @@ def newton_schulz(matrices, iterations, dtype):
 	return x.mT if tall else x
 
 class FlatParameters:
-	"""All parameters, and all gradients, as one float32 vector each, of which each Parameter and .grad is a view: one
-	reduction a step, not DDP's buckets. `tail` more elements carry the control vector."""
+	"""All parameters, and all gradients, as one float32 vector each (every Parameter and .grad is a view): one reduction
+  a step. `tail` more elements carry the control vector."""
 	def __init__(self, groups, tail):
 		ends = list(itertools.accumulate(-(-sum(p.numel() for p in group) // 64) * 64 for group in groups))  # aligned
 		self.values = torch.zeros(ends[-1], device=groups[0][0].device)
@@ -1168,7 +1171,7 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	return crc
 def warm_up(run, foretell):
-	"""Priming steps: compile, allocate, fill caches outside the clock; then they are rolled back."""
+	"""Priming steps: compile, allocate, fill caches off the clock; then rolled back."""
 	saved, count = run.optimizers.snapshot(), run.cfg.warmup_steps
 	with closing(run.batches()) as batches:
 		for step in range(count):
@@ -1227,14 +1230,14 @@ def train(run):
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
 		report(run, batches, step, val_ms)
 def waits(waits_ms, batches, micro_steps, train_ms):
-	"""What a run has waited, and a step of it; whether its worst step read from a new shard."""
+	"""What a run, and a step of it, has waited; did the worst read from a new shard?"""
 	steps = np.reshape(waits_ms, (-1, micro_steps)).sum(1) if waits_ms else np.zeros(1)
 	total, worst = float(steps.sum()), int(steps.argmax())
 	return dict(total_ms=total, percent=100 * total / (train_ms or 1), median_ms=float(np.median(steps)),
 		p99_ms=float(np.percentile(steps, 99)), max_ms=float(steps[worst]), worst_step=worst + 1,
 		at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered):
-	"""What input cost (percent of training; hidden: by overlap), and what to do; needed, delivered: MB/s of reads."""
+	"""What input cost (percent of training; hidden by overlap), what to do; needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
 	if percent < 0.5: return cost + (": overlap settings do not matter here" if hidden_percent < 0.5 else
 		f": overlap hides {hidden_percent:.2f} %")
@@ -1243,7 +1246,7 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered):
 	rates = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
 	return f"reads are the limit: {rates}: move DATA_PATH to a local disk"
 def report(run, batches, step, val_ms):
-	"""What the run has cost, and what input had to do with it; the device is idle."""
+	"""What the run, and its input, has cost; the device is idle."""
 	stage, train_ms, cuda, tokens = batches.stage, run.clock.total_ms, run.rt.cuda, step * run.step_tokens
 	stage.ask()
 	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms)
@@ -1266,7 +1269,7 @@ def report(run, batches, step, val_ms):
 	run.verify.settle(total=True)
 	batches.spans.close()
 def export_and_score(run, code_bytes):
-	"""Rank 0 writes the artifact; every rank decodes its very bytes; their score is the run's."""
+	"""Rank 0 writes the artifact; all ranks decode its very bytes: their score is the run's."""
 	log, data = run.log, None
 	if run.rt.rank == 0:
 		state = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
@@ -1318,7 +1321,7 @@ def log_header(run, source):
 def out_of_memory(cfg, rt):
 	parts, (free, total) = rt.world_size * cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
 	more = fitting_accumulation(cfg.train_batch_tokens // cfg.train_seq_len, rt.world_size, 2 * parts)
-	return (f"rank {rt.rank}: CUDA out of memory at {cfg.train_batch_tokens // parts} tokens a micro-step, "
+	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // parts} tokens a micro-step, "
 		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={more}")
 def execute(cfg, warnings):
 	"""The run, to its exit code. A foreseeable failure is one line, any other a traceback."""
