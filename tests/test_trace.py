@@ -158,6 +158,37 @@ def test_a_trace_is_bounded_and_waits_for_nothing_after_its_steps(monkeypatch: p
     assert 150_000 * row < 20e6, "the file stays below 20 MB even before compression"
 
 
+def test_with_cuda_spans_are_drawn_by_the_devices_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The device of this test begins everything 7 ms after the host and takes 30 ms for it."""
+    device_ms = [100.0]
+
+    class Event:
+        def __init__(self, **_: bool) -> None:
+            self.at = float("nan")
+
+        def record(self, stream: object = None) -> None:
+            device_ms[0] += 30.0
+            self.at = device_ms[0]
+
+        def elapsed_time(self, later: "Event") -> float:
+            return later.at - self.at
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    runtime = SimpleNamespace(synchronize=lambda: None, cuda=True, rank=0)
+    trace = train_gpt.Trace(config_of(TRACE_STEPS=1), runtime, train_gpt.RunLog("t", True))
+    for name, track in (("input_wait", train_gpt.HOST), ("h2d", train_gpt.COPY), ("forward", train_gpt.DEVICE)):
+        with trace(name, track):
+            pass
+    with trace("disk_read", "train reader"):
+        pass
+    trace.close()
+    events = Events.load(Path("logs/t.trace.json.gz"))
+    drawn = {name: (track, begin, end) for name, track, begin, end in events.spans}
+    assert drawn["h2d"] == ("copy stream", 30.0, 60.0) and drawn["forward"] == ("compute stream", 90.0, 120.0)
+    assert drawn["input_wait"][0] == "main thread" and drawn["disk_read"][0] == "train reader"
+    assert all(0 <= drawn[name][1] <= drawn[name][2] < 1000 for name in ("input_wait", "disk_read")), "the host's clock"
+
+
 def test_a_full_disk_costs_the_trace_and_not_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     log = train_gpt.RunLog("t", True)

@@ -1,6 +1,9 @@
 """Proves on a GPU that overlap hands out the shards' tokens while the device stalls, and changes no loss."""
 import contextlib
+import gzip
 import itertools
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +99,32 @@ def test_overlap_changes_no_loss(tmp_path: Path, corpus: Corpus, without_overlap
     np.testing.assert_allclose(losses, expected, atol=2e-2, rtol=0)
     val_losses, expected = ([float(loss) for loss in log.values("val_loss")] for log in (done, without_overlap))
     np.testing.assert_allclose(val_losses, expected, atol=2e-2, rtol=0)
+
+
+# --- The instruments --------------------------------------------------------------------------------------------------
+
+def test_every_batch_is_verified_after_its_backward_pass(tmp_path: Path, corpus: Corpus) -> None:
+    done = run(tmp_path, corpus, DATA_VERIFY=1)
+    assert "batches, unchanged in use" in done.text
+
+
+def test_a_trace_shows_the_streams_by_the_devices_clock(tmp_path: Path, corpus: Corpus) -> None:
+    run(tmp_path, corpus, TRACE_STEPS=4)
+    [path] = (tmp_path / "logs").glob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    found = {(tracks[e["tid"]], e["name"]) for e in events if e["ph"] == "X"}
+    assert {("copy stream", "h2d"), ("compute stream", "forward"), ("compute stream", "backward"),
+            ("compute stream", "optimizer"), ("main thread", "input_wait"), ("train reader", "disk_read"),
+            ("compute stream", "validate")} <= found
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["name"] == "backward")
+    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:])), "the device does one after the other"
+    assert min(e["dur"] for e in events if e["ph"] == "X") >= 0
+
+
+def test_the_report_counts_what_was_uploaded_and_how_long_the_device_waited(tmp_path: Path, corpus: Corpus) -> None:
+    done = run(tmp_path, corpus)
+    report = dict(re.findall(r"(\w+):([\d.]+)", re.search(r"^input_bytes (.*)$", done.text, re.MULTILINE)[1]))
+    step_bytes = 2 * (MODEL["TRAIN_BATCH_TOKENS"] + 8)
+    assert 10 * step_bytes <= int(report["copied"]) <= 14 * step_bytes and float(report["copy_gb_s"]) > 0
+    assert re.search(r"^device_wait total_ms:[\d.]+ percent:[\d.]+", done.text, re.MULTILINE)
