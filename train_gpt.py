@@ -168,7 +168,7 @@ def foreign_names(environ):
 	others = ", ".join(filter(FOREIGN.fullmatch, names))
 	return faults, [f"set, but this script has no such setting: {others}"] if others else []
 def print_help():
-	"""Names, types and defaults; groups, units and meanings are README.md's, where it is at hand."""
+	"""Names, types, defaults; groups, units and meanings from README.md, if at hand."""
 	print(__doc__)
 	table = "\n".join(f"| `{f.name.upper()}` | - | see README.md |" for f in dataclasses.fields(Config))
 	with suppress(OSError): table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
@@ -221,7 +221,7 @@ class Runtime:
 		self._collective(dist.all_reduce, tensor)  # a sum, in place
 		return tensor
 	def broadcast(self, value):
-		"""Rank 0's `value` on every rank (a synchronisation point, at the start and the end of a run)."""
+		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
 		self._collective(dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
 	def _collective(self, call, *args, **options):
@@ -232,7 +232,7 @@ class Runtime:
 			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: see its error: "
 				f"{first_line(error)}") from error
 	def synchronize(self):
-		"""Synchronisation point: the device has finished all that was launched."""
+		"""Synchronisation point: the device has finished all it was given."""
 		if self.cuda: torch.cuda.synchronize(self.device)
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
@@ -266,7 +266,7 @@ class RunLog:
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
-	"""The whole file or none of it: a temporary beside it, fsync, rename."""
+	"""The whole file or none: a temporary beside it, fsync, rename."""
 	temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file:
@@ -305,7 +305,7 @@ def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 		yield
 	total_s = round(min(count * unit_s, cap_s if cap_s > 0 else math.inf))
 	log.console(f"({unit}: about {unit_s:.3g} s each, {datetime.timedelta(seconds=total_s)} in all)")
-	if total_s > 600 and not rt.cuda: log.console(f"(long, on a CPU: `python3 {QUICKSTART}` trains in two minutes)")
+	if total_s > 600 and not rt.cuda: log.console(f"(long: on a CPU `python3 {QUICKSTART}` takes two minutes)")
 	while True: yield
 
 class Spans:
@@ -317,7 +317,7 @@ class Spans:
 	def step_done(self, step): pass
 	def close(self): pass  # says what was found
 class Recorder(Spans):
-	"""add(name, track, begin, end) of every phase; mark(track) is its begin or end."""
+	"""mark(track) begins and ends a phase, add() keeps it."""
 	def __init__(self, cfg, rt, log): self.cfg, self.rt, self.log = cfg, rt, log
 	@contextmanager
 	def __call__(self, name, track=DEVICE):
@@ -531,7 +531,7 @@ def where_else(cfg, name):
 	"""A remedy for a missing path: the setting that finds it further up, or how to get data."""
 	for found in (parent / getattr(cfg, name) for parent in Path.cwd().resolve().parents):
 		if found.exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
-	return f"make some: `python3 {QUICKSTART} --prepare-only` prints their paths; or fetch it: `python3 {DOWNLOAD}`"
+	return f"make some: `python3 {QUICKSTART} --prepare-only` prints paths; or fetch it: `python3 {DOWNLOAD}`"
 def cut_val_tokens(cfg, total):
 	"""Tokens of validation: whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // cfg.train_seq_len * cfg.train_seq_len + 1
@@ -577,10 +577,11 @@ class BatchPlan:
 		cuts = [rows.start, *ends, rows.stop]
 		return [(a - rows.start, b - a, self.token(a) - self.token(rows.start)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
-	"""Sum of crc32 over the rows, each started with its number: the same for any ranks and accumulation."""
-	data, first, size = memoryview(tokens).cast("B"), plan.token(rows.start), TOKEN_BYTES * (plan.seq_len + 1)
-	starts = [TOKEN_BYTES * (plan.token(row) - first) for row in rows]
-	return sum(zlib.crc32(data[a:a + size], row & CRC) for a, row in zip(starts, rows)) & CRC
+	"""Sum of crc32 of rows, each started with its number: the same for any ranks and accumulation."""
+	data, step, size = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len, TOKEN_BYTES * (plan.seq_len + 1)
+	starts = [(TOKEN_BYTES * begin + i * step, rows.start + row + i & CRC)
+		for row, count, begin in plan.segments(rows) for i in range(count)]
+	return sum([zlib.crc32(data[start:start + size], row) for start, row in starts]) & CRC
 def widen(x, y, tokens, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy arrays in the reader thread, or tensors on the device."""
 	T = x.shape[1]
@@ -611,7 +612,7 @@ class Overlap(NamedTuple):
 Batch = tuple[Tensor, Tensor, int]
 
 class Slot:
-	"""A buffer of one batch: uint16 tokens and, where it is handed out, int64 x and y, each its own tensor."""
+	"""One batch: uint16 tokens and, where handed out, int64 x and y, each its own tensor."""
 	def __init__(self, plan, device, *, pinned=False, widened=True):
 		size, rows = plan.batch_rows * plan.seq_len + plan.batch_rows // plan.span_rows + 2, plan.batch_rows * widened
 		self.full, self.tokens = rows, torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
@@ -707,12 +708,13 @@ class Pipeline:
 		self.read_ms, self.busy_ms, self.place = 0.0, 0.0, None  # of the reader; (epoch, shard)
 		self.free = queue.SimpleQueue()   # slots for the reader to fill; None: it has to go
 		self.ready = queue.SimpleQueue()  # slots from the reader; None: nothing more will come
-		self.spare, self.due = [], overlap.queue * overlap.prefetch  # slots at rest; how many more it may fill
+		self.spare, self.due = [], overlap.queue * overlap.prefetch  # slots at rest; how many it may fill yet
 		self.doing = math.inf, "no file", 0  # in a read since, file, offset
 		self.opened, self.file = None, io.BytesIO()  # the reader's open shard
 		self.error, self.closed, self.host_slots = None, False, overlap.queue + max(1, overlap.device_slots)
 		for _ in range(self.host_slots):
 			self.spare.append(slot := Slot(plan, torch.device("cpu"), pinned=rt.cuda, widened=not overlap.device_slots))
+			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if overlap.device_slots: slot.begun, slot.copied = timed_event(), timed_event()
 		self._feed([], 0)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
@@ -731,7 +733,7 @@ class Pipeline:
 		rows = self.plan.rows(k)
 		self.shards.await_token(self.plan.last_token(rows), self)
 		started, (first, slot.size), begin = now(), self.plan.tokens(rows), 0
-		slot.rows, slot.segments, tokens = len(rows), self.plan.segments(rows), slot.tokens.numpy()[:slot.size]
+		slot.rows, slot.segments, tokens = len(rows), self.plan.segments(rows), slot.host[0][:slot.size]
 		with self.spans("disk_read", self.thread.name):
 			for index, offset, count in self.shards.pieces(first, slot.size):
 				self._enter(k, (first + begin) // self.shards.total, index)
@@ -740,7 +742,7 @@ class Pipeline:
 		self.read_ms += 1e3 * (now() - started)
 		slot.digest = self.digest(self.plan, rows, tokens)
 		if not self.overlap.device_slots:  # on the CPU the reader does it
-			widen(slot.x.numpy(), slot.y.numpy(), tokens, slot.segments)
+			widen(*slot.host[1:], tokens, slot.segments)
 		self.busy_ms += 1e3 * (now() - started)
 	def _enter(self, k, epoch, index):
 		if self.place and self.place != (epoch, index):
@@ -759,13 +761,13 @@ class Pipeline:
 	def _open(self, index, offset):
 		self.doing = time.monotonic(), self.shards.paths[index], offset
 		if self.opened != index:
-			self.opened = self.file.close()  # None
+			self.opened = self.file.close()
 			self.opened, self.file = index, open(self.shards.paths[index], "rb", buffering=0)
 		return self.file
 	def _advise(self, k):
 		"""Has the kernel read batch k ahead, in the next shard too."""
 		if k >= self.end or not hasattr(os, "posix_fadvise") or self.shards.growing: return
-		with suppress(OSError):  # advice only
+		with suppress(OSError):
 			for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(index, offset).fileno(), offset, TOKEN_BYTES * count, os.POSIX_FADV_WILLNEED)
 		self.doing = math.inf, *self.doing[1:]
@@ -903,7 +905,7 @@ def compiled(model, log):
 
 # === OPTIMIZERS ===
 def newton_schulz(matrices, iterations, dtype):
-	"""(n, rows, cols) -> about the nearest semi-orthogonal, by Muon's quintic iteration in `dtype`
+	"""(n, rows, cols) -> about the nearest semi-orthogonal: Muon's quintic iteration in `dtype`
 	(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/)."""
 	tall = matrices.size(-2) > matrices.size(-1)
 	x = (matrices.mT if tall else matrices).to(dtype)
@@ -931,7 +933,7 @@ class FlatParameters:
 			self.groups.append((self.values[start:end], self.grads[start:end]))
 
 class Optimizers:
-	"""Muon on the matrices of the blocks; Adam on embedding, head and everything small."""
+	"""Muon on the blocks' matrices; Adam on embedding, head and all that is small."""
 	def __init__(self, model, cfg, tail):
 		self.cfg, self.muon_dtype = cfg, torch.bfloat16 if model.skip_weights.is_cuda else torch.float32
 		banks, small = defaultdict(list), [model.skip_weights] if model.num_encoder else []
@@ -1041,7 +1043,7 @@ def tokenizer_faults(cfg):
 		yield cfg.fault("tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one")
 
 class Validation:
-	"""The validation split: nats from the model, bytes from the tokens alone, so counted only once."""
+	"""The validation split: nats from the model, bytes from the tokens alone: counted once."""
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
 		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
@@ -1146,13 +1148,13 @@ class Run:
 		return Pipeline(self.shards, self.plan, self.overlap, self.rt, name="train", spans=spans,
 			digest=self.verify.digest(data_crc), stall_seconds=self.cfg.data_stall_seconds)
 	def instruments(self):
-		"""What listens to the measured steps: a breakdown, rank 0's trace, or nothing."""
+		"""What listens to measured steps: a breakdown, rank 0's trace, nothing."""
 		c = self.cfg
 		kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps and self.rt.rank == 0 else None
 		return kind(c, self.rt, self.log) if kind else Spans()
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
-	"""Fetch, forward, backward, reduce, update. elapsed_ms: the agreed clock; crc: this rank's data_crc, returned."""
+	"""Fetch, forward, backward, reduce, update. elapsed_ms: agreed; crc: this rank's data_crc, returned."""
 	spans, loss_share = batches.spans, torch.zeros((), device=run.rt.device)
 	run.optimizers.flat.reduced.zero_()
 	for _ in range(run.accumulation):
@@ -1206,7 +1208,7 @@ def log_step(run, step):
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
-	c, log, clock, step, crc, val_ms = run.cfg, run.log, run.clock, 0, 0, 0.0
+	c, log, clock, step, crc, val_ms, epochs = run.cfg, run.log, run.clock, 0, 0, 0.0, 1
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {c.iterations} steps", c.warmup_steps + c.iterations,
 		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
 	warm_up(run, foretell)
@@ -1220,7 +1222,8 @@ def train(run):
 			last = capped or step == c.iterations
 			if last or c.val_loss_every and step % c.val_loss_every == 0: val_ms += validate(run, step, spans)
 			if last: break
-			if step == run.shards.total // run.step_tokens:
+			if epochs == 1 and step >= run.shards.total // run.step_tokens:
+				epochs = 2
 				log.line(f"WARNING: step {step + 1} begins a second epoch: {len(run.shards.paths)} shards, all used up")
 			crc = train_step(run, batches, step, elapsed_ms + mean_ms, crc, foretell)
 			step += 1
@@ -1246,7 +1249,7 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered):
 	rates = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
 	return f"reads are the limit: {rates}: move DATA_PATH to a local disk"
 def report(run, batches, step, val_ms):
-	"""What the run, and its input, has cost; the device is idle."""
+	"""What the run and its input have cost; the device is idle."""
 	stage, train_ms, cuda, tokens = batches.stage, run.clock.total_ms, run.rt.cuda, step * run.step_tokens
 	stage.ask()
 	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms)

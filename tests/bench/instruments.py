@@ -71,7 +71,7 @@ def off_cost_us(calls: dict[str, float]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=12, help=f"of {BLOCK} steps, with and without a trace (default: 12)")
+    parser.add_argument("--blocks", type=int, default=12, help=f"of {BLOCK} steps, with and without a trace (12)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         environ = {**SMALL, **os.environ, "TRACE_STEPS": str(BLOCK * options.blocks)}
@@ -91,7 +91,7 @@ def main() -> int:
         log = SimpleNamespace(path=Path(folder, "t.txt"), line=print)
         trace = train_gpt.Trace(config, bench.runtime, log)
         times: dict[str, list[float]] = {"off": [], "trace": []}
-        with (contextlib.closing(bench.run.batches()) as plain, contextlib.closing(bench.run.batches(trace)) as traced):
+        with contextlib.closing(bench.run.batches()) as plain, contextlib.closing(bench.run.batches(trace)) as traced:
             for block in range(options.blocks):
                 arms = [("off", plain), ("trace", traced)]
                 for name, batches in arms[::-1] if block % 2 else arms:
@@ -100,8 +100,8 @@ def main() -> int:
         extra = statistics.median(b - a for a, b in zip(times["off"], times["trace"]))
         kinds = ", ".join(f"{count:g} {kind}" for kind, count in sorted(calls.items()))
         print(f"off:   {cost_us:.1f} us of {step_ms:.1f} ms a step ({cost_us / 10 / step_ms:.4f} %): {kinds}\n"
-              f"trace: {1e3 * extra:+.0f} us a step ({100 * extra / step_ms:+.2f} %), median of {options.blocks} pairs, "
-              f"{len(trace.events)} events")
+              f"trace: {1e3 * extra:+.0f} us a step ({100 * extra / step_ms:+.2f} %), median of {options.blocks} "
+              f"pairs; {len(trace.events)} events")
     return 0
 
 
