@@ -35,12 +35,13 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
 from tqdm import tqdm
 
-from tokenize_docs import SHARD_HEADER_WORDS, SHARD_MAGIC, SHARD_VERSION, STATE_NAME, DataError, write_json
+from producer import DataError, Producer, locked, write_json
+from tokenize_docs import SHARD_HEADER_WORDS, SHARD_MAGIC, SHARD_VERSION, STATE_NAME
 
 DATA = Path(__file__).resolve().parent
 MANIFEST, KINDS = DATA / "manifest.json", ("datasets", "tokenizers")
 PREFIX, DOCS = "fineweb10B_", ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
-HEARTBEAT_SECONDS, LINE_SECONDS, API_SECONDS = 5.0, 10.0, 30.0
+LINE_SECONDS, API_SECONDS = 10.0, 30.0
 
 
 @dataclass
@@ -113,16 +114,8 @@ class Record:
 
 
 @contextmanager
-def producing(folder: Path, shards_promised: int) -> Iterator[None]:
-    """Keep <folder>/.producing fresh, so that training waits for shards. Raises DataError in a second download."""
-    path, over = folder / ".producing", threading.Event()
-
-    def beat() -> None:
-        while not over.is_set():
-            with suppress(OSError):  # a full disk ends the download itself, with its own message
-                write_json(path, {"pid": os.getpid(), "time": time.time(), "shards_promised": shards_promised})
-            over.wait(HEARTBEAT_SECONDS)
-
+def downloading(folder: Path, shards_promised: int) -> Iterator[Producer]:
+    """Word to training that shards are on their way to `folder`. Raises DataError in a second download."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(DATA / "datasets" / ".download.lock", "w") as lock:
         try:
@@ -130,14 +123,8 @@ def producing(folder: Path, shards_promised: int) -> Iterator[None]:
         except OSError as error:  # of another kind: a file system without locks
             if isinstance(error, BlockingIOError):
                 raise DataError(f"{DATA}: another download is at work in it; wait for its end") from None
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-            path.unlink(missing_ok=True)
+        with locked(folder), Producer(folder, shards_promised=shards_promised) as producer:
+            yield producer
 
 
 def reason(error: BaseException) -> str:
@@ -277,15 +264,19 @@ def need_disk(items: list[Item]) -> None:
 
 
 def for_each(items: list[Item], job: Callable[[Item], str], jobs: int,
-             missing: Callable[[Item], int] = Item.missing_bytes) -> dict[str, str]:
+             missing: Callable[[Item], int] = Item.missing_bytes,
+             advance: Callable[[int], object] = lambda num_bytes: None) -> dict[str, str]:
     """Do a job on every item, in order, several at once, and show the bytes; returns the faults by name."""
     pool, start, total = ThreadPoolExecutor(max(1, jobs)), time.monotonic(), sum(item.size or 0 for item in items)
     first, next_line = total - sum(map(missing, items)), start + LINE_SECONDS
+    reached = first
     active = futures = {pool.submit(job, item): item for item in items}
     with tqdm(total=total, initial=first, unit="B", unit_scale=True, disable=None, leave=False) as bar:
         while active:
             active, now = wait(active, timeout=0.2).not_done, time.monotonic()
             done = total - sum(missing(futures[future]) for future in active)
+            advance(max(0, done - reached))  # less than before: a file was bad and comes once more
+            reached = done
             bar.update(done - bar.n)
             if bar.disable and (now > next_line or done > first and not active):
                 next_line = now + LINE_SECONDS
@@ -293,6 +284,13 @@ def for_each(items: list[Item], job: Callable[[Item], str], jobs: int,
                 print(line, flush=True)
     faults = {item.name: future.exception() or future.result() for future, item in futures.items()}
     return {name: reason(fault) if isinstance(fault, Exception) else fault for name, fault in faults.items() if fault}
+
+
+def demand_all(items: list[Item], known: str, faults: dict[str, str]) -> None:
+    """Raises DataError where there are faults."""
+    if faults:
+        raise DataError("\n  ".join([f"{DATA}: {len(faults)} of {len(items)} files are missing or wrong{known}:",
+                                     *(f"{name}: {fault}" for name, fault in faults.items())]))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -305,17 +303,14 @@ def run(options: argparse.Namespace) -> None:
             raise DataError(f"{MANIFEST}: {fault[MANIFEST.name]}")
     names, train_shards = wanted_names(options.variant, options.train_shards)
     items = hub.items(names + DOCS * options.with_docs)
+    known = f" as far as is known here ({hub.offline})" if hub.offline else ""
     if options.verify or hub.offline:
-        faults = for_each(items, lambda item: hub.record.check(item, options.verify), options.jobs,
-                          missing=lambda item: item.size or 0)
+        demand_all(items, known, for_each(items, lambda item: hub.record.check(item, options.verify), options.jobs,
+                                          missing=lambda item: item.size or 0))
     else:
         need_disk(items)
-        with producing(folder, train_shards):
-            faults = for_each(items, hub.complete, options.jobs)
-    known = f" as far as is known here ({hub.offline})" if hub.offline else ""
-    if faults:
-        raise DataError("\n  ".join([f"{DATA}: {len(faults)} of {len(items)} files are missing or wrong{known}:",
-                                     *(f"{name}: {fault}" for name, fault in faults.items())]))
+        with downloading(folder, train_shards) as producer:
+            demand_all(items, known, for_each(items, hub.complete, options.jobs, advance=producer.advance))
     print(f"{folder}: all {len(items)} files are right{known}\nto train: DATA_PATH={folder} "
           f"TOKENIZER_PATH={items[0].path} VOCAB_SIZE={''.join(filter(str.isdecimal, options.variant))}", flush=True)
 

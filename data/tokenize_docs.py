@@ -3,6 +3,7 @@
     python3 data/tokenize_docs.py docs_selected.jsonl --out data --vocab-size 1024 --num-val-docs 50000
     python3 data/tokenize_docs.py notes/*.txt --name notes --num-val-docs 20 --bytes
     python3 data/tokenize_docs.py docs_selected.jsonl --name mine --model my_bpe.model
+    python3 data/tokenize_docs.py docs_selected.jsonl --live -- torchrun --nproc_per_node=8 train_gpt.py
 
 Input: .jsonl files with one {"text": ...} a line; any other file is UTF-8 text and one document. The first
 --num-val-docs documents are the validation split. Tokenizers are trained on the others only, and a later document that
@@ -14,6 +15,11 @@ repeats a validation document is left out. Output, under --out:
 
 Shard k of a split holds its tokens [k * shard_tokens, (k + 1) * shard_tokens), so its content depends on nothing but
 its number. The same command, run again, goes on after the last complete shard.
+
+Training may run meanwhile: the file .producing in the data set's folder (see producer.py) tells it to wait for what is
+to come. --live makes that short: small shards, half of the cores. A command after -- is started with DATA_PATH,
+TOKENIZER_PATH and VOCAB_SIZE set as soon as the validation split and a training shard are there. The exit code is the
+command's. Where it ends first, no more shards are made; an interrupt or a fault here ends both.
 """
 
 from __future__ import annotations
@@ -22,13 +28,19 @@ import argparse
 import hashlib
 import io
 import json
+import math
 import os
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +51,8 @@ try:
 except ImportError as error:
     sys.exit(f"error: {error}; install what is needed: python3 -m pip install -r requirements.txt")
 
+from producer import DataError, Producer, StoppedEarly, locked, write_atomic, write_json
+
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_WORDS = 20240520, 1, 256
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}
 BYTE_VOCAB_SIZE, BYTE_BOS_ID = 260, 1
@@ -47,31 +61,13 @@ BLOCK_BYTES = 1 << 18
 MAX_DOCUMENT_BYTES = 64 << 20  # with the bounded number of blocks in flight, this bounds memory
 SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes: SentencePiece drops longer sentences without a word
 PROGRESS_SECONDS = 10.0
-
-
-class DataError(Exception):
-    """A fault the user can act on, in one line: what, where, which value, what to do."""
+SHARD_TOKENS = 100_000_000
+# A second or two of work for one core, so that training begins soon; more than a step of 524,288 tokens, and each of
+# many thousands of files still holds 2 MB.
+LIVE_SHARD_TOKENS = 1_000_000
 
 
 # === FILES ===========================================================================================================
-
-def write_atomic(path: Path, *chunks: bytes | np.ndarray) -> str:
-    """Write a file that appears complete or not at all; returns its SHA-256 in hexadecimal."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    digest = hashlib.sha256()
-    try:
-        with open(partial, "wb") as handle:
-            for chunk in chunks:
-                handle.write(chunk)
-                digest.update(chunk)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return digest.hexdigest()
-
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
@@ -83,10 +79,6 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_bytes()) if path.exists() else {}
     except ValueError as error:
         raise DataError(f"{path}: damaged ({error}); remove it and run again") from None
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> str:
@@ -199,15 +191,20 @@ class Tokenizer:
 
     def encode_block(self, block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
         """The uint16 tokens of all its documents, each begun by BOS, and the length and digest of each."""
-        texts, digests = zip(*(block.parse(index, data) for index, data in enumerate(block.documents())))
-        if self.processor is not None:  # which lets other threads run meanwhile
-            ids = self.processor.encode(list(texts), num_threads=1, add_bos=True, out_type="numpy")
-        else:
-            ids = [np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8) + np.uint16(BYTE_TOKENIZER["offset"])
-                   for text in texts]
-            for part in ids:
-                part[0] = self.bos_id
-        return np.concatenate(ids).astype(np.uint16), [len(part) for part in ids], list(digests)
+        ids, digests = [], []
+        for index, data in enumerate(block.documents()):
+            text, digest = block.parse(index, data)
+            ids.append(self.encode(text))
+            digests.append(digest)
+        return np.concatenate(ids).astype(np.uint16), [len(part) for part in ids], digests
+
+    def encode(self, text: str) -> np.ndarray:
+        """BOS and the tokens of one document."""
+        if self.processor is not None:  # as lists, or of many documents a call, it would hold other threads up
+            return self.processor.encode(text, add_bos=True, out_type="numpy")
+        ids = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8) + np.uint16(BYTE_TOKENIZER["offset"])
+        ids[0] = self.bos_id
+        return ids
 
 
 def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
@@ -318,13 +315,15 @@ class ShardWriter:
 
 def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: dict[str, Any], *, shard_tokens: int,
                      workers: int, save: Callable[[dict], None], progress: Callable[[Block, int], None]) -> None:
-    """Write both splits' shards from where `state` stands; it is advanced and saved after each shard."""
+    """Write both splits' shards from where `state` stands; it is advanced and saved after each shard.
+
+    `progress` hears of every document and its number of tokens, before they go into a shard: it may wait.
+    """
     val_digests = source.val_digests()
     tokenizer = Tokenizer(tokenizer_path)
     writer = ShardWriter(folder, state, shard_tokens, save)
     done = state["tokens_done"]
     for block, tokens, lengths, digests in encode_in_order(source.blocks(*state["place"]), tokenizer, workers):
-        progress(block, len(tokens))
         end = 0
         for index, (length, digest) in enumerate(zip(lengths, digests)):
             start, end = end, end + length
@@ -337,6 +336,7 @@ def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: 
             if not done:  # else it was counted before the interruption
                 state["docs"][split] += 1
                 state["docs_sha256"][split] = sha256(state["docs_sha256"][split].encode() + digest)
+            progress(block, length)
             writer.add(split, tokens[start:end], done, block, index)
             done = 0
     if not state["docs"]["train"]:
@@ -345,7 +345,90 @@ def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: 
     writer.flush("train", [0, 0, 0, 1])
 
 
-# === COMMAND =========================================================================================================
+# === THE COMMAND THAT TRAINS =========================================================================================
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that asks for an end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+class Command:
+    """The words after --, run beside the export; without words, nothing ever happens here."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words, self.process = words, None
+        self.starting, self.pending = False, 0
+
+    def on_signal(self, number: int, frame: object) -> None:
+        """A signal's handler: raises Interrupted."""
+        if not self.starting:
+            raise Interrupted(number)
+        self.pending = number
+
+    @contextmanager
+    def hearing_signals(self) -> Iterator[None]:
+        """Turn the signals that ask for an end into Interrupted; whoever started us may have them ignored."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.getsignal(number) for number in numbers}
+        try:
+            for number in (number for number in numbers if before[number] != signal.SIG_IGN):
+                signal.signal(number, self.on_signal)
+            yield
+        finally:
+            for number in numbers:
+                signal.signal(number, before[number])
+
+    def start(self, settings: dict[str, str]) -> None:
+        """Start it, unless it runs, with these settings in its environment."""
+        if not self.words or self.process:
+            return
+        replaced = "".join(f"; replaces {name}={os.environ[name]}" for name, value in settings.items()
+                           if os.environ.get(name, value) != value)
+        line = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
+        print(f"starting:  {line} {shlex.join(self.words)}{replaced}", flush=True)
+        self.starting = True  # a signal now would find no process to be passed on to
+        try:
+            # In a session of its own, a terminal's Ctrl-C does not reach it beside our word of it: torchrun takes a
+            # second signal for the order to leave its workers behind.
+            self.process = subprocess.Popen(self.words, env={**os.environ, **settings}, start_new_session=True)
+        finally:
+            self.starting = False
+        if self.pending:
+            raise Interrupted(self.pending)
+
+    def pause(self, seconds: float) -> None:
+        """Let so many seconds pass, where that is more than none. Raises StoppedEarly as soon as it has ended."""
+        if seconds > 0:  # sleep(0) would still give the processor away, for every document
+            if self.process is None:
+                time.sleep(seconds)
+            else:
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(seconds)
+        if self.process is not None and self.process.poll() is not None:
+            raise StoppedEarly("stopped early: its command has ended and needs no more")
+
+    def wait(self) -> int:
+        """Its exit code once it has ended, 128 and the signal where one killed it, as shells have it."""
+        code = self.process.wait() if self.process else 0
+        return code if code >= 0 else 128 - code
+
+    def interrupt(self, number: int) -> None:
+        """Pass a signal on and wait for the end; at a second signal, kill it with all that it has started."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        try:
+            self.process.send_signal(number)
+            print("\ninterrupted; waiting for the command to end (one more kills it)", file=sys.stderr, flush=True)
+            self.process.wait()
+        except KeyboardInterrupt:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+# === COMMAND LINE ====================================================================================================
 
 def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[Block, int], None]:
     """Prints share done, rate and time left: one rewritten line on a terminal, else a line now and then."""
@@ -401,50 +484,155 @@ def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> 
     return state
 
 
-def run_export(source: Source, options: argparse.Namespace, label: str, recipe: dict[str, Any]) -> None:
-    """Make one tokenizer and its data set, or what is missing of them, and enter both in the manifest."""
-    folder = options.out / "datasets" / f"{options.name}_{label}"
-    stem = f"{options.name}_{label[2:]}_bpe.model" if label.startswith("sp") else f"{options.name}_{label}.json"
-    tokenizer_path = options.out / "tokenizers" / stem
+class DataSet(NamedTuple):
+    """Where a data set and its tokenizer are."""
+    out: Path
+    folder: Path
+    tokenizer_path: Path
+
+    @classmethod
+    def of(cls, out: Path, name: str, label: str) -> DataSet:
+        stem = f"{name}_{label[2:]}_bpe.model" if label.startswith("sp") else f"{name}_{label}.json"
+        return cls(out, out / "datasets" / f"{name}_{label}", out / "tokenizers" / stem)
+
+    def settings(self) -> dict[str, str]:
+        """What the trainer reads it by, wherever it is started."""
+        return {"DATA_PATH": str(self.folder.resolve()), "TOKENIZER_PATH": str(self.tokenizer_path.resolve()),
+                "VOCAB_SIZE": str(Tokenizer(self.tokenizer_path).vocab_size)}
+
+
+def run_export(source: Source, options: argparse.Namespace, label: str, recipe: dict[str, Any], *,
+               command: Command) -> None:
+    """Make one tokenizer and its data set, or what is missing of them, and enter both in the manifest.
+
+    The command starts as soon as there is something to train on. Raises StoppedEarly where it ended before the export.
+    """
+    made = DataSet.of(options.out, options.name, label)
     inputs = [[os.path.abspath(path), os.path.getsize(path), os.stat(path).st_mtime_ns] for path in source.files]
-    state = open_state(folder, tokenizer_path, {"inputs": inputs, "num_val_docs": source.num_val_docs,
-                                                "shard_tokens": options.shard_tokens, "tokenizer": recipe})
-    if not tokenizer_path.exists() or sha256(tokenizer_path.read_bytes()) != state["tokenizer_sha256"]:
-        content = tokenizer_content(source, recipe)
-        if sha256(content) != state["tokenizer_sha256"]:
-            state = {**new_state(state["settings"]), "tokenizer_sha256": sha256(content)}
-        write_json(folder / STATE_NAME, state)  # first, so that whenever we are killed the tokenizer is known as ours
-        write_atomic(tokenizer_path, content)
-    if not state["complete"]:
-        export_documents(source, tokenizer_path, folder, state, shard_tokens=options.shard_tokens,
-                         workers=options.workers, save=lambda state: write_json(folder / STATE_NAME, state),
-                         progress=progress_printer(label, source, state["place"]))
-    vocab_size = update_manifest(options.out, folder, tokenizer_path, state)
+    with locked(made.folder):
+        state = open_state(made.folder, made.tokenizer_path,
+                           {"inputs": inputs, "num_val_docs": source.num_val_docs,
+                            "shard_tokens": options.shard_tokens, "tokenizer": recipe})
+        if not state["complete"] or not has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
+            with Producer(made.folder) as producer:
+                state = make_tokenizer(source, made, state, recipe)
+                make_shards(source, made, state, options=options, producer=producer, command=command)
+        update_manifest(made, state)
     docs, tokens = state["docs"], state["tokens"]
-    print(f"{folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, {docs['train']:,} training "
-          f"documents with {tokens['train']:,}; {docs['repeats_of_val_left_out']:,} repeats of validation left out\n"
-          f"to train: DATA_PATH={folder} TOKENIZER_PATH={tokenizer_path} VOCAB_SIZE={vocab_size}", flush=True)
+    print(f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, {docs['train']:,} "
+          f"training documents with {tokens['train']:,}; {docs['repeats_of_val_left_out']:,} repeats of validation "
+          f"left out\nto train: DATA_PATH={made.folder} TOKENIZER_PATH={made.tokenizer_path} "
+          f"VOCAB_SIZE={made.settings()['VOCAB_SIZE']}", flush=True)
+    command.start(made.settings())  # where no shard was left to be made
 
 
-def update_manifest(out: Path, folder: Path, tokenizer_path: Path, state: dict[str, Any]) -> int:
-    """Enter a data set and its tokenizer in manifest.json, beside other entries; returns the vocabulary's size."""
-    path = out / "manifest.json"
+def has_digest(path: Path, digest: str) -> bool:
+    return path.exists() and sha256(path.read_bytes()) == digest
+
+
+def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """Write the tokenizer unless it is there; returns the state, a new one where that changes every token."""
+    if has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
+        return state
+    content = tokenizer_content(source, recipe)
+    if sha256(content) != state["tokenizer_sha256"]:
+        state = {**new_state(state["settings"]), "tokenizer_sha256": sha256(content)}
+    write_json(made.folder / STATE_NAME, state)  # first, so that whenever we are killed the tokenizer is known as ours
+    write_atomic(made.tokenizer_path, content)
+    return state
+
+
+def make_shards(source: Source, made: DataSet, state: dict[str, Any], *, options: argparse.Namespace,
+                producer: Producer, command: Command) -> None:
+    """Write the shards that `state` lacks, and tell everyone: the file .producing, the manifest, the command."""
+    clear_away(made.folder, {name for split in state["shards"].values() for name in split})
+    started, show = False, progress_printer(made.folder.name, source, state["place"])
+    pace = Pace(options.tokens_per_second)
+
+    def start_once(state: dict[str, Any]) -> None:
+        nonlocal started
+        if state["shards"]["train"] and not started:
+            started = True
+            update_manifest(made, state)
+            command.start(made.settings())
+
+    def save(state: dict[str, Any]) -> None:
+        write_json(made.folder / STATE_NAME, state)
+        start_once(state)
+
+    def progress(block: Block, tokens: int) -> None:
+        producer.advance(tokens)
+        if not command.process:  # it has more to say
+            show(block, tokens)
+        command.pause(pace.lead(tokens) if state["docs"]["train"] else 0)
+
+    try:
+        start_once(state)
+        if not state["complete"]:
+            export_documents(source, made.tokenizer_path, made.folder, state, shard_tokens=options.shard_tokens,
+                             workers=options.workers, save=save, progress=progress)
+    except BaseException as error:
+        if started:  # as of the last complete shard, not of the document that came last
+            update_manifest(made, read_json(made.folder / STATE_NAME))
+        if isinstance(error, StoppedEarly):
+            count = len(state["shards"]["train"])
+            print(f"{made.folder}: {count} training shards, not complete: the producer {error}; run again, it goes "
+                  "on there", flush=True)
+        if isinstance(error, KeyboardInterrupt):
+            # Before .producing tells of it, so that training ends by the signal and not for want of shards.
+            command.interrupt(getattr(error, "number", signal.SIGINT))
+        raise
+
+
+def clear_away(folder: Path, listed: set[str]) -> None:
+    """Remove what earlier runs have left in a folder of which we hold the lock."""
+    for path in folder.glob("fineweb_*.bin"):
+        if path.name not in listed:  # of an export that was begun anew: training must not take it for this one's
+            path.unlink()
+    for path in folder.glob(".*.partial"):
+        if not path.name.endswith(f".{os.getpid()}.partial"):  # ours: .producing is being written
+            path.unlink()
+
+
+class Pace:
+    """Holds work to a number of tokens a second on average, from its first token on."""
+
+    def __init__(self, tokens_per_second: int | None) -> None:
+        self.rate, self.tokens, self.begin = tokens_per_second or math.inf, 0, time.monotonic()
+
+    def lead(self, tokens: int) -> float:
+        """How many seconds early the next `tokens` are; too few to be worth a pause are none."""
+        if not self.tokens:
+            self.begin = time.monotonic()
+        self.tokens += tokens
+        lead = self.tokens / self.rate - (time.monotonic() - self.begin)
+        return lead if lead > 0.01 else 0.0
+
+
+def update_manifest(made: DataSet, state: dict[str, Any]) -> None:
+    """Enter a data set and its tokenizer in manifest.json, beside other entries.
+
+    Of a data set that is not complete, it says so, and not how many training files it has: each moment there are more.
+    """
+    path = made.out / "manifest.json"
     manifest = read_json(path)
     tokenizers, datasets = ({entry["name"]: entry for entry in manifest.get(kind, [])}
                             for kind in ("tokenizers", "datasets"))
-    tokenizer = Tokenizer(tokenizer_path)
-    tokenizers[tokenizer_path.stem] = {
-        "name": tokenizer_path.stem, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size,
+    tokenizer = Tokenizer(made.tokenizer_path)
+    tokenizers[made.tokenizer_path.stem] = {
+        "name": made.tokenizer_path.stem, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size,
         "bos_id": tokenizer.bos_id, "sha256": state["tokenizer_sha256"],
-        "path" if tokenizer.kind == "byte" else "model_path": f"tokenizers/{tokenizer_path.name}"}
+        "path" if tokenizer.kind == "byte" else "model_path": f"tokenizers/{made.tokenizer_path.name}"}
     stats = {f"{what}_{split}": state[what][split] for split in ("train", "val") for what in ("docs", "tokens")}
     stats.update({f"files_{split}": len(state["shards"][split]) for split in ("train", "val")})
-    datasets[folder.name] = {
-        "name": folder.name, "tokenizer_name": tokenizer_path.stem, "path": f"datasets/{folder.name}",
+    if not state["complete"]:
+        del stats["files_train"]
+    datasets[made.folder.name] = {
+        "name": made.folder.name, "tokenizer_name": made.tokenizer_path.stem, "path": f"datasets/{made.folder.name}",
         "stats": {**stats, "docs_repeats_of_val_left_out": state["docs"]["repeats_of_val_left_out"]},
-        "docs_sha256": state["docs_sha256"], "shards": state["shards"]}
+        "docs_sha256": state["docs_sha256"], "shards": state["shards"],
+        **({} if state["complete"] else {"complete": False})}
     write_json(path, {**manifest, "tokenizers": [*tokenizers.values()], "datasets": [*datasets.values()]})
-    return tokenizer.vocab_size
 
 
 def recipes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -465,7 +653,8 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def main() -> int:
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    """The options; `command` holds the words after --, empty where there are none. Exits where they are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=".jsonl files, or text files of one document each")
@@ -475,27 +664,58 @@ def main() -> int:
     add("--model", type=Path, nargs="+", metavar="M", help="use these SentencePiece models instead")
     add("--bytes", action="store_true", help=f"use the byte tokenizer of {BYTE_VOCAB_SIZE} ids")
     add("--num-val-docs", type=positive, default=50_000, metavar="N", help="validation documents (default: 50000)")
-    add("--shard-tokens", type=positive, default=100_000_000, metavar="N", help="tokens a shard (default: 100000000)")
+    add("--live", action="store_true", help="for training that runs meanwhile; with a COMMAND after --, starts it")
+    add("--shard-tokens", type=positive, metavar="N",
+        help=f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS}, so that the first comes soon)")
     add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc",
         help="of a trained tokenizer; identity keeps runs of spaces, as code needs them (default: nmt_nfkc)")
-    add("--workers", type=positive, default=os.cpu_count() or 1, metavar="N", help="threads (default: one a core)")
-    options = parser.parse_args()
+    add("--workers", type=positive, metavar="N", help="threads (default: one a core; with --live one for two cores)")
+    add("--tokens-per-second", type=positive, metavar="N", help="hold the producer to this rate of training tokens")
+    is_live = "--live" in words[:words.index("--")] if "--" in words else False
+    cut = words.index("--") if is_live else len(words)  # else as usual, what follows -- are files
+    options = parser.parse_args(words[:cut])
+    options.command = words[cut + 1:]
+    options.shard_tokens = options.shard_tokens or (LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS)
+    options.workers = options.workers or max(1, (os.cpu_count() or 1) // (2 if options.live else 1))
+    for path in options.files:
+        if not os.path.isfile(path):
+            needs_live = "; a command after -- needs --live" if "--" in words and not options.live else ""
+            parser.exit(2, f"error: {path}: no such file{needs_live}\n")
+    if options.shard_tokens >= 1 << 31:
+        parser.exit(2, f"error: --shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647\n")
+    if options.live and len(options.vocab_size or []) + len(options.model or []) + options.bytes > 1:
+        parser.exit(2, "error: --live makes one data set: give one --vocab-size, one --model or --bytes\n")
+    if options.command and not shutil.which(options.command[0]):
+        parser.exit(2, f"error: {options.command[0]}: no such command\n")
+    return options
+
+
+def main() -> int:
+    options = parse_arguments(sys.argv[1:])
+    command = Command(options.command)
+    with command.hearing_signals():
+        try:
+            return export_all(options, command)
+        except KeyboardInterrupt as interruption:
+            number = getattr(interruption, "number", signal.SIGINT)
+            command.interrupt(number)
+            print("\ninterrupted; the same command goes on after the last complete shard", file=sys.stderr)
+            return 128 + number
+
+
+def export_all(options: argparse.Namespace, command: Command) -> int:
+    """Make all that is asked for and let the command end; returns the exit code."""
     try:
-        for path in options.files:
-            if not os.path.isfile(path):
-                parser.exit(2, f"error: {path}: no such file\n")
-        if options.shard_tokens >= 1 << 31:
-            parser.exit(2, f"error: --shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647\n")
         source = Source(tuple(options.files), options.num_val_docs)
         for label, recipe in recipes(options).items():
-            run_export(source, options, label, recipe)
+            run_export(source, options, label, recipe, command=command)
+    except StoppedEarly:
+        pass  # which it has told
     except (DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        command.wait()  # it reads in .producing that no more will come
         return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on after the last complete shard", file=sys.stderr)
-        return 130
-    return 0
+    return command.wait()
 
 
 if __name__ == "__main__":

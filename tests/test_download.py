@@ -89,7 +89,7 @@ class Place:
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         assert not self.hub.observed, self.hub.observed
-        if code == 0 and not {"--verify", "HF_HUB_OFFLINE"} & {*arguments, *env}:
+        if code == 0:
             assert not self.producing.exists()
         return done
 

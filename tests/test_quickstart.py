@@ -255,7 +255,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout with a stand-in trainer and the data of this Python's own sources."""
     root = tmp_path_factory.mktemp("checkout")
     (root / "data").mkdir()
-    for name in ("quickstart.py", "tokenize_docs.py"):
+    for name in ("quickstart.py", "tokenize_docs.py", "producer.py"):
         shutil.copy(ROOT / "data" / name, root / "data")
     (root / "train_gpt.py").write_text(STAND_IN)
     done = subprocess.run([sys.executable, root / "data/quickstart.py", "--prepare-only"], cwd="/", env={},
@@ -337,7 +337,7 @@ def test_an_interrupt_ends_the_training_too(start: Callable[..., subprocess.Pope
 def test_from_nothing_to_bits_per_byte(tmp_path: Path) -> None:
     """The real trainer in a fresh checkout, with neither PATH nor data."""
     (tmp_path / "data").mkdir()
-    for name in ("train_gpt.py", "data/quickstart.py", "data/tokenize_docs.py"):
+    for name in ("train_gpt.py", "data/quickstart.py", "data/tokenize_docs.py", "data/producer.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     done = subprocess.run([sys.executable, tmp_path / "data/quickstart.py"], cwd="/", capture_output=True, text=True,
                           timeout=500,

@@ -1,0 +1,154 @@
+"""What the tools that make shards share: faults in one line, files that appear whole, word of the work to training.
+
+While a tool adds shards to a data set's folder, the file .producing in it says so, and training waits for what is to
+come:
+
+    {"pid": 4711, "time": 1732175924.2, "shards_promised": 80, "progress": 123456789}
+
+"time" (Unix seconds) is when this was written, every 5 s and as soon as there is progress: where it is 30 s old, the
+tool has died. "shards_promised" counts the training shards of the complete set, null where nobody knows yet. "progress"
+(bytes or tokens) grows as long as the work advances. The file goes away when the set is complete. Where the work ended
+before that, it stays and has one key more: "error", which goes on after "the producer ".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HEARTBEAT_SECONDS = 5.0
+PROGRESS_NEWS_SECONDS = 0.25
+MAX_ERROR_CHARACTERS = 300
+
+
+class DataError(Exception):
+    """A fault the user can act on, in one line: what, where, which value, what to do."""
+
+
+class StoppedEarly(Exception):
+    """An end before the data set is complete that is no fault. Its text goes on after "the producer "."""
+
+
+# === FILES ===========================================================================================================
+
+def write_atomic(path: Path, *chunks: bytes | np.ndarray, sync: bool = True) -> str:
+    """Write a file that appears complete or not at all; returns its SHA-256 in hexadecimal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    digest = hashlib.sha256()
+    try:
+        with open(partial, "wb") as handle:
+            for chunk in chunks:
+                handle.write(chunk)
+                digest.update(chunk)
+            handle.flush()
+            if sync:
+                os.fsync(handle.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: dict[str, Any], *, sync: bool = True) -> None:
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode(), sync=sync)
+
+
+# === WORD TO TRAINING ================================================================================================
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other producer out of a data set's folder. The lock ends with its process, however that ends.
+
+    Raises DataError where another one is at work there.
+    """
+    path = folder.with_name(f".{folder.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with open(path, "a+") as handle:  # which a child does not inherit
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:  # of another kind: a file system without locks
+                if isinstance(error, BlockingIOError):
+                    raise DataError(f"{folder}: another process is making shards in it ({path} is locked); wait for "
+                                    "its end, or end it") from None
+            if not is_open_at(handle.fileno(), path):
+                continue  # who had the lock before us has removed the file: whoever comes next would lock another
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def is_open_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+class Producer:
+    """Keeps <folder>/.producing fresh while the work in its `with` block lasts, and tells there how it ended."""
+
+    def __init__(self, folder: Path, *, shards_promised: int | None = None) -> None:
+        self.path, self.shards_promised, self.progress = folder / ".producing", shards_promised, 0
+        self.news, self.over = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.keep_fresh, name="producing", daemon=True)
+
+    def advance(self, amount: int) -> None:
+        """Note that so many more bytes or tokens are done. For one thread; it takes a microsecond."""
+        if amount:
+            self.progress += amount
+            self.news.set()
+
+    def write(self, **more: str) -> None:
+        # Not synced to disk: what a dead machine leaves behind is out of date in any case.
+        write_json(self.path, {"pid": os.getpid(), "time": time.time(), "shards_promised": self.shards_promised,
+                               "progress": self.progress, **more}, sync=False)
+
+    def keep_fresh(self) -> None:
+        while not self.over.wait(PROGRESS_NEWS_SECONDS):
+            self.news.wait(max(0, HEARTBEAT_SECONDS - PROGRESS_NEWS_SECONDS))
+            self.news.clear()
+            with suppress(OSError):  # a full disk ends the work itself, with its own message
+                self.write()
+
+    def __enter__(self) -> Producer:
+        self.write()
+        self.thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.over.set()
+        self.news.set()
+        self.thread.join()
+        if error is None:
+            self.path.unlink(missing_ok=True)
+            return
+        with suppress(OSError):
+            self.write(error=last_words(error))
+
+
+def last_words(error: BaseException) -> str:
+    """How a producer ended, as one line that goes on after "the producer "."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyboardInterrupt):
+        return "was interrupted"
+    if not isinstance(error, (StoppedEarly, DataError)):
+        text = f"{type(error).__name__}: {text}"
+    words = text if isinstance(error, StoppedEarly) else f"failed: {text}"
+    return words if len(words) <= MAX_ERROR_CHARACTERS else words[:MAX_ERROR_CHARACTERS - 3] + "..."
