@@ -397,7 +397,7 @@ class Trace(Recorder):
 				{"ph": "X", "dur": micros(begin, end)} if end else {"ph": "i", "s": "p"})
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
-		"""Writes the file, once; where that fails the run goes on."""
+		"""Writes the file, once; if that fails the run goes on."""
 		path, self.path, self.on = self.path, None, False
 		if not path: return
 		try:
@@ -750,7 +750,7 @@ class Pipeline:
 			self.crossings.append(k)
 		self.place = epoch, index
 	def _read(self, index, offset, out):
-		"""Exactly len(out) bytes; a file that has shrunk is an error (mapped: a crash)."""
+		"""Exactly len(out) bytes; a file that shrank is an error (mapped: a crash)."""
 		done, file = 0, self._open(index, offset)
 		file.seek(offset)
 		while done < len(out):
@@ -765,7 +765,7 @@ class Pipeline:
 			self.opened, self.file = index, open(self.shards.paths[index], "rb", buffering=0)
 		return self.file
 	def _advise(self, k):
-		"""Has the kernel read batch k ahead, in the next shard too."""
+		"""Has the kernel read batch k ahead."""
 		if k >= self.end or not hasattr(os, "posix_fadvise") or self.shards.growing: return
 		with suppress(OSError):
 			for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
@@ -803,7 +803,7 @@ class Pipeline:
 			raise RunError(f"{self.who} failed on {what}") from self.error
 	def __iter__(self): return self
 	def __next__(self):
-		"""The next batch; uploads of later ones, as far as they have been read, are issued too."""
+		"""The next batch; uploads of later ones that were read are issued too."""
 		if self.handed >= self.end: raise StopIteration
 		self.stage.ask()
 		if self.taken == self.handed:
@@ -816,7 +816,7 @@ class Pipeline:
 		self.spans.handed(self)
 		return batch
 	def close(self):
-		"""Ends the reader within a second; one stuck in a read is left (a daemon)."""
+		"""Ends the reader within a second; one stuck in a read is left."""
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(timeout=0.8)
@@ -1239,13 +1239,14 @@ def waits(waits_ms, batches, micro_steps, train_ms):
 	return dict(total_ms=total, percent=100 * total / (train_ms or 1), median_ms=float(np.median(steps)),
 		p99_ms=float(np.percentile(steps, 99)), max_ms=float(steps[worst]), worst_step=worst + 1,
 		at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
-def verdict(percent, hidden_percent, prefetch, needed, delivered):
+def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""What input cost (percent of training; hidden by overlap), what to do; needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
 	if percent < 0.5: return cost + (": overlap settings do not matter here" if hidden_percent < 0.5 else
 		f": overlap hides {hidden_percent:.2f} %")
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
-	if delivered > needed: return f"{cost}, in stalls, though reads are fast on average: raise TRAIN_PREFETCH_QUEUE"
+	if awaited: return f"{cost}: shards were still being made"
+	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
 	rates = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
 	return f"reads are the limit: {rates}: move DATA_PATH to a local disk"
 def report(run, batches, step, val_ms):
@@ -1263,7 +1264,7 @@ def report(run, batches, step, val_ms):
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
 	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
-	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered)
+	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered, run.shards.awaited)
 	run.log.line(f"timing_train_loop_ms:{train_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\nhost_wait {words(host, 3)}\n"
 		f"device_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n{words(seen, 3)}\n"
 		f"peak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")

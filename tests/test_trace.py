@@ -331,7 +331,8 @@ def test_the_worst_step_and_its_shard_boundary_are_named(slow_step: int) -> None
     ((0.03, 7.5, True, 60, 2000), "overlap hides 7.50 %"),
     ((3.0, 0.0, False, 60, 2000), "set TRAIN_PREFETCH=1"),
     ((30.0, 5.0, True, 61, 48), "reads are the limit: 61 MB/s needed, 48 MB/s delivered: move DATA_PATH"),
-    ((3.0, 5.0, True, 61, 2000), "raise TRAIN_PREFETCH_QUEUE")])
+    ((3.0, 5.0, True, 61, 2000), "raise TRAIN_PREFETCH_QUEUE"),
+    ((3.0, 5.0, True, 61, 2000, "a shard"), "shards were still being made")])
 def test_the_verdict_is_one_sentence_to_act_on(case: tuple, words: str) -> None:
     said = train_gpt.verdict(*case)
     assert words in said and "\n" not in said and (f"{case[0]:.2f} %" in said or "limit" in said)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL, TRAINER = str(ROOT / "data" / "tokenize_docs.py"), str(ROOT / "train_gpt.py")
-STEP_TOKENS, SHARD_STEPS, VAL_DOCS = 2048 + 8, 8, 20
+STEP_TOKENS, SHARD_STEPS, VAL_DOCS, DOCUMENT_LINES = 2048 + 8, 8, 20, 40
 SETTINGS = {"NUM_LAYERS": 4, "MODEL_DIM": 128, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "TRAIN_SEQ_LEN": 256,
             "WARMUP_STEPS": 0, "TRAIN_BATCH_TOKENS": 2048, "GRAD_ACCUM_STEPS": 1, "VAL_LOSS_EVERY": 0,
             "VAL_TOKENS": 5000, "DEVICE": "cpu",
@@ -36,7 +36,9 @@ class Place:
         modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         with open(self.documents, "w", encoding="utf-8") as out:
             for module in modules:
-                out.write(json.dumps({"text": module.read_text(encoding="utf-8", errors="replace")}) + "\n")
+                lines = module.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+                for first in range(0, len(lines), DOCUMENT_LINES):  # as the rate is held between documents
+                    out.write(json.dumps({"text": "".join(lines[first:first + DOCUMENT_LINES])}) + "\n")
         self.ready = folder / "ready"
         self.timed([sys.executable, TOOL, str(self.documents), "--out", str(self.ready), "--vocab-size", "1024",
                     "--num-val-docs", str(VAL_DOCS), "--shard-tokens", str(SHARD_STEPS * STEP_TOKENS)])
@@ -78,14 +80,16 @@ class Place:
         return sum((path.stat().st_size - 1024) // 2 for path in (self.folder / "made").rglob("fineweb_train_*.bin"))
 
     def cut(self) -> None:
-        """The first documents, with as many tokens as the steps take: about a token for 2.2 bytes."""
-        need, have = 2.2 * self.steps * STEP_TOKENS, 0
+        """The first documents, with about as many tokens as the steps take; then as many steps as there are tokens."""
+        need, have = 2.2 * self.steps * STEP_TOKENS, 0  # bytes: about 2.2 a token
         self.part = self.folder / "part.jsonl"
         with open(self.documents, encoding="utf-8") as lines, open(self.part, "w", encoding="utf-8") as out:
             for number, line in enumerate(lines):
                 if have < need or number <= VAL_DOCS:
                     out.write(line)
                     have += len(line) * (number >= VAL_DOCS)
+        self.make(0)
+        self.steps = self.tokens() // STEP_TOKENS
 
 
 def main() -> int:
@@ -98,6 +102,7 @@ def main() -> int:
         place.cut()
         spare = place.make(0)  # what the tool takes besides waiting for its rate
         rate = round(place.tokens() / max(1.0, place.train() - spare))
+        print(f"{place.steps} steps, {rate} tokens/s", flush=True)
         times: dict[str, list[float]] = {"make": [], "train": [], "live": [], "live, unthrottled": []}
         for repeat in range(options.repeats):
             times["train"].append(place.train())
