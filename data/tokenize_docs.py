@@ -517,7 +517,9 @@ def run_export(source: Source, options: argparse.Namespace, label: str, recipe: 
             with Producer(made.folder) as producer:
                 state = make_tokenizer(source, made, state, recipe)
                 make_shards(source, made, state, options=options, producer=producer, command=command)
-        update_manifest(made, state)
+                update_manifest(made, state)  # before .producing goes away: it then says that the set is complete
+        else:
+            update_manifest(made, state)
     docs, tokens = state["docs"], state["tokens"]
     print(f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, {docs['train']:,} "
           f"training documents with {tokens['train']:,}; {docs['repeats_of_val_left_out']:,} repeats of validation "

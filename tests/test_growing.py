@@ -110,6 +110,30 @@ def test_a_growing_set_trains_as_the_complete_one(tmp_path: Path, ranks: int, pr
         "fineweb_train_000000.bin", "fineweb_train_000001.bin"]
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_training_while_tokenising_is_training_afterwards(tmp_path: Path, ranks: int) -> None:
+    """The tool makes shards and starts the trainer; the same run on the finished shards gives the same losses."""
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "docs.jsonl", "w", encoding="utf-8") as out:
+        for number in range(120):
+            out.write(json.dumps({"text": f"Document {number}: " + f"{number * 7919 % 1009} words, " * 30}) + "\n")
+    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--rdzv-backend=c10d",
+                f"--rdzv-endpoint=localhost:{free_port()}"] if ranks else []
+    settings = {key: value for key, value in RUN.items() if key != "VOCAB_SIZE"} | {"ITERATIONS": 18}
+    command = [sys.executable, str(ROOT / "data" / "tokenize_docs.py"), str(tmp_path / "docs.jsonl"), "--bytes",
+               "--out", str(tmp_path / "out"), "--num-val-docs", "20", "--shard-tokens", "5000", "--live",
+               "--tokens-per-second", "3500", "--", sys.executable, *launcher, str(ROOT / "train_gpt.py")]
+    live = subprocess.run(command, cwd=tmp_path / "run", env=clean_environment(**settings), text=True, timeout=150,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert live.returncode == 0, live.stdout[-3000:]
+    [data] = (path for path in (tmp_path / "out" / "datasets").iterdir() if path.is_dir())
+    [tokenizer] = (tmp_path / "out" / "tokenizers").iterdir()
+    after = run_trainer(tmp_path / "after", ranks=ranks, DATA_PATH=data, TOKENIZER_PATH=tokenizer, VOCAB_SIZE=260,
+                        **settings)
+    assert after.code == 0 and words(log_of(tmp_path / "run")) == words(after.text) and words(after.text)
+    assert "their producer is at work" in log_of(tmp_path / "run") and "so far" not in after.text
+
+
 def test_ranks_wait_for_the_shard_with_the_last_token_of_the_step(tmp_path: Path) -> None:
     """Rank 0 of 4 reads only the step's first quarter, and yet waits until its last token is there."""
     producer = Producer(tmp_path / "data")
