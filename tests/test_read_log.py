@@ -1,0 +1,486 @@
+"""logs/read_log.py on the logs that people have: each family, several runs a file, damage, and our own."""
+import dataclasses
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, SMALL_MODEL, Finished, byte_data, run_trainer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(ROOT / "logs"))
+import read_log  # noqa: E402  (the room is no package)
+from read_log import Run  # noqa: E402
+
+pytestmark = pytest.mark.timeout(200)
+RULE = "=" * 100
+SOURCE = '''"""A trainer. Its log looks like this:
+step:7/100 train_loss:1.0000 train_time:7ms step_avg:1.00ms
+final_int8_zlib_roundtrip_exact val_loss:0.10000000 val_bpb:0.20000000
+"""
+import os
+from pathlib import Path
+
+# seed:99
+def main():
+    log0(f"step:{step}/{iterations} val_loss:{loss:.4f} val_bpb:{bpb:.4f}")
+    log0(f"Total submission size: {size} bytes")
+    raise ValueError("never")
+
+main()
+'''
+HEADER = f"""{SOURCE}
+{RULE}
+Running Python 3.12.3 (main, Feb  4 2025, 14:48:35) [GCC 13.3.0]
+Running PyTorch 2.9.1+cu128
+Fri Mar 20 10:11:12 2026
++---------------------------------------------------------------------------------------+
+| NVIDIA-SMI 570.124.06             Driver Version: 570.124.06     CUDA Version: 12.8     |
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:19:00.0 Off |                    0 |
+|   1  NVIDIA H100 80GB HBM3          On  |   00000000:3B:00.0 Off |                    0 |
++---------------------------------------------------------------------------------------+
+{RULE}
+"""
+BASELINE = """logs/try7.txt
+val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path=./data/tokenizers/fineweb_1024_bpe.model
+train_loader:dataset:fineweb10B_sp1024 train_shards:80
+val_loader:shards pattern=./data/datasets/fineweb10B_sp1024/fineweb_val_*.bin tokens:62021632
+model_params:17059912
+world_size:8 grad_accum_steps:1
+sdp_backends:cudnn=False flash=True mem_efficient=False math=False
+attention_mode:gqa num_heads:8 num_kv_heads:4
+tie_embeddings:True embed_lr:0.05 head_lr:0.0 matrix_lr:0.04 scalar_lr:0.04
+train_batch_tokens:524288 train_seq_len:1024 iterations:20000 warmup_steps:20 max_wallclock_seconds:600.000
+seed:1337
+warmup_step:1/20
+warmup_step:20/20
+step:0/20000 val_loss:6.9357 val_bpb:4.1077 train_time:0ms step_avg:0.02ms
+step:1/20000 train_loss:6.9370 train_time:40ms step_avg:40.00ms
+step:2/20000 train_loss:15.9120 train_time:80ms step_avg:40.00ms
+step:200/20000 train_loss:2.8000 train_time:8000ms step_avg:40.00ms
+step:400/20000 train_loss:2.5000 train_time:16400ms step_avg:41.00ms
+step:500/20000 val_loss:2.4100 val_bpb:1.4273 train_time:20500ms step_avg:41.00ms
+stopping_early: wallclock_cap train_time:20500ms step:500/20000
+peak memory allocated: 10210 MiB reserved: 10236 MiB
+Serialized model: 67240121 bytes
+Code size: 48310 bytes
+Total submission size: 67288431 bytes
+Serialized model int8+zlib: 15702114 bytes (payload:17201016 raw_torch:17246128 payload_ratio:3.91x)
+Total submission size int8+zlib: 15750424 bytes
+final_int8_zlib_roundtrip val_loss:2.4200 val_bpb:1.4333 eval_time:1401ms
+final_int8_zlib_roundtrip_exact val_loss:2.42003108 val_bpb:1.43328104
+"""
+MODERN = """Hyperparameters:
+  adam_eps: 1e-08
+  datasets_dir: ./data/datasets/fineweb10B_sp8192
+  iterations: 20000
+  matrix_lr: 0.026
+  quantized_model_path: final_model.int6.ptz
+  run_id: 5f0d
+  seed: 42
+  train_batch_tokens: 786432
+  ttt_enabled: True
+  val_batch_tokens: 524288
+  world_size: 8
+train_shards: 80
+val_tokens: 40540160
+model_params:35901112
+warmup_step: 1/20
+0/20000 val_loss: 9.0101 val_bpb: 3.4881
+1/20000 train_loss: 9.0115 train_time: 0.0m tok/s: 8190220
+500/20000 train_loss: 3.3800 train_time: 0.8m tok/s: 7764000
+1000/20000 train_loss: 3.2800 train_time: 1.7m tok/s: 7742000
+1200/20000 val_loss: 2.8800 val_bpb: 1.1150
+stopping_early: wallclock_cap train_time: 122071ms step: 1200/20000
+peak memory allocated: 39870 MiB reserved: 39900 MiB
+diagnostic pre-quantization post-ema val_loss:2.87100000 val_bpb:1.11146400 eval_time:6480ms
+Serialized model: 135100244 bytes
+Code size (uncompressed): 120450 bytes
+Code size (compressed): 27310 bytes
+Serialized model quantized+brotli: 15880402 bytes
+Total submission size quantized+brotli: 15907712 bytes
+diagnostic quantized val_loss:2.90000000 val_bpb:1.12269120 eval_time:9710ms
+ttt_phased: total_docs:50000 prefix_docs:2000 suffix_docs:48000 num_phases:3
+ttp: b90/700 bl:2.4011 bb:1.1404 rl:2.3300 rb:1.0600 dl:190-192 gd:1
+quantized_ttt_phased val_loss:2.85500000 val_bpb:1.10527000 eval_time:372450ms
+total_eval_time:372.5s
+"""
+
+
+def read_text(folder: Path, text: str | bytes, name: str = "train.log", **options: Any) -> read_log.LogFile:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+    return read_log.read_log(path, **options)
+
+
+def only(log: read_log.LogFile) -> Run:
+    assert len(log.runs) == 1 and log.problems == [], (log.problems, log.runs)
+    return log.runs[0]
+
+
+def test_a_baseline_log(tmp_path: Path) -> None:
+    run = only(read_text(tmp_path, HEADER + BASELINE))
+    assert (run.run_id, run.seed, run.status, run.last_step, run.iterations) == ("try7", 1337, "finished", 500, 20000)
+    assert run.versions == {"python": "3.12.3", "torch": "2.9.1+cu128", "driver": "570.124.06", "driver_cuda": "12.8"}
+    assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 2} and run.world_size == 8
+    assert (run.dataset, run.train_shards, run.val_tokens) == ("fineweb10B_sp1024", 80, 62021632)
+    assert [s.step for s in run.steps] == [1, 2, 200, 400] and run.steps[1].train_loss == 15.9120
+    assert [(v.step, v.val_bpb) for v in run.validations] == [(0, 4.1077), (500, 1.4273)]
+    assert (run.stopped_early, run.stop_step, run.train_time_ms, run.peak_mib) == ("wallclock_cap", 500, 20500, 10210)
+    sizes = run.sizes
+    assert (sizes.model, sizes.code, sizes.raw_total, sizes.artifact, sizes.total, sizes.codec) == (
+        67240121, 48310, 67288431, 15702114, 15750424, "int8+zlib")
+    head = run.headline
+    assert (head.kind, head.tag, head.val_loss, head.val_bpb, head.eval_ms, head.digits) == (
+        "roundtrip", "final_int8_zlib_roundtrip", 2.42003108, 1.43328104, 1401, 8)
+    assert run.score("pre_quant").val_loss == 2.41 and run.score("ttt") is None
+    assert run.config["matrix_lr"] == 0.04 and run.config["sdp.flash"] is True and run.config["num_kv_heads"] == 4
+    assert run.config["tied_embed_lr"] == 0.05 and "head_lr" not in run.config
+    assert run.tokens() == 500 * 524288 and run.epochs_seen() == pytest.approx(500 * 524288 / 8e9)
+
+
+def test_step_times_are_those_between_the_lines(tmp_path: Path) -> None:
+    times = only(read_text(tmp_path, BASELINE)).step_times()
+    assert times.mean == pytest.approx(41.0) and times.widest == 200
+    assert times.p50 == pytest.approx(40.0) and times.max == pytest.approx(42.0) == times.p99
+
+
+def test_the_script_in_a_log_is_no_log_and_its_bytes_are_known(tmp_path: Path) -> None:
+    run = only(read_text(tmp_path, HEADER + BASELINE))
+    assert (run.source_bytes, len(run.source_sha256)) == (len(SOURCE.encode()), 64)
+    assert 7 not in [s.step for s in run.steps] and run.scores[0].val_bpb > 1 and run.seed == 1337
+    assert len(run.sizes.stated) == 5 and run.error is None
+    other = only(read_text(tmp_path, HEADER.replace("never", "ever!") + BASELINE))
+    assert other.source_bytes == run.source_bytes and other.source_sha256 != run.source_sha256
+
+
+def test_a_rule_inside_the_script_does_not_end_it(tmp_path: Path) -> None:
+    source = SOURCE.replace("A trainer.", f"A trainer.\n{RULE}\nseed:5\n{RULE}\n")
+    run = only(read_text(tmp_path, HEADER.replace(SOURCE, source) + BASELINE))
+    assert run.source_bytes == len(source.encode()) and run.seed == 1337
+
+
+def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> None:
+    run = only(read_text(tmp_path, MODERN))
+    assert (run.seed, run.run_id, run.dataset, run.train_shards, run.val_tokens) == (
+        42, "5f0d", "fineweb10B_sp8192", 80, 40540160)
+    assert run.config["adam_eps"] == 1e-8 and run.config["ttt_enabled"] is True and run.model_params == 35901112
+    assert [(s.step, s.train_loss, s.tok_s) for s in run.steps] == [
+        (1, 9.0115, 8190220), (500, 3.38, 7764000), (1000, 3.28, 7742000)]
+    assert run.steps[1].train_time_ms == pytest.approx(1e3 * 500 * 786432 / 7764000), "0.8m is 6 seconds coarse"
+    assert (run.stop_step, run.train_time_ms) == (1200, 122071)
+    assert [(v.step, v.val_bpb, v.train_time_ms) for v in run.validations] == [(0, 3.4881, None), (1200, 1.115, 122071)]
+    assert {s.kind: s.val_bpb for s in run.scores} == {"pre_quant": 1.111464, "roundtrip": 1.1226912, "ttt": 1.10527}
+    assert run.headline.kind == "ttt" and run.eval_total_ms == 372500
+    assert (run.sizes.code, run.sizes.packed_code, run.sizes.total, run.sizes.codec) == (
+        120450, 27310, 15907712, "quantized+brotli")
+
+
+def test_minutes_that_tokens_a_second_contradict_are_kept(tmp_path: Path) -> None:
+    run = only(read_text(tmp_path, MODERN.replace("tok/s: 7764000", "tok/s: 1000")))
+    assert run.steps[1].train_time_ms == pytest.approx(48_000)
+
+
+@pytest.mark.parametrize("prefix", [
+    "1775318899.204 ", "[2026-04-04 12:13:14] ", "2026-04-04T12:13:14.123456Z ", "2026-04-04 12:13:14,123 - INFO - ",
+    "[12:13:14] ", "12:13:14 | ", "[rank0]: ", "rank0: ", "[   12.34s] ", "[modal] ", "\x1b[32m[INFO]\x1b[0m "])
+@pytest.mark.parametrize("log", [BASELINE, MODERN], ids=["baseline", "modern"])
+def test_what_stands_in_front_of_lines_changes_nothing(tmp_path: Path, prefix: str, log: str) -> None:
+    plain = only(read_text(tmp_path, log))
+    prefixed = only(read_text(tmp_path, "".join(prefix + line + "\n" for line in log.splitlines())))
+    assert dataclasses.asdict(prefixed) == dataclasses.asdict(plain)
+
+
+@pytest.mark.parametrize(("line", "step", "time_ms", "average"), [
+    ("step:588/2000 train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588, 588071, 83.1),
+    ("step:588/2000 train_loss: 2.1000 train_time: 588071ms step_avg: 83.10ms", 588, 588071, 83.1),
+    ("step: 588/2000 train_loss=2.1000 train_time=588.071s", 588, 588071, None),
+    ("step 588/2000 train_loss:2.1000 lr_mul:1.0 train_time:588071ms step_avg:83.10ms tok/s:123456", 588, 588071, 83.1),
+    ("step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588, 588071, 83.1),
+    ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588, 588071, 83.1),
+    ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588, 588000, 1000),
+    ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588, 588071, None)])
+def test_spellings_of_a_training_line(tmp_path: Path, line: str, step: int, time_ms: float, average: float) -> None:
+    found = only(read_text(tmp_path, line + "\n")).steps[0]
+    assert (found.step, found.iterations, found.train_loss) == (step, 2000, 2.1)
+    assert found.train_time_ms == pytest.approx(time_ms)
+    assert found.step_avg_ms == (None if average is None else pytest.approx(average))
+
+
+@pytest.mark.parametrize(("line", "kind", "bpb", "eval_ms"), [
+    ("final_int8_zlib_roundtrip_exact val_loss:2.08110422 val_bpb:1.22940560", "roundtrip", 1.2294056, None),
+    ("final_int6_roundtrip val_loss:2.0512 val_bpb:1.2149 eval_time:2310ms", "roundtrip", 1.2149, 2310),
+    ("quantized val_loss:2.8 val_bpb:1.1041 eval_time:9710ms", "roundtrip", 1.1041, 9710),
+    ("final_int6_sliding_window_exact val_loss:1.90 val_bpb:1.12801533", "sliding", 1.12801533, None),
+    ("final_sliding_window_eval stride:64 val_loss:2.0 val_bpb:1.1981 eval_time:301200ms", "sliding", 1.1981, 301200),
+    ("final_sliding val_loss:2.0 val_bpb:1.1602 (stride=16, T=1.00) time:121150ms", "sliding", 1.1602, 121150),
+    ("final_int8_zlib_roundtrip sliding val_loss:2.0 sliding val_bpb:1.1985 eval_time:9ms", "sliding", 1.1985, 9),
+    ("legal_ttt_exact val_loss:1.89104 val_bpb:1.12001822 eval_time:410000ms", "ttt", 1.12001822, 410000),
+    ("ttt_sliding:done val_loss=1.891020 val_bpb=1.120010 elapsed=410.5s", "ttt", 1.12001, 410500),
+    ("final_int8_zlib_roundtrip val_loss:1.9 val_bpb:1.1490 eval_mode:online_ttt eval_time:5ms", "ttt", 1.1490, 5),
+    ("DIAGNOSTIC post_ema val_loss:1.9250 val_bpb:1.1401 eval_time:2000ms", "pre_quant", 1.1401, 2000),
+    ("pre-quantization post-ema val_loss:2.8 val_bpb:1.0921 eval_time:6480ms", "pre_quant", 1.0921, 6480),
+    ("final_temped val_loss:3.3010 val_bpb:1.2781 T=1.00", "other", 1.2781, None)])
+def test_kinds_of_results(tmp_path: Path, line: str, kind: str, bpb: float, eval_ms: float | None) -> None:
+    run = only(read_text(tmp_path, "seed:1\n" + line + "\n"))
+    assert [(s.kind, s.val_bpb) for s in run.scores] == [(kind, bpb)]
+    assert run.scores[0].eval_ms == (None if eval_ms is None else pytest.approx(eval_ms))
+
+
+def test_a_result_under_several_names_is_one_and_the_lowest_counts(tmp_path: Path) -> None:
+    run = only(read_text(tmp_path, BASELINE + """final_int6_sliding_window val_loss:2.3900 val_bpb:1.4155 eval_time:9ms
+final_int6_sliding_window_exact val_loss:2.39000001 val_bpb:1.41550001
+final_int8_zlib_roundtrip_exact val_loss:2.39000001 val_bpb:1.41550001
+ttt_sliding:done val_loss=2.500000 val_bpb=1.480000 elapsed=410.5s
+legal_ttt val_loss:2.5000 val_bpb:1.4800 eval_time:410500ms
+legal_ttt_exact val_loss:2.50000021 val_bpb:1.48000012
+"""))
+    assert [(s.kind, s.tag, s.val_bpb) for s in run.scores] == [
+        ("roundtrip", "final_int8_zlib_roundtrip", 1.43328104), ("sliding", "final_int6_sliding_window", 1.41550001),
+        ("ttt", "legal_ttt", 1.48000012)]
+    assert run.scores[1].aliases == ["final_int8_zlib_roundtrip"] and run.scores[2].aliases == ["ttt_sliding:done"]
+    assert run.headline.kind == "sliding", "adaptation that made it worse is not what is submitted"
+
+
+def test_a_mode_line_says_what_the_round_trip_was_scored_with(tmp_path: Path) -> None:
+    text = BASELINE.replace("final_int8_zlib_roundtrip val", "final_eval_mode:sliding_window stride:64 batch_seqs:32\n"
+                            "final_int8_zlib_roundtrip val")
+    assert [s.kind for s in only(read_text(tmp_path, text)).scores] == ["sliding"]
+
+
+@pytest.mark.parametrize(("lines", "field", "value"), [
+    ("Serialized model int6+zstd-22: 15480112 bytes (payload:1 raw_torch:2 payload_ratio:3.9x)", "artifact", 15480112),
+    ("Serialized model int6+lzma: 15890217 bytes", "artifact", 15890217),
+    ("Total submission size mixed_int5_int6+brotli: 15948801 bytes", "total", 15948801),
+    ("INT7+zlib model: 15377000 bytes | Total submission: 15431007 bytes", "total", 15431007),
+    ("artifact_bytes:   15920833", "total", 15920833),
+    ("Total submission size int8+zlib: 15,750,424 bytes", "total", 15750424)])
+def test_spellings_of_sizes(tmp_path: Path, lines: str, field: str, value: int) -> None:
+    assert getattr(only(read_text(tmp_path, f"seed:1\n{lines}\n")).sizes, field) == value
+
+
+def test_several_runs_in_one_file(tmp_path: Path) -> None:
+    second = BASELINE.replace("seed:1337", "seed:42").replace("step:500", "step:510").replace("1.43328104", "1.42")
+    third = BASELINE.replace("train_time:8000", "train_time:8001")
+    log = read_text(tmp_path, HEADER + BASELINE + HEADER + second + third)
+    assert [(r.number, r.seed, r.last_step) for r in log.runs] == [(1, 1337, 500), (2, 42, 510), (3, 1337, 500)]
+    assert [r.source_bytes for r in log.runs] == [len(SOURCE), len(SOURCE), None]
+    assert [r.name for r in log.runs] == ["train.log", "train.log#2", "train.log#3"]
+    assert log.runs[1].first_line == len((HEADER + BASELINE).splitlines()) + 1
+    assert [len(r.steps) for r in log.runs] == [4, 4, 4] and log.problems == []
+
+
+def test_steps_alone_begin_another_run_when_they_start_again(tmp_path: Path) -> None:
+    lines = "".join(f"step:{n}/9 train_loss:2.0{n} train_time:{n}00ms step_avg:100.00ms\n" for n in (1, 2, 3))
+    log = read_text(tmp_path, lines + lines.replace("2.0", "3.0"))
+    assert [[s.train_loss for s in run.steps] for run in log.runs] == [[2.01, 2.02, 2.03], [3.01, 3.02, 3.03]]
+
+
+def test_console_and_log_in_one_file_are_one_run(tmp_path: Path) -> None:
+    run = only(read_text(tmp_path, BASELINE + HEADER + BASELINE))
+    assert run.source_bytes == len(SOURCE) and run.seed == 1337 and len(run.steps) == 4
+    doubled = only(read_text(tmp_path, "".join(2 * (line + "\n") for line in BASELINE.splitlines())))
+    assert dataclasses.asdict(doubled) == dataclasses.asdict(only(read_text(tmp_path, BASELINE)))
+
+
+def test_a_resumed_run_is_one_run(tmp_path: Path) -> None:
+    first = BASELINE[:BASELINE.index("step:500/")]
+    again = BASELINE[:BASELINE.index("warmup_step:1")] + "step:300/20000 train_loss:2.6 train_time:12100ms\n"
+    rest = BASELINE[BASELINE.index("step:400/"):].replace("16400", "16500")
+    run = only(read_text(tmp_path, first + again + rest))
+    assert run.resumed_at == [300] and [s.step for s in run.steps] == [1, 2, 200, 300, 400]
+    assert run.steps[-1].train_time_ms == 16500 and run.headline.val_bpb == 1.43328104
+    plain = only(read_text(tmp_path, first + rest.replace("step:400/", "step:300/", 1) + "\n"))
+    assert [s.step for s in plain.steps] == [1, 2, 200, 300] and plain.resumed_at == [300]
+
+
+def test_a_log_that_ends_anywhere_gives_what_is_complete(tmp_path: Path) -> None:
+    cut = BASELINE[:BASELINE.index("16400ms") + 3]
+    log = read_text(tmp_path, cut)
+    assert log.runs[0].last_step == 200 and log.runs[0].status == "unfinished"
+    assert log.problems == [f"line {len(cut.splitlines())}: the last line is cut off"]
+    last = BASELINE.rstrip()
+    assert only(read_text(tmp_path, last)).headline.digits == 8, "a missing last line end alone is no damage"
+    assert read_text(tmp_path, last[:-3]).runs[0].headline.val_bpb == 1.4333, "1.43328 would be another result"
+
+
+def test_a_log_that_ends_inside_the_script(tmp_path: Path) -> None:
+    log = read_text(tmp_path, HEADER[:HEADER.index("main()\n\n=")])
+    assert log.runs == [] and "the log ends inside the script's text" in log.problems[0]
+    half = "class Half:\n    size: int = 5\n\ndef f(x):\n    return x\n"
+    rest = read_text(tmp_path, half + HEADER[len(SOURCE):] + BASELINE)
+    assert only(rest).source_sha256 is None and only(rest).last_step == 500, "a script without its head has no hash"
+
+
+def test_the_end_of_a_failed_run_is_said(tmp_path: Path) -> None:
+    cut = BASELINE[:BASELINE.index("step:400/")]
+    run = only(read_text(tmp_path, cut + "Traceback (most recent call last):\n  File \"x.py\", line 3, in <module>\n"
+                         "    from y import z\ntorch.OutOfMemoryError: CUDA out of memory.\n"))
+    assert (run.status, run.error) == ("failed", "torch.OutOfMemoryError: CUDA out of memory.")
+    assert only(read_text(tmp_path, cut + "error: rank 3: no shard\n")).error == "rank 3: no shard"
+
+
+@pytest.mark.parametrize(("encode", "problems"), [
+    (lambda text: text.replace("\n", "\r\n").encode(), []), (lambda text: text.encode("utf-16"), []),
+    (lambda text: b"\xef\xbb\xbf" + text.encode(), []),
+    (lambda text: text.encode().replace(b"seed:1337\n", b"seed:1337\n\xff\xfe_: \x80\n"), ["1 lines are not UTF-8"])])
+def test_other_encodings(tmp_path: Path, encode: Any, problems: list[str]) -> None:
+    plain = only(read_text(tmp_path, HEADER + BASELINE))
+    log = read_text(tmp_path, encode(HEADER + BASELINE))
+    assert log.problems == problems and dataclasses.asdict(log.runs[0]) == dataclasses.asdict(plain)
+
+
+def test_of_a_huge_file_both_ends_are_read(tmp_path: Path) -> None:
+    noise = "tttg: c1/131 lr:0.001 t:0.3s\n" * 20_000
+    log = read_text(tmp_path, BASELINE.replace("step:200/", noise + "step:200/"), max_bytes=20_000)
+    assert log.runs[0].headline.val_bpb == 1.43328104 and log.runs[0].seed == 1337
+    assert log.problems == [f"{log.bytes:,} bytes: only the first and the last 10,000 were read"]
+    assert [s.step for s in log.runs[0].steps] == [1, 2, 200, 400]
+
+
+def test_the_lines_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_log, "MAX_POINTS", 50)
+    log = read_text(tmp_path, "".join(f"step:{n}/999 train_loss:2.5 train_time:{n}ms\n" for n in range(1, 201)))
+    assert len(log.runs[0].steps) <= 50 and "every second one is left out" in log.problems[0]
+    assert (log.runs[0].steps[0].step, log.runs[0].steps[-1].step) == (1, 200)
+
+
+def test_what_is_no_log_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"\x1f\x8b\x08\x00rest")
+    (tmp_path / "b.log").write_text("nothing of the kind\n" * 9)
+    (tmp_path / "c.log").touch()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").mkdir()
+    names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty", "a.log"]
+    logs = read_log.read_logs([tmp_path / name for name in names])
+    words = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
+    assert words == ["a.log: not a text file (compressed, or an image)",
+                     "b.log: no training log: no line of one was found", "c.log: empty",
+                     "pipe: cannot be read: not a file", "none.log: cannot be read: No such file or directory",
+                     "empty: a folder without .txt, .log or .jsonl files", "a.log: named twice: read once"]
+    assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)
+
+
+def test_unreadable_values_are_named_with_their_line(tmp_path: Path) -> None:
+    text = BASELINE.replace("train_loss:2.8000", "train_loss:2.8x").replace("world_size:8", "world_size:many")
+    log = read_text(tmp_path, text + "final_int8_zlib_roundtrip val_loss:2.0 val_bpb:?\n" * 1)
+    assert [problem.split(":")[0] for problem in log.problems] == ["line 6", "line 17", "line 29"]
+    many = read_text(tmp_path, "".join(f"step:{n}/99 train_loss:?\n" for n in range(50)) + BASELINE)
+    assert len(many.problems) == 21 and many.problems[-1] == "30 more lines like these"
+    diverged = only(read_text(tmp_path, BASELINE.replace("train_loss:2.5000", "train_loss:nan")))
+    assert math.isnan(diverged.steps[-1].train_loss)
+
+
+def jsonl(*events: dict[str, Any]) -> str:
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+def test_damaged_events_are_named_and_the_others_kept(tmp_path: Path) -> None:
+    text = jsonl({"event": "run", "run_id": "r"}, {"event": "config", "seed": 7, "data_path": "d/x", "odd": [1]},
+                 {"event": "step", "step": 1, "train_loss": 3.0, "train_time_ms": 5.0}, {"event": "step", "step": None},
+                 {"event": "step", "step": "two"}, {"event": "input", "step": 1, "peak_mib": {"a": 1}}, {"event": 5},
+                 {"event": "end", "status": "interrupted", "exit_code": 130, "error": "interrupted"})
+    log = read_text(tmp_path, text + '{"event": "step", "step": 3, "train', "r.jsonl")
+    assert [problem.split(" (")[0] for problem in log.problems] == [
+        "line 4: a damaged step event", "line 5: a damaged step event",
+        'line 9: not a JSON object: {"event": "step", "step": 3, "train']
+    run = log.runs[0]
+    assert (run.seed, run.dataset, run.status, run.error, run.last_step) == (7, "x", "interrupted", "interrupted", 1)
+    assert "odd" not in run.config
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of our trainer: its logs are what these tools are for."""
+    folder = tmp_path_factory.mktemp("own")
+    settings_of_run = {**SMALL_MODEL, **byte_data(folder / "data"), "ITERATIONS": 12, "VAL_LOSS_EVERY": 6, "SEED": 5}
+    done = run_trainer(folder, **settings_of_run, RUN_ID="own", VAL_TOKENS=2000)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_our_text_and_our_events_say_the_same(own: Finished) -> None:
+    text, events = (only(read_log.read_log(own.log_path.with_suffix(end))) for end in (".txt", ".jsonl"))
+    for name in ("seed", "status", "last_step", "iterations", "partial_val", "val_tokens", "world_size", "dataset",
+                 "tokens_seen", "peak_mib"):
+        assert getattr(text, name) == getattr(events, name) is not None, name
+    assert (text.seed, text.last_step, text.status, text.partial_val) == (5, 12, "finished", True)
+    assert [(s.step, s.data_crc) for s in text.steps] == [(s.step, s.data_crc) for s in events.steps]
+    assert len(text.steps[0].data_crc) == 8 and [v.step for v in text.validations] == [0, 6, 12]
+    for a, b in zip(text.steps, events.steps):
+        assert a.train_loss == pytest.approx(b.train_loss, abs=6e-5) and a.train_time_ms == pytest.approx(
+            b.train_time_ms, abs=0.6) and a.tok_s == pytest.approx(b.tok_s, abs=0.6)
+    for a, b in zip(text.validations, events.validations):
+        assert a.val_bpb == pytest.approx(b.val_bpb, abs=6e-5) and a.val_ms == pytest.approx(b.val_ms, abs=0.6)
+    assert text.headline.val_bpb == pytest.approx(events.headline.val_bpb, abs=6e-9)
+    assert dataclasses.astuple(text.sizes)[:7] == dataclasses.astuple(events.sizes)[:7]
+    assert text.input_wait_percent == pytest.approx(events.input_wait_percent, abs=0.006)
+    assert text.epochs == pytest.approx(events.epochs, abs=6e-4)
+
+
+def test_our_text_and_our_events_become_one_record(own: Finished) -> None:
+    logs = read_log.read_logs([own.folder / "logs"])
+    assert len(logs.files) == 2 and len(logs.runs) == 1 and logs.problems == []
+    run = logs.runs[0]
+    source = (ROOT / "train_gpt.py").read_bytes()
+    assert run.path.endswith("own.jsonl") and run.partner.endswith("own.txt")
+    assert run.source_bytes == len(source) == run.sizes.code and run.train_shards == 1
+    assert run.headline.digits is None and run.config["embed_lr"] == 0.6 and run.config["train_prefetch"] is True
+    assert run.config["train_io.prefetch"] is True and run.val_bytes > 0 and run.hardware["cpus"] > 0
+
+
+def test_a_text_and_events_of_different_runs_stay_two(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(BASELINE)
+    (tmp_path / "a.jsonl").write_text(jsonl({"event": "config", "seed": 1},
+                                            {"event": "step", "step": 1, "train_loss": 3.0}))
+    assert [run.seed for run in read_log.read_logs([tmp_path]).runs] == [1, 1337]
+
+
+def mutate(data: bytes, edits: list[tuple[float, bytes, int]], end: float) -> bytes:
+    """`data` cut at a share of its length, with bytes put in, and others taken out behind them."""
+    changed = bytearray(data[:int(end * len(data))])
+    for place, new, removed in edits:
+        at = int(place * len(changed))
+        changed[at:at + removed] = new
+    return bytes(changed)
+
+
+EDIT = st.tuples(st.floats(0, 1), st.one_of(st.binary(max_size=3), st.sampled_from(
+    [b"\n", b"9" * 40, b"e999", b"nan", b"-", b"val_bpb:", b"step:1/", b'{"event": "step", "step": ',
+     b"=" * 40 + b"\n"])), st.integers(0, 30))
+
+
+@pytest.mark.parametrize("which", ["own.txt", "own.jsonl", "baseline", "modern"])
+def test_damage_never_raises(own: Finished, tmp_path: Path, which: str) -> None:
+    if which.startswith("own"):
+        data = (own.folder / "logs" / which).read_bytes()
+        data = data[-len(own.text.encode()) - 500:] if which.endswith("txt") else data
+    else:
+        data = {"baseline": HEADER + BASELINE, "modern": MODERN}[which].encode()
+
+    @given(edits=st.lists(EDIT, max_size=12), end=st.one_of(st.just(1.0), st.floats(0, 1)))
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def survives(edits: list[tuple[float, bytes, int]], end: float) -> None:
+        log = read_text(tmp_path, mutate(data, edits, end), "damaged.log")
+        assert log.runs or log.problems
+        for run in log.runs:
+            assert isinstance(run.seed, (int, type(None))) and isinstance(run.last_step, int)
+            assert all(isinstance(s.step, int) and isinstance(s.train_loss, (float, type(None))) for s in run.steps)
+            assert all(b.step > a.step for a, b in zip(run.steps, run.steps[1:]))
+            assert all(s.kind in read_log.KINDS for s in run.scores)
+            run.step_times(), run.headline, run.epochs_seen()
+        assert all("\n" not in problem for problem in log.problems)
+
+    survives()
+
+
+@pytest.mark.parametrize("line", [
+    "step:1/2 " + "a" * 200_000, "train_io:" + "a" * 200_000, "a:" + " " * 200_000 + "b c", "val_bpb:x" + " " * 200_000,
+    "step:1/2 train_loss:" + "1" * 200_000 + "x", '{"event": "step", "step": ' + "[" * 200_000])
+def test_endless_lines_end(tmp_path: Path, line: str) -> None:
+    run = read_text(tmp_path, line + "\n" + BASELINE).runs[0]
+    assert run.headline.val_bpb == 1.43328104 and len(run.steps) == 4
