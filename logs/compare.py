@@ -37,6 +37,12 @@ HARMLESS = {"train_log_every", "val_loss_every", "val_progress_log_every", "trai
             "checkpoint_keep", "trace_steps", "python", "driver", "driver_cuda", "nccl", "cpus", "platform", "data_dir"}
 OVERLAP = {"train_prefetch", "train_prefetch_queue", "train_copy_stream", "val_prefetch", "val_prefetch_queue",
            "val_copy_stream", "gpu_prefetch", "training_timing_breakdown", "val_resident"}
+# What a log states beside a setting, and that cannot stay when the setting changes.
+CONSEQUENCES = {"grad_accum_steps": ("effective_grad_accum_steps",),
+                "train_seq_len": ("val_split_tokens", "val_split_bytes"),
+                "data_path": ("dataset", "train_shards", "val_split_tokens", "val_split_bytes"),
+                **dict.fromkeys(("num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp_mult", "vocab_size",
+                                 "tie_embeddings"), ("model_params",))}
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -292,7 +298,7 @@ def _check_data(a: Sequence[Run], b: Sequence[Run], result: Comparison) -> None:
 def _follows(name: str, varied: Iterable[str]) -> bool:
     """Is a condition one of those varied, or the state that the log prints as its consequence?"""
     for one in varied:
-        if name == one or name == "effective_grad_accum_steps" and one == "grad_accum_steps":
+        if name == one or name in CONSEQUENCES.get(one, ()):
             return True
         if one in OVERLAP and name.startswith(("train_io.", "val_io.")):
             if one in ("gpu_prefetch", "training_timing_breakdown") or name.partition("_")[0] == one.partition("_")[0]:
