@@ -7,14 +7,15 @@
 One pipeline feeds training and validation; overlap off is a setting of the same code. As its bytes
 count, an indent is one tab, and types stand where data is declared, not in signatures.
 
-Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, TRAINING, MAIN.
+Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT,
+TRAINING, MAIN.
 """
 from __future__ import annotations
-import bisect, contextlib, copy, dataclasses, datetime, functools, gzip, io, itertools, json, math, os, platform, queue
-import re, resource, subprocess, sys, threading, time, uuid, zlib
+import bisect, contextlib, dataclasses, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, platform, queue
+import re, resource, select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile, zlib
 from collections import Counter, defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter as now
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ natural, count = (("a whole number, %d or more" % low, bounded(int, low, 2**63))
 vocab, share = ("1 to 65536", bounded(int, 1, 65_537)), ("a number, 0 or more and below 1", bounded(float, 0, 1))
 number, rate = ("a number", bounded(float, -1e300)), ("a number, 0 or more", bounded(float, 0))
 positive, where = ("a number above 0", bounded(float, 1e-6)), choice("auto", "cuda", "cpu")
+resumable = "auto or a path", str.strip
 mode, counter = choice("auto", "0", "1"), choice("cpu", "cuda")
 
 @dataclass(frozen=True)
@@ -98,6 +100,9 @@ class Config:
 	trace_steps: natural = 0
 	data_verify: switch = False
 	data_stall_seconds: positive = 60.0
+	checkpoint_every: natural = 0
+	checkpoint_keep: count = 3
+	resume: resumable = ""
 	device: where = "auto"
 	torch_compile: mode = "auto"
 	grad_accum_steps: natural = 0
@@ -111,6 +116,8 @@ class Config:
 				try: values[f.name] = parse(text)
 				except (ValueError, LookupError, TypeError):
 					faults.append(f"{f.name.upper()}={text}: set {meaning}; the default is {shown(f.default)}")
+		if values.get("resume") == "auto" and "RUN_ID" not in environ:
+			faults.append("RESUME=auto: of which run? Set its RUN_ID")
 		return cls(**values), faults
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
 	def val_batch_rows(self, world_size):  # of one rank
@@ -139,8 +146,8 @@ class Config:
 		if self.trace_steps and self.training_timing_breakdown:
 			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|CHECKPOINT)_\w+|MUON_WD|ADAM_WD|"
-	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|RESUME|VAL_RESIDENT|ATTENTION_BACKEND")
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|MUON_WD|ADAM_WD|"
+	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|VAL_RESIDENT|ATTENTION_BACKEND")
 NOT_OURS = {"MODEL_DIR"}  # common, a letter from ours
 
 def shown(value):  # as it is typed in the environment
@@ -178,8 +185,14 @@ def print_help():
 	return 0
 
 # === RUNTIME ===
-GROUP_TIMEOUT = datetime.timedelta(minutes=5)  # longest wait for a rank
+FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 20  # longest wait of a kind for the other ranks at first; when told to stop
+STOPS = {signal.SIGINT: 1, signal.SIGTERM: 4096}  # signals that end a run, and what stands for them in a sum over ranks
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
+class Stop(Exception): """This rank was told to stop; the others learn it in the collective that it goes to now."""
+class Halt(Exception):
+	"""All ranks end after the same step: a signal (its number), or a loss that is not finite (0)."""
+	def __init__(self, signum, problem=""): self.signum, self.problem = signum, problem
+def halt(stop): return Halt(signal.SIGTERM if stop >= STOPS[signal.SIGTERM] else signal.SIGINT)
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def torch_version(): return tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
 def runtime_faults(cfg, environ):
@@ -196,6 +209,56 @@ def runtime_faults(cfg, environ):
 	elif cfg.device == "cuda" and not cuda: yield "DEVICE=cuda: torch sees no CUDA device: set auto or cpu"
 	if cfg.val_bytecount_device == "cuda" and not cuda: yield "VAL_BYTECOUNT_DEVICE=cuda: no CUDA in use: set cpu"
 
+class Watch:
+	"""A thread that hears signals (the main thread may sit in a collective), passes them, and failures, on to all ranks
+	through the process group's store, and ends this process where a wait for other ranks has no end."""
+	signum = weight = waits = 0  # the signal heard, its share of a sum; waits for other ranks begun
+	longest_s, since, kind, at, log, store = 0.0, math.inf, "", "its start", None, None
+	def __init__(self): self.known = set()  # kinds of waits that have ended once
+	def start(self, cfg, environ):
+		self.stall_seconds, self.failed_at, self.who = cfg.data_stall_seconds, math.inf, environ.get("RANK", "0")
+		self.hears, self.wakes = socket.socketpair()
+		self.wakes.setblocking(False)
+		signal.set_wakeup_fd(self.wakes.fileno())
+		for number in STOPS: signal.signal(number, lambda *_: None)
+		threading.Thread(target=self._run, name="watch", daemon=True).start()
+	def connect(self, environ):
+		"""To the store behind the process group, by a connection of its own; restarts are kept apart."""
+		address, self.world_size = (environ["MASTER_ADDR"], int(environ["MASTER_PORT"])), int(environ["WORLD_SIZE"])
+		self.store = dist.PrefixStore("watch" + environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+			dist.TCPStore(*address, is_master=False, timeout=datetime.timedelta(seconds=10)))
+	@contextmanager
+	def waiting(self, kind):
+		self.waits, self.kind, self.at, self.since = self.waits + 1, kind, f"the {kind}", time.monotonic()
+		yield
+		self.since, self.at = math.inf, f"work after the {kind}"
+		self.known.add(kind)
+	def tell(self, word, text):
+		with suppress(RuntimeError, AttributeError): self.store.set(word, text)
+	def hear(self, word):
+		with suppress(RuntimeError, AttributeError): return self.store.check([word]) and self.store.get(word).decode()
+	def _run(self):
+		while True:
+			heard = self.hears.recv(16) if select.select([self.hears], [], [], 0.5)[0] else b""
+			self.tell(self.who, f"{self.waits} {self.at}")
+			for number in filter(None, [*heard, not self.signum and int(self.hear("stop") or 0)]):
+				if not self.signum: self.tell("stop", str(number))
+				self.weight, self.signum = STOPS[number], self.signum or number
+			if time.monotonic() - self.since > self.limit_s(): self._leave(self.overdue())
+			if failed := self.hear("failed"): self.failed_at = min(self.failed_at, time.monotonic())
+			if time.monotonic() - self.failed_at > 2: self._leave(failed)
+	def limit_s(self):
+		if self.signum: return max(LEAVE_SECONDS, 2 * self.longest_s)
+		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.kind in self.known else FIRST_WAIT_SECONDS
+	def overdue(self):
+		states = {rank: (self.hear(str(rank)) or "0 nothing").split(" ", 1) for rank in range(self.world_size)}
+		late = ", ".join(f"rank {rank} (in {at})" for rank, (waits, at) in states.items() if int(waits) < self.waits)
+		return f"rank {self.who} waited {self.limit_s():.0f} s in {self.at} for {late or 'its device'}"
+	def _leave(self, problem):
+		faulthandler.dump_traceback()  # of all threads, to stderr
+		last_words(self.log, 1, "failed", problem)
+		os._exit(1)
+
 @dataclass(frozen=True)
 class Runtime:
 	"""This process: rank, device, dtype of activations, collectives (main thread only)."""
@@ -203,65 +266,89 @@ class Runtime:
 	world_size: int = 1
 	device: torch.device = torch.device("cpu")
 	dtype: torch.dtype = torch.float32
+	watch: Watch = field(default_factory=Watch)
 	@classmethod
 	def start(cls, cfg, environ):
 		"""Takes the device, joins the process group: NCCL with CUDA, gloo without; none for one process."""
-		device, dtype = torch.device("cpu"), torch.float32
+		device, dtype, watch = torch.device("cpu"), torch.float32, Watch()
+		watch.start(cfg, environ)
 		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
 			torch.cuda.set_device(device := torch.device("cuda", int(environ.get("LOCAL_RANK", 0))))
 			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
 			torch.backends.cuda.enable_cudnn_sdp(False)
 		if "RANK" in environ and "WORLD_SIZE" in environ:
-			dist.init_process_group("nccl" if cuda else "gloo", timeout=GROUP_TIMEOUT, device_id=device if cuda else None)
-		return cls(int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1)), device, dtype)
+			with watch.waiting("start"):  # the watch ends it, and all later waits: it knows for whom they are
+				dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(days=1),
+					device_id=device if cuda else None)
+			watch.connect(environ)
+		return cls(int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1)), device, dtype, watch)
 	@property
 	def cuda(self): return self.device.type == "cuda"
-	def all_reduce(self, tensor):
-		self._collective(dist.all_reduce, tensor)  # a sum, in place
+	def all_reduce(self, tensor, kind):
+		self._collective(kind, dist.all_reduce, tensor)  # a sum, in place
 		return tensor
-	def broadcast(self, value):
+	def broadcast(self, value, kind):
 		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._collective(dist.broadcast_object_list, box := [value], src=0, device=self.device)
+		self._collective(kind, dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
-	def _collective(self, call, *args, **options):
-		"""On one rank: nothing. A failure means that another rank died or hung."""
+	def _collective(self, kind, call, *args, **options):
+		"""On one rank: nothing. A failure means that another rank died."""
 		try:
-			if dist.is_initialized(): call(*args, **options)
+			if dist.is_initialized():
+				with self.watch.waiting(kind): call(*args, **options)
 		except RuntimeError as error:
-			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: see its error: "
-				f"{first_line(error)}") from error
+			problem = self.watch.hear("failed") or f"another rank died, see its error: {first_line(error)}"
+			raise RunError(f"rank {self.rank}: in the {kind}: {problem}") from error
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
-		if self.cuda: torch.cuda.synchronize(self.device)
+		if self.cuda:
+			with self.watch.waiting("device"): torch.cuda.synchronize(self.device)
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log is kept under its time. Elsewhere: /dev/null."""
-	def __init__(self, run_id, enabled):
-		self.path = Path("logs", f"{run_id}.txt")
+	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl. Elsewhere: /dev/null. A resumed run goes on in its log; else an
+	older one is kept under its time."""
+	def __init__(self, run_id, enabled, resumed=False):
+		self.path, self.ended = Path("logs", f"{run_id}.txt"), False
 		names = [self.path, self.path.with_suffix(".jsonl")]
 		try:
 			if enabled:
 				self.path.parent.mkdir(exist_ok=True)
-				old = [name for name in names if name.exists()]
+				old = [name for name in names if name.exists() and not resumed]
 				last = datetime.datetime.fromtimestamp(max((name.stat().st_mtime for name in old), default=0))
 				for name in old: name.rename(name.with_suffix(f".{last:%Y%m%d-%H%M%S-%f}{name.suffix}"))
-			self.text, self.events = (open(name if enabled else os.devnull, "w", 1, encoding="utf-8") for name in names)
+			self.text, self.events = (open(name if enabled else os.devnull, "a", 1, encoding="utf-8") for name in names)
 		except OSError as error:
 			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write") from error
 		self.stdout = sys.stdout if enabled else self.text
-	def file(self, text): print(text, file=self.text)
-	def console(self, text): print(text, file=self.stdout, flush=True)
+	def _print(self, stream, text):
+		"""A full disk or a closed terminal costs that log, not the run."""
+		try: print(text, file=getattr(self, stream), flush=True)
+		except OSError as error:
+			self.lost = getattr(self, stream), getattr(self, "lost", None)  # deleted, it would try again
+			setattr(self, stream, open(os.devnull, "w"))
+			with suppress(OSError): print(f"warning: {self.path}: its {stream} ends: {error.strerror}", file=sys.stderr)
+	def file(self, text): self._print("text", text)
+	def console(self, text): self._print("stdout", text)
 	def line(self, text): self.file(text), self.console(text)
 	def event(self, name, **fields):
-		print(json.dumps({"event": name, "time": round(time.time(), 3), **fields}), file=self.events)
+		self._print("events", json.dumps({"event": name, "time": round(time.time(), 3), **fields}))
 	def say(self, event, template, **fields):
 		"""Fields as an event and, in the order of the template's braces, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
 	def close(self): self.text.close(), self.events.close()
+
+def last_words(log, code, status, problem, hint=""):
+	"""How a run ended, said once: on stderr, in its log and, last, on the console."""
+	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
+	if not log or log.ended: return
+	log.ended = True
+	if problem: log.file(f"error: {problem}")
+	log.event("end", status=status, exit_code=code, error=problem)
+	log.console(f"{status}: see {log.path}{hint}")
 
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
@@ -452,6 +539,7 @@ def shard_tokens(path):
 	if (magic, version) == MAGIC_VERSION and 0 < count and size == whole: return count
 	raise RunError(f"{path}: magic {magic}, version {version} (not {MAGIC_VERSION}), {size} bytes ({count} tokens need "
 		f"{whole}): no whole shard: delete it, fetch or make it again")
+def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns  # tells that a file was changed
 def read_json(path):
 	"""What a JSON file holds; {} where there is none."""
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -475,7 +563,7 @@ class Shards:
 		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
 		paths = self.folder.glob(f"fineweb_{split}_*.bin")
 		if self.growing: paths = itertools.takewhile(Path.exists, map(self.numbered, itertools.count()))
-		self.paths, self.ends = [], [0]
+		self.paths, self.ends, self.stamps = [], [0], []
 		for path in sorted(paths): self.add(path)
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
@@ -483,6 +571,7 @@ class Shards:
 	def add(self, path):
 		self.ends.append(self.ends[-1] + shard_tokens(path))
 		self.paths.append(path)
+		self.stamps.append(stamp(path))
 	def await_token(self, token, reader):
 		"""In the reader thread: returns once `token` is on disk, or the set complete. RunError if the producer has failed,
 		died, or stands still."""
@@ -700,7 +789,7 @@ class Pipeline:
 	iterates, and so issues copies. The reader's error is raised as RunError, after the good batches."""
 	def __init__(self, shards, plan, overlap, rt, *, name, digest, stall_seconds, spans=Spans()):
 		self.shards, self.plan, self.overlap, self.digest, self.end = shards, plan, overlap, digest, plan.num_batches()
-		self.name, self.spans, self.stall_seconds = name, spans, stall_seconds
+		self.name, self.spans, self.stall_seconds, self.watch = name, spans, stall_seconds, rt.watch
 		self.who = f"rank {rt.rank}: the {name} reader"
 		self.stage = DeviceRing(plan, overlap, rt.device, spans) if overlap.device_slots else HostHandOut()
 		self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = 0
@@ -757,6 +846,7 @@ class Pipeline:
 			count = file.readinto(out[done:])
 			if not count: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short: it changed")
 			done += count
+		if stamp(file.fileno()) != self.shards.stamps[index]: raise EOFError("it has changed since this run began")
 		self.bytes_read, self.doing = self.bytes_read + done, (math.inf, *self.doing[1:])
 	def _open(self, index, offset):
 		self.doing = time.monotonic(), self.shards.paths[index], offset
@@ -781,7 +871,7 @@ class Pipeline:
 		"""The next host batch; a wait has a bound."""
 		self._feed(self.stage.recycle(), not self.overlap.prefetch)
 		while self.ready.empty() and self.stage.pending:  # the device is busy with what its copies wait for
-			self._feed(self.stage.recycle(block=True), 0)
+			with self.watch.waiting("copies"): self._feed(self.stage.recycle(block=True), 0)
 		started = now()
 		with self.spans("input_wait", HOST): slot = self._await()
 		self._feed([], self.overlap.prefetch)
@@ -794,7 +884,10 @@ class Pipeline:
 		while True:
 			try: slot = self.ready.get(timeout=0.2)
 			except queue.Empty:
+				self.watch.at = f"{self.name} reader, {self.where()}"
+				if self.watch.signum: raise Stop from None
 				if time.monotonic() - self.doing[0] < self.stall_seconds: continue
+				faulthandler.dump_traceback()  # of all threads, to stderr
 				raise RunError(f"{self.who} has waited for {self.where()} for over DATA_STALL_SECONDS="
 					f"{shown(self.stall_seconds)}: move DATA_PATH to a local disk") from None
 			if slot is not None: return slot
@@ -805,6 +898,7 @@ class Pipeline:
 	def __next__(self):
 		"""The next batch; uploads of later ones that were read are issued too."""
 		if self.handed >= self.end: raise StopIteration
+		if self.watch.signum: raise Stop
 		self.stage.ask()
 		if self.taken == self.handed:
 			self.late_copies += bool(self.handed and self.overlap.device_slots)
@@ -951,23 +1045,27 @@ class Optimizers:
 			(vector := nn.Parameter(values)).grad = grads
 			groups.append({"params": [vector], "lr": lr, "base_lr": lr})
 		self.adam = torch.optim.Adam(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
+		for p in (group["params"][0] for group in groups):  # as its first step would
+			self.adam.state[p] = dict(step=p.new_zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0:
 			self.flat.grads.mul_((limit / (self.flat.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
-	def step(self, lr_scale, momentum):
-		"""One update from the reduced gradients; Muon's is scaled by sqrt(max(1, rows / cols))."""
+	def step(self, lr_scale, momentum, halted):
+		"""One update from the reduced gradients; Muon's is scaled by sqrt(max(1, rows / cols)). halted: a bool on the
+		device; where it is set (the gradients are zero then), nothing changes."""
+		self.adam.found_inf = halted.float()
 		for (values, grads), average in zip(self.banks, self.averages):
-			average.mul_(momentum).add_(grads)
+			average.mul_(torch.where(halted, 1.0, momentum)).add_(grads)
 			update = newton_schulz(grads.add(average, alpha=momentum), self.cfg.muon_backend_steps, self.muon_dtype)
+			update = update.masked_fill(halted, 0)
 			scale = max(1.0, values.size(-2) / values.size(-1)) ** 0.5
 			values.add_(update, alpha=-self.cfg.matrix_lr * lr_scale * scale)
 		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
 		self.adam.step()
-	def snapshot(self): return copy.deepcopy((self.flat.values, self.averages, self.adam.state_dict()))
+	def tensors(self): return [self.flat.values, *self.averages, *(t for p in self.adam.state.values() for t in p.values())]
 	def restore(self, saved):
-		for mine, theirs in zip([self.flat.values, *self.averages], [saved[0], *saved[1]]): mine.copy_(theirs)
-		self.adam.load_state_dict(copy.deepcopy(saved[2]))  # it would change the saved tensors
+		for mine, theirs in zip(self.tensors(), saved): mine.copy_(theirs)
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
@@ -981,31 +1079,37 @@ def muon_momentum(cfg, step):
 	share = 1.0 if step >= cfg.muon_momentum_warmup_steps else step / cfg.muon_momentum_warmup_steps
 	return (1 - share) * cfg.muon_momentum_warmup_start + share * cfg.muon_momentum
 
-Agreed = namedtuple("Agreed", "elapsed_ms train_loss data_crc wait_ms")  # wait_ms: of each rank
+Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
 class Control:
 	"""The control vector, the tail of a step's gradient reduction: what the ranks agree on. Read two steps late its event
 	has long passed, so nothing drains the device; every rank waits for it and none queries it, so all decide alike at
-	the same step. A crc travels in three parts of 11 bits: exact float32 sums."""
+	the same step. A crc travels in three parts of 11 bits: exact float32 sums. A rank's loss that is not finite, or its
+	signal, sets `halted` on the device at once: that step and all later ones change nothing."""
+	FIELDS = 6  # before those of each rank
 	def __init__(self, tail, rt):
-		self.tail, self.rt = tail, rt
+		self.tail, self.rt, self.lag, self.halted = tail, rt, 2 if rt.cuda else 1, torch.zeros((), device=rt.device) > 0
 		self.ring = [torch.zeros(2, len(tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received) of a step
 		self.events = [torch.cuda.Event(blocking=True) if rt.cuda else None for _ in range(3)]
 	def agree(self, step, reduced, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks. loss: a device scalar, this rank's share of the mean loss."""
-		(sent, received), rank, waits = self.ring[step % 3], self.rt.rank, [0.0] * self.rt.world_size
-		waits[rank] = wait_ms
+		(sent, received), rank, W, tail = self.ring[step % 3], self.rt.rank, self.rt.world_size, self.tail
+		waits, grads = [wait_ms * (r == rank) for r in range(W)], reduced[:-len(tail)]
 		parts = [data_crc >> bits & 0x7FF for bits in (0, 11, 22)]
-		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, *waits]))
-		self.tail.copy_(sent, non_blocking=True)
-		self.tail[4] = loss
-		self.rt.all_reduce(reduced)
+		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, self.rt.watch.weight, *waits, *[0.0] * W]))
+		tail.copy_(sent, non_blocking=True)
+		tail[4], tail[self.FIELDS + W + rank] = loss, ~torch.isfinite(loss + grads.sum())
+		self.rt.all_reduce(reduced, "reduction")
+		self.halted |= tail[5] + tail[self.FIELDS + W:].sum() > 0
+		grads.masked_fill_(self.halted, 0)
 		received.copy_(self.tail, non_blocking=True)
 		if self.rt.cuda: self.events[step % 3].record()
 	def read(self, step):
 		"""Synchronisation point: waits for the reduction of `step`, two steps ago (for a log line: just now)."""
-		if self.rt.cuda: self.events[step % 3].synchronize()
-		low, mid, high, elapsed_ms, loss, *waits = self.ring[step % 3][1].tolist()
-		return Agreed(elapsed_ms, loss, int(low) + (int(mid) << 11) + (int(high) << 22) & CRC, waits)
+		if self.rt.cuda:
+			with self.rt.watch.waiting("reduction"): self.events[step % 3].synchronize()
+		low, mid, high, elapsed_ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
+		crc, W = int(low) + (int(mid) << 11) + (int(high) << 22) & CRC, self.rt.world_size
+		return Agreed(elapsed_ms, loss, stop, crc, ranks[:W], ranks[W:])
 
 # === EVALUATION ===
 class ByteTable(NamedTuple):
@@ -1055,14 +1159,14 @@ class Validation:
 		"""Runs in the reader thread, behind the first validation."""
 		return 0 if self.bytes or self.device_table else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
-	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, milliseconds); waits for the device only where it says so."""
+	def evaluate(self, loss_of, scope, compiles, spans, kind="validation"):
+		"""(nats a token, bits per byte, milliseconds); waits for the device only where it says so. Halt: a signal came."""
 		every, log, seen, batches = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
-		sums, started = torch.zeros(2, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes
+		sums, started = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = started, forecast(self.rt, log, f"{scope}: {batches} batches", batches, compiles=compiles)
 		pipeline = Pipeline(self.shards, self.plan, self.overlap, self.rt, name="val", spans=spans,
 			digest=self.verify.digest(self.host_bytes), stall_seconds=self.cfg.data_stall_seconds)
-		with closing(pipeline), spans("validate"):
+		with suppress(Stop), closing(pipeline), spans("validate"):
 			next(foretell)
 			for done, batch in enumerate(pipeline, 1):
 				x, y, digest = batch
@@ -1074,7 +1178,9 @@ class Validation:
 				if every and done % every == 0:  # a synchronisation point
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		nats, counted = self.rt.all_reduce(sums).tolist()  # synchronisation point: the end of a validation
+		sums[2] = self.rt.watch.weight
+		nats, counted, stop = self.rt.all_reduce(sums, kind).tolist()  # synchronisation point: the end of a validation
+		if stop: raise halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
 		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - started)
@@ -1107,13 +1213,18 @@ def pack(state, cfg):
 	torch.save(file, buffer := io.BytesIO())
 	payload = sum(t.nbytes for part in ("quantized", "scales", "passthrough") for t in file[part].values())
 	return zlib.compress(buffer.getvalue(), 9), payload, len(buffer.getvalue())
+def load(data, limit):
+	"""What torch.save wrote; executes nothing, and takes at most `limit` bytes (ValueError)."""
+	with zipfile.ZipFile(io.BytesIO(data)) as archive: size = sum(entry.file_size for entry in archive.infolist())
+	if size > limit: raise ValueError(f"it holds {size} bytes, at most {limit} are right")
+	return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`, bounded in size."""
 	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
 	try:
 		raw = (stream := zlib.decompressobj()).decompress(data, limit)
 		if not stream.eof: raise ValueError(f"it is cut short, or larger than {limit} bytes when decompressed")
-		file = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)  # executes nothing
+		file = load(raw, limit)
 		if file["__quant_format__"] != QUANT_FORMAT: raise ValueError(f"its format is {file['__quant_format__']}")
 		found = {name: t.shape for name, t in [*file["quantized"].items(), *file["passthrough"].items()]}
 		wanted = {name: t.shape for name, t in expected.items()}
@@ -1126,6 +1237,49 @@ def unpack(data, expected):
 	except Exception as error:  # whatever a damaged or hostile file raises, people get one line
 		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
 
+# === CHECKPOINT ===
+# What a run may change when it goes on: paths, logs, overlap, devices: nothing that the mathematics knows.
+FREE = re.compile("run_id|resume|data_path|tokenizer_path|device|torch_compile|.*(_every|_queue|prefetch|copy_stream|"
+	"val_batch_size|_steps_traced|timing.*|verify|stall.*|keep|bytecount.*)|trace_steps|val_tokens|grad_accum_steps")
+def fingerprint(cfg):
+	"""The settings that a checkpoint is bound to, and the names of its data and tokenizer."""
+	return {name: value for name, value in asdict(cfg).items() if not FREE.fullmatch(name)} | {
+		name: Path(getattr(cfg, name)).name for name in ("data_path", "tokenizer_path")}
+def find_checkpoint(cfg):
+	"""(path, bytes) of the checkpoint that RESUME names, on rank 0; None: start anew."""
+	folder = Path("checkpoints", cfg.run_id)
+	paths = sorted(folder.glob("step_*.pt"))[::-1] if cfg.resume == "auto" else [Path(cfg.resume)] * bool(cfg.resume)
+	for path in paths:
+		try:
+			if zipfile.is_zipfile(path) or cfg.resume != "auto": return path, path.read_bytes()
+		except OSError as error: raise RunError(f"RESUME={cfg.resume}: {path}: {error.strerror}: name a checkpoint") from error
+	return None
+
+class Checkpoints:
+	"""checkpoints/<RUN_ID>/step_<n>.pt, the last CHECKPOINT_KEEP, written by a thread: training waits for no disk."""
+	def __init__(self, cfg, log):
+		self.folder, self.keep, self.log, self.thread = Path("checkpoints", cfg.run_id), cfg.checkpoint_keep, log, None
+	def busy(self): return self.thread is not None and self.thread.is_alive()
+	def save(self, state):
+		self.thread = threading.Thread(target=self.write, args=[state], name="checkpoint", daemon=True)
+		self.thread.start()
+	def write(self, state):
+		"""True if it is on the disk; if not, the older ones stay."""
+		path, started = self.folder / f"step_{state['step']:08d}.pt", now()
+		try:
+			self.folder.mkdir(parents=True, exist_ok=True)
+			for rest in self.folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
+			torch.save(state, buffer := io.BytesIO())
+			write_atomic(path, buffer.getbuffer())
+			for old in sorted(self.folder.glob("step_*.pt"))[:-self.keep]: old.unlink()
+		except (OSError, RunError) as error:
+			return self.log.line(f"warning: no checkpoint of step {state['step']}, the older ones stay: {first_line(error)}")
+		self.log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - started))
+		return True
+	def wait(self):
+		"""For the write under way, a minute at most."""
+		if self.busy(): self.thread.join(60)
+
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank, from SEED."""
@@ -1137,15 +1291,64 @@ class Run:
 		self.model = GPT(cfg, rt.dtype).to(rt.device)
 		self.compiles = cfg.torch_compile == "1" or cfg.torch_compile == "auto" and rt.cuda
 		self.loss_of = compiled(self.model, log) if self.compiles else self.model
-		self.optimizers = Optimizers(self.model, cfg, tail=5 + rt.world_size)
+		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		self.control = Control(self.optimizers.flat.tail, rt)
 		self.shards = Shards(cfg.data_path, "train", log, cfg.data_stall_seconds)
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(log) if cfg.data_verify else Unverified()
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * (cfg.val_tokens > 0)
+		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
+		self.checkpoints, self.final = Checkpoints(cfg, log), None  # final: the state before the export
+		self.step = self.first = self.heeded = self.crc = 0  # steps taken; before this process; looked at; data_crc before it
+		self.val_ms, self.resumed_ms, self.history = 0.0, 0.0, []  # of validations: [step, val_loss, val_bpb]
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
-	def batches(self, spans=Spans()):
-		return Pipeline(self.shards, self.plan, self.overlap, self.rt, name="train", spans=spans,
+	def heed(self, step):
+		"""Halt, if one of the steps before `step` was not taken: the run is at that step then. All ranks ask alike."""
+		for self.heeded in range(self.heeded, step):
+			said = self.control.read(self.heeded)
+			bad = [rank for rank, flag in enumerate(said.bad) if flag]
+			if said.stop or bad: self.step = self.heeded
+			if bad: raise Halt(0, f"rank {bad[0]}: step {self.step + 1}: loss or gradient not finite: lower the learning rates")
+			if said.stop: raise halt(said.stop)
+			self.heeded += 1
+	def state(self):
+		"""All that training goes on from, on the host. Synchronisation point: it has to be one moment's."""
+		self.rt.synchronize()
+		self.heed(self.step)
+		crc = self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc
+		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
+		ms, rng = self.clock.now_ms(), [generator.get_state() for generator in self.generators]
+		self.rt.synchronize()
+		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=ms, val_ms=self.val_ms, data_crc=crc,
+			history=self.history[:], rng=rng, tensors=tensors)
+	def checkpoint(self, spans):
+		with spans("checkpoint", HOST): state = self.state()
+		if self.checkpoints.busy(): self.log.line(f"warning: no checkpoint of step {self.step}: the disk is still busy")
+		elif self.rt.rank == 0: self.checkpoints.save(state)
+	def resume(self, path, data):
+		"""Goes on from a checkpoint. RunError if it is another configuration's, or no checkpoint."""
+		mine = self.optimizers.tensors()
+		try:
+			state = load(data, sum(t.nbytes for t in mine) + (1 << 22))
+			theirs, ours = state["config"], fingerprint(self.cfg)
+			if theirs != ours: raise ValueError("another configuration: " + ", ".join(
+				f"{name.upper()}={shown(ours.get(name))} (there {shown(theirs.get(name))})"
+				for name in sorted(ours.keys() | theirs) if ours.get(name) != theirs.get(name)))
+			if [(t.shape, t.dtype) for t in state["tensors"]] != [(t.shape, t.dtype) for t in mine]:
+				raise ValueError("its tensors have other shapes")
+			self.step, self.val_ms, self.crc = int(state["step"]), float(state["val_ms"]), int(state["data_crc"])
+			self.clock.total_ms, self.history = float(state["train_ms"]), [list(map(float, row)) for row in state["history"]]
+			for generator, state_of in zip(self.generators, state["rng"]): generator.set_state(state_of)
+		except Exception as error:  # whatever a damaged or hostile file raises
+			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}") from error
+		self.optimizers.restore(state["tensors"])
+		self.first = self.heeded = self.step
+		self.resumed_ms, self.logged = self.clock.total_ms, (self.step, self.clock.total_ms, self.logged[2])
+		self.log.say("checkpoint", "resumed: step:{}/{} from:{} train_time:{:.0f}ms", step=self.step,
+			iterations=self.cfg.iterations, resumed_from=str(path), train_time_ms=self.clock.total_ms)
+	def batches(self, spans=Spans(), step=0):
+		plan = replace(self.plan, first_row=self.plan.first_row + step * self.accumulation * self.plan.stride)
+		return Pipeline(self.shards, plan, self.overlap, self.rt, name="train", spans=spans,
 			digest=self.verify.digest(data_crc), stall_seconds=self.cfg.data_stall_seconds)
 	def instruments(self):
 		"""What listens to measured steps: a breakdown, rank 0's trace, nothing."""
@@ -1155,46 +1358,56 @@ class Run:
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""Fetch, forward, backward, reduce, update. elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	spans, loss_share = batches.spans, torch.zeros((), device=run.rt.device)
+	spans, loss_share, started = batches.spans, torch.zeros((), device=run.rt.device), now()
 	run.optimizers.flat.reduced.zero_()
-	for _ in range(run.accumulation):
-		next(foretell)
-		x, y, digest = batch = next(batches)
-		with spans("forward"): loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
-		with spans("backward"): loss.backward()
-		run.verify.consumed(batches, batch, step + 1)
-		loss_share += loss.detach()
-		crc = crc + digest & CRC
-		next(foretell)
+	with suppress(Stop):  # then this rank brings what it has to the others, and all leave the step out
+		for _ in range(run.accumulation):
+			next(foretell)
+			x, y, digest = batch = next(batches)
+			with spans("forward"): loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
+			with spans("backward"): loss.backward()
+			run.verify.consumed(batches, batch, step + 1)
+			loss_share += loss.detach()
+			crc = crc + digest & CRC
+			next(foretell)
 	with spans("reduce"):
 		run.control.agree(step, run.optimizers.flat.reduced, loss_share, elapsed_ms=run.clock.now_ms(),
 			wait_ms=batches.stage.wait_ms, data_crc=crc)
 	with spans("grad_clip"): run.optimizers.clip()
-	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
+	with spans("optimizer"):
+		run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step), run.control.halted)
+	run.rt.watch.longest_s = max(run.rt.watch.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps: compile, allocate, fill caches off the clock; then rolled back."""
-	saved, count = run.optimizers.snapshot(), run.cfg.warmup_steps
-	with closing(run.batches()) as batches:
-		for step in range(count):
-			train_step(run, batches, step, 0.0, 0, foretell)
-			if count <= 20 or step % 10 == 9 or step + 1 == count: run.log.line(f"warmup_step:{step + 1}/{count}")
-	run.optimizers.restore(saved)
+	saved, count, first, run.heeded = [t.clone() for t in run.optimizers.tensors()], run.cfg.warmup_steps, run.step, 0
+	try:
+		with closing(run.batches()) as batches:
+			for step in range(count):
+				train_step(run, batches, step, 0.0, 0, foretell)
+				run.heed(step + 1)
+				if count <= 20 or step % 10 == 9 or step + 1 == count: run.log.line(f"warmup_step:{step + 1}/{count}")
+	finally:
+		run.optimizers.restore(saved)
+		run.step = run.heeded = first
 def validate(run, step, spans):
-	"""Validates with the clock stopped; returns the milliseconds it took."""
+	"""Validates with the clock stopped."""
 	run.clock.stop()
+	run.heed(step)
 	val_loss, val_bpb, val_ms = run.validation.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
 	ms = run.clock.total_ms
 	run.log.say("validation", "step:{0}/{1} val_loss:{2:.4f} val_bpb:{3:.4f} train_time:{4:.0f}ms step_avg:{5:.2f}ms"
 		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations,
 		val_loss=val_loss, val_bpb=val_bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms,
 		val_tokens=run.validation.tokens - 1, val_bytes=run.validation.bytes)
+	run.val_ms += val_ms
+	run.history.append([step, val_loss, val_bpb])
 	run.clock.start()
-	return val_ms
 
 def log_step(run, step):
 	"""A training line; rates since the last one. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()
+	run.heed(step)
 	run.verify.settle()
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
 	(last_step, last_ms, last_waits), cap_s = run.logged, c.max_wallclock_seconds
@@ -1208,30 +1421,34 @@ def log_step(run, step):
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
-	c, log, clock, step, crc, val_ms, epochs = run.cfg, run.log, run.clock, 0, 0, 0.0, 1
+	c, log, clock, epochs = run.cfg, run.log, run.clock, 1
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {c.iterations} steps", c.warmup_steps + c.iterations,
 		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
 	warm_up(run, foretell)
-	with closing(run.instruments()) as spans, closing(run.batches(spans)) as batches:
+	with closing(run.instruments()) as spans, closing(run.batches(spans, run.step)) as batches:
+		elapsed_ms, crc = clock.total_ms, run.crc * (run.rt.rank == 0)
 		clock.start()
 		while True:
+			step = run.step
 			# Synchronisation point: the reduction of two steps ago, past unless the host runs far ahead.
-			elapsed_ms = run.control.read(step - 2).elapsed_ms if step >= 2 else 0.0
-			mean_ms = elapsed_ms / max(step - 1, 1)
-			capped = 0 < 1e3 * c.max_wallclock_seconds <= elapsed_ms + 2 * mean_ms and step < c.iterations
+			run.heed(step - run.control.lag)
+			if step >= run.first + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
+			over_ms = elapsed_ms + elapsed_ms / max(step, 1) - 1e3 * c.max_wallclock_seconds
+			capped = c.max_wallclock_seconds > 0 and over_ms >= 0 and step < c.iterations
 			last = capped or step == c.iterations
-			if last or c.val_loss_every and step % c.val_loss_every == 0: val_ms += validate(run, step, spans)
+			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
 			if last: break
 			if epochs == 1 and step >= run.shards.total // run.step_tokens:
 				epochs = 2
 				log.line(f"WARNING: step {step + 1} begins a second epoch: {len(run.shards.paths)} shards, all used up")
-			crc = train_step(run, batches, step, elapsed_ms + mean_ms, crc, foretell)
-			step += 1
+			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
+			run.step = step = step + 1
 			if step <= 10 or c.train_log_every and step % c.train_log_every == 0: log_step(run, step)
+			if c.checkpoint_every and step % c.checkpoint_every == 0: run.checkpoint(spans)
 			spans.step_done(step)
 		clock.stop()
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
-		report(run, batches, step, val_ms)
+		report(run, batches, step)
 def waits(waits_ms, batches, micro_steps, train_ms):
 	"""What a run, and a step of it, has waited; did the worst read from a new shard?"""
 	steps = np.reshape(waits_ms, (-1, micro_steps)).sum(1) if waits_ms else np.zeros(1)
@@ -1249,15 +1466,15 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
 	rates = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
 	return f"reads are the limit: {rates}: move DATA_PATH to a local disk"
-def report(run, batches, step, val_ms):
-	"""What the run and its input have cost; the device is idle."""
-	stage, train_ms, cuda, tokens = batches.stage, run.clock.total_ms, run.rt.cuda, step * run.step_tokens
+def report(run, batches, step):
+	"""What the run and its input (since it was resumed) have cost; the device is idle."""
+	stage, train_ms, cuda, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, run.rt.cuda, step * run.step_tokens
 	stage.ask()
 	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms)
 		for w in (batches.host_waits_ms, stage.waits_ms))
 	peak = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
 	if cuda: peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
-	percent = 100 * max(run.control.read(step - 1).wait_ms if step else [0.0]) / (train_ms or 1)	# of the slowest rank
+	percent = 100 * max(run.control.read(step - 1).wait_ms if step > run.first else [0.0]) / (train_ms or 1)	# of the slowest rank
 	hidden = 100 * (batches.busy_ms + stage.copy_ms) / (train_ms or 1) - device["percent"]
 	needed, delivered = (batches.bytes_read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=batches.bytes_read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
@@ -1265,16 +1482,16 @@ def report(run, batches, step, val_ms):
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
 	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
 	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{train_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\nhost_wait {words(host, 3)}\n"
+	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\nhost_wait {words(host, 3)}\n"
 		f"device_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n{words(seen, 3)}\n"
 		f"peak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=train_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
+	run.log.event("input", step=step, train_time_ms=run.clock.total_ms, val_total_ms=run.val_ms, host_wait=host, device_wait=device,
 		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
 def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks decode its very bytes: their score is the run's."""
-	log, data = run.log, None
+	log, data, run.final = run.log, None, run.state()
 	if run.rt.rank == 0:
 		state = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
 		torch.save(state, buffer := io.BytesIO())
@@ -1288,8 +1505,8 @@ def export_and_score(run, code_bytes):
 			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
 			payload_ratio=sum(t.nbytes for t in state.values()) / max(payload, 1), total_bytes=total)
 		if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the challenge's cap is {CAP_BYTES}")
-	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
-	val_loss, val_bpb, eval_ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans())
+	run.model.load_state_dict(unpack(run.rt.broadcast(data, "export"), run.model.state_dict()))
+	val_loss, val_bpb, eval_ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans(), "export")
 	log.say("score", "final_int8_zlib_roundtrip val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
 		"final_int8_zlib_roundtrip_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}",
 		val_loss=val_loss, val_bpb=val_bpb, eval_ms=eval_ms, partial=run.partial)
@@ -1327,30 +1544,49 @@ def out_of_memory(cfg, rt):
 	more = fitting_accumulation(cfg.train_batch_tokens // cfg.train_seq_len, rt.world_size, 2 * parts)
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // parts} tokens a micro-step, "
 		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={more}")
-def execute(cfg, warnings):
+def resume_command(cfg, environ):
+	"""The command line that goes on with this run, for a shell."""
+	names = [f.name.upper() for f in dataclasses.fields(Config) if f.name not in ("run_id", "resume")]
+	settings = {name: environ[name] for name in names if name in environ} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
+	ranks, here = int(environ.get("WORLD_SIZE", 1)), int(environ.get("LOCAL_WORLD_SIZE", 1))
+	nodes = "--standalone" if ranks == here else f"--nnodes={ranks // here} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
+	launch = f"torchrun {nodes} --nproc_per_node={here}" if "RANK" in environ else "python3"
+	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
+def execute(cfg, environ, warnings):
 	"""The run, to its exit code. A foreseeable failure is one line, any other a traceback."""
-	rt, log, code, status, problem = Runtime(), None, 1, "failed", ""
+	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
-		rt = Runtime.start(cfg, dict(os.environ))
-		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
-		log, source = RunLog(cfg.run_id, rt.rank == 0), Path(__file__).read_text(encoding="utf-8")
+		rt = Runtime.start(cfg, environ)
+		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id, "start"))
+		if cfg.resume != "auto" and int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+			raise RunError("restarted by torchrun, from the first step: set RUN_ID and RESUME=auto, or --max-restarts=0")
+		found = rt.broadcast(find_checkpoint(cfg) if rt.rank == 0 else None, "start")
+		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
+		rt.watch.log = log
 		log.console(str(log.path))
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
 		for warning in warnings: log.line(f"warning: {warning}")
+		if found: run.resume(*found)
 		train(run)
 		export_and_score(run, len(source.encode()))
+		run.checkpoints.wait()
 		code, status = 0, "finished"
+	except Halt as halt:
+		code, status = (128 + halt.signum, "interrupted") if halt.signum else (1, "nonfinite")
+		run.checkpoints.wait()
+		saved = rt.broadcast(rt.rank == 0 and run.checkpoints.write(run.final or run.state()), "last checkpoint")
+		problem = halt.problem or f"{status} after step {run.step}"
+		if saved: hint = f"\n{resume_command(cfg, environ)}"
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
-	except KeyboardInterrupt: code, status, problem = 130, "interrupted", "interrupted"
+	except Exception as error:
+		problem = repr(error)
+		traceback.print_exc()
 	finally:
-		if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
-		if log:
-			if problem: log.file(f"error: {problem}")
-			log.event("end", status=status, exit_code=code, error=problem)
-			log.console(f"{status}: see {log.path}")
-			log.close()
+		if status == "failed": rt.watch.tell("failed", problem)
+		last_words(log, code, status, problem, hint)
+		if log: log.close()
 		rt.close()
 	return code
 def main():
@@ -1366,7 +1602,7 @@ def main():
 		return 0
 	faults += [*runtime_faults(cfg, environ), *cfg.problems(int(environ.get("WORLD_SIZE", 1)))]
 	if torch_version() < (2, 11): warnings.append(f"torch {torch.__version__} is older than 2.11, the oldest tried")
-	if not faults: return execute(cfg, warnings)
+	if not faults: return execute(cfg, environ, warnings)
 	if int(environ.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
