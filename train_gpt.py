@@ -7,8 +7,8 @@
 One pipeline feeds training and validation; overlap off is a setting of the same code. As its bytes
 count, an indent is one tab, and types stand where data is declared, not in signatures.
 
-Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT,
-TRAINING, MAIN.
+Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT,
+CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
 import bisect, contextlib, dataclasses, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, platform, queue
@@ -1017,6 +1017,7 @@ class FlatParameters:
 		self.values = torch.zeros(ends[-1], device=groups[0][0].device)
 		self.reduced = torch.zeros(ends[-1] + tail, device=self.values.device)
 		self.grads, self.tail = self.reduced[:ends[-1]], self.reduced[ends[-1]:]
+		self.halted = torch.zeros((), dtype=torch.bool, device=self.values.device)
 		self.groups = []  # one-dimensional (values, gradients) of each group
 		for group, start in zip(groups, [0, *ends]):
 			end = start
@@ -1051,10 +1052,10 @@ class Optimizers:
 		if (limit := self.cfg.grad_clip_norm) > 0:
 			self.flat.grads.mul_((limit / (self.flat.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
-	def step(self, lr_scale, momentum, halted):
-		"""One update from the reduced gradients; Muon's is scaled by sqrt(max(1, rows / cols)). halted: a bool on the
-		device; where it is set (the gradients are zero then), nothing changes."""
-		self.adam.found_inf = halted.float()
+	def step(self, lr_scale, momentum):
+		"""One update from the reduced gradients; Muon's is scaled by sqrt(max(1, rows / cols)). Once flat.halted is set
+		(gradients are zero then) nothing changes."""
+		self.adam.found_inf = (halted := self.flat.halted).float()
 		for (values, grads), average in zip(self.banks, self.averages):
 			average.mul_(torch.where(halted, 1.0, momentum)).add_(grads)
 			update = newton_schulz(grads.add(average, alpha=momentum), self.cfg.muon_backend_steps, self.muon_dtype)
@@ -1063,6 +1064,7 @@ class Optimizers:
 			values.add_(update, alpha=-self.cfg.matrix_lr * lr_scale * scale)
 		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
 		self.adam.step()
+	def snapshot(self): return [t.clone() for t in self.tensors()]
 	def tensors(self): return [self.flat.values, *self.averages, *(t for p in self.adam.state.values() for t in p.values())]
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved): mine.copy_(theirs)
@@ -1086,22 +1088,22 @@ class Control:
 	the same step. A crc travels in three parts of 11 bits: exact float32 sums. A rank's loss that is not finite, or its
 	signal, sets `halted` on the device at once: that step and all later ones change nothing."""
 	FIELDS = 6  # before those of each rank
-	def __init__(self, tail, rt):
-		self.tail, self.rt, self.lag, self.halted = tail, rt, 2 if rt.cuda else 1, torch.zeros((), device=rt.device) > 0
-		self.ring = [torch.zeros(2, len(tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received) of a step
+	def __init__(self, flat, rt):
+		self.flat, self.rt, self.lag = flat, rt, 2 if rt.cuda else 1
+		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received) of a step
 		self.events = [torch.cuda.Event(blocking=True) if rt.cuda else None for _ in range(3)]
-	def agree(self, step, reduced, loss, *, elapsed_ms, wait_ms, data_crc):
+	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks. loss: a device scalar, this rank's share of the mean loss."""
-		(sent, received), rank, W, tail = self.ring[step % 3], self.rt.rank, self.rt.world_size, self.tail
-		waits, grads = [wait_ms * (r == rank) for r in range(W)], reduced[:-len(tail)]
+		(sent, received), rank, W, tail = self.ring[step % 3], self.rt.rank, self.rt.world_size, self.flat.tail
+		waits, grads = [wait_ms * (r == rank) for r in range(W)], self.flat.grads
 		parts = [data_crc >> bits & 0x7FF for bits in (0, 11, 22)]
 		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, self.rt.watch.weight, *waits, *[0.0] * W]))
 		tail.copy_(sent, non_blocking=True)
 		tail[4], tail[self.FIELDS + W + rank] = loss, ~torch.isfinite(loss + grads.sum())
-		self.rt.all_reduce(reduced, "reduction")
-		self.halted |= tail[5] + tail[self.FIELDS + W:].sum() > 0
-		grads.masked_fill_(self.halted, 0)
-		received.copy_(self.tail, non_blocking=True)
+		self.rt.all_reduce(self.flat.reduced, "reduction")
+		self.flat.halted |= tail[5] + tail[self.FIELDS + W:].sum() > 0
+		grads.masked_fill_(self.flat.halted, 0)
+		received.copy_(tail, non_blocking=True)
 		if self.rt.cuda: self.events[step % 3].record()
 	def read(self, step):
 		"""Synchronisation point: waits for the reduction of `step`, two steps ago (for a log line: just now)."""
@@ -1238,13 +1240,12 @@ def unpack(data, expected):
 		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
 
 # === CHECKPOINT ===
-# What a run may change when it goes on: paths, logs, overlap, devices: nothing that the mathematics knows.
-FREE = re.compile("run_id|resume|data_path|tokenizer_path|device|torch_compile|.*(_every|_queue|prefetch|copy_stream|"
-	"val_batch_size|_steps_traced|timing.*|verify|stall.*|keep|bytecount.*)|trace_steps|val_tokens|grad_accum_steps")
 def fingerprint(cfg):
-	"""The settings that a checkpoint is bound to, and the names of its data and tokenizer."""
-	return {name: value for name, value in asdict(cfg).items() if not FREE.fullmatch(name)} | {
-		name: Path(getattr(cfg, name)).name for name in ("data_path", "tokenizer_path")}
+	"""What a checkpoint is bound to: all that the mathematics knows, the names of data and tokenizer."""
+	fields = asdict(cfg)
+	bound = list(fields)[list(fields).index("iterations"):list(fields).index("train_prefetch")]
+	return {name: fields[name] for name in ("seed", *bound)} | {
+		name: Path(fields[name]).name for name in ("data_path", "tokenizer_path")}
 def find_checkpoint(cfg):
 	"""(path, bytes) of the checkpoint that RESUME names, on rank 0; None: start anew."""
 	folder = Path("checkpoints", cfg.run_id)
@@ -1252,7 +1253,8 @@ def find_checkpoint(cfg):
 	for path in paths:
 		try:
 			if zipfile.is_zipfile(path) or cfg.resume != "auto": return path, path.read_bytes()
-		except OSError as error: raise RunError(f"RESUME={cfg.resume}: {path}: {error.strerror}: name a checkpoint") from error
+		except OSError as error:
+			raise RunError(f"RESUME={cfg.resume}: {path}: {error.strerror}: name a checkpoint") from error
 	return None
 
 class Checkpoints:
@@ -1292,14 +1294,14 @@ class Run:
 		self.compiles = cfg.torch_compile == "1" or cfg.torch_compile == "auto" and rt.cuda
 		self.loss_of = compiled(self.model, log) if self.compiles else self.model
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
-		self.control = Control(self.optimizers.flat.tail, rt)
+		self.control = Control(self.optimizers.flat, rt)
 		self.shards = Shards(cfg.data_path, "train", log, cfg.data_stall_seconds)
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(log) if cfg.data_verify else Unverified()
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * (cfg.val_tokens > 0)
 		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
 		self.checkpoints, self.final = Checkpoints(cfg, log), None  # final: the state before the export
-		self.step = self.first = self.heeded = self.crc = 0  # steps taken; before this process; looked at; data_crc before it
+		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
 		self.val_ms, self.resumed_ms, self.history = 0.0, 0.0, []  # of validations: [step, val_loss, val_bpb]
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 	def heed(self, step):
@@ -1308,7 +1310,8 @@ class Run:
 			said = self.control.read(self.heeded)
 			bad = [rank for rank, flag in enumerate(said.bad) if flag]
 			if said.stop or bad: self.step = self.heeded
-			if bad: raise Halt(0, f"rank {bad[0]}: step {self.step + 1}: loss or gradient not finite: lower the learning rates")
+			if bad: raise Halt(0, f"rank {bad[0]}: step {self.step + 1}: the loss or a gradient is not finite: "
+				"lower the learning rates")
 			if said.stop: raise halt(said.stop)
 			self.heeded += 1
 	def state(self):
@@ -1337,7 +1340,7 @@ class Run:
 			if [(t.shape, t.dtype) for t in state["tensors"]] != [(t.shape, t.dtype) for t in mine]:
 				raise ValueError("its tensors have other shapes")
 			self.step, self.val_ms, self.crc = int(state["step"]), float(state["val_ms"]), int(state["data_crc"])
-			self.clock.total_ms, self.history = float(state["train_ms"]), [list(map(float, row)) for row in state["history"]]
+			self.clock.total_ms, self.history = float(state["train_ms"]), list(state["history"])
 			for generator, state_of in zip(self.generators, state["rng"]): generator.set_state(state_of)
 		except Exception as error:  # whatever a damaged or hostile file raises
 			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}") from error
@@ -1371,16 +1374,16 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 			crc = crc + digest & CRC
 			next(foretell)
 	with spans("reduce"):
-		run.control.agree(step, run.optimizers.flat.reduced, loss_share, elapsed_ms=run.clock.now_ms(),
+		run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(),
 			wait_ms=batches.stage.wait_ms, data_crc=crc)
 	with spans("grad_clip"): run.optimizers.clip()
 	with spans("optimizer"):
-		run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step), run.control.halted)
+		run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	run.rt.watch.longest_s = max(run.rt.watch.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps: compile, allocate, fill caches off the clock; then rolled back."""
-	saved, count, first, run.heeded = [t.clone() for t in run.optimizers.tensors()], run.cfg.warmup_steps, run.step, 0
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, run.step, 0
 	try:
 		with closing(run.batches()) as batches:
 			for step in range(count):
@@ -1421,8 +1424,8 @@ def log_step(run, step):
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
-	c, log, clock, epochs = run.cfg, run.log, run.clock, 1
-	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {c.iterations} steps", c.warmup_steps + c.iterations,
+	c, log, clock, epochs, left = run.cfg, run.log, run.clock, 1, run.cfg.iterations - run.step
+	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
 	warm_up(run, foretell)
 	with closing(run.instruments()) as spans, closing(run.batches(spans, run.step)) as batches:

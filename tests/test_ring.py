@@ -491,6 +491,7 @@ def test_an_error_comes_after_the_good_batches_and_again(tmp_path: Path, depth: 
     shards = train_gpt.Shards(str(tmp_path), "train")
     with open(shards.paths[0], "r+b") as file:
         file.truncate(1024 + 2 * 3 * SPAN)
+    shards.stamps[0] = train_gpt.stamp(shards.paths[0])
     with machine_of(ANSWERS["always"]):
         with contextlib.closing(open_pipeline(config_of(DATA_PATH=tmp_path, **CONFIG), shards=shards,
                                               overlap=overlap_of(depth))) as pipeline:

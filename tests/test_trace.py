@@ -456,7 +456,7 @@ def test_an_overwritten_batch_ends_the_run_and_is_named(corpus: Corpus, tmp_path
     source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
     call = 'with spans("backward"): loss.backward()\n'
     assert source.count(call) == 1
-    spoil = "\t\tif step == 4 and run.rt.rank == run.rt.world_size - 1: x[1, 2] += 1\n"
+    spoil = "\t\t\tif step == 4 and run.rt.rank == run.rt.world_size - 1: x[1, 2] += 1\n"
     script.write_text(source.replace(call, call + spoil))
     settings = {**SMALL_MODEL, **corpus.env, "ITERATIONS": 12, "VAL_TOKENS": 3000, "VAL_LOSS_EVERY": 0}
     assert run_trainer(tmp_path, ranks=ranks, script=script, **settings).code == 0, "without DATA_VERIFY nobody knows"
