@@ -11,8 +11,9 @@ Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ART
 CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
-import bisect, contextlib, dataclasses, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, platform, queue
-import re, resource, select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile, zlib
+import bisect, contextlib, dataclasses, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, platform
+import queue, re, resource, select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile
+import zlib
 from collections import Counter, defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -190,9 +191,9 @@ STOPS = {signal.SIGINT: 1, signal.SIGTERM: 4096}  # signals that end a run, and 
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """This rank was told to stop; the others learn it in the collective that it goes to now."""
 class Halt(Exception):
-	"""All ranks end after the same step: a signal (its number), or a loss that is not finite (0)."""
-	def __init__(self, signum, problem=""): self.signum, self.problem = signum, problem
-def halt(stop): return Halt(signal.SIGTERM if stop >= STOPS[signal.SIGTERM] else signal.SIGINT)
+	"""All ranks end after the same step: a signal came (stop: the sum of STOPS), or a loss is not finite (0)."""
+	def __init__(self, stop, problem=""):
+		self.problem, self.signum = problem, max((n for n in STOPS if STOPS[n] <= stop), default=0, key=STOPS.get)
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def torch_version(): return tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
 def runtime_faults(cfg, environ):
@@ -1065,7 +1066,8 @@ class Optimizers:
 		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
 		self.adam.step()
 	def snapshot(self): return [t.clone() for t in self.tensors()]
-	def tensors(self): return [self.flat.values, *self.averages, *(t for p in self.adam.state.values() for t in p.values())]
+	def tensors(self):
+		return [self.flat.values, *self.averages, *(t for p in self.adam.state.values() for t in p.values())]
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved): mine.copy_(theirs)
 
@@ -1182,7 +1184,7 @@ class Validation:
 				if now() - told > 30: told = log.console(f"({at})") or now()
 		sums[2] = self.rt.watch.weight
 		nats, counted, stop = self.rt.all_reduce(sums, kind).tolist()  # synchronisation point: the end of a validation
-		if stop: raise halt(stop)
+		if stop: raise Halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
 		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - started)
@@ -1308,22 +1310,20 @@ class Run:
 		"""Halt, if one of the steps before `step` was not taken: the run is at that step then. All ranks ask alike."""
 		for self.heeded in range(self.heeded, step):
 			said = self.control.read(self.heeded)
-			bad = [rank for rank, flag in enumerate(said.bad) if flag]
-			if said.stop or bad: self.step = self.heeded
-			if bad: raise Halt(0, f"rank {bad[0]}: step {self.step + 1}: the loss or a gradient is not finite: "
-				"lower the learning rates")
-			if said.stop: raise halt(said.stop)
+			bad = [f"rank {rank}" for rank, flag in enumerate(said.bad) if flag]
+			if said.stop or bad:
+				self.step = self.heeded
+				raise Halt(said.stop, bad and f"{bad[0]}: step {self.step + 1}: the loss or a gradient is not finite: lower the "
+					"learning rates")
 			self.heeded += 1
 	def state(self):
-		"""All that training goes on from, on the host. Synchronisation point: it has to be one moment's."""
-		self.rt.synchronize()
+		"""All that training goes on from, on the host. Synchronisation point: the copies have arrived."""
 		self.heed(self.step)
-		crc = self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc
 		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
-		ms, rng = self.clock.now_ms(), [generator.get_state() for generator in self.generators]
 		self.rt.synchronize()
-		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=ms, val_ms=self.val_ms, data_crc=crc,
-			history=self.history[:], rng=rng, tensors=tensors)
+		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), val_ms=self.val_ms,
+			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
+			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
 	def checkpoint(self, spans):
 		with spans("checkpoint", HOST): state = self.state()
 		if self.checkpoints.busy(): self.log.line(f"warning: no checkpoint of step {self.step}: the disk is still busy")
@@ -1334,14 +1334,14 @@ class Run:
 		try:
 			state = load(data, sum(t.nbytes for t in mine) + (1 << 22))
 			theirs, ours = state["config"], fingerprint(self.cfg)
-			if theirs != ours: raise ValueError("another configuration: " + ", ".join(
-				f"{name.upper()}={shown(ours.get(name))} (there {shown(theirs.get(name))})"
-				for name in sorted(ours.keys() | theirs) if ours.get(name) != theirs.get(name)))
+			if other := [f"{name.upper()}={shown(ours.get(name))} (there {shown(theirs.get(name))})"
+				for name in sorted(ours.keys() | theirs) if ours.get(name) != theirs.get(name)]:
+				raise ValueError(f"another configuration: {', '.join(other)}")
 			if [(t.shape, t.dtype) for t in state["tensors"]] != [(t.shape, t.dtype) for t in mine]:
 				raise ValueError("its tensors have other shapes")
-			self.step, self.val_ms, self.crc = int(state["step"]), float(state["val_ms"]), int(state["data_crc"])
-			self.clock.total_ms, self.history = float(state["train_ms"]), list(state["history"])
-			for generator, state_of in zip(self.generators, state["rng"]): generator.set_state(state_of)
+			for generator, saved in zip(self.generators, state["rng"]): generator.set_state(saved)
+			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), list(state["history"])
+			self.clock.total_ms, self.val_ms = float(state["train_ms"]), float(state["val_ms"])
 		except Exception as error:  # whatever a damaged or hostile file raises
 			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}") from error
 		self.optimizers.restore(state["tensors"])
@@ -1477,7 +1477,8 @@ def report(run, batches, step):
 		for w in (batches.host_waits_ms, stage.waits_ms))
 	peak = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
 	if cuda: peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
-	percent = 100 * max(run.control.read(step - 1).wait_ms if step > run.first else [0.0]) / (train_ms or 1)	# of the slowest rank
+	slowest = max(run.control.read(step - 1).wait_ms if step > run.first else [0.0])
+	percent = 100 * slowest / (train_ms or 1)
 	hidden = 100 * (batches.busy_ms + stage.copy_ms) / (train_ms or 1) - device["percent"]
 	needed, delivered = (batches.bytes_read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=batches.bytes_read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
@@ -1485,11 +1486,11 @@ def report(run, batches, step):
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
 	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
 	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\nhost_wait {words(host, 3)}\n"
-		f"device_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n{words(seen, 3)}\n"
-		f"peak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=run.clock.total_ms, val_total_ms=run.val_ms, host_wait=host, device_wait=device,
-		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
+	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\n"
+		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
+		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
+	run.log.event("input", step=step, train_time_ms=run.clock.total_ms, val_total_ms=run.val_ms, host_wait=host,
+		device_wait=device, percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
 def export_and_score(run, code_bytes):
@@ -1509,10 +1510,10 @@ def export_and_score(run, code_bytes):
 			payload_ratio=sum(t.nbytes for t in state.values()) / max(payload, 1), total_bytes=total)
 		if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the challenge's cap is {CAP_BYTES}")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data, "export"), run.model.state_dict()))
-	val_loss, val_bpb, eval_ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans(), "export")
+	score = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans(), "export")
 	log.say("score", "final_int8_zlib_roundtrip val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
 		"final_int8_zlib_roundtrip_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}",
-		val_loss=val_loss, val_bpb=val_bpb, eval_ms=eval_ms, partial=run.partial)
+		**dict(zip(("val_loss", "val_bpb", "eval_ms"), score)), partial=run.partial)
 
 # === MAIN ===
 def log_header(run, source):
@@ -1580,7 +1581,7 @@ def execute(cfg, environ, warnings):
 		run.checkpoints.wait()
 		saved = rt.broadcast(rt.rank == 0 and run.checkpoints.write(run.final or run.state()), "last checkpoint")
 		problem = halt.problem or f"{status} after step {run.step}"
-		if saved: hint = f"\n{resume_command(cfg, environ)}"
+		if saved and halt.signum: hint = f"\n{resume_command(cfg, environ)}"
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
 	except Exception as error:
