@@ -187,13 +187,12 @@ def print_help():
 
 # === RUNTIME ===
 FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 20  # longest wait of a kind for the other ranks at first; when told to stop
-STOPS = {signal.SIGINT: 1, signal.SIGTERM: 4096}  # signals that end a run, and what stands for them in a sum over ranks
+STOPS = {0: 0, signal.SIGINT: 1, signal.SIGTERM: 4096}  # signals that end a run: their weight in a sum over ranks
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """This rank was told to stop; the others learn it in the collective that it goes to now."""
 class Halt(Exception):
-	"""All ranks end after the same step: a signal came (stop: the sum of STOPS), or a loss is not finite (0)."""
-	def __init__(self, stop, problem=""):
-		self.problem, self.signum = problem, max((n for n in STOPS if STOPS[n] <= stop), default=0, key=STOPS.get)
+	"""All ranks end after the same step: signals came (stop: the sum of STOPS), or a loss is not finite (0)."""
+	def __init__(self, stop, problem=""): self.problem, self.signum = problem, max(n for n in STOPS if STOPS[n] <= stop)
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def torch_version(): return tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
 def runtime_faults(cfg, environ):
@@ -213,51 +212,53 @@ def runtime_faults(cfg, environ):
 class Watch:
 	"""A thread that hears signals (the main thread may sit in a collective), passes them, and failures, on to all ranks
 	through the process group's store, and ends this process where a wait for other ranks has no end."""
-	signum = weight = waits = 0  # the signal heard, its share of a sum; waits for other ranks begun
-	longest_s, since, kind, at, log, store = 0.0, math.inf, "", "its start", None, None
+	signum = collectives = longest_s = 0  # signal heard; collectives begun; longest step
+	since, kind, at, log, store = math.inf, "", "its start", None, None
 	def __init__(self): self.known = set()  # kinds of waits that have ended once
 	def start(self, cfg, environ):
-		self.stall_seconds, self.failed_at, self.who = cfg.data_stall_seconds, math.inf, environ.get("RANK", "0")
+		self.stall_seconds, self.rank = cfg.data_stall_seconds, environ.get("RANK", "0")
+		self.world_size = int(environ.get("WORLD_SIZE", 1))
 		self.hears, self.wakes = socket.socketpair()
 		self.wakes.setblocking(False)
 		signal.set_wakeup_fd(self.wakes.fileno())
-		for number in STOPS: signal.signal(number, lambda *_: None)
+		for number in filter(None, STOPS): signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._run, name="watch", daemon=True).start()
 	def connect(self, environ):
-		"""To the store behind the process group, by a connection of its own; restarts are kept apart."""
-		address, self.world_size = (environ["MASTER_ADDR"], int(environ["MASTER_PORT"])), int(environ["WORLD_SIZE"])
-		self.store = dist.PrefixStore("watch" + environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-			dist.TCPStore(*address, is_master=False, timeout=datetime.timedelta(seconds=10)))
+		"""A connection of its own to the group's store; restarts are kept apart."""
+		store = dist.TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), timeout=datetime.timedelta(seconds=10))
+		self.store = dist.PrefixStore("watch" + environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
 	@contextmanager
 	def waiting(self, kind):
-		self.waits, self.kind, self.at, self.since = self.waits + 1, kind, f"the {kind}", time.monotonic()
+		self.kind, self.at, self.since = kind, f"the {kind}", time.monotonic()
 		yield
 		self.since, self.at = math.inf, f"work after the {kind}"
 		self.known.add(kind)
-	def tell(self, word, text):
-		with suppress(RuntimeError, AttributeError): self.store.set(word, text)
-	def hear(self, word):
-		with suppress(RuntimeError, AttributeError): return self.store.check([word]) and self.store.get(word).decode()
+	def tell(self, key, text):
+		with suppress(RuntimeError, AttributeError): self.store.set(key, text)
+	def hear(self, key):
+		with suppress(RuntimeError, AttributeError): return self.store.check([key]) and self.store.get(key).decode()
 	def _run(self):
 		while True:
-			heard = self.hears.recv(16) if select.select([self.hears], [], [], 0.5)[0] else b""
-			self.tell(self.who, f"{self.waits} {self.at}")
-			for number in filter(None, [*heard, not self.signum and int(self.hear("stop") or 0)]):
-				if not self.signum: self.tell("stop", str(number))
-				self.weight, self.signum = STOPS[number], self.signum or number
-			if time.monotonic() - self.since > self.limit_s(): self._leave(self.overdue())
-			if failed := self.hear("failed"): self.failed_at = min(self.failed_at, time.monotonic())
-			if time.monotonic() - self.failed_at > 2: self._leave(failed)
-	def limit_s(self):
-		if self.signum: return max(LEAVE_SECONDS, 2 * self.longest_s)
-		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.kind in self.known else FIRST_WAIT_SECONDS
-	def overdue(self):
-		states = {rank: (self.hear(str(rank)) or "0 nothing").split(" ", 1) for rank in range(self.world_size)}
-		late = ", ".join(f"rank {rank} (in {at})" for rank, (waits, at) in states.items() if int(waits) < self.waits)
-		return f"rank {self.who} waited {self.limit_s():.0f} s in {self.at} for {late or 'its device'}"
+			heard = self.hears.recv(16) if select.select([self.hears], [], [], 0.5)[0] else [int(self.hear("stop") or 0)]
+			if heard[0] and not self.signum:
+				self.signum = heard[0]
+				self.tell("stop", str(self.signum))
+			self.tell(self.rank, f"{self.collectives} {self.at}")
+			limit_s = FIRST_WAIT_SECONDS
+			if self.kind in self.known: limit_s = max(self.stall_seconds + 60, 20 * self.longest_s)
+			if self.signum: limit_s = max(LEAVE_SECONDS, 2 * self.longest_s)
+			if time.monotonic() - self.since > limit_s: self._leave(f"waited {limit_s:.0f} s in {self.at} for {self._late()}")
+			if failed := self.hear("failed"):
+				time.sleep(2)  # the main thread may end well by itself
+				self._leave(f"ends, as {failed}")
+	def _late(self):
+		"""The ranks that have begun fewer collectives than this one, and where they are."""
+		states = [(self.hear(str(rank)) or "0 ?").split(" ", 1) for rank in range(self.world_size)]
+		late = [f"rank {rank} (in {at})" for rank, (n, at) in enumerate(states) if int(n) < self.collectives]
+		return ", ".join(late) or "its device"
 	def _leave(self, problem):
 		faulthandler.dump_traceback()  # of all threads, to stderr
-		last_words(self.log, 1, "failed", problem)
+		last_words(self.log, 1, "failed", f"rank {self.rank} {problem}")
 		os._exit(1)
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ class Runtime:
 		"""On one rank: nothing. A failure means that another rank died."""
 		try:
 			if dist.is_initialized():
+				self.watch.collectives += 1
 				with self.watch.waiting(kind): call(*args, **options)
 		except RuntimeError as error:
 			problem = self.watch.hear("failed") or f"another rank died, see its error: {first_line(error)}"
@@ -1099,7 +1101,7 @@ class Control:
 		(sent, received), rank, W, tail = self.ring[step % 3], self.rt.rank, self.rt.world_size, self.flat.tail
 		waits, grads = [wait_ms * (r == rank) for r in range(W)], self.flat.grads
 		parts = [data_crc >> bits & 0x7FF for bits in (0, 11, 22)]
-		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, self.rt.watch.weight, *waits, *[0.0] * W]))
+		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, STOPS[self.rt.watch.signum], *waits, *[0.0] * W]))
 		tail.copy_(sent, non_blocking=True)
 		tail[4], tail[self.FIELDS + W + rank] = loss, ~torch.isfinite(loss + grads.sum())
 		self.rt.all_reduce(self.flat.reduced, "reduction")
@@ -1182,7 +1184,7 @@ class Validation:
 				if every and done % every == 0:  # a synchronisation point
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.watch.weight
+		sums[2] = STOPS[self.rt.watch.signum]
 		nats, counted, stop = self.rt.all_reduce(sums, kind).tolist()  # synchronisation point: the end of a validation
 		if stop: raise Halt(stop)
 		self.verify.settle()
@@ -1259,30 +1261,19 @@ def find_checkpoint(cfg):
 			raise RunError(f"RESUME={cfg.resume}: {path}: {error.strerror}: name a checkpoint") from error
 	return None
 
-class Checkpoints:
-	"""checkpoints/<RUN_ID>/step_<n>.pt, the last CHECKPOINT_KEEP, written by a thread: training waits for no disk."""
-	def __init__(self, cfg, log):
-		self.folder, self.keep, self.log, self.thread = Path("checkpoints", cfg.run_id), cfg.checkpoint_keep, log, None
-	def busy(self): return self.thread is not None and self.thread.is_alive()
-	def save(self, state):
-		self.thread = threading.Thread(target=self.write, args=[state], name="checkpoint", daemon=True)
-		self.thread.start()
-	def write(self, state):
-		"""True if it is on the disk; if not, the older ones stay."""
-		path, started = self.folder / f"step_{state['step']:08d}.pt", now()
-		try:
-			self.folder.mkdir(parents=True, exist_ok=True)
-			for rest in self.folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
-			torch.save(state, buffer := io.BytesIO())
-			write_atomic(path, buffer.getbuffer())
-			for old in sorted(self.folder.glob("step_*.pt"))[:-self.keep]: old.unlink()
-		except (OSError, RunError) as error:
-			return self.log.line(f"warning: no checkpoint of step {state['step']}, the older ones stay: {first_line(error)}")
-		self.log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - started))
+def write_checkpoint(folder, keep, log, state):
+	"""folder/step_<n>.pt, of which the last `keep` stay. True if it is on the disk; if not, the older ones stay."""
+	path, started = folder / f"step_{state['step']:08d}.pt", now()
+	try:
+		folder.mkdir(parents=True, exist_ok=True)
+		for rest in folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
+		torch.save(state, buffer := io.BytesIO())
+		write_atomic(path, buffer.getbuffer())
+		for old in sorted(folder.glob("step_*.pt"))[:-keep]: old.unlink()
+		log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - started))
 		return True
-	def wait(self):
-		"""For the write under way, a minute at most."""
-		if self.busy(): self.thread.join(60)
+	except (OSError, RunError) as error:
+		log.line(f"warning: no checkpoint of step {state['step']}, the older ones stay: {first_line(error)}")
 
 # === TRAINING ===
 class Run:
@@ -1302,7 +1293,8 @@ class Run:
 		self.verify = Verify(log) if cfg.data_verify else Unverified()
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * (cfg.val_tokens > 0)
 		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
-		self.checkpoints, self.final = Checkpoints(cfg, log), None  # final: the state before the export
+		self.write = functools.partial(write_checkpoint, Path("checkpoints", cfg.run_id), cfg.checkpoint_keep, log)
+		self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state before the export
 		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
 		self.val_ms, self.resumed_ms, self.history = 0.0, 0.0, []  # of validations: [step, val_loss, val_bpb]
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
@@ -1325,9 +1317,14 @@ class Run:
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
 			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
 	def checkpoint(self, spans):
+		"""Saves the state; a thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
-		if self.checkpoints.busy(): self.log.line(f"warning: no checkpoint of step {self.step}: the disk is still busy")
-		elif self.rt.rank == 0: self.checkpoints.save(state)
+		if self.writer.is_alive(): self.log.line(f"warning: no checkpoint of step {self.step}: the disk is still busy")
+		elif self.rt.rank == 0:
+			self.writer = threading.Thread(target=self.write, args=[state], name="checkpoint", daemon=True)
+			self.writer.start()
+	def written(self):
+		if self.writer.is_alive(): self.writer.join(60)
 	def resume(self, path, data):
 		"""Goes on from a checkpoint. RunError if it is another configuration's, or no checkpoint."""
 		mine = self.optimizers.tensors()
@@ -1574,13 +1571,13 @@ def execute(cfg, environ, warnings):
 		if found: run.resume(*found)
 		train(run)
 		export_and_score(run, len(source.encode()))
-		run.checkpoints.wait()
+		run.written()
 		code, status = 0, "finished"
 	except Halt as halt:
 		code, status = (128 + halt.signum, "interrupted") if halt.signum else (1, "nonfinite")
-		run.checkpoints.wait()
-		saved = rt.broadcast(rt.rank == 0 and run.checkpoints.write(run.final or run.state()), "last checkpoint")
-		problem = halt.problem or f"{status} after step {run.step}"
+		run.written()
+		saved = rt.broadcast(rt.rank == 0 and run.write(run.final or run.state()), "last checkpoint")
+		if rt.rank == 0: problem = halt.problem or f"{status} after step {run.step}"
 		if saved and halt.signum: hint = f"\n{resume_command(cfg, environ)}"
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
