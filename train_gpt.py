@@ -120,6 +120,8 @@ class Config:
 		if values.get("resume") == "auto" and "RUN_ID" not in environ:
 			faults.append("RESUME=auto: of which run? Set its RUN_ID")
 		return cls(**values), faults
+	@property
+	def checkpoints(self): return Path("checkpoints", self.run_id)
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
 	def val_batch_rows(self, world_size):  # of one rank
 		return self.val_batch_size // (world_size * self.accumulation(world_size)) // self.train_seq_len
@@ -1246,30 +1248,26 @@ def unpack(data, expected):
 # === CHECKPOINT ===
 def fingerprint(cfg):
 	"""What a checkpoint is bound to: all that the mathematics knows, the names of data and tokenizer."""
-	fields = asdict(cfg)
-	bound = list(fields)[list(fields).index("iterations"):list(fields).index("train_prefetch")]
-	return {name: fields[name] for name in ("seed", *bound)} | {
-		name: Path(fields[name]).name for name in ("data_path", "tokenizer_path")}
+	names = list(fields := asdict(cfg))
+	bound = ["seed", *names[names.index("iterations"):names.index("train_prefetch")]]
+	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
 def find_checkpoint(cfg):
 	"""(path, bytes) of the checkpoint that RESUME names, on rank 0; None: start anew."""
-	folder = Path("checkpoints", cfg.run_id)
-	paths = sorted(folder.glob("step_*.pt"))[::-1] if cfg.resume == "auto" else [Path(cfg.resume)] * bool(cfg.resume)
-	for path in paths:
-		try:
-			if zipfile.is_zipfile(path) or cfg.resume != "auto": return path, path.read_bytes()
-		except OSError as error:
-			raise RunError(f"RESUME={cfg.resume}: {path}: {error.strerror}: name a checkpoint") from error
-	return None
-
-def write_checkpoint(folder, keep, log, state):
-	"""folder/step_<n>.pt, of which the last `keep` stay. True if it is on the disk; if not, the older ones stay."""
-	path, started = folder / f"step_{state['step']:08d}.pt", now()
+	paths = [Path(cfg.resume)] if cfg.resume else []
+	if cfg.resume == "auto": paths = filter(zipfile.is_zipfile, sorted(cfg.checkpoints.glob("step_*.pt"), reverse=True))
+	try:
+		for path in paths: return path, path.read_bytes()
+	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint") from error
+def write_checkpoint(cfg, log, state):
+	"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk; if not, the older ones stay."""
+	folder, started = cfg.checkpoints, now()
+	path = folder / f"step_{state['step']:08d}.pt"
 	try:
 		folder.mkdir(parents=True, exist_ok=True)
 		for rest in folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
 		torch.save(state, buffer := io.BytesIO())
 		write_atomic(path, buffer.getbuffer())
-		for old in sorted(folder.glob("step_*.pt"))[:-keep]: old.unlink()
+		for old in sorted(folder.glob("step_*.pt"))[:-cfg.checkpoint_keep]: old.unlink()
 		log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - started))
 		return True
 	except (OSError, RunError) as error:
@@ -1293,8 +1291,9 @@ class Run:
 		self.verify = Verify(log) if cfg.data_verify else Unverified()
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * (cfg.val_tokens > 0)
 		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
-		self.write = functools.partial(write_checkpoint, Path("checkpoints", cfg.run_id), cfg.checkpoint_keep, log)
+		self.write = functools.partial(write_checkpoint, cfg, log)
 		self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state before the export
+		self.writer.start()
 		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
 		self.val_ms, self.resumed_ms, self.history = 0.0, 0.0, []  # of validations: [step, val_loss, val_bpb]
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
@@ -1302,11 +1301,10 @@ class Run:
 		"""Halt, if one of the steps before `step` was not taken: the run is at that step then. All ranks ask alike."""
 		for self.heeded in range(self.heeded, step):
 			said = self.control.read(self.heeded)
-			bad = [f"rank {rank}" for rank, flag in enumerate(said.bad) if flag]
-			if said.stop or bad:
+			if said.stop or any(said.bad):
 				self.step = self.heeded
-				raise Halt(said.stop, bad and f"{bad[0]}: step {self.step + 1}: the loss or a gradient is not finite: lower the "
-					"learning rates")
+				raise Halt(said.stop, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: lower the rates"
+					if any(said.bad) else "")
 			self.heeded += 1
 	def state(self):
 		"""All that training goes on from, on the host. Synchronisation point: the copies have arrived."""
@@ -1319,23 +1317,20 @@ class Run:
 	def checkpoint(self, spans):
 		"""Saves the state; a thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
-		if self.writer.is_alive(): self.log.line(f"warning: no checkpoint of step {self.step}: the disk is still busy")
-		elif self.rt.rank == 0:
-			self.writer = threading.Thread(target=self.write, args=[state], name="checkpoint", daemon=True)
-			self.writer.start()
-	def written(self):
-		if self.writer.is_alive(): self.writer.join(60)
+		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: the disk is busy")
+		if self.rt.rank: return
+		self.writer = threading.Thread(target=self.write, args=[state], daemon=True)
+		self.writer.start()
 	def resume(self, path, data):
 		"""Goes on from a checkpoint. RunError if it is another configuration's, or no checkpoint."""
 		mine = self.optimizers.tensors()
 		try:
 			state = load(data, sum(t.nbytes for t in mine) + (1 << 22))
 			theirs, ours = state["config"], fingerprint(self.cfg)
-			if other := [f"{name.upper()}={shown(ours.get(name))} (there {shown(theirs.get(name))})"
-				for name in sorted(ours.keys() | theirs) if ours.get(name) != theirs.get(name)]:
+			if other := [f"{name.upper()}={shown(value)} (there {shown(theirs.get(name))})"
+				for name, value in ours.items() if theirs.get(name) != value]:
 				raise ValueError(f"another configuration: {', '.join(other)}")
-			if [(t.shape, t.dtype) for t in state["tensors"]] != [(t.shape, t.dtype) for t in mine]:
-				raise ValueError("its tensors have other shapes")
+			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
 			for generator, saved in zip(self.generators, state["rng"]): generator.set_state(saved)
 			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), list(state["history"])
 			self.clock.total_ms, self.val_ms = float(state["train_ms"]), float(state["val_ms"])
@@ -1371,11 +1366,9 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 			crc = crc + digest & CRC
 			next(foretell)
 	with spans("reduce"):
-		run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(),
-			wait_ms=batches.stage.wait_ms, data_crc=crc)
+		run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(), wait_ms=batches.stage.wait_ms, data_crc=crc)
 	with spans("grad_clip"): run.optimizers.clip()
-	with spans("optimizer"):
-		run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
+	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	run.rt.watch.longest_s = max(run.rt.watch.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
@@ -1571,11 +1564,11 @@ def execute(cfg, environ, warnings):
 		if found: run.resume(*found)
 		train(run)
 		export_and_score(run, len(source.encode()))
-		run.written()
+		run.writer.join(60)
 		code, status = 0, "finished"
 	except Halt as halt:
 		code, status = (128 + halt.signum, "interrupted") if halt.signum else (1, "nonfinite")
-		run.written()
+		run.writer.join(60)
 		saved = rt.broadcast(rt.rank == 0 and run.write(run.final or run.state()), "last checkpoint")
 		if rt.rank == 0: problem = halt.problem or f"{status} after step {run.step}"
 		if saved and halt.signum: hint = f"\n{resume_command(cfg, environ)}"
