@@ -355,9 +355,8 @@ class Breakdown(Recorder):
 		ms.clear()
 	def close(self):
 		if not self.steps: return
-		x, y = np.mean(self.steps, axis=0)
+		(x, y), self.steps = np.mean(self.steps, 0), []
 		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most overlap can win here")
-		self.steps = []
 
 class Trace(Recorder):
 	"""TRACE_STEPS: what ran when in steps with overlap on and, cut, one validation. Host times; with CUDA the device's, by
@@ -383,8 +382,8 @@ class Trace(Recorder):
 		if self.on: self.add(name, track, self.mark(HOST))
 	def handed(self, pipeline):
 		self.on = self.steps > 0 if pipeline.name == "train" else self.on and pipeline.handed <= TRACE_VAL_BATCHES
-		depth = pipeline.taken - pipeline.handed
-		self.instant(f"{pipeline.name} queues", dict(host=pipeline.ready.qsize(), device=depth))
+		depth = dict(host=pipeline.ready.qsize(), device=pipeline.taken - pipeline.handed)
+		self.instant(f"{pipeline.name} queues", depth)
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's trace-event format, times in microseconds."""
@@ -407,7 +406,7 @@ class Trace(Recorder):
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
 def batch_sum(x, y):
-	"""Position-weighted int64 sum, wrapping; numpy or torch."""
+	"""Position-weighted int64 sum, wrapping."""
 	return (3 * x + y).reshape(-1).cumsum(0).sum()
 class Verify:
 	"""DATA_VERIFY: the sum of what was read, above the digest's 32 bits, against that of x and y after use."""
@@ -420,14 +419,13 @@ class Verify:
 		return summed if self.on else plain
 	def consumed(self, pipeline, batch, place):
 		if not self.on: return
-		slot = (pipeline.handed - 1) % (pipeline.overlap.device_slots or pipeline.overlap.queue + 1)  # used in turn
+		slot = (pipeline.handed - 1) % (pipeline.slots or pipeline.overlap.queue + 1)  # used in turn
 		self.pending.append((f"{pipeline.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(*batch[:2])))
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
 		"""Synchronisation point; RunError if a batch was overwritten while in use."""
 		for where, read, held in self.pending:
-			if held.item() != read:
-				raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1, report it")
+			if held.item() != read: raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1, report it")
 		self.pending, self.checked = [], self.checked + len(self.pending)
 		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
@@ -439,7 +437,7 @@ EDGE_TOKENS = 32_768  # at both ends of a shard, held against the vocabulary
 STALE_SECONDS = 30    # without a sign of life a producer is dead
 QUICKSTART, DOWNLOAD = "data/quickstart.py", "data/cached_challenge_fineweb.py --variant sp1024"
 def shard_tokens(path):
-	"""The token count of a shard; RunError unless magic, version, count and size are right."""
+	"""A shard's token count; RunError unless header and size are right."""
 	try:
 		with open(path, "rb") as file: header, size = file.read(12).ljust(12, b"\0"), os.fstat(file.fileno()).st_size
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it") from error
@@ -475,9 +473,7 @@ class Shards:
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
 	def numbered(self, i): return self.folder / f"fineweb_train_{i:06d}.bin"
-	def add(self, path):
-		self.ends.append(self.ends[-1] + shard_tokens(path))
-		self.paths.append(path)
+	def add(self, path): self.ends.append(self.ends[-1] + shard_tokens(path)), self.paths.append(path)
 	def await_token(self, token, reader):
 		"""Until `token` is on disk, or the set complete. RunError if the producer failed, died or stands still."""
 		moved = time.monotonic()
@@ -546,7 +542,7 @@ class BatchPlan(NamedTuple):
 		return cls(cfg.train_seq_len, rows // SPANS_A_STEP, rank * share, world_size * share, share, sys.maxsize)
 	@classmethod
 	def val(cls, cfg, tokens, rank, world_size):
-		"""Rows floor(S * rank / W) to floor(S * (rank + 1) / W) of the S rows of `tokens` tokens."""
+		"""Rows floor(S * rank / W) to floor(S * (rank + 1) / W) of the S in `tokens` tokens."""
 		rows = (tokens - 1) // cfg.train_seq_len
 		first, end = rows * rank // world_size, rows * (rank + 1) // world_size
 		share = min(cfg.val_batch_rows(world_size), max(1, end - first))
@@ -592,13 +588,13 @@ class Overlap(NamedTuple):
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
-		off = "(timing_breakdown)" * cfg.training_timing_breakdown
-		why, stream_why = off * on, (off or "(no_cuda)" * (not cuda)) * stream
+		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
+		why, stream_why = off * on, (off or no_cuda) * stream
 		on, stream = on and not why, stream and not stream_why
 		slots = int(cuda and (cfg.gpu_prefetch if on else 1))
 		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth if on else '0(prefetch_off)'}"
 		if split == "val": words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device}"
-		why = "(no_cuda)" if not cuda else "(prefetch_off)" if slots != cfg.gpu_prefetch else ""
+		why = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch)
 		return cls(on, depth if on else 1, stream, slots, f"{words} gpu_prefetch:{slots}{why}")
 
 Batch = tuple[Tensor, Tensor, int]  # x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th); digest
@@ -691,22 +687,22 @@ class Pipeline:
 		"""source: the run, or its validation: cfg, rt, log, verify, the split's shards, plan, overlap."""
 		rt, self.log, self.plan, self.overlap = source.rt, source.log, (plan := source.plan), (overlap := source.overlap)
 		self.shards, self.name, self.spans, self.digest = source.shards, name, spans, source.verify.digest(digest)
-		self.stall_seconds, self.end, slots = source.cfg.data_stall_seconds, plan.num_batches(), overlap.device_slots
-		self.who = f"rank {rt.rank}: the {name} reader"
+		self.stall_seconds, self.end, self.slots = source.cfg.data_stall_seconds, plan.num_batches(), overlap.device_slots
+		self.who, slots = f"rank {rt.rank}: the {name} reader", self.slots
 		self.stage = DeviceRing(plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = 0
 		self.host_waits_ms, self.crossings = [], []  # of each batch; batches in a new shard or epoch
 		self.read_ms, self.busy_ms, self.place = 0.0, 0.0, None  # of the reader; (epoch, shard)
 		self.free = queue.SimpleQueue()   # slots for the reader to fill; None: it has to go
 		self.ready = queue.SimpleQueue()  # slots from the reader; None: nothing more will come
-		self.spare, self.due = [], overlap.queue * overlap.prefetch  # slots at rest; how many it may fill yet
+		self.spare, self.due = [], 0  # slots at rest; how many the reader may fill yet
 		self.doing = math.inf, "no file", 0  # in a read since, file, offset
 		self.opened, self.file, self.error, self.closed = None, io.BytesIO(), None, False  # the reader's open shard
 		for _ in range(overlap.queue + max(1, slots)):
 			self.spare.append(slot := Slot(plan, "cpu", widened=not slots))
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots: slot.begun, slot.copied = timed_event(), timed_event()
-		self._feed([], 0)
+		self._feed(more=overlap.queue * overlap.prefetch)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
 	def _read_all(self):
@@ -734,7 +730,7 @@ class Pipeline:
 				begin += count
 		self.read_ms += 1e3 * (now() - started)
 		slot.digest = self.digest(self.plan, rows, tokens)
-		if not self.overlap.device_slots: widen(*slot.host[1:], tokens, slot.segments)  # else the device does
+		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)  # else the device does
 		self.busy_ms += 1e3 * (now() - started)
 	def _read(self, index, offset, out):
 		"""Exactly len(out) bytes; a file that shrank is an error (mapped: a crash)."""
@@ -758,9 +754,10 @@ class Pipeline:
 			for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(index, offset).fileno(), offset, TOKEN_BYTES * count, os.POSIX_FADV_WILLNEED)
 		self.doing = math.inf, *self.doing[1:]
-	def _feed(self, slots, more):
+	def _feed(self, slots=(), more=0):
 		"""Takes back unused slots, and hands the reader as many as it may fill."""
-		self.spare, self.due = self.spare + slots, self.due + more
+		self.spare += slots
+		self.due += more
 		while self.due and self.spare:
 			self.due -= 1
 			self.free.put(self.spare.pop(0))
@@ -768,13 +765,13 @@ class Pipeline:
 		"""The next host batch goes to the stage; a wait has a bound."""
 		self._feed(self.stage.recycle(), not self.overlap.prefetch)
 		while self.ready.empty() and self.stage.pending:  # the device is busy with what its copies wait for
-			self._feed(self.stage.recycle(block=True), 0)
+			self._feed(self.stage.recycle(block=True))
 		started = now()
 		with self.spans("input_wait", HOST): slot = self._await()
-		self._feed([], self.overlap.prefetch)
+		self._feed(more=self.overlap.prefetch)
 		self.taken += 1
 		self.host_waits_ms.append(1e3 * (now() - started))
-		if not self.overlap.device_slots: self.stage.waited(self.host_waits_ms[-1])  # else events tell
+		if not self.slots: self.stage.waited(self.host_waits_ms[-1])  # else events tell
 		self.stage.submit(slot)
 	def where(self): return f"{self.doing[1]} at byte {self.doing[2]}"
 	def _await(self):
@@ -794,11 +791,11 @@ class Pipeline:
 		if self.handed >= self.end: raise StopIteration
 		self.stage.ask()
 		if self.taken == self.handed:
-			self.late_copies += bool(self.handed and self.overlap.device_slots)
+			self.late_copies += bool(self.handed and self.slots)
 			self._take()
 		batch = self.stage.hand_out()
 		self.handed += 1
-		while self.taken < min(self.filled, self.handed + self.overlap.device_slots - 1): self._take()
+		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return batch
 	def close(self):
@@ -907,7 +904,7 @@ class FlatParameters:
 		self.values = torch.zeros(ends[-1], device=groups[0][0].device)
 		self.reduced = torch.zeros(ends[-1] + tail, device=self.values.device)
 		self.grads, self.tail = self.reduced[:ends[-1]], self.reduced[ends[-1]:]
-		self.groups = []  # one-dimensional (values, gradients) of each group
+		self.groups = []  # one-dimensional (values, gradients) of each
 		for group, start in zip(groups, [0, *ends]):
 			end = start
 			for p in group:
@@ -955,7 +952,7 @@ class Optimizers:
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
-	"""The learning rate's factor: 1, then linearly to 0 at the last step or the cap."""
+	"""The learning rate's factor: 1, then linearly to 0 at the end."""
 	if cfg.warmdown_iters == 0: return 1.0
 	if cfg.max_wallclock_seconds <= 0: return min(1.0, (cfg.iterations - step) / cfg.warmdown_iters)
 	remaining_ms = max(0.0, 1e3 * cfg.max_wallclock_seconds - elapsed_ms)
@@ -1179,14 +1176,13 @@ def log_step(run, step):
 	run.rt.synchronize()
 	run.verify.settle()
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
-	(last_step, last_ms, last_waits), cap_s = run.logged, c.max_wallclock_seconds
-	since_ms = ms - last_ms
+	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * c.max_wallclock_seconds
+	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
 		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s", step=step, iterations=c.iterations, train_loss=agreed.train_loss,
 		train_time_ms=ms, step_avg_ms=ms / step, tok_s=1e3 * (step - last_step) * c.train_batch_tokens / since_ms,
 		input_wait_percent=100 * max(a - b for a, b in zip(agreed.wait_ms, last_waits)) / since_ms,
-		data_crc=f"{agreed.data_crc:08x}",
-		eta_s=max(0, min((c.iterations - step) * ms / step, 1e3 * cap_s - ms if cap_s > 0 else math.inf) / 1e3))
+		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3)
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
