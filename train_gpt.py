@@ -368,9 +368,8 @@ class Trace(Recorder):
 		self.base = self.mark(DEVICE)
 		self.instant("warm_up_end", HOST)
 	def mark(self, track):
-		"""(host seconds, on the device's tracks an event)."""
-		event = timed_event() if self.rt.cuda and track in (DEVICE, COPY) else None
-		if event: event.record()
+		"""(host seconds, on the device's tracks an event on the current stream)."""
+		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
 		return now(), event
 	def __call__(self, name, track=DEVICE):
 		if name == "validate": self.on = self.steps == 0  # the first one after the steps
@@ -603,7 +602,7 @@ class Slot:
 	"""One batch: uint16 tokens and, where handed out, int64 x and y, each its own tensor."""
 	def __init__(self, plan, device, widened=True):
 		size, rows = plan.batch_rows * plan.seq_len + plan.batch_rows // plan.span_rows + 2, plan.batch_rows * widened
-		pinned = not widened and torch.cuda.is_available()  # it is uploaded
+		pinned = not widened and torch.cuda.is_available()  # to be uploaded
 		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 	def batch(self):
