@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect, contextlib, dataclasses, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, platform
 import queue, re, resource, select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile
 import zlib
-from collections import Counter, defaultdict, deque, namedtuple
+from collections import defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -375,8 +375,9 @@ def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks, beside "<split> reader"
 TRACE_EVENTS, TRACE_VAL_BATCHES = 150_000, 50  # below 20 MB before compression, at 100 bytes an event
 class Clock:
-	"""Training time in ms, without validation; both edges wait for the device (synchronisation points)."""
-	def __init__(self, rt): self.rt, self.total_ms, self.since = rt, 0.0, math.inf
+	"""Training time in ms; both edges wait for the device (synchronisation points)."""
+	total_ms, since = 0.0, math.inf
+	def __init__(self, rt): self.rt = rt
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
 	def start(self):
 		self.rt.synchronize()
@@ -389,28 +390,29 @@ def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""A generator, advanced before and after each piece of work. After the first (that compiles: the second) the console
 	says how long `count` units of `pieces` take and, on too slow a CPU, what to run instead."""
 	for _ in range(1 + compiles):
-		rt.synchronize()  # synchronisation points: four at most
-		started = now()
+		(clock := Clock(rt)).start()  # synchronisation points: four at most
 		yield
-		rt.synchronize()
-		unit_s = pieces * (now() - started)
+		clock.stop()
 		yield
+	unit_s = pieces * clock.total_ms / 1e3
 	total_s = round(min(count * unit_s, cap_s if cap_s > 0 else math.inf))
 	log.console(f"({unit}: about {unit_s:.3g} s each, {datetime.timedelta(seconds=total_s)} in all)")
 	if total_s > 600 and not rt.cuda: log.console(f"(long: on a CPU `python3 {QUICKSTART}` takes two minutes)")
 	while True: yield
 
 class Spans:
-	"""Instruments, off. Code marks its phases, `with spans("forward"):`, and never asks whether anyone listens."""
+	"""Instruments, off. Code marks phases, `with spans("forward"):`, and never asks who listens."""
 	nothing = contextlib.nullcontext()
 	def __call__(self, name, track=DEVICE): return self.nothing
 	def instant(self, name, track): pass
 	def handed(self, pipeline): pass  # after each batch
 	def step_done(self, step): pass
-	def close(self): pass  # says what was found
+	def close(self): pass  # says what was found; may come twice
 class Recorder(Spans):
-	"""mark(track) begins and ends a phase, add() keeps it."""
-	def __init__(self, cfg, rt, log): self.cfg, self.rt, self.log = cfg, rt, log
+	"""mark(track) begins and ends a phase, add() keeps it; begin() prepares."""
+	def __init__(self, cfg, rt, log):
+		self.cfg, self.rt, self.log = cfg, rt, log
+		self.begin()
 	@contextmanager
 	def __call__(self, name, track=DEVICE):
 		begin = self.mark(track)
@@ -419,10 +421,9 @@ class Recorder(Spans):
 
 class Breakdown(Recorder):
 	"""TRAINING_TIMING_BREAKDOWN: each phase alone, a synchronisation point at both its ends."""
-	def __init__(self, cfg, rt, log):
-		super().__init__(cfg, rt, log)
-		self.ms, self.totals, self.since = defaultdict(float), Counter(), now()
-		log.line("timing_breakdown:enabled: costs all overlap and two waits for the device a phase")
+	def begin(self):
+		self.ms, self.steps, self.since = defaultdict(float), [], now()
+		self.log.line("timing_breakdown:enabled: costs all overlap and two waits for the device a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # it does no CUDA work
 		started = now()
@@ -434,36 +435,34 @@ class Breakdown(Recorder):
 		self.ms[name] += 1e3 * (end - begin)
 	def step_done(self, step):
 		ms, n = self.ms, self.cfg.accumulation(self.rt.world_size)
-		micro = {"batch_cpu": "input_wait", "batch_h2d": "h2d", "forward": "forward", "backward": "backward"}
-		whole = {"grad_clip": "grad_clip", "optimizer": "optimizer", "val": "validate", "explicit_sync": "sync"}
-		times = {f"{word}_ms": ms[name] / (n if word in micro else 1) for word, name in (micro | whole).items()}
-		if step <= 10 or step % self.cfg.training_timing_every == 0: self.log.line(
-			f"timing_breakdown step:{step} micro_steps:{n} {words(times)} (per_optimizer_step; forward/backward/batch "
-			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
-		self.totals.update(input=ms["input_wait"] + ms["h2d"], all=1e3 * (now() - self.since) - ms["validate"], steps=1)
+		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (now() - self.since) - ms["validate"]))
 		self.since = now()
+		for name in ("input_wait", "h2d", "forward", "backward"): ms[name] /= n
+		ms.update(step=step, n=n)
+		if step <= 10 or step % self.cfg.training_timing_every == 0: self.log.line(
+			"timing_breakdown step:{step} micro_steps:{n} batch_cpu_ms:{input_wait:.2f} batch_h2d_ms:{h2d:.2f} "
+			"forward_ms:{forward:.2f} backward_ms:{backward:.2f} grad_clip_ms:{grad_clip:.2f} optimizer_ms:{optimizer:.2f} "
+			"val_ms:{validate:.2f} explicit_sync_ms:{sync:.2f} (per_optimizer_step; forward/backward/batch averaged over "
+			"micro_steps; grad_accum_steps={n}) reduce_ms:{reduce:.2f}".format_map(ms))
 		ms.clear()
 	def close(self):
-		total, self.totals = self.totals, None
-		if not total: return
-		x, y = total["input"] / total["steps"], total["all"] / total["steps"]
+		if not self.steps: return
+		(x, y), self.steps = np.mean(self.steps, 0), []
 		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
 		self.log.line(f"overlappable: {share}: the most that overlap can win here")
 
 class Trace(Recorder):
-	"""TRACE_STEPS: what ran when, in steps with overlap on and a validation, cut. Host times; with CUDA the device's, by
-  events: it is waited for at the start and the end alone."""
-	def __init__(self, cfg, rt, log):
-		super().__init__(cfg, rt, log)
-		self.steps, self.on, self.events = min(cfg.trace_steps, cfg.iterations), True, []
-		self.path = log.path.with_suffix(".trace.json.gz")
-		rt.synchronize()  # synchronisation point: here host and device times are one
+	"""TRACE_STEPS: what ran when in steps with overlap on and, cut, one validation. Host times; with CUDA the device's, by
+	events: it is waited for at the start and the end alone."""
+	def begin(self):
+		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
+		self.path = self.log.path.with_suffix(".trace.json.gz")
+		self.rt.synchronize()  # synchronisation point: here host and device times are one
 		self.base = self.mark(DEVICE)
 		self.instant("warm_up_end", HOST)
 	def mark(self, track):
-		"""(host seconds, for DEVICE and COPY also an event on the current stream)."""
-		event = None
-		if self.rt.cuda and track in (DEVICE, COPY): (event := timed_event()).record()
+		"""(host seconds, on the device's tracks an event on the current stream)."""
+		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
 		return now(), event
 	def __call__(self, name, track=DEVICE):
 		if name == "validate": self.on = self.steps == 0  # the first one after the steps
@@ -475,18 +474,18 @@ class Trace(Recorder):
 		if self.on: self.add(name, track, self.mark(HOST))
 	def handed(self, pipeline):
 		self.on = self.steps > 0 if pipeline.name == "train" else self.on and pipeline.handed <= TRACE_VAL_BATCHES
-		depths = {"host": pipeline.ready.qsize(), "device": pipeline.taken - pipeline.handed}
-		self.instant(f"{pipeline.name} queues", depths)
+		depth = dict(host=pipeline.ready.qsize(), device=pipeline.taken - pipeline.handed)
+		self.instant(f"{pipeline.name} queues", depth)
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's trace-event format, times in microseconds."""
 		tracks = defaultdict(itertools.count().__next__)  # name -> thread id
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
-			row = {"name": name, "pid": 0, "ts": micros(self.base, begin)}
-			if isinstance(track, dict): yield row | {"ph": "C", "args": track}
-			else: yield row | {"tid": tracks[track if begin[1] or track != DEVICE else HOST]} | (  # DEVICE: on CUDA alone
-				{"ph": "X", "dur": micros(begin, end)} if end else {"ph": "i", "s": "p"})
+			kind = dict(ph="X", dur=micros(begin, end)) if end else dict(ph="i", s="p")
+			if isinstance(track, dict): kind = dict(ph="C", args=track)
+			else: kind["tid"] = tracks[track if begin[1] or track != DEVICE else HOST]  # DEVICE: on CUDA alone
+			yield dict(name=name, pid=0, ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
 		"""Writes the file, once; if that fails the run goes on."""
@@ -499,72 +498,66 @@ class Trace(Recorder):
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
 def batch_sum(x, y):
-	"""Position-weighted int64 sum, wrapping; numpy or torch."""
+	"""Position-weighted int64 sum, wrapping."""
 	return (3 * x + y).reshape(-1).cumsum(0).sum()
-class Unverified:
-	"""DATA_VERIFY off."""
-	def digest(self, plain): return plain
-	def consumed(self, pipeline, batch, place): pass
-	def settle(self, total=False): pass
-class Verify(Unverified):
-	"""DATA_VERIFY: a sum of what was read, above the digest's 32 bits, against what x and y hold after use."""
-	def __init__(self, log): self.log, self.pending, self.checked = log, [], 0
+class Verify:
+	"""DATA_VERIFY: the sum of what was read, above the digest's 32 bits, against that of x and y after use."""
+	def __init__(self, on, log): self.on, self.log, self.pending, self.checked = on, log, [], 0
 	def digest(self, plain):
 		def summed(plan, rows, tokens):
 			x, y = np.empty((2, len(rows), plan.seq_len), np.int64)
 			widen(x, y, tokens, plan.segments(rows))
 			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
-		return summed
+		return summed if self.on else plain
 	def consumed(self, pipeline, batch, place):
-		slot = (pipeline.handed - 1) % (pipeline.overlap.device_slots or pipeline.host_slots)  # they are used in turn
+		if not self.on: return
+		slot = (pipeline.handed - 1) % (pipeline.slots or pipeline.overlap.queue + 1)  # used in turn
 		self.pending.append((f"{pipeline.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(*batch[:2])))
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
-		"""Synchronisation point, at log time. RunError if a batch was overwritten while in use."""
+		"""Synchronisation point; RunError if a batch was overwritten while in use."""
 		for where, read, held in self.pending:
-			if held.item() != read: raise RunError(f"{where}: the batch was overwritten while in use: its sum was {read}, is "
-				f"{held}: set GPU_PREFETCH=1, report it")
+			if held.item() != read: raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1, report it")
 		self.pending, self.checked = [], self.checked + len(self.pending)
-		if total: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
+		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
 # === DATA ===
 CRC = 0xFFFFFFFF  # the low 32 bits
 SPANS_A_STEP = 8  # the challenge's order: a step is 8 spans of TRAIN_BATCH_TOKENS / 8 + 1 tokens
-MAGIC_VERSION, HEADER_BYTES, TOKEN_BYTES = (20240520, 1), 1024, 2	# of a shard
+MAGIC_VERSION, HEADER_BYTES, TOKEN_BYTES = (20240520, 1), 1024, 2  # of a shard
 EDGE_TOKENS = 32_768  # at both ends of a shard, held against the vocabulary
 STALE_SECONDS = 30    # without a sign of life a producer is dead
 QUICKSTART, DOWNLOAD = "data/quickstart.py", "data/cached_challenge_fineweb.py --variant sp1024"
 def shard_tokens(path):
-	"""The token count of a shard; RunError unless magic, version, count and size are right."""
+	"""A shard's token count; RunError unless header and size are right."""
 	try:
-		with open(path, "rb") as file: header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+		with open(path, "rb") as file: header, size = file.read(12).ljust(12, b"\0"), os.fstat(file.fileno()).st_size
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it") from error
-	magic, version, count = np.frombuffer(header.ljust(12, b"\0")[:12], dtype="<i4").tolist()
+	magic, version, count = np.frombuffer(header, "<i4").tolist()
 	whole = HEADER_BYTES + TOKEN_BYTES * count
-	if (magic, version) == MAGIC_VERSION and 0 < count and size == whole: return count
+	if (magic, version) == MAGIC_VERSION and size == whole > HEADER_BYTES: return count
 	raise RunError(f"{path}: magic {magic}, version {version} (not {MAGIC_VERSION}), {size} bytes ({count} tokens need "
 		f"{whole}): no whole shard: delete it, fetch or make it again")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns  # tells that a file was changed
 def read_json(path):
 	"""What a JSON file holds; {} where there is none."""
-	with suppress(OSError, ValueError): return dict(json.loads(path.read_text(encoding="utf-8")))
+	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
 def promised(folder, split):
-	"""How many shards the manifest promises; 0: it says nothing."""
-	with suppress(KeyError, TypeError):
-		sets = {d["name"]: d["stats"] for d in read_json(folder / "../../manifest.json")["datasets"] if "stats" in d}
-		return sets[folder.resolve().name][f"files_{split}"]
+	"""How many shards the manifest promises, if it does."""
+	with suppress(KeyError, TypeError, StopIteration): return next(d["stats"][f"files_{split}"]
+		for d in read_json(folder / "../../manifest.json")["datasets"] if d["name"] == folder.resolve().name)
 	return 0
 def producing(folder):
-	"""What the producer at work in a folder (a download, a tokenizer) last said; {}: there is none."""
+	"""What the producer (a download, a tokenizer) at work in a folder last said; {}: none is."""
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > STALE_SECONDS else state
 
 class Shards:
-	"""The tokens of one split: its files in name order, one stream that begins again after its end. While a producer is
-	at work, training shards join in the order of their numbers as they appear."""
-	def __init__(self, folder, split, log=None, stall_seconds=60.0):
-		self.folder, self.log, self.stall_seconds, self.awaited = Path(folder), log, stall_seconds, None
+	"""The files of a split in name order, as a stream of tokens that never ends. Those that a producer at work promises
+	join in the order of their numbers."""
+	def __init__(self, folder, split):
+		self.folder, self.awaited = Path(folder), None
 		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
 		paths = self.folder.glob(f"fineweb_{split}_*.bin")
 		if self.growing: paths = itertools.takewhile(Path.exists, map(self.numbered, itertools.count()))
@@ -578,22 +571,21 @@ class Shards:
 		self.paths.append(path)
 		self.stamps.append(stamp(path))
 	def await_token(self, token, reader):
-		"""In the reader thread: returns once `token` is on disk, or the set complete. RunError if the producer has failed,
-		died, or stands still."""
+		"""Until `token` is on disk, or the set complete. RunError if the producer failed, died or stands still."""
 		moved = time.monotonic()
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path, still_s = producing(self.folder), self.numbered(len(self.paths)), time.monotonic() - moved
 			if path.exists(): self.add(path)
 			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
-			elif not state or "error" in state or still_s > self.stall_seconds:
+			elif not state or "error" in state or still_s > reader.stall_seconds:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
-				if state.get("progress") != self.growing: moved, self.growing = time.monotonic(), state.get("progress") or True
-				if path != self.awaited: self.log.say("stall", "waiting for {}: it is being made", shard=str(path))
+				if (done := state.get("progress")) != self.growing: moved, self.growing = time.monotonic(), done or True
+				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""Tokens [first, first + count) of the stream as (file index, byte offset, tokens)."""
+		"""A stretch of the stream as (file index, byte offset, tokens)."""
 		while count > 0:
 			position = first % self.total
 			index = bisect.bisect_right(self.ends, position) - 1
@@ -630,10 +622,8 @@ def cut_val_tokens(cfg, total):
 	"""Tokens of validation: whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // cfg.train_seq_len * cfg.train_seq_len + 1
 
-@dataclass(frozen=True)
-class BatchPlan:
-	"""The rows of batch k of a rank: arithmetic, no state, so order cannot depend on timing.
-	A row is seq_len + 1 tokens; row j begins at token j * seq_len + j // span_rows: none with the last of a span."""
+class BatchPlan(NamedTuple):
+	"""The rows of a rank's batch k, each of seq_len + 1 tokens: arithmetic, no state, so order cannot depend on timing."""
 	seq_len: int
 	span_rows: int   # in a span
 	first_row: int   # of batch 0
@@ -648,7 +638,7 @@ class BatchPlan:
 		return cls(cfg.train_seq_len, rows // SPANS_A_STEP, rank * share, world_size * share, share, sys.maxsize)
 	@classmethod
 	def val(cls, cfg, tokens, rank, world_size):
-		"""Rows floor(S * rank / W) to floor(S * (rank + 1) / W) of the S rows of `tokens` tokens."""
+		"""Rows floor(S * rank / W) to floor(S * (rank + 1) / W) of the S in `tokens` tokens."""
 		rows = (tokens - 1) // cfg.train_seq_len
 		first, end = rows * rank // world_size, rows * (rank + 1) // world_size
 		share = min(cfg.val_batch_rows(world_size), max(1, end - first))
@@ -657,31 +647,32 @@ class BatchPlan:
 	def rows(self, k):
 		first = self.first_row + k * self.stride
 		return range(first, min(first + self.batch_rows, self.end_row))
-	def token(self, row): return row * self.seq_len + row // self.span_rows
+	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):
-		"""(first token, tokens) of a batch: one stretch of the stream."""
-		return self.token(rows.start), self.token(rows.stop - 1) + self.seq_len + 1 - self.token(rows.start)
+		"""(first token, tokens) of a batch."""
+		first = self.token(rows.start)
+		return first, self.token(rows.stop - 1) + self.seq_len + 1 - first
 	def last_token(self, rows):
-		"""Of the rows' step: for it all ranks wait alike, in their readers and not in a collective."""
+		"""Of the rows' step: all ranks wait for it, in their readers, not in a collective."""
 		step_rows = SPANS_A_STEP * self.span_rows
-		return self.token((rows.start // step_rows + 1) * step_rows - 1) + self.seq_len
+		return self.token((rows.start // step_rows + 1) * step_rows) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row within the batch, rows, token within the batch)."""
+		"""The batch cut where spans end: (row, rows, token), within the batch."""
 		ends = range((rows.start // self.span_rows + 1) * self.span_rows, rows.stop, self.span_rows)
 		cuts = [rows.start, *ends, rows.stop]
 		return [(a - rows.start, b - a, self.token(a) - self.token(rows.start)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
-	"""Sum of crc32 of rows, each started with its number: the same for any ranks and accumulation."""
+	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks and accumulation."""
 	data, step, size = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len, TOKEN_BYTES * (plan.seq_len + 1)
 	starts = [(TOKEN_BYTES * begin + i * step, rows.start + row + i & CRC)
 		for row, count, begin in plan.segments(rows) for i in range(count)]
 	return sum([zlib.crc32(data[start:start + size], row) for start, row in starts]) & CRC
 def widen(x, y, tokens, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy arrays in the reader thread, or tensors on the device."""
+	"""uint16 tokens -> int64 x, y (rows, T); numpy in the reader, tensors on the device."""
 	T = x.shape[1]
 	for row, rows, begin in segments:
-		x[row:row + rows] = tokens[begin:begin + rows * T].reshape(rows, T)
-		y[row:row + rows] = tokens[begin + 1:begin + 1 + rows * T].reshape(rows, T)
+		part = tokens[begin:begin + rows * T + 1]
+		x[row:row + rows], y[row:row + rows] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
 
 class Overlap(NamedTuple):
 	"""The overlap of a split in effect: its settings, less what rules them out."""
@@ -693,39 +684,37 @@ class Overlap(NamedTuple):
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
-		off = "(timing_breakdown)" * cfg.training_timing_breakdown
-		why, stream_why = off * on, (off or "(no_cuda)" * (not cuda)) * stream
+		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
+		why, stream_why = off * on, (off or no_cuda) * stream
 		on, stream = on and not why, stream and not stream_why
 		slots = int(cuda and (cfg.gpu_prefetch if on else 1))
 		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth if on else '0(prefetch_off)'}"
 		if split == "val": words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device}"
-		why = "(no_cuda)" if not cuda else "(prefetch_off)" if slots != cfg.gpu_prefetch else ""
+		why = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch)
 		return cls(on, depth if on else 1, stream, slots, f"{words} gpu_prefetch:{slots}{why}")
 
-# x, y (rows, T) int64, valid until the next call (CUDA: the GPU_PREFETCH-th), and what `digest` said of them.
-Batch = tuple[Tensor, Tensor, int]
+Batch = tuple[Tensor, Tensor, int]  # x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th); digest
 
 class Slot:
 	"""One batch: uint16 tokens and, where handed out, int64 x and y, each its own tensor."""
-	def __init__(self, plan, device, *, pinned=False, widened=True):
+	def __init__(self, plan, device, widened=True):
 		size, rows = plan.batch_rows * plan.seq_len + plan.batch_rows // plan.span_rows + 2, plan.batch_rows * widened
-		self.full, self.tokens = rows, torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		pinned = not widened and torch.cuda.is_available()  # to be uploaded
+		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 	def batch(self):
-		x, y = (self.x, self.y) if self.rows == self.full else (self.x[:self.rows], self.y[:self.rows])
+		x, y = (self.x, self.y) if self.rows == len(self.x) else (self.x[:self.rows], self.y[:self.rows])
 		return x, y, self.digest
 
 class HostHandOut:
 	"""The CPU's last stage: a host slot itself is handed out, free again at the next call."""
-	ahead = bytes_copied = 0
-	wait_ms = copy_ms = 0.0  # wait_ms: the sum of waits_ms, the input waits
+	bytes_copied, wait_ms, copy_ms = 0, 0.0, 0.0  # wait_ms: the sum of waits_ms, the input waits
 	def __init__(self): self.pending, self.waits_ms = deque(), []  # host slots in use
 	def ask(self): pass
 	def close(self): pass
 	def waited(self, ms):
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
-	host_waited = waited
 	def submit(self, slot): self.pending.append(slot)
 	def recycle(self, block=False):
 		"""Host slots no longer needed; block: at least one."""
@@ -734,28 +723,27 @@ class HostHandOut:
 
 class DeviceRing(HostHandOut):
 	"""CUDA's last stage: a ring of device slots, written on the copy stream, read on the compute stream.
-	`ready`: the tokens have arrived; `free`: they have been read. A wait for an event never recorded passes at once, one
-	for a re-recorded event meets the old record: so `free` is recorded at construction, and copy j refused until `free`
-	of copy j - depth was recorded. x and y are valid until the depth-th later call."""
+	`ready`: the tokens have arrived; `free`: they were read. A wait for an event never recorded passes at once, one for a
+	re-recorded event meets the old record: so `free` is recorded at construction, and copy j refused until `free` of copy
+	j - depth was recorded. x and y are valid until the depth-th later call."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
-		self.depth, self.ahead, self.submitted, self.handed = overlap.device_slots, overlap.device_slots - 1, 0, 0
-		self.spans, self.compute = spans, torch.cuda.current_stream(device)
+		self.depth, self.submitted, self.handed, self.spans = overlap.device_slots, 0, 0, spans
+		self.compute = torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.slots = [Slot(plan, device) for _ in range(self.depth)]
+		self.idle, self.slots = deque(), [Slot(plan, device) for _ in range(self.depth)]  # (asked, fed) events
 		for slot in self.slots:
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
-		self.idle = deque()  # (asked, fed) events
 	def ask(self):
-		"""An event where the compute stream begins to wait; adds up the waits that have passed, waits for none."""
+		"""Marks where the compute stream begins to wait; adds up the waits that have passed."""
 		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.popleft()
 			self.waited(asked.elapsed_time(fed))
-		self.asked, self.fed = timed_event(), timed_event()
-		self.asked.record(self.compute)
+		self.wait = timed_event(), timed_event()
+		self.wait[0].record(self.compute)
 	def submit(self, slot):
-		"""The one crossing from host to device: uploads a slot, two bytes a token. The host does not wait."""
+		"""The one crossing from host to device: two bytes a token; the host does not wait."""
 		if self.submitted - self.handed >= self.depth:
 			raise RuntimeError(f"copy {self.submitted} would overwrite a batch that was not handed out yet")
 		target = self.slots[self.submitted % self.depth]
@@ -772,45 +760,46 @@ class DeviceRing(HostHandOut):
 		if block: self.pending[0].copied.synchronize()  # synchronisation point: every host slot waits
 		done = []
 		while self.pending and self.pending[0].copied.query():
-			done.append(self.pending.popleft())
-			self.copy_ms += done[-1].begun.elapsed_time(done[-1].copied)
+			done.append(slot := self.pending.popleft())
+			self.copy_ms += slot.begun.elapsed_time(slot.copied)
 		return done
 	def hand_out(self):
-		"""The compute stream waits for the copy, widens it, marks the slot free; the host waits for nothing."""
+		"""The compute stream waits for the copy and widens it; the host does not wait."""
 		slot = self.slots[self.handed % self.depth]
 		self.compute.wait_event(slot.ready)
-		self.fed.record(self.compute)
-		self.idle.append((self.asked, self.fed))
+		self.wait[1].record(self.compute)
+		self.idle.append(self.wait)
 		widen(slot.x, slot.y, slot.tokens, slot.segments)
 		slot.free.record(self.compute)
 		self.handed += 1
 		return slot.batch()
-	def host_waited(self, ms): pass  # the device may be busy: events tell when it was idle
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
 	"""The one path of tokens: shard files -> reader thread -> host slots -> device slots -> x, y; batches 0, 1, 2, ...
-	The reader reads exactly this rank's bytes, calls digest(plan, rows, tokens) and does no CUDA work: the main thread
+	The reader reads this rank's bytes alone, calls digest(plan, rows, tokens), and does no CUDA work: the main thread
 	iterates, and so issues copies. The reader's error is raised as RunError, after the good batches."""
-	def __init__(self, shards, plan, overlap, rt, *, name, digest, stall_seconds, spans=Spans()):
-		self.shards, self.plan, self.overlap, self.digest, self.end = shards, plan, overlap, digest, plan.num_batches()
-		self.name, self.spans, self.stall_seconds, self.watch = name, spans, stall_seconds, rt.watch
-		self.who = f"rank {rt.rank}: the {name} reader"
-		self.stage = DeviceRing(plan, overlap, rt.device, spans) if overlap.device_slots else HostHandOut()
+	def __init__(self, source, name, digest, spans=Spans()):
+		"""source: the run, or its validation: cfg, rt, log, verify, the split's shards, plan, overlap."""
+		rt, self.log, self.plan, self.overlap = source.rt, source.log, (plan := source.plan), (overlap := source.overlap)
+		self.shards, self.name, self.spans, self.digest = source.shards, name, spans, source.verify.digest(digest)
+		self.stall_seconds, self.end, self.slots = source.cfg.data_stall_seconds, plan.num_batches(), overlap.device_slots
+		self.watch = rt.watch
+		self.who, slots = f"rank {rt.rank}: the {name} reader", self.slots
+		self.stage = DeviceRing(plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = 0
 		self.host_waits_ms, self.crossings = [], []  # of each batch; batches in a new shard or epoch
 		self.read_ms, self.busy_ms, self.place = 0.0, 0.0, None  # of the reader; (epoch, shard)
 		self.free = queue.SimpleQueue()   # slots for the reader to fill; None: it has to go
 		self.ready = queue.SimpleQueue()  # slots from the reader; None: nothing more will come
-		self.spare, self.due = [], overlap.queue * overlap.prefetch  # slots at rest; how many it may fill yet
+		self.spare, self.due = [], 0  # slots at rest; how many the reader may fill yet
 		self.doing = math.inf, "no file", 0  # in a read since, file, offset
-		self.opened, self.file = None, io.BytesIO()  # the reader's open shard
-		self.error, self.closed, self.host_slots = None, False, overlap.queue + max(1, overlap.device_slots)
-		for _ in range(self.host_slots):
-			self.spare.append(slot := Slot(plan, torch.device("cpu"), pinned=rt.cuda, widened=not overlap.device_slots))
+		self.opened, self.file, self.error, self.closed = None, io.BytesIO(), None, False  # the reader's open shard
+		for _ in range(overlap.queue + max(1, slots)):
+			self.spare.append(slot := Slot(plan, "cpu", widened=not slots))
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if overlap.device_slots: slot.begun, slot.copied = timed_event(), timed_event()
-		self._feed([], 0)
+			if slots: slot.begun, slot.copied = timed_event(), timed_event()
+		self._feed(more=overlap.queue * overlap.prefetch)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
 	def _read_all(self):
@@ -830,19 +819,16 @@ class Pipeline:
 		slot.rows, slot.segments, tokens = len(rows), self.plan.segments(rows), slot.host[0][:slot.size]
 		with self.spans("disk_read", self.thread.name):
 			for index, offset, count in self.shards.pieces(first, slot.size):
-				self._enter(k, (first + begin) // self.shards.total, index)
+				before, self.place = self.place, ((first + begin) // self.shards.total, index)
+				if before not in (None, self.place):
+					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", self.thread.name)
+					self.crossings.append(k)
 				self._read(index, offset, memoryview(tokens[begin:begin + count]).cast("B"))
 				begin += count
 		self.read_ms += 1e3 * (now() - started)
 		slot.digest = self.digest(self.plan, rows, tokens)
-		if not self.overlap.device_slots:  # on the CPU the reader does it
-			widen(*slot.host[1:], tokens, slot.segments)
+		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)  # else the device does
 		self.busy_ms += 1e3 * (now() - started)
-	def _enter(self, k, epoch, index):
-		if self.place and self.place != (epoch, index):
-			self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", self.thread.name)
-			self.crossings.append(k)
-		self.place = epoch, index
 	def _read(self, index, offset, out):
 		"""Exactly len(out) bytes; a file that shrank is an error (mapped: a crash)."""
 		done, file = 0, self._open(index, offset)
@@ -866,24 +852,25 @@ class Pipeline:
 			for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(index, offset).fileno(), offset, TOKEN_BYTES * count, os.POSIX_FADV_WILLNEED)
 		self.doing = math.inf, *self.doing[1:]
-	def _feed(self, slots, more):
+	def _feed(self, slots=(), more=0):
 		"""Takes back unused slots, and hands the reader as many as it may fill."""
-		self.spare, self.due = self.spare + slots, self.due + more
+		self.spare += slots
+		self.due += more
 		while self.due and self.spare:
 			self.due -= 1
 			self.free.put(self.spare.pop(0))
 	def _take(self):
-		"""The next host batch; a wait has a bound."""
+		"""The next host batch goes to the stage; a wait has a bound."""
 		self._feed(self.stage.recycle(), not self.overlap.prefetch)
 		while self.ready.empty() and self.stage.pending:  # the device is busy with what its copies wait for
-			with self.watch.waiting("copies"): self._feed(self.stage.recycle(block=True), 0)
+			with self.watch.waiting("copies"): self._feed(self.stage.recycle(block=True))
 		started = now()
 		with self.spans("input_wait", HOST): slot = self._await()
-		self._feed([], self.overlap.prefetch)
+		self._feed(more=self.overlap.prefetch)
 		self.taken += 1
 		self.host_waits_ms.append(1e3 * (now() - started))
-		self.stage.host_waited(self.host_waits_ms[-1])
-		return slot
+		if not self.slots: self.stage.waited(self.host_waits_ms[-1])  # else events tell
+		self.stage.submit(slot)
 	def where(self): return f"{self.doing[1]} at byte {self.doing[2]}"
 	def _await(self):
 		while True:
@@ -906,12 +893,11 @@ class Pipeline:
 		if self.watch.signum: raise Stop
 		self.stage.ask()
 		if self.taken == self.handed:
-			self.late_copies += bool(self.handed and self.overlap.device_slots)
-			self.stage.submit(self._take())
+			self.late_copies += bool(self.handed and self.slots)
+			self._take()
 		batch = self.stage.hand_out()
 		self.handed += 1
-		while self.taken < min(self.filled, self.handed + self.stage.ahead):
-			self.stage.submit(self._take())
+		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return batch
 	def close(self):
@@ -923,8 +909,8 @@ class Pipeline:
 
 # === MODEL ===
 class Linear(nn.Linear):
-	"""A float32 weight, no bias, cast to the activation's dtype at use: from torch 2.12 on autocast computes rms_norm,
-	and with it the residual stream, in float32 (pytorch/pytorch PR 174824)."""
+	"""A float32 weight cast to the activation's dtype at use: from torch 2.12 on autocast would compute rms_norm, and so
+	the residual stream, in float32 (pytorch/pytorch PR 174824)."""
 	def __init__(self, fan_in, fan_out, zero=False):
 		super().__init__(fan_in, fan_out, bias=False)
 		if zero: nn.init.zeros_(self.weight)
@@ -936,7 +922,7 @@ def rotate(x, rotary):
 	return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
 
 class Attention(nn.Module):
-	"""Causal attention: grouped queries, rms norm on queries and keys, a gain for each query head."""
+	"""Causal attention: grouped queries, rms norm on queries and keys, a gain per query head."""
 	def __init__(self, cfg):
 		super().__init__()
 		D, self.gqa = cfg.model_dim, cfg.num_heads != cfg.num_kv_heads
@@ -951,7 +937,7 @@ class Attention(nn.Module):
 		return self.proj(y.transpose(1, 2).flatten(2))
 
 class Block(nn.Module):
-	"""Attention and the MLP down(relu(up x)^2) (arXiv:2109.08668), scaled by channel; the embedding x0 is mixed in."""
+	"""Attention and the MLP down(relu(up x)^2) (arXiv:2109.08668), scaled by channel; x0, the embedding, is mixed in."""
 	def __init__(self, cfg):
 		super().__init__()
 		D, hidden, ones = cfg.model_dim, cfg.mlp_mult * cfg.model_dim, torch.ones(cfg.model_dim)
@@ -966,7 +952,7 @@ class Block(nn.Module):
 		return x + self.mlp_scale.to(x.dtype) * self.mlp.proj(F.relu(self.mlp.fc(rms_norm(x))).square())
 
 class GPT(nn.Module):
-	"""The challenge's baseline: the first half of the blocks pushes its outputs, the second half adds them back."""
+	"""The challenge's baseline: half of the blocks push their outputs, the others add them back."""
 	def __init__(self, cfg, dtype):
 		super().__init__()
 		self.dtype, self.logit_softcap, self.num_encoder = dtype, cfg.logit_softcap, cfg.num_layers // 2
@@ -975,7 +961,7 @@ class GPT(nn.Module):
 		self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.num_layers))
 		self.lm_head = None if cfg.tie_embeddings else Linear(cfg.model_dim, cfg.vocab_size, zero=True)
 		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
-		channels = torch.arange(0, cfg.model_dim // cfg.num_heads, 2) / (cfg.model_dim // cfg.num_heads)
+		channels = torch.arange(0, d := cfg.model_dim // cfg.num_heads, 2) / d
 		angle = torch.outer(torch.arange(cfg.train_seq_len).float(), cfg.rope_base ** -channels)
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
 	def forward(self, x, y):
@@ -986,8 +972,7 @@ class GPT(nn.Module):
 			if i >= self.num_encoder and skips: x = x + self.skip_weights[i - self.num_encoder].to(x.dtype) * skips.pop()
 			x = block(x, x0, self.rotary)
 			if i < self.num_encoder: skips.append(x)
-		head = self.tok_emb.weight if self.lm_head is None else self.lm_head.weight
-		logits = F.linear(rms_norm(x), head.to(x.dtype))
+		logits = F.linear(rms_norm(x), (self.lm_head or self.tok_emb).weight.to(x.dtype))
 		logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
 		return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
 
@@ -1004,8 +989,7 @@ def compiled(model, log):
 
 # === OPTIMIZERS ===
 def newton_schulz(matrices, iterations, dtype):
-	"""(n, rows, cols) -> about the nearest semi-orthogonal: Muon's quintic iteration in `dtype`
-	(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/)."""
+	"""(n, rows, cols) -> about the nearest semi-orthogonal, in `dtype` (https://kellerjordan.github.io/posts/muon/)."""
 	tall = matrices.size(-2) > matrices.size(-1)
 	x = (matrices.mT if tall else matrices).to(dtype)
 	x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -1015,15 +999,15 @@ def newton_schulz(matrices, iterations, dtype):
 	return x.mT if tall else x
 
 class FlatParameters:
-	"""All parameters, and all gradients, as one float32 vector each (every Parameter and .grad is a view): one reduction
-  a step. `tail` more elements carry the control vector."""
+	"""All parameters, and all gradients, as one float32 vector each, of which every Parameter and .grad is a view: one
+	reduction a step, which `tail` more elements ride."""
 	def __init__(self, groups, tail):
 		ends = list(itertools.accumulate(-(-sum(p.numel() for p in group) // 64) * 64 for group in groups))  # aligned
 		self.values = torch.zeros(ends[-1], device=groups[0][0].device)
 		self.reduced = torch.zeros(ends[-1] + tail, device=self.values.device)
 		self.grads, self.tail = self.reduced[:ends[-1]], self.reduced[ends[-1]:]
 		self.halted = torch.zeros((), dtype=torch.bool, device=self.values.device)
-		self.groups = []  # one-dimensional (values, gradients) of each group
+		self.groups = []  # one-dimensional (values, gradients) of each
 		for group, start in zip(groups, [0, *ends]):
 			end = start
 			for p in group:
@@ -1036,20 +1020,20 @@ class Optimizers:
 	"""Muon on the blocks' matrices; Adam on embedding, head and all that is small."""
 	def __init__(self, model, cfg, tail):
 		self.cfg, self.muon_dtype = cfg, torch.bfloat16 if model.skip_weights.is_cuda else torch.float32
-		banks, small = defaultdict(list), [model.skip_weights] if model.num_encoder else []
+		banks, small = defaultdict(list), [model.skip_weights]
 		for name, p in model.blocks.named_parameters():
 			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else banks[p.shape]).append(p)
-		adam = [([model.tok_emb.weight], cfg.tied_embed_lr if cfg.tie_embeddings else cfg.embed_lr),
-			([model.lm_head.weight] if model.lm_head else [], cfg.head_lr), (small, cfg.scalar_lr)]
-		adam = [(group, lr) for group, lr in adam if group]
-		self.flat = FlatParameters([*banks.values(), *(group for group, _ in adam)], tail)
-		self.banks = [(values.view(-1, *shape), grads.view(-1, *shape))  # (n, rows, cols)
-			for shape, (values, grads) in zip(banks, self.flat.groups)]
+		adam, rates = [[model.tok_emb.weight], small], [cfg.tied_embed_lr, cfg.scalar_lr]
+		if model.lm_head:
+			adam, rates = [adam[0], [model.lm_head.weight], small], [cfg.embed_lr, cfg.head_lr, cfg.scalar_lr]
+		self.flat = FlatParameters([*banks.values(), *adam], tail)
+		self.banks = [[flat.view(-1, *shape) for flat in group]  # values, gradients: (n, rows, cols)
+			for shape, group in zip(banks, self.flat.groups)]
 		self.averages = [torch.zeros_like(values) for values, _ in self.banks]
 		groups = []
-		for (values, grads), (_, lr) in zip(self.flat.groups[len(banks):], adam):
+		for (values, grads), lr in zip(self.flat.groups[len(banks):], rates):
 			(vector := nn.Parameter(values)).grad = grads
-			groups.append({"params": [vector], "lr": lr, "base_lr": lr})
+			groups.append(dict(params=[vector], lr=lr, base_lr=lr))
 		self.adam = torch.optim.Adam(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
 		for p in (group["params"][0] for group in groups):  # as its first step would
 			self.adam.state[p] = dict(step=p.new_zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
@@ -1077,15 +1061,16 @@ class Optimizers:
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
-	"""The learning rate's factor at a step (from 0): 1, then linearly to 0 at the last step or the cap."""
+	"""The learning rate's factor: 1, then linearly to 0 at the end."""
 	if cfg.warmdown_iters == 0: return 1.0
 	if cfg.max_wallclock_seconds <= 0: return min(1.0, (cfg.iterations - step) / cfg.warmdown_iters)
 	remaining_ms = max(0.0, 1e3 * cfg.max_wallclock_seconds - elapsed_ms)
 	return min(1.0, remaining_ms * max(step, 1) / max(cfg.warmdown_iters * elapsed_ms, 1e-9))
 def muon_momentum(cfg, step):
-	"""Linear from MUON_MOMENTUM_WARMUP_START to MUON_MOMENTUM over the warm-up steps."""
-	share = 1.0 if step >= cfg.muon_momentum_warmup_steps else step / cfg.muon_momentum_warmup_steps
-	return (1 - share) * cfg.muon_momentum_warmup_start + share * cfg.muon_momentum
+	"""Linear from its start to MUON_MOMENTUM over the warm-up steps."""
+	start, steps = cfg.muon_momentum_warmup_start, cfg.muon_momentum_warmup_steps
+	share = step / steps if step < steps else 1.0
+	return (1 - share) * start + share * cfg.muon_momentum
 
 Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
 class Control:
@@ -1172,8 +1157,7 @@ class Validation:
 		every, log, seen, batches = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
 		sums, started = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = started, forecast(self.rt, log, f"{scope}: {batches} batches", batches, compiles=compiles)
-		pipeline = Pipeline(self.shards, self.plan, self.overlap, self.rt, name="val", spans=spans,
-			digest=self.verify.digest(self.host_bytes), stall_seconds=self.cfg.data_stall_seconds)
+		pipeline = Pipeline(self, "val", self.host_bytes, spans)
 		with suppress(Stop), closing(pipeline), spans("validate"):
 			next(foretell)
 			for done, batch in enumerate(pipeline, 1):
@@ -1286,9 +1270,9 @@ class Run:
 		self.loss_of = compiled(self.model, log) if self.compiles else self.model
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		self.control = Control(self.optimizers.flat, rt)
-		self.shards = Shards(cfg.data_path, "train", log, cfg.data_stall_seconds)
-		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
-		self.verify = Verify(log) if cfg.data_verify else Unverified()
+		self.shards = Shards(cfg.data_path, "train")
+		self.overlap = Overlap.of(cfg, "train", rt.cuda)
+		self.verify = Verify(cfg.data_verify, log)
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * (cfg.val_tokens > 0)
 		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
 		self.write = functools.partial(write_checkpoint, cfg, log)
@@ -1303,8 +1287,8 @@ class Run:
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad):
 				self.step = self.heeded
-				raise Halt(said.stop, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: lower the rates"
-					if any(said.bad) else "")
+				raise Halt(said.stop, any(said.bad) and f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not "
+					"finite: lower the learning rates")
 			self.heeded += 1
 	def state(self):
 		"""All that training goes on from, on the host. Synchronisation point: the copies have arrived."""
@@ -1342,9 +1326,9 @@ class Run:
 		self.log.say("checkpoint", "resumed: step:{}/{} from:{} train_time:{:.0f}ms", step=self.step,
 			iterations=self.cfg.iterations, resumed_from=str(path), train_time_ms=self.clock.total_ms)
 	def batches(self, spans=Spans(), step=0):
-		plan = replace(self.plan, first_row=self.plan.first_row + step * self.accumulation * self.plan.stride)
-		return Pipeline(self.shards, plan, self.overlap, self.rt, name="train", spans=spans,
-			digest=self.verify.digest(data_crc), stall_seconds=self.cfg.data_stall_seconds)
+		plan = BatchPlan.train(self.cfg, self.rt.rank, self.rt.world_size)
+		self.plan = plan._replace(first_row=plan.first_row + step * self.accumulation * plan.stride)
+		return Pipeline(self, "train", data_crc, spans)
 	def instruments(self):
 		"""What listens to measured steps: a breakdown, rank 0's trace, nothing."""
 		c = self.cfg
@@ -1398,19 +1382,18 @@ def validate(run, step, spans):
 	run.clock.start()
 
 def log_step(run, step):
-	"""A training line; rates since the last one. Synchronisation point: its time has to be true."""
+	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()
 	run.heed(step)
 	run.verify.settle()
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
-	(last_step, last_ms, last_waits), cap_s = run.logged, c.max_wallclock_seconds
-	since_ms = max(ms - last_ms, 1e-9)
+	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * c.max_wallclock_seconds
+	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
 		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s", step=step, iterations=c.iterations, train_loss=agreed.train_loss,
 		train_time_ms=ms, step_avg_ms=ms / step, tok_s=1e3 * (step - last_step) * c.train_batch_tokens / since_ms,
 		input_wait_percent=100 * max(a - b for a, b in zip(agreed.wait_ms, last_waits)) / since_ms,
-		data_crc=f"{agreed.data_crc:08x}",
-		eta_s=max(0, min((c.iterations - step) * ms / step, 1e3 * cap_s - ms if cap_s > 0 else math.inf) / 1e3))
+		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3)
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
@@ -1443,33 +1426,32 @@ def train(run):
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
 		report(run, batches, step)
 def waits(waits_ms, batches, micro_steps, train_ms):
-	"""What a run, and a step of it, has waited; did the worst read from a new shard?"""
-	steps = np.reshape(waits_ms, (-1, micro_steps)).sum(1) if waits_ms else np.zeros(1)
-	total, worst = float(steps.sum()), int(steps.argmax())
-	return dict(total_ms=total, percent=100 * total / (train_ms or 1), median_ms=float(np.median(steps)),
-		p99_ms=float(np.percentile(steps, 99)), max_ms=float(steps[worst]), worst_step=worst + 1,
-		at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
+	"""What a run and its steps have waited; did the worst read from a new shard?"""
+	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
+	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100)).tolist()
+	return dict(total_ms=float(total), percent=float(100 * total / train_ms), median_ms=median, p99_ms=p99, max_ms=most,
+		worst_step=worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
-	"""What input cost (percent of training; hidden by overlap), what to do; needed, delivered: MB/s."""
+	"""What input cost (percent of training), what to do; needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5: return cost + (": overlap settings do not matter here" if hidden_percent < 0.5 else
-		f": overlap hides {hidden_percent:.2f} %")
+	if percent < 0.5: return f"{cost}: overlap " + (
+		"settings do not matter here" if hidden_percent < 0.5 else f"hides {hidden_percent:.2f} %")
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	rates = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
-	return f"reads are the limit: {rates}: move DATA_PATH to a local disk"
+	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
+		"move DATA_PATH to a local disk")
 def report(run, batches, step):
 	"""What the run and its input (since it was resumed) have cost; the device is idle."""
-	stage, train_ms, cuda, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, run.rt.cuda, step * run.step_tokens
+	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
 	stage.ask()
 	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms)
 		for w in (batches.host_waits_ms, stage.waits_ms))
-	peak = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
-	if cuda: peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
-	slowest = max(run.control.read(step - 1).wait_ms if step > run.first else [0.0])
-	percent = 100 * slowest / (train_ms or 1)
-	hidden = 100 * (batches.busy_ms + stage.copy_ms) / (train_ms or 1) - device["percent"]
+	peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20] if run.rt.cuda else [
+		resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
+	slowest_ms = max(run.control.read(step - 1).wait_ms if step > run.first else [0.0])
+	percent = 100 * slowest_ms / train_ms
+	hidden = 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"]
 	needed, delivered = (batches.bytes_read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=batches.bytes_read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),

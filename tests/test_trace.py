@@ -217,11 +217,7 @@ def test_a_read_inside_a_forward_pass_is_drawn_inside_it(tmp_path: Path, monkeyp
             done.set()
     monkeypatch.setattr(train_gpt.Pipeline, "_read", read)
     trace = train_gpt.Trace(config, train_gpt.Runtime(), train_gpt.RunLog("t", True))
-    plan = train_gpt.BatchPlan.train(config, 0, 1)
-    batches = train_gpt.Pipeline(
-        train_gpt.Shards(config.data_path, "train"), plan, train_gpt.Overlap.of(config, "train", False),
-        train_gpt.Runtime(), name="train", digest=train_gpt.data_crc, stall_seconds=60, spans=trace)
-    with contextlib.closing(batches):
+    with contextlib.closing(open_pipeline(config, spans=trace, stall_seconds=60)) as batches:
         for number in range(3):
             next(batches)
             with trace("forward"):
