@@ -188,12 +188,12 @@ def print_help():
 	return 0
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 20  # longest wait of a kind for the other ranks at first; when told to stop
+FIRST_WAIT_S, LEAVE_S = 300, 20  # longest wait for other ranks, of its kind the first; when told to stop
 STOPS = {0: 0, signal.SIGINT: 1, signal.SIGTERM: 4096}  # signals that end a run: their weight in a sum over ranks
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
-class Stop(Exception): """This rank was told to stop; the others learn it in the collective that it goes to now."""
+class Stop(Exception): """This rank was told to stop: it goes to the next collective, where the others learn it."""
 class Halt(Exception):
-	"""All ranks end after the same step: signals came (stop: the sum of STOPS), or a loss is not finite (0)."""
+	"""All ranks end after one step: signals (stop: the sum of STOPS), or a loss is not finite (0)."""
 	def __init__(self, stop, problem=""): self.problem, self.signum = problem, max(n for n in STOPS if STOPS[n] <= stop)
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def torch_version(): return tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
@@ -212,23 +212,22 @@ def runtime_faults(cfg, environ):
 	if cfg.val_bytecount_device == "cuda" and not cuda: yield "VAL_BYTECOUNT_DEVICE=cuda: no CUDA in use: set cpu"
 
 class Watch:
-	"""A thread that hears signals (the main thread may sit in a collective), passes them, and failures, on to all ranks
-	through the process group's store, and ends this process where a wait for other ranks has no end."""
+	"""A thread that hears signals (the main one may sit in a collective), shares them and failures by the process group's
+	store, and ends a process whose wait has no end."""
 	signum = collectives = longest_s = 0  # signal heard; collectives begun; longest step
-	since, kind, at, log, store = math.inf, "", "its start", None, None
+	since, kind, at, log, store = math.inf, "", "its start", None, None  # of the wait under way
 	def __init__(self): self.known = set()  # kinds of waits that have ended once
-	def start(self, cfg, environ):
-		self.stall_seconds, self.rank = cfg.data_stall_seconds, environ.get("RANK", "0")
-		self.world_size = int(environ.get("WORLD_SIZE", 1))
+	def start(self, cfg, env):
+		self.bound_s, self.rank, self.world_size = cfg.data_stall_seconds + 60, *map(env.get, ("RANK", "WORLD_SIZE"))
 		self.hears, self.wakes = socket.socketpair()
 		self.wakes.setblocking(False)
 		signal.set_wakeup_fd(self.wakes.fileno())
 		for number in filter(None, STOPS): signal.signal(number, lambda *_: None)
-		threading.Thread(target=self._run, name="watch", daemon=True).start()
-	def connect(self, environ):
-		"""A connection of its own to the group's store; restarts are kept apart."""
-		store = dist.TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), timeout=datetime.timedelta(seconds=10))
-		self.store = dist.PrefixStore("watch" + environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
+		threading.Thread(target=self._run, daemon=True).start()
+	def connect(self, env):
+		"""To the store, apart for each restart."""
+		store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), timeout=datetime.timedelta(seconds=10))
+		self.store = dist.PrefixStore("watch" + env.get("TORCHELASTIC_RESTART_COUNT", ""), store)
 	@contextmanager
 	def waiting(self, kind):
 		self.kind, self.at, self.since = kind, f"the {kind}", time.monotonic()
@@ -241,26 +240,25 @@ class Watch:
 		with suppress(RuntimeError, AttributeError): return self.store.check([key]) and self.store.get(key).decode()
 	def _run(self):
 		while True:
-			heard = self.hears.recv(16) if select.select([self.hears], [], [], 0.5)[0] else [int(self.hear("stop") or 0)]
-			if heard[0] and not self.signum:
-				self.signum = heard[0]
-				self.tell("stop", str(self.signum))
+			heard = self.hears.recv(16)[0] if select.select([self.hears], [], [], 0.5)[0] else int(self.hear("stop") or 0)
+			if heard and not self.signum:
+				self.signum = heard
+				self.tell("stop", str(heard))
 			self.tell(self.rank, f"{self.collectives} {self.at}")
-			limit_s = FIRST_WAIT_SECONDS
-			if self.kind in self.known: limit_s = max(self.stall_seconds + 60, 20 * self.longest_s)
-			if self.signum: limit_s = max(LEAVE_SECONDS, 2 * self.longest_s)
+			limit_s = max(self.bound_s, 20 * self.longest_s) if self.kind in self.known else FIRST_WAIT_S
+			if self.signum: limit_s = max(LEAVE_S, 2 * self.longest_s)
 			if time.monotonic() - self.since > limit_s: self._leave(f"waited {limit_s:.0f} s in {self.at} for {self._late()}")
 			if failed := self.hear("failed"):
 				time.sleep(2)  # the main thread may end well by itself
 				self._leave(f"ends, as {failed}")
 	def _late(self):
-		"""The ranks that have begun fewer collectives than this one, and where they are."""
-		states = [(self.hear(str(rank)) or "0 ?").split(" ", 1) for rank in range(self.world_size)]
-		late = [f"rank {rank} (in {at})" for rank, (n, at) in enumerate(states) if int(n) < self.collectives]
+		"""The ranks that have begun fewer collectives, and where they are."""
+		states = [(self.hear(str(rank)) or "0 ?").split(" ", 1) for rank in range(int(self.world_size or 0))]
+		late = [f"rank {rank} (in {at})" for rank, (count, at) in enumerate(states) if int(count) < self.collectives]
 		return ", ".join(late) or "its device"
 	def _leave(self, problem):
 		faulthandler.dump_traceback()  # of all threads, to stderr
-		last_words(self.log, 1, "failed", f"rank {self.rank} {problem}")
+		last_words(self.log, 1, "failed", f"rank {self.rank or 0} {problem}")
 		os._exit(1)
 
 @dataclass(frozen=True)
@@ -272,21 +270,21 @@ class Runtime:
 	dtype: torch.dtype = torch.float32
 	watch: Watch = field(default_factory=Watch)
 	@classmethod
-	def start(cls, cfg, environ):
+	def start(cls, cfg, env):
 		"""Takes the device, joins the process group: NCCL with CUDA, gloo without; none for one process."""
 		device, dtype, watch = torch.device("cpu"), torch.float32, Watch()
-		watch.start(cfg, environ)
+		watch.start(cfg, env)
 		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
-			torch.cuda.set_device(device := torch.device("cuda", int(environ.get("LOCAL_RANK", 0))))
+			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
 			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
 			torch.backends.cuda.enable_cudnn_sdp(False)
-		if "RANK" in environ and "WORLD_SIZE" in environ:
-			with watch.waiting("start"):  # the watch ends it, and all later waits: it knows for whom they are
+		if "RANK" in env and "WORLD_SIZE" in env:
+			with watch.waiting("start"):  # the watch bounds this and all later waits: it knows for whom they are
 				dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(days=1),
 					device_id=device if cuda else None)
-			watch.connect(environ)
-		return cls(int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1)), device, dtype, watch)
+			watch.connect(env)
+		return cls(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), device, dtype, watch)
 	@property
 	def cuda(self): return self.device.type == "cuda"
 	def all_reduce(self, tensor, kind):
@@ -1520,23 +1518,23 @@ def out_of_memory(cfg, rt):
 	more = fitting_accumulation(cfg.train_batch_tokens // cfg.train_seq_len, rt.world_size, 2 * parts)
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // parts} tokens a micro-step, "
 		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={more}")
-def resume_command(cfg, environ):
-	"""The command line that goes on with this run, for a shell."""
-	names = [f.name.upper() for f in dataclasses.fields(Config) if f.name not in ("run_id", "resume")]
-	settings = {name: environ[name] for name in names if name in environ} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
-	ranks, here = int(environ.get("WORLD_SIZE", 1)), int(environ.get("LOCAL_WORLD_SIZE", 1))
+def resume_command(cfg, env):
+	"""Goes on with this run, in a shell."""
+	names = {f.name.upper() for f in dataclasses.fields(Config)}
+	settings = {name: env[name] for name in names.intersection(env)} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
+	ranks, here = (int(env.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
 	nodes = "--standalone" if ranks == here else f"--nnodes={ranks // here} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
-	launch = f"torchrun {nodes} --nproc_per_node={here}" if "RANK" in environ else "python3"
-	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
-def execute(cfg, environ, warnings):
+	launch = f"torchrun {nodes} --nproc_per_node={here}" if "RANK" in env else "python3"
+	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in sorted(settings.items())), launch, shlex.quote(sys.argv[0])])
+def execute(cfg, env, warnings):
 	"""The run, to its exit code. A foreseeable failure is one line, any other a traceback."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
-		rt = Runtime.start(cfg, environ)
+		rt = Runtime.start(cfg, env)
 		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id, "start"))
-		if cfg.resume != "auto" and int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
-			raise RunError("restarted by torchrun, from the first step: set RUN_ID and RESUME=auto, or --max-restarts=0")
-		found = rt.broadcast(find_checkpoint(cfg) if rt.rank == 0 else None, "start")
+		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
+			raise RunError("torchrun has restarted this run, from its first step: set RUN_ID and RESUME=auto")
+		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg), "start")
 		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
 		rt.watch.log = log
 		log.console(str(log.path))
@@ -1549,11 +1547,11 @@ def execute(cfg, environ, warnings):
 		run.writer.join(60)
 		code, status = 0, "finished"
 	except Halt as halt:
-		code, status = (128 + halt.signum, "interrupted") if halt.signum else (1, "nonfinite")
 		run.writer.join(60)
-		saved = rt.broadcast(rt.rank == 0 and run.write(run.final or run.state()), "last checkpoint")
+		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()), "last checkpoint")
+		code, status = (128 + halt.signum, "interrupted") if halt.signum else (1, "nonfinite")
 		if rt.rank == 0: problem = halt.problem or f"{status} after step {run.step}"
-		if saved and halt.signum: hint = f"\n{resume_command(cfg, environ)}"
+		if saved and halt.signum: hint = f"\n{resume_command(cfg, env)}"
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
 	except Exception as error:
