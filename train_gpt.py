@@ -4,20 +4,20 @@
   python train_gpt.py                                     one process, on a GPU or on the CPU
   python train_gpt.py --help | --print-config             the settings (environment variables) | their values
 
-One pipeline feeds training and validation; overlap off is a setting of it. Bytes count: so an indent
-is a tab, and types stand where data is declared, not in signatures.
+One pipeline feeds training and validation; overlap off is a setting of it. Because bytes count, an indent
+is a tab, and types stand at data alone.
 
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, TRAINING, MAIN.
 """
 from __future__ import annotations
-import bisect, contextlib, copy, datetime, functools, gzip, io, itertools, json, math, os, platform, queue, re, resource
+import bisect, contextlib, copy, datetime, functools, gzip, io, itertools, json, math, os, queue, re, resource
 import subprocess, sys, threading, time, uuid, zlib
 from collections import Counter, defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
@@ -40,38 +40,31 @@ switch = "0 or 1", {"0": False, "1": True}.__getitem__
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting, read from the variable of its name in upper case. README.md has units and meanings."""
+	"""Every setting (its variable: the name in upper case), grouped as in README.md, which has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: natural = 1337
-
 	val_batch_size: count = 524_288; val_loss_every: natural = 1000; val_tokens: natural = 0
 	val_progress_log_every: natural = 0; train_log_every: natural = 200
-
 	iterations: natural = 20_000; warmdown_iters: natural = 1200; warmup_steps: natural = 20
 	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
-
 	vocab_size: vocab = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8; num_kv_heads: count = 4
 	mlp_mult: count = 2; tie_embeddings: switch = True
 	rope_base: positive = 10_000.0; logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
-
 	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.05; tied_embed_init_std: rate = 0.005
 	matrix_lr: rate = 0.04; muon_momentum: share = 0.95; muon_backend_steps: count = 5
 	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: natural = 500
 	scalar_lr: rate = 0.04; beta1: share = 0.9; beta2: share = 0.95; adam_eps: rate = 1e-8; grad_clip_norm: rate = 0.0
-
 	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
-
 	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
 	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
 	gpu_prefetch: count = 2; val_bytecount_device: counter = "cpu"
 	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
 	data_verify: switch = False; data_stall_seconds: positive = 60.0
-
 	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: natural = 0
 	@classmethod
 	def from_environment(cls, environ):
-		"""The settings in `environ`, and a fault for each value not of its kind: there the default stays."""
+		"""(the settings, a fault for each value not of its kind: there the default stays)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
 		for name in filter(environ.__contains__, SETTINGS):
 			meaning, parse = globals()[SETTINGS[name].type]
@@ -81,19 +74,19 @@ class Config:
 		return cls(**values), faults
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
 	def fitting_accumulation(self, world_size, least):
-		"""The least GRAD_ACCUM_STEPS from `least` on that divides each rank's rows, else the greatest, else 0."""
+		"""The least GRAD_ACCUM_STEPS from `least` on that divides a rank's rows, else the greatest, else 0."""
 		rows = self.train_batch_tokens // self.train_seq_len
 		fits = (g for g in range(1, rows // world_size + 1) if rows % (world_size * g) == 0)
 		return min(fits, default=0, key=lambda g: (g < least, abs(g - least)))
 	def val_batch_rows(self, world_size):  # of one rank
 		return self.val_batch_size // (world_size * self.accumulation(world_size)) // self.train_seq_len
-	def fault(self, name, text): return f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
 	def problems(self, world_size):
-		"""Every fault, with variable, value and remedy. Reads data files, creates no context on a device."""
+		"""Every fault, with value and remedy. Reads data files, starts nothing on a device."""
 		faults = runtime_faults(self), self._shape_faults(world_size), tokenizer_faults(self), dataset_faults(self)
-		return [self.fault(*fault) for fault in itertools.chain(*faults)]
+		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
+			for name, text in itertools.chain(*faults)]
 	def _shape_faults(self, world_size):
-		"""Like all of them: yields (a setting's name or "", what is wrong and what to do)."""
+		"""Like the others: (a setting or "", what is wrong, what to do)."""
 		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
 		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
 		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
@@ -111,7 +104,7 @@ class Config:
 			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|CHECKPOINT)_\w+|MUON_WD|ADAM_WD|"
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|CHECKPOINT)_\w+|(MUON|ADAM)_WD|"
 	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|RESUME|VAL_RESIDENT|ATTENTION_BACKEND")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 @functools.cache
@@ -129,12 +122,12 @@ def foreign_names(environ):
 		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
 		if distance <= 1 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
 	others = ", ".join(filter(FOREIGN.fullmatch, names))
-	return faults, [f"set, but this script has no such setting: {others}"] * (others > "")
+	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
 def print_help():
-	"""Names, types, defaults; groups, units and meanings from README.md, if at hand."""
+	"""Names, types, defaults; the rest from README.md, if at hand."""
 	print(__doc__)
 	table = "\n".join(f"| `{name}` | - | see README.md |" for name in SETTINGS)
-	with suppress(OSError, IndexError):  # a record's own README.md has no such part
+	with suppress(OSError, IndexError):  # a record has another README.md
 		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
 	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
 		default = getattr(Config, name.lower(), "")
@@ -146,7 +139,7 @@ GROUP_TIMEOUT = datetime.timedelta(minutes=5)  # longest wait for a rank
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def runtime_faults(cfg):
-	"""Of torch and the devices, as Config.problems() takes them."""
+	"""Of torch and the devices; creates no context on one."""
 	version, cuda, driver = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available(), ""
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cuda and int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
@@ -208,8 +201,8 @@ class RunLog:
 		try:
 			if enabled:
 				self.path.parent.mkdir(exist_ok=True)
-				old = {name: name.stat().st_mtime for name in names if name.exists()}
-				last = datetime.datetime.fromtimestamp(max(old.values(), default=0))
+				old = [*filter(Path.exists, names)]
+				last = datetime.datetime.fromtimestamp(max(map(os.path.getmtime, old), default=0))
 				for name in old: name.rename(name.with_suffix(f".{last:%Y%m%d-%H%M%S-%f}{name.suffix}"))
 			self.text, self.events = (open(name if enabled else os.devnull, "w", 1, encoding="utf-8") for name in names)
 		except OSError as error:
@@ -471,7 +464,7 @@ class Shards:
 			first, count = first + taken, count - taken
 
 def dataset_faults(cfg):
-	"""Faults of the shards: missing, damaged, of another vocabulary."""
+	"""Shards that are missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
@@ -489,7 +482,7 @@ def dataset_faults(cfg):
 	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
 		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
-	"""A remedy for a missing path: the setting that finds it further up, or how to get data."""
+	"""For a missing path: the setting that finds it further up, or how to get data."""
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
 	return f"make some: `python3 {QUICKSTART} --prepare-only` prints paths; or fetch it: `python3 {DOWNLOAD}`"
@@ -969,16 +962,14 @@ class Control:
 		return Agreed(elapsed_ms, loss, int(low) + (int(mid) << 11) + (int(high) << 22) & CRC, waits)
 
 # === EVALUATION ===
-class ByteTable(NamedTuple):
-	"""What each token id adds to the bytes of a text."""
-	base: Any           # int: UTF-8 bytes without a leading space
-	leading_space: Any  # bool: begins with one, counted unless the token before is a boundary
-	boundary: Any       # bool: control, unknown and unused ids
+class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
+	"""Of each token id: UTF-8 bytes without a leading space; has it one (counted unless the token before is a
+	boundary)? is it a boundary (control, unknown, unused)? numpy arrays or tensors."""
 	@classmethod
 	def load(cls, path):
 		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
-			boundary = np.arange(256 + (offset := json.loads(Path(path).read_text("utf-8"))["offset"])) < offset
+			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
 			return cls(1 - boundary, np.zeros_like(boundary), boundary)
 		model = sentencepiece.SentencePieceProcessor(model_file=path)
 		ids = list(range(len(model)))
@@ -988,13 +979,13 @@ class ByteTable(NamedTuple):
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(np.where(boundary, 0, base), space, boundary)
 	def count(self, previous, target):
-		"""Bytes of the ids `target`, each after its `previous`; numpy arrays or tensors."""
+		"""Bytes of the ids `target`, each after its `previous`."""
 		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
 
 def tokenizer_faults(cfg):
 	path = cfg.tokenizer_path
 	try:
-		if not Path(path).is_file(): yield "tokenizer_path", f"no such file: {where_else(cfg, 'tokenizer_path')}"
+		if not os.path.isfile(path): yield "tokenizer_path", f"no such file: {where_else(cfg, 'tokenizer_path')}"
 		elif (size := len(ByteTable.load(path).base)) != cfg.vocab_size:
 			yield "vocab_size", f"the tokenizer {path} has {size} tokens: set {size}"
 	except Exception as error:	# whatever a damaged file raises
@@ -1055,19 +1046,20 @@ def saved(thing):
 	torch.save(thing, buffer := io.BytesIO())
 	return buffer.getvalue()
 def pack(state, cfg):
-	"""(the artifact, bytes of its tensors, bytes of the torch file in it); tensors on the CPU, none a part of another."""
-	parts = "quantized", "scales", "passthrough", "dtypes", "qmeta", "passthrough_orig_dtypes"
-	file = {"__quant_format__": QUANT_FORMAT} | {part: {} for part in parts}
+	"""(the artifact, bytes of its tensors, bytes of the torch file in it) of tensors on the CPU, each its own."""
+	parts = quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
 	for name, t in state.items():
 		dtype, real = str(t.dtype).removeprefix("torch."), t.is_floating_point()
 		if real and t.numel() > SMALL_ELEMENTS:
-			(file["quantized"][name], file["scales"][name]), file["dtypes"][name] = quantize(t), dtype
-			if t.ndim == 2: file["qmeta"][name] = {"scheme": "per_row", "axis": 0}
+			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
+			if t.ndim == 2: meta[name] = {"scheme": "per_row", "axis": 0}
 		elif real and not named(name, cfg.int8_keep_float_fp32_name_patterns):
-			file["passthrough"][name], file["passthrough_orig_dtypes"][name] = t.half(), dtype
-		else: file["passthrough"][name] = t.float() if real else t
-	payload = sum(t.nbytes for part in parts[:3] for t in file[part].values())
-	return zlib.compress(raw := saved(file), 9), payload, len(raw)
+			kept[name], originals[name] = t.half(), dtype
+		else: kept[name] = t.float() if real else t
+	names = "quantized", "scales", "dtypes", "passthrough", "qmeta", "passthrough_orig_dtypes"
+	raw = saved({"__quant_format__": QUANT_FORMAT, **dict(zip(names, parts))})
+	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
+	return zlib.compress(raw, 9), payload, len(raw)
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`, bounded in size."""
 	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
@@ -1262,23 +1254,28 @@ def log_header(run, source):
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
-	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
-		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
-		f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
-		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{' '.join(sdp)}\n"
-		f"attention_mode:gqa {of('num_heads num_kv_heads')}\n"
-		f"{of('tie_embeddings')} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} "
-		f"head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of('matrix_lr scalar_lr')}\n"
-		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
-		f"{c.max_wallclock_seconds:.3f}\nseed:{c.seed}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
+	log.line(f"""\
+val_bpb:enabled tokenizer_kind={"byte" if c.tokenizer_path.endswith(".json") else "sentencepiece"} \
+tokenizer_path={c.tokenizer_path}
+train_loader:dataset:{shards.folder.resolve().name} train_shards:{found}
+val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}
+model_params:{sum(p.numel() for p in run.model.parameters())}
+world_size:{rt.world_size} grad_accum_steps:{run.accumulation}
+sdp_backends:{" ".join(sdp)}
+attention_mode:gqa {of("num_heads num_kv_heads")}
+{of("tie_embeddings")} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} \
+head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of("matrix_lr scalar_lr")}
+{of("train_batch_tokens train_seq_len iterations warmup_steps")} max_wallclock_seconds:{c.max_wallclock_seconds:.3f}
+seed:{c.seed}
+train_io:{run.overlap.words}
+val_io:{val.overlap.words}""")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
 	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
 	log.event("config", **asdict(c))
-	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else platform.machine(), cpus=os.cpu_count(),
-		torch=torch.__version__, cuda=torch.version.cuda, python=platform.python_version(), world_size=rt.world_size)
+	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else os.uname().machine, cpus=os.cpu_count(),
+		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
 def out_of_memory(cfg, rt):
 	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
@@ -1311,13 +1308,13 @@ def execute(cfg, warnings):
 		rt.close()
 	return code
 def main():
-	environ, arguments = dict(os.environ), sys.argv[1:]
+	environ, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
 	cfg, faults = Config.from_environment(environ)
 	misspelt, warnings = foreign_names(environ)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: {"value": value, "source": ("default", "environment")[name.upper() in environ]}
+		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in environ])
 			for name, value in asdict(cfg).items()}, indent=1))
 		return 0
 	faults += cfg.problems(int(environ.get("WORLD_SIZE", 1)))
