@@ -1,25 +1,25 @@
 """Train a small GPT for the parameter-golf challenge: the best bits per byte that fit in 16,000,000 bytes.
 
-    torchrun --standalone --nproc_per_node=8 train_gpt.py      eight GPUs (1, 2 or 4: the same order of tokens)
-    python train_gpt.py                                        one process, on a GPU or on the CPU
-    python train_gpt.py --help | --print-config                the settings (environment variables) | their values
+  torchrun --standalone --nproc_per_node=8 train_gpt.py   eight GPUs (1, 2 or 4: the same order of tokens)
+  python train_gpt.py                                     one process, on a GPU or on the CPU
+  python train_gpt.py --help | --print-config             the settings (environment variables) | their values
 
-One pipeline feeds training and validation; overlap off is a setting of the same code. As its bytes
-count, an indent is one tab, and types stand where data is declared, not in signatures.
+One pipeline feeds training and validation; overlap off is a setting of it. Because bytes count, an indent
+is a tab, and types stand at data alone.
 
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT,
 CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
-import bisect, contextlib, dataclasses, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, platform
+import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os
 import queue, re, resource, select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile
 import zlib
 from collections import defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from time import perf_counter as now
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
@@ -27,161 +27,115 @@ from torch import Tensor, nn
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
-def bounded(kind, low, below=math.inf):
-	"""Text to a number; ValueError unless low <= number < below."""
-	def number(text):
-		if not low <= (value := kind(text)) < below: raise ValueError
-		return value
-	return number
-def choice(*values): return "one of " + ", ".join(values), {value: value for value in values}.__getitem__
 # Kinds of settings: in words, and from text to value (of another text it raises).
-switch, text = ("0 or 1", {"0": False, "1": True}.__getitem__), ("a value", lambda t: [t][not t.strip()])
-name = "letters, digits, '.', '_', '-'", lambda t: re.fullmatch(r"[\w.-]*\w[\w.-]*", t)[0]
-natural, count = (("a whole number, %d or more" % low, bounded(int, low, 2**63)) for low in (0, 1))
-vocab, share = ("1 to 65536", bounded(int, 1, 65_537)), ("a number, 0 or more and below 1", bounded(float, 0, 1))
-number, rate = ("a number", bounded(float, -1e300)), ("a number, 0 or more", bounded(float, 0))
-positive, where = ("a number above 0", bounded(float, 1e-6)), choice("auto", "cuda", "cpu")
+def within(low, below=math.inf):
+	def parse(text):
+		if low <= (value := type(low)(text)) < below: return value
+		raise ValueError
+	return f"{low:g} <= {type(low).__name__} < {below:g}", parse
+def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
+natural, count, vocab, share = within(0, 2**63), within(1, 2**63), within(1, 65_537), within(0.0, 1.0)
+number, rate, positive = within(-1e300), within(0.0), within(1e-6)
+name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
+where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
+switch = "0 or 1", {"0": False, "1": True}.__getitem__
 resumable = "auto or a path", str.strip
-mode, counter = choice("auto", "0", "1"), choice("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting; its environment variable is its name in upper case. README.md, "Settings": units and meanings."""
+	"""Every setting (its variable: the name in upper case), grouped as in README.md, which has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = ""
-	seed: natural = 1337
-	val_batch_size: count = 524_288
-	val_loss_every: natural = 1000
-	val_tokens: natural = 0
-	val_progress_log_every: natural = 0
-	train_log_every: natural = 200
-	iterations: natural = 20_000
-	warmdown_iters: natural = 1200
-	warmup_steps: natural = 20
-	train_batch_tokens: count = 524_288
-	train_seq_len: count = 1024
-	max_wallclock_seconds: number = 600.0
-	vocab_size: vocab = 1024
-	num_layers: count = 9
-	model_dim: count = 512
-	num_heads: count = 8
-	num_kv_heads: count = 4
-	mlp_mult: count = 2
-	tie_embeddings: switch = True
-	rope_base: positive = 10_000.0
-	logit_softcap: positive = 30.0
-	qk_gain_init: number = 1.5
-	embed_lr: rate = 0.6
-	head_lr: rate = 0.008
-	tied_embed_lr: rate = 0.05
-	tied_embed_init_std: rate = 0.005
-	matrix_lr: rate = 0.04
-	scalar_lr: rate = 0.04
-	muon_momentum: share = 0.95
-	muon_backend_steps: count = 5
-	muon_momentum_warmup_start: share = 0.85
-	muon_momentum_warmup_steps: natural = 500
-	beta1: share = 0.9
-	beta2: share = 0.95
-	adam_eps: rate = 1e-8
-	grad_clip_norm: rate = 0.0
-	control_tensor_name_patterns: text = CONTROLS
-	int8_keep_float_fp32_name_patterns: text = CONTROLS
-	train_prefetch: switch = True
-	train_prefetch_queue: count = 2
-	train_copy_stream: switch = True
-	val_prefetch: switch = True
-	val_prefetch_queue: count = 2
-	val_copy_stream: switch = True
-	gpu_prefetch: count = 2
-	val_bytecount_device: counter = "cpu"
-	training_timing_breakdown: switch = False
-	training_timing_every: count = 200
-	trace_steps: natural = 0
-	data_verify: switch = False
-	data_stall_seconds: positive = 60.0
-	checkpoint_every: natural = 0
-	checkpoint_keep: count = 3
-	resume: resumable = ""
-	device: where = "auto"
-	torch_compile: mode = "auto"
-	grad_accum_steps: natural = 0
+	run_id: name = "random_uuid4"; seed: natural = 1337
+	val_batch_size: count = 524_288; val_loss_every: natural = 1000; val_tokens: natural = 0
+	val_progress_log_every: natural = 0; train_log_every: natural = 200
+	iterations: natural = 20_000; warmdown_iters: natural = 1200; warmup_steps: natural = 20
+	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
+	vocab_size: vocab = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8; num_kv_heads: count = 4
+	mlp_mult: count = 2; tie_embeddings: switch = True
+	rope_base: positive = 10_000.0; logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
+	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.05; tied_embed_init_std: rate = 0.005
+	matrix_lr: rate = 0.04; muon_momentum: share = 0.95; muon_backend_steps: count = 5
+	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: natural = 500
+	scalar_lr: rate = 0.04; beta1: share = 0.9; beta2: share = 0.95; adam_eps: rate = 1e-8; grad_clip_norm: rate = 0.0
+	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
+	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
+	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
+	gpu_prefetch: count = 2; val_bytecount_device: counter = "cpu"
+	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
+	data_verify: switch = False; data_stall_seconds: positive = 60.0
+	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: resumable = ""
+	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: natural = 0
 	@classmethod
 	def from_environment(cls, environ):
-		"""The settings in `environ`, and a fault for each value not of its kind: there the default stays."""
+		"""(the settings, a fault for each value not of its kind: there the default stays)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
-		for f in dataclasses.fields(cls):
-			if (text := environ.get(f.name.upper())) is not None:
-				meaning, parse = globals()[f.type]
-				try: values[f.name] = parse(text)
-				except (ValueError, LookupError, TypeError):
-					faults.append(f"{f.name.upper()}={text}: set {meaning}; the default is {shown(f.default)}")
-		if values.get("resume") == "auto" and "RUN_ID" not in environ:
-			faults.append("RESUME=auto: of which run? Set its RUN_ID")
+		for name in filter(environ.__contains__, SETTINGS):
+			meaning, parse = globals()[SETTINGS[name].type]
+			try: values[name.lower()] = parse(environ[name])
+			except (LookupError, TypeError, ValueError): faults.append(
+				f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
 	@property
 	def checkpoints(self): return Path("checkpoints", self.run_id)
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
+	def fitting_accumulation(self, world_size, least):
+		"""The least GRAD_ACCUM_STEPS from `least` on that divides a rank's rows, else the greatest, else 0."""
+		rows = self.train_batch_tokens // self.train_seq_len
+		fits = (g for g in range(1, rows // world_size + 1) if rows % (world_size * g) == 0)
+		return min(fits, default=0, key=lambda g: (g < least, abs(g - least)))
 	def val_batch_rows(self, world_size):  # of one rank
 		return self.val_batch_size // (world_size * self.accumulation(world_size)) // self.train_seq_len
-	def fault(self, name, text): return f"{name.upper()}={shown(getattr(self, name))}: {text}"
 	def problems(self, world_size):
-		"""Every fault, with variable, value and remedy. Reads data files, touches no device."""
-		return [*(self.fault(name, text) for name, text in self._shape_faults(world_size)), *tokenizer_faults(self),
-			*dataset_faults(self)]
+		"""Every fault, with value and remedy. Reads data files, starts nothing on a device."""
+		faults = runtime_faults(self), self._shape_faults(world_size), tokenizer_faults(self), dataset_faults(self)
+		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
+			for name, text in itertools.chain(*faults)]
 	def _shape_faults(self, world_size):
-		heads, T, parts = self.num_heads, self.train_seq_len, world_size * self.accumulation(world_size)
-		rows, unit = self.train_batch_tokens // T, SPANS_A_STEP * T
-		ranks = f"{world_size} ranks x {parts // world_size} micro-steps"
-		if self.model_dim % (2 * heads):
-			yield "model_dim", f"must divide by 2 x NUM_HEADS: set {nearest(self.model_dim, 2 * heads)}"
+		"""Like the others: (a setting or "", what is wrong, what to do)."""
+		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
+		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
+		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
+			if (value := getattr(self, name)) % of:
+				yield name, f"must divide by {words}: set {of * max(1, round(value / of))}"
 		if heads % self.num_kv_heads:
 			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
-		if self.train_batch_tokens % unit: yield ("train_batch_tokens",
-			f"must divide by 8 x TRAIN_SEQ_LEN = {unit}: set {nearest(self.train_batch_tokens, unit)}")
-		elif rows % parts:
-			fits = fitting_accumulation(rows, world_size, parts)
-			yield "grad_accum_steps", (f"{rows} rows a step do not divide by {ranks}: set " + f"{fits}, or " * (fits > 0) +
-				f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-		if self.val_batch_rows(world_size) < 1:
-			yield "val_batch_size", f"no row for each of {ranks}: set at least {parts * T}"
+		if self.train_batch_tokens % unit == 0 and rows % parts:
+			fits = self.fitting_accumulation(world_size, steps)
+			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set " +
+				f"{fits}, or " * (fits > 0) + f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+		if self.val_batch_size < parts * T:
+			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
 		if self.trace_steps and self.training_timing_breakdown:
 			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|MUON_WD|ADAM_WD|"
+SETTINGS = {f.name.upper(): f for f in fields(Config)}
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_WD|"
 	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|VAL_RESIDENT|ATTENTION_BACKEND")
-NOT_OURS = {"MODEL_DIR"}  # common, a letter from ours
-
-def shown(value):  # as it is typed in the environment
-	return f"{value:g}" if isinstance(value, float) else str(value * 1) or "random_uuid4"
-def nearest(value, unit): return unit * max(1, round(value / unit))
-def fitting_accumulation(rows, world_size, parts):
-	"""The least GRAD_ACCUM_STEPS that cuts a step into `parts` or more equal ones, else the greatest, else 0."""
-	fits = [g for g in range(1, rows // world_size + 1) if rows % (world_size * g) == 0]
-	return next((g for g in fits if world_size * g >= parts), max(fits, default=0))
+def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 @functools.cache
 def edit_distance(a, b):
 	"""Damerau-Levenshtein: insert, delete, replace, swap two neighbours."""
-	if not a or not b: return len(a) + len(b)
-	least = 1 + min(edit_distance(a[:-1], b), edit_distance(a, b[:-1]), edit_distance(a[:-1], b[:-1]) - (a[-1] == b[-1]))
-	return min(least, 1 + edit_distance(a[:-2], b[:-2])) if a[-2:] == b[:-3:-1] and a[1:] else least
+	if not a or not b: return len(a + b)
+	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
+	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
+	return 1 + min(itertools.starmap(edit_distance, rests))
 def foreign_names(environ):
 	"""(faults: nearly a setting; warnings: a setting of other scripts)."""
-	ours, faults = {f.name.upper() for f in dataclasses.fields(Config)}, []
-	names = sorted(set(environ) - ours - NOT_OURS)
+	names, faults = sorted(environ.keys() - SETTINGS.keys() - {"MODEL_DIR"}), []  # common, a letter from ours
 	for name in itertools.filterfalse(FOREIGN.fullmatch, names):
-		near = ((edit_distance(name, o), o) for o in ours if len(set(o) ^ set(name)) <= 4 >= 2 * abs(len(o) - len(name)))
-		distance, best = min(near, default=(9, ""))
-		if distance <= 1 + (len(name) >= 12):
-			faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}? Rename it, or unset it")
+		near = (o for o in SETTINGS if abs(len(o) - len(name)) <= 2 >= len(set(o) - set(name)))
+		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
+		if distance <= 1 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
 	others = ", ".join(filter(FOREIGN.fullmatch, names))
-	return faults, [f"set, but this script has no such setting: {others}"] if others else []
+	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
 def print_help():
-	"""Names, types, defaults; groups, units and meanings from README.md, if at hand."""
+	"""Names, types, defaults; the rest from README.md, if at hand."""
 	print(__doc__)
-	table = "\n".join(f"| `{f.name.upper()}` | - | see README.md |" for f in dataclasses.fields(Config))
-	with suppress(OSError): table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
+	table = "\n".join(f"| `{name}` | - | see README.md |" for name in SETTINGS)
+	with suppress(OSError, IndexError):  # a record has another README.md
+		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
 	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
@@ -196,20 +150,19 @@ class Halt(Exception):
 	"""All ranks end after one step: signals (stop: the sum of STOPS), or a loss is not finite (0)."""
 	def __init__(self, stop, problem=""): self.problem, self.signum = problem, max(n for n in STOPS if STOPS[n] <= stop)
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
-def torch_version(): return tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
-def runtime_faults(cfg, environ):
-	"""Faults of torch and the devices; creates no context on one."""
-	version, cuda = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available()
-	if torch_version() < (2, 6): yield f"torch {version}: loads files unsafely: pip install torch==2.13.0"
-	if cuda and int(ranks := environ.get("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-		yield f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
-	driver = Path("/proc/driver/nvidia/version")
-	if not cuda and cfg.device != "cpu" and (driver.exists() or os.path.exists("/dev/nvidia0")):
-		number = re.search(r"\d+\.\d[\d.]*|$", driver.read_text() if driver.exists() else "").group() or "?"
-		yield cfg.fault("device", f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
-			f"(CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', 'unset')}): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda" and not cuda: yield "DEVICE=cuda: torch sees no CUDA device: set auto or cpu"
-	if cfg.val_bytecount_device == "cuda" and not cuda: yield "VAL_BYTECOUNT_DEVICE=cuda: no CUDA in use: set cpu"
+def runtime_faults(cfg):
+	"""Of torch and the devices; creates no context on one."""
+	version, cuda, driver = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available(), ""
+	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
+	if cuda and int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
+		yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
+	if not cuda and cfg.device != "cpu" and (driver or os.path.exists("/dev/nvidia0")):
+		number = re.search(r"\d+\.\d[\d.]*|$", driver).group() or "?"
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
+			f"(CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES', 'unset')}): fit torch to it, or set DEVICE=cpu")
+	elif cfg.device == "cuda" and not cuda: yield "device", "torch sees no CUDA device: set auto or cpu"
+	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
 
 class Watch:
 	"""A thread that hears signals (the main one may sit in a collective), shares them and failures by the process group's
@@ -315,12 +268,12 @@ class RunLog:
 	older one is kept under its time."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.ended = Path("logs", f"{run_id}.txt"), False
-		names = [self.path, self.path.with_suffix(".jsonl")]
+		names = self.path, self.path.with_suffix(".jsonl")
 		try:
 			if enabled:
 				self.path.parent.mkdir(exist_ok=True)
-				old = [name for name in names if name.exists() and not resumed]
-				last = datetime.datetime.fromtimestamp(max((name.stat().st_mtime for name in old), default=0))
+				old = [*filter(Path.exists, () if resumed else names)]
+				last = datetime.datetime.fromtimestamp(max(map(os.path.getmtime, old), default=0))
 				for name in old: name.rename(name.with_suffix(f".{last:%Y%m%d-%H%M%S-%f}{name.suffix}"))
 			self.text, self.events = (open(name if enabled else os.devnull, "a", 1, encoding="utf-8") for name in names)
 		except OSError as error:
@@ -592,29 +545,27 @@ class Shards:
 			first, count = first + taken, count - taken
 
 def dataset_faults(cfg):
-	"""Faults of the shards: missing, damaged, of another vocabulary."""
+	"""Shards that are missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
-		if not paths and (split == "val" or not Shards(folder, split).growing):
-			yield cfg.fault("data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}")
+		if not paths and not Shards(folder, split).growing:
+			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield cfg.fault("data_path", f"{len(paths)} of {whole} val shards are there: a score needs all: fetch them")
+			yield "data_path", f"{len(paths)} of {whole} val shards are there: a score needs all: fetch them"
 		for path in paths:
 			try: tokens += shard_tokens(path)
-			except RunError as error:
-				yield str(error)
-				continue
-			mapped = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
-			worst = max(int(mapped[:EDGE_TOKENS].max()), int(mapped[-EDGE_TOKENS:].max()))
-			if worst >= cfg.vocab_size:
-				yield cfg.fault("vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH")
-		if split == "val" and 0 < tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:
-			yield cfg.fault("train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less")
+			except RunError as error: yield "", str(error)
+			else:
+				ids = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
+				if (worst := max(ids[:EDGE_TOKENS].max(), ids[-EDGE_TOKENS:].max())) >= cfg.vocab_size:
+					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
+	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
+		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
-	"""A remedy for a missing path: the setting that finds it further up, or how to get data."""
-	for found in (parent / getattr(cfg, name) for parent in Path.cwd().resolve().parents):
-		if found.exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
+	"""For a missing path: the setting that finds it further up, or how to get data."""
+	for parent in Path.cwd().parents:
+		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
 	return f"make some: `python3 {QUICKSTART} --prepare-only` prints paths; or fetch it: `python3 {DOWNLOAD}`"
 def cut_val_tokens(cfg, total):
 	"""Tokens of validation: whole rows, and one more to predict."""
@@ -1103,39 +1054,34 @@ class Control:
 		return Agreed(elapsed_ms, loss, stop, crc, ranks[:W], ranks[W:])
 
 # === EVALUATION ===
-class ByteTable(NamedTuple):
-	"""What each token id adds to the bytes of a text."""
-	base: Any           # int32: UTF-8 bytes without a leading space
-	leading_space: Any  # bool: begins with one, counted unless the token before is a boundary
-	boundary: Any       # bool: control, unknown and unused ids
+class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
+	"""Of each token id: UTF-8 bytes without a leading space; has it one (counted unless the token before is a
+	boundary)? is it a boundary (control, unknown, unused)? numpy arrays or tensors."""
 	@classmethod
 	def load(cls, path):
 		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
-			offset = json.loads(Path(path).read_text(encoding="utf-8"))["offset"]
-			boundary = np.arange(offset + 256) < offset
-			return cls((~boundary).astype(np.int32), np.zeros_like(boundary), boundary)
+			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
+			return cls(1 - boundary, np.zeros_like(boundary), boundary)
 		model = sentencepiece.SentencePieceProcessor(model_file=path)
-		base, space, boundary = (np.zeros(model.vocab_size(), dtype) for dtype in (np.int32, bool, bool))
-		for i, piece in enumerate(map(model.id_to_piece, range(model.vocab_size()))):
-			boundary[i] = model.is_control(i) or model.is_unknown(i) or model.is_unused(i)
-			space[i] = piece.startswith("\u2581") and not boundary[i]
-			size = 1 if model.is_byte(i) else len(piece.replace("\u2581", " ").encode()) - space[i]
-			base[i] = 0 if boundary[i] else size
-		return cls(base, space, boundary)
+		ids = list(range(len(model)))
+		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
+		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], axis=0)
+		space = np.array([piece[:1] == " " for piece in pieces]) & ~boundary
+		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
+		return cls(np.where(boundary, 0, base), space, boundary)
 	def count(self, previous, target):
-		"""Bytes of the ids `target`, each after its `previous`; numpy arrays or tensors."""
+		"""Bytes of the ids `target`, each after its `previous`."""
 		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
 
 def tokenizer_faults(cfg):
 	path = cfg.tokenizer_path
 	try:
-		if not Path(path).is_file():
-			yield cfg.fault("tokenizer_path", f"no such file: {where_else(cfg, 'tokenizer_path')}")
+		if not os.path.isfile(path): yield "tokenizer_path", f"no such file: {where_else(cfg, 'tokenizer_path')}"
 		elif (size := len(ByteTable.load(path).base)) != cfg.vocab_size:
-			yield cfg.fault("vocab_size", f"the tokenizer {path} has {size} tokens: set {size}")
+			yield "vocab_size", f"the tokenizer {path} has {size} tokens: set {size}"
 	except Exception as error:	# whatever a damaged file raises
-		yield cfg.fault("tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one")
+		yield "tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one"
 
 class Validation:
 	"""The validation split: nats from the model, bytes from the tokens alone: counted once."""
@@ -1180,29 +1126,33 @@ CAP_BYTES = 16_000_000  # of script and artifact together
 SMALL_ELEMENTS, CLIP_QUANTILE, QUANT_FORMAT = 65_536, 0.9999984, "int8_clean_per_row_v1"
 def quantize(t):
 	"""Float tensor -> (int8 of its shape, scale): float16 (rows,) for a matrix, else a float32 scalar."""
-	rows = t.float() if t.ndim == 2 else t.float().reshape(1, -1)
-	clip = torch.quantile(rows.abs(), CLIP_QUANTILE, dim=1)
-	scale = (clip / 127).clamp(min=1 / 127) if t.ndim == 2 else torch.where(clip > 0, clip / 127, 1.0)
-	q = (rows.clamp(-clip[:, None], clip[:, None]) / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-	return q.view(t.shape), scale.half() if t.ndim == 2 else scale[0]
+	t, matrix = t.float(), t.ndim == 2
+	clip = torch.quantile(t.abs(), CLIP_QUANTILE, dim=1 if matrix else None, keepdim=True)
+	scale = (clip / 127).clamp(min=1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
+	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
+	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
 	"""The inverse of quantize() up to half a scale, in float32."""
-	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1) if scale.ndim else [])
+	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
+def saved(thing):
+	"""A torch file, as bytes."""
+	torch.save(thing, buffer := io.BytesIO())
+	return buffer.getvalue()
 def pack(state, cfg):
-	"""(the artifact, bytes of its tensors, bytes of the torch file in it)."""
-	file = {"__quant_format__": QUANT_FORMAT} | {part: {} for part in (
-		"quantized", "scales", "dtypes", "passthrough", "qmeta", "passthrough_orig_dtypes")}
+	"""(the artifact, bytes of its tensors, bytes of the torch file in it) of tensors on the CPU, each its own."""
+	parts = quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
 	for name, t in state.items():
-		t, dtype, real = t.detach().cpu().contiguous(), str(t.dtype).removeprefix("torch."), t.is_floating_point()
+		dtype, real = str(t.dtype).removeprefix("torch."), t.is_floating_point()
 		if real and t.numel() > SMALL_ELEMENTS:
-			(file["quantized"][name], file["scales"][name]), file["dtypes"][name] = quantize(t), dtype
-			file["qmeta"] |= {name: {"scheme": "per_row", "axis": 0}} if t.ndim == 2 else {}
+			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
+			if t.ndim == 2: meta[name] = {"scheme": "per_row", "axis": 0}
 		elif real and not named(name, cfg.int8_keep_float_fp32_name_patterns):
-			file["passthrough"][name], file["passthrough_orig_dtypes"][name] = t.half(), dtype
-		else: file["passthrough"][name] = t.float().clone() if real else t.clone()
-	torch.save(file, buffer := io.BytesIO())
-	payload = sum(t.nbytes for part in ("quantized", "scales", "passthrough") for t in file[part].values())
-	return zlib.compress(buffer.getvalue(), 9), payload, len(buffer.getvalue())
+			kept[name], originals[name] = t.half(), dtype
+		else: kept[name] = t.float() if real else t
+	names = "quantized", "scales", "dtypes", "passthrough", "qmeta", "passthrough_orig_dtypes"
+	raw = saved({"__quant_format__": QUANT_FORMAT, **dict(zip(names, parts))})
+	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
+	return zlib.compress(raw, 9), payload, len(raw)
 def load(data, limit):
 	"""What torch.save wrote; executes nothing, and takes at most `limit` bytes (ValueError)."""
 	with zipfile.ZipFile(io.BytesIO(data)) as archive: size = sum(entry.file_size for entry in archive.infolist())
@@ -1468,64 +1418,64 @@ def export_and_score(run, code_bytes):
 	log, data, run.final = run.log, None, run.state()
 	if run.rt.rank == 0:
 		state = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
-		torch.save(state, buffer := io.BytesIO())
-		write_atomic(Path("final_model.pt"), buffer.getvalue())
+		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)
-		full, total = len(buffer.getvalue()), len(data) + code_bytes
 		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\nSerialized"
 			" model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\nTotal submission size int8+zlib:"
-			" {} bytes", model_bytes=full, code_bytes=code_bytes, raw_total_bytes=full + code_bytes,
+			" {} bytes", model_bytes=len(model), code_bytes=code_bytes, raw_total_bytes=len(model) + code_bytes,
 			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
-			payload_ratio=sum(t.nbytes for t in state.values()) / max(payload, 1), total_bytes=total)
+			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
 		if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the challenge's cap is {CAP_BYTES}")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data, "export"), run.model.state_dict()))
-	score = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans(), "export")
+	loss, bpb, ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans(), "export")
 	log.say("score", "final_int8_zlib_roundtrip val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
 		"final_int8_zlib_roundtrip_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}",
-		**dict(zip(("val_loss", "val_bpb", "eval_ms"), score)), partial=run.partial)
+		val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
 
 # === MAIN ===
 def log_header(run, source):
-	c, log, rt, val, shards, smi, cuda = run.cfg, run.log, run.rt, run.validation, run.shards, "", torch.backends.cuda
+	c, log, rt, val, shards, smi = run.cfg, run.log, run.rt, run.validation, run.shards, ""
 	with suppress(OSError, subprocess.SubprocessError):
-		smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout
+		smi = subprocess.run("nvidia-smi", capture_output=True, text=True, timeout=30).stdout
 	rule, found = "=" * 100, len(shards.paths)
-	sdp = " ".join(f"{k}={getattr(cuda, k + '_sdp_enabled')()}" for k in ("cudnn", "flash", "mem_efficient", "math"))
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	kind, lr = ("sentencepiece", "byte")[c.tokenizer_path.endswith(".json")], "tied_" * c.tie_embeddings + "embed_lr"
-	log.line(f"val_bpb:enabled tokenizer_kind={kind} tokenizer_path={c.tokenizer_path}\n"
-		f"train_loader:dataset:{Path(c.data_path).resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
-		f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
-		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\n"
-		f"sdp_backends:{sdp}\n"
-		f"attention_mode:gqa {of('num_heads num_kv_heads')}\n{of('tie_embeddings')} embed_lr:{getattr(c, lr)} "
-		f"head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of('matrix_lr scalar_lr')}\n"
-		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
-		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\nseed:{c.seed}\n"
-		f"train_io:{run.overlap.words}\nval_io:{val.overlap.words}")
+	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
+	log.line(f"""\
+val_bpb:enabled tokenizer_kind={"byte" if c.tokenizer_path.endswith(".json") else "sentencepiece"} \
+tokenizer_path={c.tokenizer_path}
+train_loader:dataset:{shards.folder.resolve().name} train_shards:{found}
+val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}
+model_params:{sum(p.numel() for p in run.model.parameters())}
+world_size:{rt.world_size} grad_accum_steps:{run.accumulation}
+sdp_backends:{" ".join(sdp)}
+attention_mode:gqa {of("num_heads num_kv_heads")}
+{of("tie_embeddings")} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} \
+head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of("matrix_lr scalar_lr")}
+{of("train_batch_tokens train_seq_len iterations warmup_steps")} max_wallclock_seconds:{c.max_wallclock_seconds:.3f}
+seed:{c.seed}
+train_io:{run.overlap.words}
+val_io:{val.overlap.words}""")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
 	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
 	log.event("config", **asdict(c))
-	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else platform.machine(), cpus=os.cpu_count(),
-		torch=torch.__version__, cuda=torch.version.cuda, python=platform.python_version(), world_size=rt.world_size)
+	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else os.uname().machine, cpus=os.cpu_count(),
+		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
 def out_of_memory(cfg, rt):
-	parts, (free, total) = rt.world_size * cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
-	more = fitting_accumulation(cfg.train_batch_tokens // cfg.train_seq_len, rt.world_size, 2 * parts)
-	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // parts} tokens a micro-step, "
-		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={more}")
+	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
+	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
+		f"{free >> 20} of {total >> 20} MiB free: set "
+		f"GRAD_ACCUM_STEPS={cfg.fitting_accumulation(rt.world_size, 2 * steps)}")
 def resume_command(cfg, env):
 	"""Goes on with this run, in a shell."""
-	names = {f.name.upper() for f in dataclasses.fields(Config)}
-	settings = {name: env[name] for name in names.intersection(env)} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
+	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
 	ranks, here = (int(env.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
 	nodes = "--standalone" if ranks == here else f"--nnodes={ranks // here} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
 	launch = f"torchrun {nodes} --nproc_per_node={here}" if "RANK" in env else "python3"
-	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in sorted(settings.items())), launch, shlex.quote(sys.argv[0])])
+	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
 def execute(cfg, env, warnings):
 	"""The run, to its exit code. A foreseeable failure is one line, any other a traceback."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
@@ -1564,18 +1514,17 @@ def execute(cfg, env, warnings):
 		rt.close()
 	return code
 def main():
-	environ, arguments = dict(os.environ), sys.argv[1:]
+	environ, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
 	cfg, faults = Config.from_environment(environ)
 	misspelt, warnings = foreign_names(environ)
-	faults += misspelt + [f"{word}: no such argument: see --help"
-		for word in arguments if word != "--print-config"]
+	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: {"value": value, "source": ("default", "environment")[name.upper() in environ]}
+		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in environ])
 			for name, value in asdict(cfg).items()}, indent=1))
 		return 0
-	faults += [*runtime_faults(cfg, environ), *cfg.problems(int(environ.get("WORLD_SIZE", 1)))]
-	if torch_version() < (2, 11): warnings.append(f"torch {torch.__version__} is older than 2.11, the oldest tried")
+	faults += cfg.problems(int(environ.get("WORLD_SIZE", 1)))
+	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
 	if not faults: return execute(cfg, environ, warnings)
 	if int(environ.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
