@@ -1,19 +1,16 @@
 """Train a small GPT for the parameter-golf challenge: the best bits per byte that fit in 16,000,000 bytes.
 
-  torchrun --standalone --nproc_per_node=8 train_gpt.py   eight GPUs (1, 2 or 4: the same order of tokens)
-  python train_gpt.py                                     one process, on a GPU or on the CPU
-  python train_gpt.py --help | --print-config             the settings (environment variables) | their values
+  torchrun --standalone --nproc_per_node=8 train_gpt.py  eight GPUs (1, 2, 4: the same order of tokens)
+  python train_gpt.py                                    one process, GPU or CPU
+  python train_gpt.py --help | --print-config            the settings (environment variables) | their values
 
-One pipeline feeds training and validation; overlap off is a setting of it. Because bytes count, an indent
-is a tab, and types stand at data alone.
-
-Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT,
-CHECKPOINT, TRAINING, MAIN.
+One pipeline feeds training and validation; off is a setting of it. As bytes count, an indent is a tab,
+types stand at data alone. Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION,
+ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
-import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os
-import queue, re, resource, select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile
-import zlib
+import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, queue, re, resource
+import select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile, zlib
 from collections import defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -165,8 +162,8 @@ def runtime_faults(cfg):
 	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
 
 class Watch:
-	"""A thread that hears signals (the main one may sit in a collective), shares them and failures by the process group's
-	store, and ends a process whose wait has no end."""
+	"""A thread that hears signals (the main one may sit in a collective), shares them and failures through the group's
+	store, and ends a process whose wait does not end."""
 	signum = collectives = longest_s = 0  # signal heard; collectives begun; longest step
 	since, kind, at, log, store = math.inf, "", "its start", None, None  # of the wait under way
 	def __init__(self): self.known = set()  # kinds of waits that have ended once
@@ -178,7 +175,6 @@ class Watch:
 		for number in filter(None, STOPS): signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._run, daemon=True).start()
 	def connect(self, env):
-		"""To the store, apart for each restart."""
 		store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), timeout=datetime.timedelta(seconds=10))
 		self.store = dist.PrefixStore("watch" + env.get("TORCHELASTIC_RESTART_COUNT", ""), store)
 	@contextmanager
@@ -248,13 +244,13 @@ class Runtime:
 		self._collective(kind, dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
 	def _collective(self, kind, call, *args, **options):
-		"""On one rank: nothing. A failure means that another rank died."""
+		"""On one rank: nothing."""
 		try:
 			if dist.is_initialized():
 				self.watch.collectives += 1
 				with self.watch.waiting(kind): call(*args, **options)
 		except RuntimeError as error:
-			problem = self.watch.hear("failed") or f"another rank died, see its error: {first_line(error)}"
+			problem = self.watch.hear("failed") or f"another rank has died: {first_line(error)}"
 			raise RunError(f"rank {self.rank}: in the {kind}: {problem}") from error
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
@@ -264,10 +260,9 @@ class Runtime:
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl. Elsewhere: /dev/null. A resumed run goes on in its log; else an
-	older one is kept under its time."""
+	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log, unless resumed, is kept under its time."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.ended = Path("logs", f"{run_id}.txt"), False
+		self.path, self.ended, self.lost = Path("logs", f"{run_id}.txt"), False, set()
 		names = self.path, self.path.with_suffix(".jsonl")
 		try:
 			if enabled:
@@ -280,12 +275,11 @@ class RunLog:
 			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write") from error
 		self.stdout = sys.stdout if enabled else self.text
 	def _print(self, stream, text):
-		"""A full disk or a closed terminal costs that log, not the run."""
+		"""A full disk or a closed terminal costs the log, not the run."""
 		try: print(text, file=getattr(self, stream), flush=True)
 		except OSError as error:
-			self.lost = getattr(self, stream), getattr(self, "lost", None)  # deleted, it would try again
-			setattr(self, stream, open(os.devnull, "w"))
-			with suppress(OSError): print(f"warning: {self.path}: its {stream} ends: {error.strerror}", file=sys.stderr)
+			if stream not in self.lost: print(f"warning: {self.path}: lines of its {stream} are lost: {error}", file=sys.stderr)
+			self.lost.add(stream)
 	def file(self, text): self._print("text", text)
 	def console(self, text): self._print("stdout", text)
 	def line(self, text): self.file(text), self.console(text)
@@ -295,10 +289,11 @@ class RunLog:
 		"""Fields as an event and, in the order of the template's braces, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
-	def close(self): self.text.close(), self.events.close()
+	def close(self):
+		with suppress(OSError): self.text.close(), self.events.close()
 
 def last_words(log, code, status, problem, hint=""):
-	"""How a run ended, said once: on stderr, in its log and, last, on the console."""
+	"""How a run ended, once: on stderr, in its log and, last, on the console."""
 	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
 	if not log or log.ended: return
 	log.ended = True
@@ -1154,16 +1149,16 @@ def pack(state, cfg):
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
 def load(data, limit):
-	"""What torch.save wrote; executes nothing, and takes at most `limit` bytes (ValueError)."""
+	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
 	with zipfile.ZipFile(io.BytesIO(data)) as archive: size = sum(entry.file_size for entry in archive.infolist())
-	if size > limit: raise ValueError(f"it holds {size} bytes, at most {limit} are right")
+	if size > limit: raise ValueError(f"it holds {size} bytes, over {limit}")
 	return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 def unpack(data, expected):
-	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`, bounded in size."""
+	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
 	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
 	try:
 		raw = (stream := zlib.decompressobj()).decompress(data, limit)
-		if not stream.eof: raise ValueError(f"it is cut short, or larger than {limit} bytes when decompressed")
+		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
 		file = load(raw, limit)
 		if file["__quant_format__"] != QUANT_FORMAT: raise ValueError(f"its format is {file['__quant_format__']}")
 		found = {name: t.shape for name, t in [*file["quantized"].items(), *file["passthrough"].items()]}
@@ -1174,12 +1169,12 @@ def unpack(data, expected):
 		if any(scale.shape not in ((), q.shape[:1]) for q, scale in pairs.values()): raise ValueError("its scales misfit")
 		return {name: dequantize(*pair) for name, pair in pairs.items()} | {
 			name: t.to(expected[name].dtype) for name, t in file["passthrough"].items()}
-	except Exception as error:  # whatever a damaged or hostile file raises, people get one line
+	except Exception as error:  # whatever a damaged or hostile file raises
 		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
 
 # === CHECKPOINT ===
 def fingerprint(cfg):
-	"""What a checkpoint is bound to: all that the mathematics knows, the names of data and tokenizer."""
+	"""What a checkpoint is bound to: all that mathematics knows, the names of data and tokenizer."""
 	names = list(fields := asdict(cfg))
 	bound = ["seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
@@ -1191,7 +1186,7 @@ def find_checkpoint(cfg):
 		for path in paths: return path, path.read_bytes()
 	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint") from error
 def write_checkpoint(cfg, log, state):
-	"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk; if not, the older ones stay."""
+	"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk."""
 	folder, started = cfg.checkpoints, now()
 	path = folder / f"step_{state['step']:08d}.pt"
 	try:
@@ -1207,7 +1202,7 @@ def write_checkpoint(cfg, log, state):
 
 # === TRAINING ===
 class Run:
-	"""The model and all that trains it; the same weights on every rank, from SEED."""
+	"""The model and all that trains it; the same weights on every rank."""
 	def __init__(self, cfg, rt, log):
 		torch.manual_seed(cfg.seed)
 		self.cfg, self.rt, self.log, self.clock = cfg, rt, log, Clock(rt)
@@ -1230,7 +1225,7 @@ class Run:
 		self.val_ms, self.resumed_ms, self.history = 0.0, 0.0, []  # of validations: [step, val_loss, val_bpb]
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 	def heed(self, step):
-		"""Halt, if one of the steps before `step` was not taken: the run is at that step then. All ranks ask alike."""
+		"""Halt, if one of the steps before `step` was not taken: the run goes back to it. All ranks ask alike."""
 		for self.heeded in range(self.heeded, step):
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad):
@@ -1239,7 +1234,7 @@ class Run:
 					"finite: lower the learning rates")
 			self.heeded += 1
 	def state(self):
-		"""All that training goes on from, on the host. Synchronisation point: the copies have arrived."""
+		"""What training goes on from, on the host. Synchronisation point: the copies have arrived."""
 		self.heed(self.step)
 		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
@@ -1247,14 +1242,14 @@ class Run:
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
 			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
 	def checkpoint(self, spans):
-		"""Saves the state; a thread writes it: training waits for no disk."""
+		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
 		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: the disk is busy")
 		if self.rt.rank: return
 		self.writer = threading.Thread(target=self.write, args=[state], daemon=True)
 		self.writer.start()
 	def resume(self, path, data):
-		"""Goes on from a checkpoint. RunError if it is another configuration's, or no checkpoint."""
+		"""RunError if it is another configuration's, or no checkpoint."""
 		mine = self.optimizers.tensors()
 		try:
 			state = load(data, sum(t.nbytes for t in mine) + (1 << 22))
@@ -1278,16 +1273,15 @@ class Run:
 		self.plan = plan._replace(first_row=plan.first_row + step * self.accumulation * plan.stride)
 		return Pipeline(self, "train", data_crc, spans)
 	def instruments(self):
-		"""What listens to measured steps: a breakdown, rank 0's trace, nothing."""
 		c = self.cfg
 		kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps and self.rt.rank == 0 else None
 		return kind(c, self.rt, self.log) if kind else Spans()
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
-	"""Fetch, forward, backward, reduce, update. elapsed_ms: agreed; crc: this rank's data_crc, returned."""
+	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
 	spans, loss_share, started = batches.spans, torch.zeros((), device=run.rt.device), now()
 	run.optimizers.flat.reduced.zero_()
-	with suppress(Stop):  # then this rank brings what it has to the others, and all leave the step out
+	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
 			next(foretell)
 			x, y, digest = batch = next(batches)
@@ -1304,7 +1298,7 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	run.rt.watch.longest_s = max(run.rt.watch.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
-	"""Priming steps: compile, allocate, fill caches off the clock; then rolled back."""
+	"""Priming steps, off the clock, rolled back."""
 	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, run.step, 0
 	try:
 		with closing(run.batches()) as batches:
@@ -1316,7 +1310,6 @@ def warm_up(run, foretell):
 		run.optimizers.restore(saved)
 		run.step = run.heeded = first
 def validate(run, step, spans):
-	"""Validates with the clock stopped."""
 	run.clock.stop()
 	run.heed(step)
 	val_loss, val_bpb, val_ms = run.validation.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
@@ -1354,7 +1347,7 @@ def train(run):
 		clock.start()
 		while True:
 			step = run.step
-			# Synchronisation point: the reduction of two steps ago, past unless the host runs far ahead.
+			# Synchronisation point: a reduction two steps ago, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= run.first + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
 			over_ms = elapsed_ms + elapsed_ms / max(step, 1) - 1e3 * c.max_wallclock_seconds
@@ -1390,7 +1383,7 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
 		"move DATA_PATH to a local disk")
 def report(run, batches, step):
-	"""What the run and its input (since it was resumed) have cost; the device is idle."""
+	"""What the run, since resumed, and its input have cost; the device is idle."""
 	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
 	stage.ask()
 	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms)
@@ -1414,7 +1407,7 @@ def report(run, batches, step):
 	run.verify.settle(total=True)
 	batches.spans.close()
 def export_and_score(run, code_bytes):
-	"""Rank 0 writes the artifact; all ranks decode its very bytes: their score is the run's."""
+	"""Rank 0 writes the artifact; all ranks score its very bytes."""
 	log, data, run.final = run.log, None, run.state()
 	if run.rt.rank == 0:
 		state = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
