@@ -1435,21 +1435,17 @@ def log_header(run, source):
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
-	log.line(f"""\
-val_bpb:enabled tokenizer_kind={"byte" if c.tokenizer_path.endswith(".json") else "sentencepiece"} \
-tokenizer_path={c.tokenizer_path}
-train_loader:dataset:{shards.folder.resolve().name} train_shards:{found}
-val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}
-model_params:{sum(p.numel() for p in run.model.parameters())}
-world_size:{rt.world_size} grad_accum_steps:{run.accumulation}
-sdp_backends:{" ".join(sdp)}
-attention_mode:gqa {of("num_heads num_kv_heads")}
-{of("tie_embeddings")} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} \
-head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of("matrix_lr scalar_lr")}
-{of("train_batch_tokens train_seq_len iterations warmup_steps")} max_wallclock_seconds:{c.max_wallclock_seconds:.3f}
-seed:{c.seed}
-train_io:{run.overlap.words}
-val_io:{val.overlap.words}""")
+	# No line of the source, which the log begins with, may look like one of these.
+	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
+		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
+		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
+		f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
+		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{' '.join(sdp)}\n"
+		f"attention_mode:gqa {of('num_heads num_kv_heads')}\n"
+		f"{of('tie_embeddings')} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} "
+		f"head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of('matrix_lr scalar_lr')}\n"
+		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
+		f"{c.max_wallclock_seconds:.3f}\nseed:{c.seed}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
