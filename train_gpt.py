@@ -10,10 +10,10 @@ ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
 import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, queue, re, resource
-import select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile, zlib
+import shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 from typing import NamedTuple
@@ -139,13 +139,10 @@ def print_help():
 	return 0
 
 # === RUNTIME ===
-FIRST_WAIT_S, LEAVE_S = 300, 20  # longest wait for other ranks, of its kind the first; when told to stop
-STOPS = {0: 0, signal.SIGINT: 1, signal.SIGTERM: 4096}  # signals that end a run: their weight in a sum over ranks
+GROUP_TIMEOUT, LEAVE_SECONDS = datetime.timedelta(minutes=5), 5  # longest wait for a rank; once told to stop
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """This rank was told to stop: it goes to the next collective, where the others learn it."""
-class Halt(Exception):
-	"""All ranks end after one step: signals (stop: the sum of STOPS), or a loss is not finite (0)."""
-	def __init__(self, stop, problem=""): self.problem, self.signum = problem, max(n for n in STOPS if STOPS[n] <= stop)
+class Halt(Exception): """All ranks end after one step: (signal,) or, a loss not being finite, (0, where)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
@@ -162,52 +159,18 @@ def runtime_faults(cfg):
 	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
 
 class Watch:
-	"""A thread that hears signals (the main one may sit in a collective), shares them and failures through the group's
-	store, and ends a process whose wait does not end."""
-	signum = collectives = longest_s = 0  # signal heard; collectives begun; longest step
-	since, kind, at, log, store = math.inf, "", "its start", None, None  # of the wait under way
-	def __init__(self): self.known = set()  # kinds of waits that have ended once
-	def start(self, cfg, env):
-		self.bound_s, self.rank, self.world_size = cfg.data_stall_seconds + 60, *map(env.get, ("RANK", "WORLD_SIZE"))
+	"""A thread that hears signals (the main one may sit in a collective) and leaves, if then that does not end."""
+	signum, since, longest_s = 0, math.inf, 0.0  # heard; in a collective since; longest step
+	def start(self):
 		self.hears, self.wakes = socket.socketpair()
 		self.wakes.setblocking(False)
 		signal.set_wakeup_fd(self.wakes.fileno())
-		for number in filter(None, STOPS): signal.signal(number, lambda *_: None)
+		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._run, daemon=True).start()
-	def connect(self, env):
-		store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), timeout=datetime.timedelta(seconds=10))
-		self.store = dist.PrefixStore("watch" + env.get("TORCHELASTIC_RESTART_COUNT", ""), store)
-	@contextmanager
-	def waiting(self, kind):
-		self.kind, self.at, self.since = kind, f"the {kind}", time.monotonic()
-		yield
-		self.since, self.at = math.inf, f"work after the {kind}"
-		self.known.add(kind)
-	def tell(self, key, text):
-		with suppress(RuntimeError, AttributeError): self.store.set(key, text)
-	def hear(self, key):
-		with suppress(RuntimeError, AttributeError): return self.store.check([key]) and self.store.get(key).decode()
 	def _run(self):
-		while True:
-			heard = self.hears.recv(16)[0] if select.select([self.hears], [], [], 0.5)[0] else int(self.hear("stop") or 0)
-			if heard and not self.signum:
-				self.signum = heard
-				self.tell("stop", str(heard))
-			self.tell(self.rank, f"{self.collectives} {self.at}")
-			limit_s = max(self.bound_s, 20 * self.longest_s) if self.kind in self.known else FIRST_WAIT_S
-			if self.signum: limit_s = max(LEAVE_S, 2 * self.longest_s)
-			if time.monotonic() - self.since > limit_s: self._leave(f"waited {limit_s:.0f} s in {self.at} for {self._late()}")
-			if failed := self.hear("failed"):
-				time.sleep(2)  # the main thread may end well by itself
-				self._leave(f"ends, as {failed}")
-	def _late(self):
-		"""The ranks that have begun fewer collectives, and where they are."""
-		states = [(self.hear(str(rank)) or "0 ?").split(" ", 1) for rank in range(int(self.world_size or 0))]
-		late = [f"rank {rank} (in {at})" for rank, (count, at) in enumerate(states) if int(count) < self.collectives]
-		return ", ".join(late) or "its device"
-	def _leave(self, problem):
-		faulthandler.dump_traceback()  # of all threads, to stderr
-		last_words(self.log, 1, "failed", f"rank {self.rank or 0} {problem}")
+		self.signum = self.hears.recv(1)[0]
+		while now() - self.since < LEAVE_SECONDS + 2 * self.longest_s: time.sleep(0.2)
+		faulthandler.dump_traceback()  # of all threads
 		os._exit(1)
 
 @dataclass(frozen=True)
@@ -217,52 +180,48 @@ class Runtime:
 	world_size: int = 1
 	device: torch.device = torch.device("cpu")
 	dtype: torch.dtype = torch.float32
-	watch: Watch = field(default_factory=Watch)
+	watch: Watch = Watch()
 	@classmethod
 	def start(cls, cfg, env):
 		"""Takes the device, joins the process group: NCCL with CUDA, gloo without; none for one process."""
 		device, dtype, watch = torch.device("cpu"), torch.float32, Watch()
-		watch.start(cfg, env)
+		watch.start()
 		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
 			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
 			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
 			torch.backends.cuda.enable_cudnn_sdp(False)
 		if "RANK" in env and "WORLD_SIZE" in env:
-			with watch.waiting("start"):  # the watch bounds this and all later waits: it knows for whom they are
-				dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(days=1),
-					device_id=device if cuda else None)
-			watch.connect(env)
+			dist.init_process_group("nccl" if cuda else "gloo", timeout=GROUP_TIMEOUT, device_id=device if cuda else None)
 		return cls(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), device, dtype, watch)
 	@property
 	def cuda(self): return self.device.type == "cuda"
-	def all_reduce(self, tensor, kind):
-		self._collective(kind, dist.all_reduce, tensor)  # a sum, in place
+	def all_reduce(self, tensor):
+		self._collective(dist.all_reduce, tensor)  # a sum, in place
 		return tensor
-	def broadcast(self, value, kind):
+	def broadcast(self, value):
 		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._collective(kind, dist.broadcast_object_list, box := [value], src=0, device=self.device)
+		self._collective(dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
-	def _collective(self, kind, call, *args, **options):
+	def _collective(self, call, *args, **options):
 		"""On one rank: nothing."""
+		self.watch.since = now()
 		try:
-			if dist.is_initialized():
-				self.watch.collectives += 1
-				with self.watch.waiting(kind): call(*args, **options)
+			if dist.is_initialized(): call(*args, **options)
 		except RuntimeError as error:
-			problem = self.watch.hear("failed") or f"another rank has died: {first_line(error)}"
-			raise RunError(f"rank {self.rank}: in the {kind}: {problem}") from error
+			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: see its error: "
+				f"{first_line(error)}") from error
+		self.watch.since = math.inf
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
-		if self.cuda:
-			with self.watch.waiting("device"): torch.cuda.synchronize(self.device)
+		if self.cuda: torch.cuda.synchronize(self.device)
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
 	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log, unless resumed, is kept under its time."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.ended, self.lost = Path("logs", f"{run_id}.txt"), False, set()
+		self.path, self.lost = Path("logs", f"{run_id}.txt"), set()
 		names = self.path, self.path.with_suffix(".jsonl")
 		try:
 			if enabled:
@@ -291,15 +250,6 @@ class RunLog:
 		self.event(event, **fields)
 	def close(self):
 		with suppress(OSError): self.text.close(), self.events.close()
-
-def last_words(log, code, status, problem, hint=""):
-	"""How a run ended, once: on stderr, in its log and, last, on the console."""
-	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
-	if not log or log.ended: return
-	log.ended = True
-	if problem: log.file(f"error: {problem}")
-	log.event("end", status=status, exit_code=code, error=problem)
-	log.console(f"{status}: see {log.path}{hint}")
 
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
@@ -807,7 +757,7 @@ class Pipeline:
 		"""The next host batch goes to the stage; a wait has a bound."""
 		self._feed(self.stage.recycle(), not self.overlap.prefetch)
 		while self.ready.empty() and self.stage.pending:  # the device is busy with what its copies wait for
-			with self.watch.waiting("copies"): self._feed(self.stage.recycle(block=True))
+			self._feed(self.stage.recycle(block=True))
 		started = now()
 		with self.spans("input_wait", HOST): slot = self._await()
 		self._feed(more=self.overlap.prefetch)
@@ -820,7 +770,6 @@ class Pipeline:
 		while True:
 			try: slot = self.ready.get(timeout=0.2)
 			except queue.Empty:
-				self.watch.at = f"{self.name} reader, {self.where()}"
 				if self.watch.signum: raise Stop from None
 				if time.monotonic() - self.doing[0] < self.stall_seconds: continue
 				faulthandler.dump_traceback()  # of all threads, to stderr
@@ -1032,18 +981,19 @@ class Control:
 		(sent, received), rank, W, tail = self.ring[step % 3], self.rt.rank, self.rt.world_size, self.flat.tail
 		waits, grads = [wait_ms * (r == rank) for r in range(W)], self.flat.grads
 		parts = [data_crc >> bits & 0x7FF for bits in (0, 11, 22)]
-		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, STOPS[self.rt.watch.signum], *waits, *[0.0] * W]))
+		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, self.rt.watch.signum, *waits, *[0.0] * W]))
 		tail.copy_(sent, non_blocking=True)
 		tail[4], tail[self.FIELDS + W + rank] = loss, ~torch.isfinite(loss + grads.sum())
-		self.rt.all_reduce(self.flat.reduced, "reduction")
+		self.rt.all_reduce(self.flat.reduced)
 		self.flat.halted |= tail[5] + tail[self.FIELDS + W:].sum() > 0
 		grads.masked_fill_(self.flat.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if self.rt.cuda: self.events[step % 3].record()
 	def read(self, step):
 		"""Synchronisation point: waits for the reduction of `step`, two steps ago (for a log line: just now)."""
-		if self.rt.cuda:
-			with self.rt.watch.waiting("reduction"): self.events[step % 3].synchronize()
+		self.rt.watch.since = now()
+		if self.rt.cuda: self.events[step % 3].synchronize()
+		self.rt.watch.since = math.inf
 		low, mid, high, elapsed_ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
 		crc, W = int(low) + (int(mid) << 11) + (int(high) << 22) & CRC, self.rt.world_size
 		return Agreed(elapsed_ms, loss, stop, crc, ranks[:W], ranks[W:])
@@ -1091,7 +1041,7 @@ class Validation:
 		"""Runs in the reader thread, behind the first validation."""
 		return 0 if self.bytes or self.device_table else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
-	def evaluate(self, loss_of, scope, compiles, spans, kind="validation"):
+	def evaluate(self, loss_of, scope, compiles, spans):
 		"""(nats a token, bits per byte, milliseconds); waits for the device only where it says so. Halt: a signal came."""
 		every, log, seen, batches = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
 		sums, started = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
@@ -1109,9 +1059,9 @@ class Validation:
 				if every and done % every == 0:  # a synchronisation point
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = STOPS[self.rt.watch.signum]
-		nats, counted, stop = self.rt.all_reduce(sums, kind).tolist()  # synchronisation point: the end of a validation
-		if stop: raise Halt(stop)
+		sums[2] = self.rt.watch.signum
+		nats, counted, stop = self.rt.all_reduce(sums).tolist()  # synchronisation point: the end of a validation
+		if stop: raise Halt(self.rt.watch.signum or signal.SIGTERM)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
 		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - started)
@@ -1230,8 +1180,9 @@ class Run:
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad):
 				self.step = self.heeded
-				raise Halt(said.stop, any(said.bad) and f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not "
-					"finite: lower the learning rates")
+				if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
+					"lower the learning rates")
+				raise Halt(self.rt.watch.signum or signal.SIGTERM)
 			self.heeded += 1
 	def state(self):
 		"""What training goes on from, on the host. Synchronisation point: the copies have arrived."""
@@ -1420,8 +1371,8 @@ def export_and_score(run, code_bytes):
 			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
 		if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the challenge's cap is {CAP_BYTES}")
-	run.model.load_state_dict(unpack(run.rt.broadcast(data, "export"), run.model.state_dict()))
-	loss, bpb, ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans(), "export")
+	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
+	loss, bpb, ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans())
 	log.say("score", "final_int8_zlib_roundtrip val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
 		"final_int8_zlib_roundtrip_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}",
 		val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
@@ -1461,21 +1412,18 @@ def out_of_memory(cfg, rt):
 def resume_command(cfg, env):
 	"""Goes on with this run, in a shell."""
 	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
-	ranks, here = (int(env.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-	nodes = "--standalone" if ranks == here else f"--nnodes={ranks // here} --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
-	launch = f"torchrun {nodes} --nproc_per_node={here}" if "RANK" in env else "python3"
+	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
 	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
 def execute(cfg, env, warnings):
 	"""The run, to its exit code. A foreseeable failure is one line, any other a traceback."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
 		rt = Runtime.start(cfg, env)
-		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id, "start"))
+		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
 			raise RunError("torchrun has restarted this run, from its first step: set RUN_ID and RESUME=auto")
-		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg), "start")
+		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg))
 		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
-		rt.watch.log = log
 		log.console(str(log.path))
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
@@ -1487,19 +1435,20 @@ def execute(cfg, env, warnings):
 		code, status = 0, "finished"
 	except Halt as halt:
 		run.writer.join(60)
-		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()), "last checkpoint")
-		code, status = (128 + halt.signum, "interrupted") if halt.signum else (1, "nonfinite")
-		if rt.rank == 0: problem = halt.problem or f"{status} after step {run.step}"
-		if saved and halt.signum: hint = f"\n{resume_command(cfg, env)}"
+		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
+		signum, *what = halt.args
+		code, status = (128 + signum, "interrupted") if signum else (1, "nonfinite")
+		if rt.rank == 0: problem = "".join(what) or f"{status} after step {run.step}"
+		if saved and signum: hint = f"\n{resume_command(cfg, env)}"
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
-	except Exception as error:
-		problem = repr(error)
-		traceback.print_exc()
 	finally:
-		if status == "failed": rt.watch.tell("failed", problem)
-		last_words(log, code, status, problem, hint)
-		if log: log.close()
+		if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
+		if log:
+			if problem: log.file(f"error: {problem}")
+			log.event("end", status=status, exit_code=code, error=problem)
+			log.console(f"{status}: see {log.path}{hint}")
+			log.close()
 		rt.close()
 	return code
 def main():
