@@ -1129,26 +1129,11 @@ def fingerprint(cfg):
 	bound = ["seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
 def find_checkpoint(cfg):
-	"""(path, bytes) of the checkpoint that RESUME names, on rank 0; None: start anew."""
-	paths = [Path(cfg.resume)] if cfg.resume else []
-	if cfg.resume == "auto": paths = filter(zipfile.is_zipfile, sorted(cfg.checkpoints.glob("step_*.pt"), reverse=True))
-	try:
-		for path in paths: return path, path.read_bytes()
+	"""(path, bytes) of the checkpoint that RESUME names; None: start anew."""
+	newest = max(cfg.checkpoints.glob("step_*.pt"), default=None)
+	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
+	try: return path and (path, path.read_bytes())
 	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint") from error
-def write_checkpoint(cfg, log, state):
-	"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk."""
-	folder, started = cfg.checkpoints, now()
-	path = folder / f"step_{state['step']:08d}.pt"
-	try:
-		folder.mkdir(parents=True, exist_ok=True)
-		for rest in folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
-		torch.save(state, buffer := io.BytesIO())
-		write_atomic(path, buffer.getbuffer())
-		for old in sorted(folder.glob("step_*.pt"))[:-cfg.checkpoint_keep]: old.unlink()
-		log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - started))
-		return True
-	except (OSError, RunError) as error:
-		log.line(f"warning: no checkpoint of step {state['step']}, the older ones stay: {first_line(error)}")
 
 # === TRAINING ===
 class Run:
@@ -1164,15 +1149,14 @@ class Run:
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		self.control = Control(self.optimizers.flat, rt)
 		self.shards = Shards(cfg.data_path, "train")
-		self.overlap = Overlap.of(cfg, "train", rt.cuda)
+		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * (cfg.val_tokens > 0)
 		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
-		self.write = functools.partial(write_checkpoint, cfg, log)
 		self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state before the export
 		self.writer.start()
 		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
-		self.val_ms, self.resumed_ms, self.history = 0.0, 0.0, []  # of validations: [step, val_loss, val_bpb]
+		self.resumed_ms, self.history = 0.0, []  # of validations: (step, val_loss, val_bpb, ms)
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 	def heed(self, step):
 		"""Halt, if one of the steps before `step` was not taken: the run goes back to it. All ranks ask alike."""
@@ -1189,15 +1173,27 @@ class Run:
 		self.heed(self.step)
 		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
-		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), val_ms=self.val_ms,
+		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(),
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
 			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
+	def write(self, state):
+		"""checkpoints/<RUN_ID>/step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk."""
+		folder, start = self.cfg.checkpoints, now()
+		path = folder / f"step_{state['step']:08d}.pt"
+		try:
+			folder.mkdir(parents=True, exist_ok=True)
+			for rest in folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
+			write_atomic(path, saved(state))
+			for old in sorted(folder.glob("step_*.pt"))[:-self.cfg.checkpoint_keep]: old.unlink()
+			self.log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - start))
+			return True
+		except (OSError, RunError) as error:
+			self.log.line(f"warning: no checkpoint of step {state['step']}, the older ones stay: {first_line(error)}")
 	def checkpoint(self, spans):
 		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
 		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: the disk is busy")
-		if self.rt.rank: return
-		self.writer = threading.Thread(target=self.write, args=[state], daemon=True)
+		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
 		self.writer.start()
 	def resume(self, path, data):
 		"""RunError if it is another configuration's, or no checkpoint."""
@@ -1211,18 +1207,16 @@ class Run:
 			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
 			for generator, saved in zip(self.generators, state["rng"]): generator.set_state(saved)
 			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), list(state["history"])
-			self.clock.total_ms, self.val_ms = float(state["train_ms"]), float(state["val_ms"])
+			self.clock.total_ms = self.resumed_ms = float(state["train_ms"])
 		except Exception as error:  # whatever a damaged or hostile file raises
 			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}") from error
 		self.optimizers.restore(state["tensors"])
-		self.first = self.heeded = self.step
-		self.resumed_ms, self.logged = self.clock.total_ms, (self.step, self.clock.total_ms, self.logged[2])
+		self.first, first_row = self.step, self.plan.first_row + self.step * self.accumulation * self.plan.stride
+		self.plan = self.plan._replace(first_row=first_row)
+		self.logged = self.step, self.resumed_ms, self.logged[2]
 		self.log.say("checkpoint", "resumed: step:{}/{} from:{} train_time:{:.0f}ms", step=self.step,
-			iterations=self.cfg.iterations, resumed_from=str(path), train_time_ms=self.clock.total_ms)
-	def batches(self, spans=Spans(), step=0):
-		plan = BatchPlan.train(self.cfg, self.rt.rank, self.rt.world_size)
-		self.plan = plan._replace(first_row=plan.first_row + step * self.accumulation * plan.stride)
-		return Pipeline(self, "train", data_crc, spans)
+			iterations=self.cfg.iterations, resumed_from=str(path), train_time_ms=self.resumed_ms)
+	def batches(self, spans=Spans()): return Pipeline(self, "train", data_crc, spans)
 	def instruments(self):
 		c = self.cfg
 		kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps and self.rt.rank == 0 else None
@@ -1269,8 +1263,7 @@ def validate(run, step, spans):
 		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations,
 		val_loss=val_loss, val_bpb=val_bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms,
 		val_tokens=run.validation.tokens - 1, val_bytes=run.validation.bytes)
-	run.val_ms += val_ms
-	run.history.append([step, val_loss, val_bpb])
+	run.history.append((step, val_loss, val_bpb, val_ms))
 	run.clock.start()
 
 def log_step(run, step):
@@ -1293,7 +1286,7 @@ def train(run):
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
 	warm_up(run, foretell)
-	with closing(run.instruments()) as spans, closing(run.batches(spans, run.step)) as batches:
+	with closing(run.instruments()) as spans, closing(run.batches(spans)) as batches:
 		elapsed_ms, crc = clock.total_ms, run.crc * (run.rt.rank == 0)
 		clock.start()
 		while True:
@@ -1350,10 +1343,11 @@ def report(run, batches, step):
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
 	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
 	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\n"
+	val_ms = sum(row[3] for row in run.history)
+	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
 		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
 		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=run.clock.total_ms, val_total_ms=run.val_ms, host_wait=host,
+	run.log.event("input", step=step, train_time_ms=run.clock.total_ms, val_total_ms=val_ms, host_wait=host,
 		device_wait=device, percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
