@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect, contextlib, dataclasses, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, platform
 import queue, re, resource, select, shlex, signal, socket, subprocess, sys, threading, time, traceback, uuid, zipfile
 import zlib
-from collections import defaultdict, deque, namedtuple
+from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -706,7 +706,7 @@ class Slot:
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
-	bytes_copied, wait_ms, copy_ms = 0, 0.0, 0.0  # wait_ms: sum of waits_ms, the input waits
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum of waits_ms, the input waits
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	def ask(self): pass
 	close = ask
@@ -720,8 +720,8 @@ class HostHandOut:
 	def hand_out(self): return self.pending[-1].batch()
 
 class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read. A wait for an event not
-	recorded passes: so `free` is at construction, and a copy that would wait for a later one is refused."""
+	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read. A wait for an event
+	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
 		self.depth, self.submitted, self.handed, self.spans = overlap.device_slots, 0, 0, spans
@@ -770,20 +770,20 @@ class DeviceRing(HostHandOut):
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens), does no
-	CUDA work, and its error comes as RunError after the good batches."""
+	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
+	error comes as RunError after the good batches."""
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
 		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap = name, spans, source.verify.digest(digest), overlap
 		self.stall_seconds, self.end, self.watch = source.cfg.data_stall_seconds, self.plan.num_batches(), rt.watch
 		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.given = self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = 0
+		self.given = self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = self.closed = 0
+		self.read_ms = self.busy_ms = 0  # of the reader
 		self.host_waits_ms, self.crossings, self.spare = [], [], []  # ms; batches in a new shard or epoch; slots at rest
-		self.read_ms, self.busy_ms, self.place = 0.0, 0.0, None  # of the reader; (epoch, shard)
-		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled; None: no more
-		self.where, self.since = "no file", math.inf  # the reader's; in a read since
-		self.opened, self.file, self.error, self.closed = None, io.BytesIO(), None, False
+		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
+		self.place = self.opened = self.error = None  # (epoch, shard); shard
+		self.where, self.since, self.file = "no file", math.inf, io.BytesIO()  # in a read since
 		for _ in range(overlap.queue + max(1, slots)):
 			self.spare.append(slot := Slot(self.plan, "cpu", widened=not slots))
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
@@ -810,14 +810,14 @@ class Pipeline:
 		with self.spans("disk_read", track):
 			for i, offset, n in self.shards.pieces(first, slot.size):
 				before, self.place = self.place, ((first + at) // self.shards.total, i)
-				if before not in (None, self.place):
+				if before and before != self.place:
 					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", track)
 					self.crossings.append(k)
 				self._read(i, offset, memoryview(tokens[at:at + n]).cast("B"))
 				at += n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)  # else the device does
+		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
 		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
@@ -844,7 +844,7 @@ class Pipeline:
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, TOKEN_BYTES * n, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
 	def _feed(self, slots=()):
-		"""Takes slots back, hands the reader those that it may fill."""
+		"""Takes slots back, hands out those to fill."""
 		self.spare += slots
 		while self.spare and self.given < self.taken + self.overlap.queue:
 			self.given += 1
@@ -852,14 +852,14 @@ class Pipeline:
 	def _take(self):
 		"""The next host batch goes to the stage."""
 		self._feed(self.stage.recycle())
-		while self.ready.empty() and self.stage.pending:  # the device is busy with what its copies wait for
+		while self.ready.empty() and self.stage.pending:  # the device is busy with what copies wait for
 			with self.watch.waiting("copies"): self._feed(self.stage.recycle(block=True))
 		start = now()
 		with self.spans("input_wait", HOST): slot = self._await()
 		self.taken += 1
 		if self.overlap.prefetch: self._feed()
 		self.host_waits_ms.append(ms := 1e3 * (now() - start))
-		if not self.slots: self.stage.waited(ms)  # else events tell
+		if not self.slots: self.stage.waited(ms)
 		self.stage.submit(slot)
 	def _await(self):
 		while True:
@@ -868,7 +868,7 @@ class Pipeline:
 				self.watch.at = f"{self.thread.name}, {self.where}"
 				if self.watch.signum: raise Stop from None
 				if time.monotonic() - self.since < self.stall_seconds: continue
-				faulthandler.dump_traceback()  # of all threads, to stderr
+				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} has waited for {self.where} over DATA_STALL_SECONDS={self.stall_seconds:g}: move "
 					"DATA_PATH to a local disk") from None
 			if slot: return slot
@@ -898,7 +898,7 @@ class Pipeline:
 
 # === MODEL ===
 class Linear(nn.Linear):
-	"""A float32 weight, cast at use: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
+	"""Float32, cast at use: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
@@ -934,8 +934,8 @@ class Block(nn.Module):
 		self.attn_scale, self.mlp_scale = (nn.Parameter(ones.clone()) for _ in "am")
 		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
 	def forward(self, x, x0, rotary):
-		mix = self.resid_mix.to(x.dtype)
-		x = mix[0] * x + mix[1] * x0
+		a, b = self.resid_mix.to(x.dtype)
+		x = a * x + b * x0
 		x = x + self.attn_scale.to(x.dtype) * self.attn(rms_norm(x), rotary)
 		return x + self.mlp_scale.to(x.dtype) * self.mlp.proj(F.relu(self.mlp.fc(rms_norm(x))).square())
 
@@ -975,17 +975,17 @@ def compiled(model, log):
 	return call
 
 # === OPTIMIZERS ===
-def newton_schulz(x, iterations, dtype):
+def newton_schulz(x, steps, dtype):
 	"""(n, rows, cols) -> about the nearest semi-orthogonal, in `dtype` (https://kellerjordan.github.io/posts/muon/)."""
 	tall = x.size(-2) > x.size(-1)
 	x = (x.mT if tall else x).to(dtype)
 	x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-	for _ in range(iterations):
+	for _ in range(steps):
 		gram = x @ x.mT
 		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 	return x.mT if tall else x
 
-class FlatParameters:
+class Flat:
 	"""Parameters and gradients as views of one float32 vector each: one reduction a step, which `tail` elements ride."""
 	def __init__(self, groups, tail):
 		sizes, device = [-(-sum(p.numel() for p in group) // 64) * 64 for group in groups], groups[0][0].device  # aligned
@@ -1008,7 +1008,7 @@ class Optimizers:
 			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else banks[p.shape]).append(p)
 		adam, rates = [[model.tok_emb.weight]], [cfg.tied_embed_lr]
 		if head := model.lm_head: adam, rates = [*adam, [head.weight]], [cfg.embed_lr, cfg.head_lr]
-		self.flat = FlatParameters([*banks.values(), *adam, small], tail)
+		self.flat = Flat([*banks.values(), *adam, small], tail)
 		self.banks = [[flat.view(-1, *shape) for flat in group]  # values, gradients: (n, rows, cols)
 			for shape, group in zip(banks, self.flat.groups)]
 		self.averages, groups, state = [torch.zeros_like(values) for values, _ in self.banks], [], {}
@@ -1029,8 +1029,8 @@ class Optimizers:
 		for (values, grads), average in zip(self.banks, self.averages):
 			average.mul_(torch.where(halted, 1.0, momentum)).add_(grads)
 			update = newton_schulz(grads.add(average, alpha=momentum), self.cfg.muon_backend_steps, dtype)
-			scale = max(1.0, values.size(-2) / values.size(-1)) ** 0.5
-			values.add_(update.masked_fill(halted, 0), alpha=-self.cfg.matrix_lr * lr_scale * scale)
+			rate = self.cfg.matrix_lr * lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
+			values.add_(update.masked_fill(halted, 0), alpha=-rate)
 		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
 		self.adam.step()
 	def snapshot(self): return [t.clone() for t in self.tensors()]
@@ -1053,12 +1053,11 @@ def muon_momentum(cfg, step):
 
 Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
 class Control:
-	"""The control vector of README.md. All ranks wait for the reduction of two steps ago, none queries its event: so all
-	decide alike. A crc travels in three parts of 11 bits: exact float32 sums."""
+	"""The control vector of README.md. A crc travels in parts of 11 bits: exact float32 sums."""
 	FIELDS = 6  # before those of each rank
 	def __init__(self, flat, rt):
-		self.flat, self.rt, self.lag = flat, rt, 2 if rt.cuda else 1
-		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received) of a step
+		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
+		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received)
 		self.events = [torch.cuda.Event(blocking=True) for _ in range(3 * rt.cuda)]
 	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
@@ -1075,12 +1074,12 @@ class Control:
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 3].record()
 	def read(self, step):
-		"""Synchronisation point: the reduction of `step`, two steps ago (for a log line: just now)."""
+		"""Synchronisation point: the reduction of `step`, two steps ago (for a log line: just now). None queries its event."""
 		if self.rt.cuda:
 			with self.rt.watch.waiting("reduction"): self.events[step % 3].synchronize()
-		low, mid, high, elapsed_ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
+		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
 		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
-		return Agreed(elapsed_ms, loss, stop, crc, ranks[:W], ranks[W:])
+		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
 
 # === EVALUATION ===
 class ByteTable(NamedTuple):
@@ -1134,8 +1133,7 @@ class Validation:
 		every, log, seen, total = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
 		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
-		pipeline = Pipeline(self, "val", self.host_bytes, spans)
-		with suppress(Stop), closing(pipeline), spans("validate"):
+		with suppress(Stop), closing(Pipeline(self, "val", self.host_bytes, spans)) as pipeline, spans("validate"):
 			next(foretell)
 			for k, batch in enumerate(pipeline, 1):
 				x, y, digest = batch
