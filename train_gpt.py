@@ -1074,7 +1074,7 @@ class Control:
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 3].record()
 	def read(self, step):
-		"""Synchronisation point: the reduction of `step`, two steps ago (for a log line: just now). None queries its event."""
+		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now); no rank queries its event."""
 		if self.rt.cuda:
 			with self.rt.watch.waiting("reduction"): self.events[step % 3].synchronize()
 		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
