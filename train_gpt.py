@@ -11,7 +11,7 @@ ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 from __future__ import annotations
 import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, queue, re, resource
 import shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
-from collections import defaultdict, deque, namedtuple
+from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -590,75 +590,69 @@ class Overlap(NamedTuple):
 Batch = tuple[Tensor, Tensor, int]  # x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th); digest
 
 class Slot:
-	"""One batch: uint16 tokens and, where handed out, int64 x and y, each its own tensor."""
+	"""One batch: uint16 tokens; where handed out, int64 x and y."""
 	def __init__(self, plan, device, widened=True):
-		size, rows = plan.batch_rows * plan.seq_len + plan.batch_rows // plan.span_rows + 2, plan.batch_rows * widened
-		pinned = not widened and torch.cuda.is_available()  # to be uploaded
-		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self):
-		x, y = (self.x, self.y) if self.rows == len(self.x) else (self.x[:self.rows], self.y[:self.rows])
-		return x, y, self.digest
+		rows, T = plan.batch_rows, plan.seq_len
+		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device,
+			pin_memory=not widened and torch.cuda.is_available())
+		self.x, self.y = (torch.zeros(rows * widened, T, dtype=torch.int64, device=device) for _ in "xy")
+	def batch(self): return self.x[:self.rows], self.y[:self.rows], self.digest
 
 class HostHandOut:
-	"""The CPU's last stage: a host slot itself is handed out, free again at the next call."""
-	bytes_copied, wait_ms, copy_ms = 0, 0.0, 0.0  # wait_ms: the sum of waits_ms, the input waits
-	def __init__(self): self.pending, self.waits_ms = deque(), []  # host slots in use
+	"""The CPU's last stage: hands out host slots; the next call frees them."""
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum of waits_ms, the input waits
+	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	def ask(self): pass
-	def close(self): pass
+	close = ask
 	def waited(self, ms):
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
 	def recycle(self, block=False):
 		"""Host slots no longer needed; block: at least one."""
-		return [self.pending.popleft() for _ in range(len(self.pending))]
+		return [self.pending.pop(0) for _ in [*self.pending]]
 	def hand_out(self): return self.pending[-1].batch()
 
 class DeviceRing(HostHandOut):
-	"""CUDA's last stage: a ring of device slots, written on the copy stream, read on the compute stream.
-	`ready`: the tokens have arrived; `free`: they were read. A wait for an event never recorded passes at once, one for a
-	re-recorded event meets the old record: so `free` is recorded at construction, and copy j refused until `free` of copy
-	j - depth was recorded. x and y are valid until the depth-th later call."""
+	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read. A wait for an event
+	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
 		self.depth, self.submitted, self.handed, self.spans = overlap.device_slots, 0, 0, spans
 		self.compute = torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.idle, self.slots = deque(), [Slot(plan, device) for _ in range(self.depth)]  # (asked, fed) events
+		self.idle, self.slots = [], [Slot(plan, device) for _ in range(self.depth)]  # (asked, fed) events
 		for slot in self.slots:
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
 	def ask(self):
-		"""Marks where the compute stream begins to wait; adds up the waits that have passed."""
+		"""The compute stream begins to wait here."""
 		while self.idle and self.idle[0][1].query():
-			asked, fed = self.idle.popleft()
+			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
 		self.wait = timed_event(), timed_event()
 		self.wait[0].record(self.compute)
 	def submit(self, slot):
-		"""The one crossing from host to device: two bytes a token; the host does not wait."""
-		if self.submitted - self.handed >= self.depth:
-			raise RuntimeError(f"copy {self.submitted} would overwrite a batch that was not handed out yet")
-		target = self.slots[self.submitted % self.depth]
+		"""The one crossing from host to device."""
+		if self.submitted - self.handed >= self.depth: raise RuntimeError(f"copy {self.submitted} is beyond the ring")
+		target, n = self.slots[self.submitted % self.depth], slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
 			slot.begun.record(self.copy)
-			with self.spans("h2d", COPY): target.tokens[:slot.size].copy_(slot.tokens[:slot.size], non_blocking=True)
+			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
 			target.ready.record(self.copy)
 			slot.copied.record(self.copy)
 		target.rows, target.segments, target.digest = slot.rows, slot.segments, slot.digest
 		self.pending.append(slot)
-		self.submitted, self.bytes_copied = self.submitted + 1, self.bytes_copied + TOKEN_BYTES * slot.size
+		self.submitted, self.bytes_copied = self.submitted + 1, self.bytes_copied + TOKEN_BYTES * n
 	def recycle(self, block=False):
 		if block: self.pending[0].copied.synchronize()  # synchronisation point: every host slot waits
 		done = []
 		while self.pending and self.pending[0].copied.query():
-			done.append(slot := self.pending.popleft())
+			done.append(slot := self.pending.pop(0))
 			self.copy_ms += slot.begun.elapsed_time(slot.copied)
 		return done
 	def hand_out(self):
-		"""The compute stream waits for the copy and widens it; the host does not wait."""
 		slot = self.slots[self.handed % self.depth]
 		self.compute.wait_event(slot.ready)
 		self.wait[1].record(self.compute)
@@ -670,123 +664,118 @@ class DeviceRing(HostHandOut):
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""The one path of tokens: shard files -> reader thread -> host slots -> device slots -> x, y; batches 0, 1, 2, ...
-	The reader reads this rank's bytes alone, calls digest(plan, rows, tokens), and does no CUDA work: the main thread
-	iterates, and so issues copies. The reader's error is raised as RunError, after the good batches."""
-	def __init__(self, source, name, digest, spans=Spans()):
-		"""source: the run, or its validation: cfg, rt, log, verify, the split's shards, plan, overlap."""
-		rt, self.log, self.plan, self.overlap = source.rt, source.log, (plan := source.plan), (overlap := source.overlap)
-		self.shards, self.name, self.spans, self.digest = source.shards, name, spans, source.verify.digest(digest)
-		self.stall_seconds, self.end, self.slots = source.cfg.data_stall_seconds, plan.num_batches(), overlap.device_slots
-		self.watch = rt.watch
-		self.who, slots = f"rank {rt.rank}: the {name} reader", self.slots
-		self.stage = DeviceRing(plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = 0
-		self.host_waits_ms, self.crossings = [], []  # of each batch; batches in a new shard or epoch
-		self.read_ms, self.busy_ms, self.place = 0.0, 0.0, None  # of the reader; (epoch, shard)
-		self.free = queue.SimpleQueue()   # slots for the reader to fill; None: it has to go
-		self.ready = queue.SimpleQueue()  # slots from the reader; None: nothing more will come
-		self.spare, self.due = [], 0  # slots at rest; how many the reader may fill yet
-		self.doing = math.inf, "no file", 0  # in a read since, file, offset
-		self.opened, self.file, self.error, self.closed = None, io.BytesIO(), None, False  # the reader's open shard
+	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
+	error comes as RunError after the good batches."""
+	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
+		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
+		self.name, self.spans, self.digest, self.overlap = name, spans, source.verify.digest(digest), overlap
+		self.stall_seconds, self.end, self.watch = source.cfg.data_stall_seconds, self.plan.num_batches(), rt.watch
+		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
+		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
+		self.given = self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = self.closed = 0
+		self.read_ms = self.busy_ms = 0  # of the reader
+		self.host_waits_ms, self.crossings, self.spare = [], [], []  # ms; batches in a new shard or epoch; slots at rest
+		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
+		self.place = self.opened = self.error = None  # (epoch, shard); shard
+		self.where, self.since, self.file = "no file", math.inf, io.BytesIO()  # in a read since
 		for _ in range(overlap.queue + max(1, slots)):
-			self.spare.append(slot := Slot(plan, "cpu", widened=not slots))
+			self.spare.append(slot := Slot(self.plan, "cpu", widened=not slots))
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots: slot.begun, slot.copied = timed_event(), timed_event()
-		self._feed(more=overlap.queue * overlap.prefetch)
+		if overlap.prefetch: self._feed()
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
 	def _read_all(self):
 		try:
 			for k in range(self.end):
-				if (slot := self.free.get()) is None or self.closed: break
+				slot = self.free.get()
+				if self.closed: break
 				self._fill(slot, k)
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.error = error  # all: or the consumer would wait for ever
+		except BaseException as error: self.error = error  # all, or the consumer waits for ever
 		finally: self.ready.put(None), self.file.close()
 	def _fill(self, slot, k):
-		rows = self.plan.rows(k)
-		self.shards.await_token(self.plan.last_token(rows), self)
-		started, (first, slot.size), begin = now(), self.plan.tokens(rows), 0
-		slot.rows, slot.segments, tokens = len(rows), self.plan.segments(rows), slot.host[0][:slot.size]
-		with self.spans("disk_read", self.thread.name):
-			for index, offset, count in self.shards.pieces(first, slot.size):
-				before, self.place = self.place, ((first + begin) // self.shards.total, index)
-				if before not in (None, self.place):
-					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", self.thread.name)
+		rows = (plan := self.plan).rows(k)
+		self.shards.await_token(plan.last_token(rows), self)
+		start, (first, slot.size), at, track = now(), plan.tokens(rows), 0, self.thread.name
+		slot.rows, slot.segments, tokens = len(rows), plan.segments(rows), slot.host[0][:slot.size]
+		with self.spans("disk_read", track):
+			for i, offset, n in self.shards.pieces(first, slot.size):
+				before, self.place = self.place, ((first + at) // self.shards.total, i)
+				if before and before != self.place:
+					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", track)
 					self.crossings.append(k)
-				self._read(index, offset, memoryview(tokens[begin:begin + count]).cast("B"))
-				begin += count
-		self.read_ms += 1e3 * (now() - started)
-		slot.digest = self.digest(self.plan, rows, tokens)
-		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)  # else the device does
-		self.busy_ms += 1e3 * (now() - started)
-	def _read(self, index, offset, out):
-		"""Exactly len(out) bytes; a file that shrank is an error (mapped: a crash)."""
-		done, file = 0, self._open(index, offset)
+				self._read(i, offset, memoryview(tokens[at:at + n]).cast("B"))
+				at += n
+		self.read_ms += 1e3 * (now() - start)
+		slot.digest = self.digest(plan, rows, tokens)
+		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		self.busy_ms += 1e3 * (now() - start)
+	def _read(self, i, offset, out):
+		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
+		done, file = 0, self._open(i, offset)
 		file.seek(offset)
 		while done < len(out):
-			count = file.readinto(out[done:])
-			if not count: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short: it changed")
-			done += count
-		if stamp(file.fileno()) != self.shards.stamps[index]: raise EOFError("it has changed since this run began")
-		self.bytes_read, self.doing = self.bytes_read + done, (math.inf, *self.doing[1:])
-	def _open(self, index, offset):
-		self.doing = time.monotonic(), self.shards.paths[index], offset
-		if self.opened != index:
+			n = file.readinto(out[done:])
+			if not n: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short")
+			done += n
+		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
+		self.bytes_read, self.since = self.bytes_read + done, math.inf
+	def _open(self, i, offset):
+		path = self.shards.paths[i]
+		self.where, self.since = f"{path} at byte {offset}", time.monotonic()
+		if self.opened != i:
 			self.opened = self.file.close()
-			self.opened, self.file = index, open(self.shards.paths[index], "rb", buffering=0)
+			self.opened, self.file = i, open(path, "rb", buffering=0)
 		return self.file
 	def _advise(self, k):
 		"""Has the kernel read batch k ahead."""
-		if k >= self.end or not hasattr(os, "posix_fadvise") or self.shards.growing: return
-		with suppress(OSError):
-			for index, offset, count in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
-				os.posix_fadvise(self._open(index, offset).fileno(), offset, TOKEN_BYTES * count, os.POSIX_FADV_WILLNEED)
-		self.doing = math.inf, *self.doing[1:]
-	def _feed(self, slots=(), more=0):
-		"""Takes back unused slots, and hands the reader as many as it may fill."""
+		if k >= self.end or self.shards.growing: return
+		with suppress(OSError, AttributeError):  # macOS has no such call
+			for i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
+				os.posix_fadvise(self._open(i, offset).fileno(), offset, TOKEN_BYTES * n, os.POSIX_FADV_WILLNEED)
+		self.since = math.inf
+	def _feed(self, slots=()):
+		"""Takes slots back, hands out those to fill."""
 		self.spare += slots
-		self.due += more
-		while self.due and self.spare:
-			self.due -= 1
+		while self.spare and self.given < self.taken + self.overlap.queue:
+			self.given += 1
 			self.free.put(self.spare.pop(0))
 	def _take(self):
-		"""The next host batch goes to the stage; a wait has a bound."""
-		self._feed(self.stage.recycle(), not self.overlap.prefetch)
-		while self.ready.empty() and self.stage.pending:  # the device is busy with what its copies wait for
+		"""The next host batch goes to the stage."""
+		self._feed(self.stage.recycle())
+		while self.ready.empty() and self.stage.pending:  # the device is busy with what copies wait for
 			self._feed(self.stage.recycle(block=True))
-		started = now()
+		start = now()
 		with self.spans("input_wait", HOST): slot = self._await()
-		self._feed(more=self.overlap.prefetch)
 		self.taken += 1
-		self.host_waits_ms.append(1e3 * (now() - started))
-		if not self.slots: self.stage.waited(self.host_waits_ms[-1])  # else events tell
+		if self.overlap.prefetch: self._feed()
+		self.host_waits_ms.append(ms := 1e3 * (now() - start))
+		if not self.slots: self.stage.waited(ms)
 		self.stage.submit(slot)
-	def where(self): return f"{self.doing[1]} at byte {self.doing[2]}"
 	def _await(self):
 		while True:
 			try: slot = self.ready.get(timeout=0.2)
 			except queue.Empty:
 				if self.watch.signum: raise Stop from None
-				if time.monotonic() - self.doing[0] < self.stall_seconds: continue
-				faulthandler.dump_traceback()  # of all threads, to stderr
-				raise RunError(f"{self.who} has waited for {self.where()} for over DATA_STALL_SECONDS="
-					f"{shown(self.stall_seconds)}: move DATA_PATH to a local disk") from None
-			if slot is not None: return slot
+				if time.monotonic() - self.since < self.stall_seconds: continue
+				faulthandler.dump_traceback()
+				raise RunError(f"{self.who} has waited for {self.where} over DATA_STALL_SECONDS={self.stall_seconds:g}: move "
+					"DATA_PATH to a local disk") from None
+			if slot: return slot
 			self.ready.put(None)
-			what = self.error if isinstance(self.error, RunError) else f"{self.where()}: {self.error!r}"
+			what = self.error if isinstance(self.error, RunError) else f"{self.where}: {self.error!r}"
 			raise RunError(f"{self.who} failed on {what}") from self.error
 	def __iter__(self): return self
 	def __next__(self):
-		"""The next batch; uploads of later ones that were read are issued too."""
+		"""Also issues uploads of later batches that were read."""
 		if self.handed >= self.end: raise StopIteration
 		if self.watch.signum: raise Stop
 		self.stage.ask()
 		if self.taken == self.handed:
-			self.late_copies += bool(self.handed and self.slots)
+			self.late_copies += self.handed > 0 < self.slots
 			self._take()
 		batch = self.stage.hand_out()
 		self.handed += 1
@@ -802,10 +791,9 @@ class Pipeline:
 
 # === MODEL ===
 class Linear(nn.Linear):
-	"""A float32 weight cast to the activation's dtype at use: from torch 2.12 on autocast would compute rms_norm, and so
-	the residual stream, in float32 (pytorch/pytorch PR 174824)."""
-	def __init__(self, fan_in, fan_out, zero=False):
-		super().__init__(fan_in, fan_out, bias=False)
+	"""Float32, cast at use: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
+	def __init__(self, *sizes, zero=False):
+		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
 	def forward(self, x): return F.linear(x, self.weight.to(x.dtype))
 def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
@@ -815,7 +803,7 @@ def rotate(x, rotary):
 	return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
 
 class Attention(nn.Module):
-	"""Causal attention: grouped queries, rms norm on queries and keys, a gain per query head."""
+	"""Causal, grouped queries, rms norm on queries and keys, a gain per query head."""
 	def __init__(self, cfg):
 		super().__init__()
 		D, self.gqa = cfg.model_dim, cfg.num_heads != cfg.num_kv_heads
@@ -833,14 +821,14 @@ class Block(nn.Module):
 	"""Attention and the MLP down(relu(up x)^2) (arXiv:2109.08668), scaled by channel; x0, the embedding, is mixed in."""
 	def __init__(self, cfg):
 		super().__init__()
-		D, hidden, ones = cfg.model_dim, cfg.mlp_mult * cfg.model_dim, torch.ones(cfg.model_dim)
+		ones = torch.ones(D := cfg.model_dim)
 		self.attn = Attention(cfg)
-		self.mlp = nn.ModuleDict({"fc": Linear(D, hidden), "proj": Linear(hidden, D, zero=True)})
-		self.attn_scale, self.mlp_scale = nn.Parameter(ones.clone()), nn.Parameter(ones.clone())
+		self.mlp = nn.ModuleDict({"fc": Linear(D, cfg.mlp_mult * D), "proj": Linear(cfg.mlp_mult * D, D, zero=True)})
+		self.attn_scale, self.mlp_scale = (nn.Parameter(ones.clone()) for _ in "am")
 		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
 	def forward(self, x, x0, rotary):
-		mix = self.resid_mix.to(x.dtype)
-		x = mix[0] * x + mix[1] * x0
+		a, b = self.resid_mix.to(x.dtype)
+		x = a * x + b * x0
 		x = x + self.attn_scale.to(x.dtype) * self.attn(rms_norm(x), rotary)
 		return x + self.mlp_scale.to(x.dtype) * self.mlp.proj(F.relu(self.mlp.fc(rms_norm(x))).square())
 
@@ -848,26 +836,25 @@ class GPT(nn.Module):
 	"""The challenge's baseline: half of the blocks push their outputs, the others add them back."""
 	def __init__(self, cfg, dtype):
 		super().__init__()
-		self.dtype, self.logit_softcap, self.num_encoder = dtype, cfg.logit_softcap, cfg.num_layers // 2
-		self.tok_emb = nn.Embedding(cfg.vocab_size, cfg.model_dim)
-		self.skip_weights = nn.Parameter(torch.ones(self.num_encoder, cfg.model_dim))
+		D, self.dtype, self.cap = cfg.model_dim, dtype, cfg.logit_softcap
+		self.tok_emb = nn.Embedding(cfg.vocab_size, D)
+		self.skip_weights = nn.Parameter(torch.ones(cfg.num_layers // 2, D))
 		self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.num_layers))
-		self.lm_head = None if cfg.tie_embeddings else Linear(cfg.model_dim, cfg.vocab_size, zero=True)
+		self.lm_head = None if cfg.tie_embeddings else Linear(D, cfg.vocab_size, zero=True)
 		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
-		channels = torch.arange(0, d := cfg.model_dim // cfg.num_heads, 2) / d
-		angle = torch.outer(torch.arange(cfg.train_seq_len).float(), cfg.rope_base ** -channels)
+		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
+		angle = torch.arange(cfg.train_seq_len)[:, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
 	def forward(self, x, y):
-		"""Mean cross-entropy in nats, a float32 scalar, of predicting y from x, both (B, T)."""
-		x, skips = rms_norm(self.tok_emb(x).to(self.dtype)), []  # (B, T, D)
-		x0 = x
-		for i, block in enumerate(self.blocks):
-			if i >= self.num_encoder and skips: x = x + self.skip_weights[i - self.num_encoder].to(x.dtype) * skips.pop()
+		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
+		x = x0 = rms_norm(self.tok_emb(x).to(self.dtype))  # (B, T, D)
+		skips = []
+		for i, block in enumerate(self.blocks, -len(self.skip_weights)):
+			if i >= 0 and skips: x = x + self.skip_weights[i].to(x.dtype) * skips.pop()
 			x = block(x, x0, self.rotary)
-			if i < self.num_encoder: skips.append(x)
+			if i < 0: skips.append(x)
 		logits = F.linear(rms_norm(x), (self.lm_head or self.tok_emb).weight.to(x.dtype))
-		logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
-		return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
 
 def compiled(model, log):
 	"""`model` through torch.compile; eager, with one warning, where that cannot work."""
@@ -876,74 +863,67 @@ def compiled(model, log):
 		try: return calls[0](x, y)
 		except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
 			if calls.pop(0) is model: raise
-			log.line(f"warning: torch.compile does not work here, so without it: {first_line(error)}")
+			log.line(f"warning: torch.compile does not work here: {first_line(error)}")
 			return model(x, y)
 	return call
 
 # === OPTIMIZERS ===
-def newton_schulz(matrices, iterations, dtype):
+def newton_schulz(x, steps, dtype):
 	"""(n, rows, cols) -> about the nearest semi-orthogonal, in `dtype` (https://kellerjordan.github.io/posts/muon/)."""
-	tall = matrices.size(-2) > matrices.size(-1)
-	x = (matrices.mT if tall else matrices).to(dtype)
+	tall = x.size(-2) > x.size(-1)
+	x = (x.mT if tall else x).to(dtype)
 	x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-	for _ in range(iterations):
+	for _ in range(steps):
 		gram = x @ x.mT
 		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 	return x.mT if tall else x
 
-class FlatParameters:
-	"""All parameters, and all gradients, as one float32 vector each, of which every Parameter and .grad is a view: one
-	reduction a step, which `tail` more elements ride."""
+class Flat:
+	"""Parameters and gradients as views of one float32 vector each: one reduction a step, which `tail` elements ride."""
 	def __init__(self, groups, tail):
-		ends = list(itertools.accumulate(-(-sum(p.numel() for p in group) // 64) * 64 for group in groups))  # aligned
-		self.values = torch.zeros(ends[-1], device=groups[0][0].device)
-		self.reduced = torch.zeros(ends[-1] + tail, device=self.values.device)
-		self.grads, self.tail = self.reduced[:ends[-1]], self.reduced[ends[-1]:]
-		self.halted = torch.zeros((), dtype=torch.bool, device=self.values.device)
-		self.groups = []  # one-dimensional (values, gradients) of each
-		for group, start in zip(groups, [0, *ends]):
-			end = start
+		sizes, device = [-(-sum(p.numel() for p in group) // 64) * 64 for group in groups], groups[0][0].device  # aligned
+		self.values, self.reduced = (torch.zeros(sum(sizes) + n, device=device) for n in (0, tail))
+		self.grads, self.tail = self.reduced.split((sum(sizes), tail))
+		self.halted, self.groups = torch.zeros((), dtype=torch.bool, device=device), []  # 1-D (values, gradients)
+		for group, values, grads in zip(groups, self.values.split(sizes), self.grads.split(sizes)):
+			end = 0
 			for p in group:
 				here = slice(end, end := end + p.numel())
-				self.values[here] = p.detach().flatten()
-				p.data, p.grad = self.values[here].view(p.shape), self.grads[here].view(p.shape)
-			self.groups.append((self.values[start:end], self.grads[start:end]))
+				values[here] = p.detach().flatten()
+				p.data, p.grad = values[here].view(p.shape), grads[here].view(p.shape)
+			self.groups.append((values[:end], grads[:end]))
 
 class Optimizers:
-	"""Muon on the blocks' matrices; Adam on embedding, head and all that is small."""
+	"""Muon on the blocks' matrices; Adam on all else."""
 	def __init__(self, model, cfg, tail):
-		self.cfg, self.muon_dtype = cfg, torch.bfloat16 if model.skip_weights.is_cuda else torch.float32
-		banks, small = defaultdict(list), [model.skip_weights]
+		self.cfg, banks, small = cfg, defaultdict(list), [model.skip_weights]
 		for name, p in model.blocks.named_parameters():
 			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else banks[p.shape]).append(p)
-		adam, rates = [[model.tok_emb.weight], small], [cfg.tied_embed_lr, cfg.scalar_lr]
-		if model.lm_head:
-			adam, rates = [adam[0], [model.lm_head.weight], small], [cfg.embed_lr, cfg.head_lr, cfg.scalar_lr]
-		self.flat = FlatParameters([*banks.values(), *adam], tail)
+		adam, rates = [[model.tok_emb.weight]], [cfg.tied_embed_lr]
+		if head := model.lm_head: adam, rates = [*adam, [head.weight]], [cfg.embed_lr, cfg.head_lr]
+		self.flat = Flat([*banks.values(), *adam, small], tail)
 		self.banks = [[flat.view(-1, *shape) for flat in group]  # values, gradients: (n, rows, cols)
 			for shape, group in zip(banks, self.flat.groups)]
-		self.averages = [torch.zeros_like(values) for values, _ in self.banks]
-		groups = []
-		for (values, grads), lr in zip(self.flat.groups[len(banks):], rates):
-			(vector := nn.Parameter(values)).grad = grads
-			groups.append(dict(params=[vector], lr=lr, base_lr=lr))
+		self.averages, groups, state = [torch.zeros_like(values) for values, _ in self.banks], [], {}
+		for (values, grads), lr in zip(self.flat.groups[len(banks):], [*rates, cfg.scalar_lr]):
+			(p := nn.Parameter(values)).grad = grads
+			groups.append(dict(params=[p], lr=lr, base_lr=lr))
+			state[p] = dict(step=p.new_zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
 		self.adam = torch.optim.Adam(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
-		for p in (group["params"][0] for group in groups):  # as its first step would
-			self.adam.state[p] = dict(step=p.new_zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+		self.adam.state.update(state)  # as its first step would
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0:
 			self.flat.grads.mul_((limit / (self.flat.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
-		"""One update from the reduced gradients; Muon's is scaled by sqrt(max(1, rows / cols)). Once flat.halted is set
-		(gradients are zero then) nothing changes."""
+		"""Muon's update is scaled by sqrt(max(1, rows / cols)). Once flat.halted is set nothing changes."""
 		self.adam.found_inf = (halted := self.flat.halted).float()
+		dtype = (torch.float32, torch.bfloat16)[halted.is_cuda]
 		for (values, grads), average in zip(self.banks, self.averages):
 			average.mul_(torch.where(halted, 1.0, momentum)).add_(grads)
-			update = newton_schulz(grads.add(average, alpha=momentum), self.cfg.muon_backend_steps, self.muon_dtype)
-			update = update.masked_fill(halted, 0)
-			scale = max(1.0, values.size(-2) / values.size(-1)) ** 0.5
-			values.add_(update, alpha=-self.cfg.matrix_lr * lr_scale * scale)
+			update = newton_schulz(grads.add(average, alpha=momentum), self.cfg.muon_backend_steps, dtype)
+			rate = self.cfg.matrix_lr * lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
+			values.add_(update.masked_fill(halted, 0), alpha=-rate)
 		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
 		self.adam.step()
 	def snapshot(self): return [t.clone() for t in self.tensors()]
@@ -954,49 +934,46 @@ class Optimizers:
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
-	"""The learning rate's factor: 1, then linearly to 0 at the end."""
-	if cfg.warmdown_iters == 0: return 1.0
-	if cfg.max_wallclock_seconds <= 0: return min(1.0, (cfg.iterations - step) / cfg.warmdown_iters)
-	remaining_ms = max(0.0, 1e3 * cfg.max_wallclock_seconds - elapsed_ms)
-	return min(1.0, remaining_ms * max(step, 1) / max(cfg.warmdown_iters * elapsed_ms, 1e-9))
+	"""The learning rate's factor: 1, at the end linearly to 0."""
+	n, cap_s = cfg.warmdown_iters, cfg.max_wallclock_seconds
+	if not n: return 1.0
+	if cap_s <= 0: return min(1.0, (cfg.iterations - step) / n)
+	return min(1.0, max(0.0, 1e3 * cap_s - elapsed_ms) * max(step, 1) / max(n * elapsed_ms, 1e-9))
 def muon_momentum(cfg, step):
-	"""Linear from its start to MUON_MOMENTUM over the warm-up steps."""
-	start, steps = cfg.muon_momentum_warmup_start, cfg.muon_momentum_warmup_steps
-	share = step / steps if step < steps else 1.0
-	return (1 - share) * start + share * cfg.muon_momentum
+	"""Linear up to MUON_MOMENTUM."""
+	share = step / n if step < (n := cfg.muon_momentum_warmup_steps) else 1.0
+	return (1 - share) * cfg.muon_momentum_warmup_start + share * cfg.muon_momentum
 
 Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
 class Control:
-	"""The control vector, the tail of a step's gradient reduction: what the ranks agree on. Read two steps late its event
-	has long passed, so nothing drains the device; every rank waits for it and none queries it, so all decide alike at
-	the same step. A crc travels in three parts of 11 bits: exact float32 sums. A rank's loss that is not finite, or its
-	signal, sets `halted` on the device at once: that step and all later ones change nothing."""
+	"""The control vector of README.md. A crc travels in parts of 11 bits: exact float32 sums."""
 	FIELDS = 6  # before those of each rank
 	def __init__(self, flat, rt):
-		self.flat, self.rt, self.lag = flat, rt, 2 if rt.cuda else 1
-		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received) of a step
-		self.events = [torch.cuda.Event(blocking=True) if rt.cuda else None for _ in range(3)]
+		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
+		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received)
+		self.events = [torch.cuda.Event(blocking=True) for _ in range(3 * rt.cuda)]
 	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
-		"""Sums gradients and tail over the ranks. loss: a device scalar, this rank's share of the mean loss."""
-		(sent, received), rank, W, tail = self.ring[step % 3], self.rt.rank, self.rt.world_size, self.flat.tail
-		waits, grads = [wait_ms * (r == rank) for r in range(W)], self.flat.grads
-		parts = [data_crc >> bits & 0x7FF for bits in (0, 11, 22)]
-		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, self.rt.watch.signum, *waits, *[0.0] * W]))
+		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
+		(sent, received), rt, flat = self.ring[step % 3], self.rt, self.flat
+		tail, grads, bad = flat.tail, flat.grads, flat.tail[self.FIELDS + rt.world_size:]
+		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
+		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.watch.signum])
+		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
-		tail[4], tail[self.FIELDS + W + rank] = loss, ~torch.isfinite(loss + grads.sum())
-		self.rt.all_reduce(self.flat.reduced)
-		self.flat.halted |= tail[5] + tail[self.FIELDS + W:].sum() > 0
-		grads.masked_fill_(self.flat.halted, 0)
+		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
+		rt.all_reduce(flat.reduced)
+		flat.halted |= tail[5] + bad.sum() > 0
+		grads.masked_fill_(flat.halted, 0)
 		received.copy_(tail, non_blocking=True)
-		if self.rt.cuda: self.events[step % 3].record()
+		if rt.cuda: self.events[step % 3].record()
 	def read(self, step):
-		"""Synchronisation point: waits for the reduction of `step`, two steps ago (for a log line: just now)."""
+		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now); no rank queries its event."""
 		self.rt.watch.since = now()
 		if self.rt.cuda: self.events[step % 3].synchronize()
 		self.rt.watch.since = math.inf
-		low, mid, high, elapsed_ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
-		crc, W = int(low) + (int(mid) << 11) + (int(high) << 22) & CRC, self.rt.world_size
-		return Agreed(elapsed_ms, loss, stop, crc, ranks[:W], ranks[W:])
+		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
+		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
+		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
 
 # === EVALUATION ===
 class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
@@ -1029,34 +1006,32 @@ def tokenizer_faults(cfg):
 		yield "tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one"
 
 class Validation:
-	"""The validation split: nats from the model, bytes from the tokens alone: counted once."""
+	"""The validation split: nats from the model; bytes from the tokens, counted once."""
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
 		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
 		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		on_device = ByteTable(*(torch.from_numpy(part).to(rt.device) for part in self.table))
-		self.device_table = on_device if cfg.val_bytecount_device == "cuda" else None
-	def host_bytes(self, plan, rows, tokens):
-		"""Runs in the reader thread, behind the first validation."""
-		return 0 if self.bytes or self.device_table else int(self.table.count(tokens[:-1], tokens[1:]))
+		self.on_device = cfg.val_bytecount_device == "cuda"
+		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
+	def host_bytes(self, plan, rows, tokens):  # in the reader thread
+		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, milliseconds); waits for the device only where it says so. Halt: a signal came."""
-		every, log, seen, batches = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
-		sums, started = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
-		told, foretell = started, forecast(self.rt, log, f"{scope}: {batches} batches", batches, compiles=compiles)
-		pipeline = Pipeline(self, "val", self.host_bytes, spans)
-		with suppress(Stop), closing(pipeline), spans("validate"):
+		"""(nats a token, bits per byte, ms). Halt: a signal came."""
+		every, log, seen, total = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
+		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
+		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
+		with suppress(Stop), closing(Pipeline(self, "val", self.host_bytes, spans)) as pipeline, spans("validate"):
 			next(foretell)
-			for done, batch in enumerate(pipeline, 1):
+			for k, batch in enumerate(pipeline, 1):
 				x, y, digest = batch
 				with spans("forward"): sums[0] += loss_of(x, y).double() * y.numel()
-				sums[1] += self.device_table.count(x, y) if self.device_table and not self.bytes else digest & CRC
-				self.verify.consumed(pipeline, batch, done)
-				seen, at = seen + y.numel(), f"{scope} batch {done}/{batches}"
+				sums[1] += self.table.count(x, y) if self.on_device and not self.bytes else digest & CRC
+				self.verify.consumed(pipeline, batch, k)
+				seen, at = seen + y.numel(), f"{scope} batch {k}/{total}"
 				next(foretell), next(foretell)
-				if every and done % every == 0:  # a synchronisation point
+				if every and k % every == 0:  # a synchronisation point
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
 		sums[2] = self.rt.watch.signum
@@ -1064,7 +1039,7 @@ class Validation:
 		if stop: raise Halt(self.rt.watch.signum or signal.SIGTERM)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
-		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - started)
+		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - start)
 
 # === ARTIFACT ===
 CAP_BYTES = 16_000_000  # of script and artifact together

@@ -405,7 +405,7 @@ def test_reads_below_the_need_are_reported_with_both_rates(corpus: Corpus, tmp_p
     source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
     call = "file.readinto(out[done:])\n"
     assert source.count(call) == 1
-    script.write_text(source.replace(call, call + "\t\t\ttime.sleep(count / 20e3)\n"))
+    script.write_text(source.replace(call, call + "\t\t\ttime.sleep(n / 20e3)\n"))
     run = run_trainer(tmp_path, script=script, **{**SMALL_MODEL, **corpus.env, "ITERATIONS": 15, "VAL_LOSS_EVERY": 0,
                                                   "VAL_TOKENS": 500})
     assert run.code == 0, run.err[-2000:]
