@@ -269,43 +269,38 @@ def write_atomic(path, data):
 # === INSTRUMENTS ===
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks, beside "<split> reader"
-TRACE_EVENTS, TRACE_VAL_BATCHES = 150_000, 50  # below 20 MB before compression, at 100 bytes an event
+TRACE_EVENTS = 150_000  # below 20 MB uncompressed
 class Clock:
-	"""Training time in ms; both edges wait for the device (synchronisation points)."""
+	"""Training time in ms; both edges are synchronisation points."""
 	total_ms, since = 0.0, math.inf
 	def __init__(self, rt): self.rt = rt
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def start(self):
-		self.rt.synchronize()
-		self.since = now()
+	def start(self): self.since = self.rt.synchronize() or now()
 	def stop(self):
 		self.rt.synchronize()
 		self.total_ms, self.since = self.now_ms(), math.inf
-
-def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""A generator, advanced before and after each piece of work. After the first (that compiles: the second) the console
-	says how long `count` units of `pieces` take and, on too slow a CPU, what to run instead."""
+def forecast(rt, log, unit, count, pieces=1, cap_s=0.0, compiles=False):
+	"""Advanced before and after each piece of work; tells, once one ran (not the one that compiles), how long all take."""
 	for _ in range(1 + compiles):
-		(clock := Clock(rt)).start()  # synchronisation points: four at most
+		start = rt.synchronize() or now()  # synchronisation points: four at most
 		yield
-		clock.stop()
+		unit_s = pieces * ((rt.synchronize() or now()) - start)
 		yield
-	unit_s = pieces * clock.total_ms / 1e3
-	total_s = round(min(count * unit_s, cap_s if cap_s > 0 else math.inf))
-	log.console(f"({unit}: about {unit_s:.3g} s each, {datetime.timedelta(seconds=total_s)} in all)")
-	if total_s > 600 and not rt.cuda: log.console(f"(long: on a CPU `python3 {QUICKSTART}` takes two minutes)")
+	total_s = min(count * unit_s, cap_s if cap_s > 0 else math.inf)
+	hint = f"; on a CPU try `python3 {QUICKSTART}`" * (total_s > 600 and not rt.cuda)
+	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
 class Spans:
-	"""Instruments, off. Code marks phases, `with spans("forward"):`, and never asks who listens."""
+	"""Instruments, off. `with spans("forward"):` marks a phase."""
 	nothing = contextlib.nullcontext()
 	def __call__(self, name, track=DEVICE): return self.nothing
 	def instant(self, name, track): pass
 	def handed(self, pipeline): pass  # after each batch
 	def step_done(self, step): pass
-	def close(self): pass  # says what was found; may come twice
+	def close(self): pass  # may come twice
 class Recorder(Spans):
-	"""mark(track) begins and ends a phase, add() keeps it; begin() prepares."""
+	"""mark(track) begins and ends a phase, add() keeps it."""
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log = cfg, rt, log
 		self.begin()
@@ -314,50 +309,45 @@ class Recorder(Spans):
 		begin = self.mark(track)
 		yield
 		self.add(name, track, begin, self.mark(track))
-
 class Breakdown(Recorder):
-	"""TRAINING_TIMING_BREAKDOWN: each phase alone, a synchronisation point at both its ends."""
+	"""Each phase alone, a synchronisation point at both its ends."""
 	def begin(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: costs all overlap and two waits for the device a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two waits for the device a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # it does no CUDA work
-		started = now()
+		start = now()
 		self.rt.synchronize()
-		self.ms["sync"] += 1e3 * (now() - started)
-		return now()
+		self.ms["sync"] += 1e3 * ((end := now()) - start)
+		return end
 	def add(self, name, track, begin, end):
-		if name == "validate": self.ms.clear()  # of its own phases: a step's are meant
+		if name == "validate": self.ms.clear()  # of its own phases
 		self.ms[name] += 1e3 * (end - begin)
 	def step_done(self, step):
 		ms, n = self.ms, self.cfg.accumulation(self.rt.world_size)
 		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (now() - self.since) - ms["validate"]))
 		self.since = now()
-		for name in ("input_wait", "h2d", "forward", "backward"): ms[name] /= n
-		ms.update(step=step, n=n)
-		if step <= 10 or step % self.cfg.training_timing_every == 0: self.log.line(
-			"timing_breakdown step:{step} micro_steps:{n} batch_cpu_ms:{input_wait:.2f} batch_h2d_ms:{h2d:.2f} "
-			"forward_ms:{forward:.2f} backward_ms:{backward:.2f} grad_clip_ms:{grad_clip:.2f} optimizer_ms:{optimizer:.2f} "
-			"val_ms:{validate:.2f} explicit_sync_ms:{sync:.2f} (per_optimizer_step; forward/backward/batch averaged over "
-			"micro_steps; grad_accum_steps={n}) reduce_ms:{reduce:.2f}".format_map(ms))
+		if step > 10 and step % self.cfg.training_timing_every: return ms.clear()
+		phases = zip("batch_cpu batch_h2d forward backward grad_clip optimizer val explicit_sync".split(),
+			"input_wait h2d forward backward grad_clip optimizer validate sync".split(), [n] * 4 + [1] * 4)
+		shown = words({f"{label}_ms": ms[name] / parts for label, name, parts in phases})
+		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} {shown} (per_optimizer_step; forward/backward/batch "
+			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
 		ms.clear()
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
-		self.log.line(f"overlappable: {share}: the most that overlap can win here")
-
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)")
 class Trace(Recorder):
-	"""TRACE_STEPS: what ran when in steps with overlap on and, cut, one validation. Host times; with CUDA the device's, by
-	events: it is waited for at the start and the end alone."""
+	"""What ran when in steps with overlap on and, cut, one validation; on the device by its own clock."""
 	def begin(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
 		self.path = self.log.path.with_suffix(".trace.json.gz")
-		self.rt.synchronize()  # synchronisation point: here host and device times are one
+		self.rt.synchronize()  # synchronisation point: host and device times meet
 		self.base = self.mark(DEVICE)
 		self.instant("warm_up_end", HOST)
 	def mark(self, track):
-		"""(host seconds, on the device's tracks an event on the current stream)."""
+		"""(host seconds, an event if the track is the device's)."""
 		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
 		return now(), event
 	def __call__(self, name, track=DEVICE):
@@ -369,9 +359,9 @@ class Trace(Recorder):
 	def instant(self, name, track):
 		if self.on: self.add(name, track, self.mark(HOST))
 	def handed(self, pipeline):
-		self.on = self.steps > 0 if pipeline.name == "train" else self.on and pipeline.handed <= TRACE_VAL_BATCHES
-		depth = dict(host=pipeline.ready.qsize(), device=pipeline.taken - pipeline.handed)
-		self.instant(f"{pipeline.name} queues", depth)
+		self.on = self.steps > 0 if pipeline.name == "train" else self.on and pipeline.handed <= 50
+		queues = dict(host=pipeline.ready.qsize(), device=pipeline.taken - pipeline.handed)
+		self.instant(f"{pipeline.name} queues", queues)
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's trace-event format, times in microseconds."""
@@ -384,20 +374,17 @@ class Trace(Recorder):
 			yield dict(name=name, pid=0, ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
-		"""Writes the file, once; if that fails the run goes on."""
 		path, self.path, self.on = self.path, None, False
 		if not path: return
 		try:
-			self.rt.synchronize()  # synchronisation point: all events have passed
+			self.rt.synchronize()  # synchronisation point
 			write_atomic(path, gzip.compress(json.dumps({"traceEvents": list(self.rows())}).encode()))
-			self.log.line(f"trace: {path} (https://ui.perfetto.dev, or python3 logs/trace.py {path})")
+			self.log.line(f"trace: {path} (https://ui.perfetto.dev, or logs/trace.py)")
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
-def batch_sum(x, y):
-	"""Position-weighted int64 sum, wrapping."""
-	return (3 * x + y).reshape(-1).cumsum(0).sum()
+def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by position, int64, wraps
 class Verify:
-	"""DATA_VERIFY: the sum of what was read, above the digest's 32 bits, against that of x and y after use."""
+	"""A batch's sum as read, above the digest's 32 bits, against that of x and y after use."""
 	def __init__(self, on, log): self.on, self.log, self.pending, self.checked = on, log, [], 0
 	def digest(self, plain):
 		def summed(plan, rows, tokens):
@@ -406,52 +393,46 @@ class Verify:
 			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
 		return summed if self.on else plain
 	def consumed(self, pipeline, batch, place):
-		if not self.on: return
-		slot = (pipeline.handed - 1) % (pipeline.slots or pipeline.overlap.queue + 1)  # used in turn
-		self.pending.append((f"{pipeline.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(*batch[:2])))
+		if self.on: self.pending.append((f"{pipeline.who}, {place}", batch[2] >> 32, batch_sum(*batch[:2])))
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
-		"""Synchronisation point; RunError if a batch was overwritten while in use."""
+		"""Synchronisation point; RunError if a batch changed while in use."""
 		for where, read, held in self.pending:
-			if held.item() != read: raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1, report it")
+			if held.item() != read: raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1")
 		self.pending, self.checked = [], self.checked + len(self.pending)
 		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
 # === DATA ===
-CRC = 0xFFFFFFFF  # the low 32 bits
-SPANS_A_STEP = 8  # the challenge's order: a step is 8 spans of TRAIN_BATCH_TOKENS / 8 + 1 tokens
+CRC = 0xFFFFFFFF
+SPANS_A_STEP = 8  # the challenge's: a step is 8 spans of TRAIN_BATCH_TOKENS / 8 + 1 tokens
 MAGIC_VERSION, HEADER_BYTES, TOKEN_BYTES = (20240520, 1), 1024, 2  # of a shard
-EDGE_TOKENS = 32_768  # at both ends of a shard, held against the vocabulary
-STALE_SECONDS = 30    # without a sign of life a producer is dead
+EDGE_TOKENS = 32_768  # at both ends of a shard, checked
 QUICKSTART, DOWNLOAD = "data/quickstart.py", "data/cached_challenge_fineweb.py --variant sp1024"
 def shard_tokens(path):
 	"""A shard's token count; RunError unless header and size are right."""
-	try:
-		with open(path, "rb") as file: header, size = file.read(12).ljust(12, b"\0"), os.fstat(file.fileno()).st_size
+	try: header, (size, _) = np.fromfile(path, "<i4", 3).tolist(), stamp(path)
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it") from error
-	magic, version, count = np.frombuffer(header, "<i4").tolist()
-	whole = HEADER_BYTES + TOKEN_BYTES * count
-	if (magic, version) == MAGIC_VERSION and size == whole > HEADER_BYTES: return count
-	raise RunError(f"{path}: magic {magic}, version {version} (not {MAGIC_VERSION}), {size} bytes ({count} tokens need "
-		f"{whole}): no whole shard: delete it, fetch or make it again")
-def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns  # tells that a file was changed
+	magic, version, n = (header + [0] * 3)[:3]
+	whole = HEADER_BYTES + TOKEN_BYTES * n
+	if (magic, version) == MAGIC_VERSION and size == whole > HEADER_BYTES: return n
+	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not {MAGIC_VERSION}), {size} bytes "
+		f"({n} tokens need {whole}): delete it, fetch it again")
+def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
-	"""What a JSON file holds; {} where there is none."""
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
 def promised(folder, split):
-	"""How many shards the manifest promises, if it does."""
+	"""How many shards the manifest promises; 0: unknown."""
 	with suppress(KeyError, TypeError, StopIteration): return next(d["stats"][f"files_{split}"]
 		for d in read_json(folder / "../../manifest.json")["datasets"] if d["name"] == folder.resolve().name)
 	return 0
 def producing(folder):
-	"""What the producer (a download, a tokenizer) at work in a folder last said; {}: none is."""
+	"""What the producer at work there last said; {}: none is."""
 	state = read_json(folder / ".producing")
-	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > STALE_SECONDS else state
+	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""The files of a split in name order, as a stream of tokens that never ends. Those that a producer at work promises
-	join in the order of their numbers."""
+	"""A split's files by name, an endless stream of tokens; those that a live producer makes join in turn."""
 	def __init__(self, folder, split):
 		self.folder, self.awaited = Path(folder), None
 		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
@@ -467,27 +448,27 @@ class Shards:
 		self.paths.append(path)
 		self.stamps.append(stamp(path))
 	def await_token(self, token, reader):
-		"""Until `token` is on disk, or the set complete. RunError if the producer failed, died or stands still."""
+		"""Until `token` is on disk, or the set complete. RunError if the producer fails."""
 		moved = time.monotonic()
 		while self.growing and token >= self.ends[-1] and not reader.closed:
-			state, path, still_s = producing(self.folder), self.numbered(len(self.paths)), time.monotonic() - moved
+			state, path = producing(self.folder), self.numbered(n := len(self.paths))
 			if path.exists(): self.add(path)
-			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
-			elif not state or "error" in state or still_s > reader.stall_seconds:
+			elif n and (not state or state.get("shards_promised") == n): self.growing = False
+			elif not state or "error" in state or time.monotonic() - moved > reader.stall_seconds:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
 				if (done := state.get("progress")) != self.growing: moved, self.growing = time.monotonic(), done or True
-				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
+				if path != self.awaited: reader.log.say("stall", "waiting for {}", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
 		"""A stretch of the stream as (file index, byte offset, tokens)."""
 		while count > 0:
-			position = first % self.total
-			index = bisect.bisect_right(self.ends, position) - 1
-			taken = min(count, self.ends[index + 1] - position)
-			yield index, HEADER_BYTES + TOKEN_BYTES * (position - self.ends[index]), taken
-			first, count = first + taken, count - taken
+			at = first % self.total
+			i = bisect.bisect_right(self.ends, at) - 1
+			n = min(count, self.ends[i + 1] - at)
+			yield i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
+			first, count = first + n, count - n
 
 def dataset_faults(cfg):
 	"""Shards that are missing, damaged, of another vocabulary."""
@@ -513,30 +494,23 @@ def where_else(cfg, name):
 		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
 	return f"make some: `python3 {QUICKSTART} --prepare-only` prints paths; or fetch it: `python3 {DOWNLOAD}`"
 def cut_val_tokens(cfg, total):
-	"""Tokens of validation: whole rows, and one more to predict."""
-	return (min(total, cfg.val_tokens or total) - 1) // cfg.train_seq_len * cfg.train_seq_len + 1
-
-class BatchPlan(NamedTuple):
-	"""The rows of a rank's batch k, each of seq_len + 1 tokens: arithmetic, no state, so order cannot depend on timing."""
-	seq_len: int
-	span_rows: int   # in a span
-	first_row: int   # of batch 0
-	stride: int      # rows from one batch of the rank to its next
-	batch_rows: int  # in a full batch
-	end_row: int     # of the rank's share; training: never
+	"""Whole rows, and one more to predict."""
+	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
+class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
+	"""The rows of a rank's batch k, each of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride:
+	rows from batch to batch; batch_rows: in a full one; end_row: of the rank's share."""
 	@classmethod
-	def train(cls, cfg, rank, world_size):
+	def train(cls, cfg, rank, W):
 		"""Batch k is micro-step k % accumulation of step k // accumulation."""
 		rows = cfg.train_batch_tokens // cfg.train_seq_len
-		share = rows // (world_size * cfg.accumulation(world_size))
-		return cls(cfg.train_seq_len, rows // SPANS_A_STEP, rank * share, world_size * share, share, sys.maxsize)
+		n = rows // (W * cfg.accumulation(W))
+		return cls(cfg.train_seq_len, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
-	def val(cls, cfg, tokens, rank, world_size):
-		"""Rows floor(S * rank / W) to floor(S * (rank + 1) / W) of the S in `tokens` tokens."""
+	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // cfg.train_seq_len
-		first, end = rows * rank // world_size, rows * (rank + 1) // world_size
-		share = min(cfg.val_batch_rows(world_size), max(1, end - first))
-		return cls(cfg.train_seq_len, rows, first, share, share, end)
+		first, end = rows * rank // W, rows * (rank + 1) // W
+		n = min(cfg.val_batch_rows(W), max(1, end - first))
+		return cls(cfg.train_seq_len, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k):
 		first = self.first_row + k * self.stride
@@ -547,34 +521,28 @@ class BatchPlan(NamedTuple):
 		first = self.token(rows.start)
 		return first, self.token(rows.stop - 1) + self.seq_len + 1 - first
 	def last_token(self, rows):
-		"""Of the rows' step: all ranks wait for it, in their readers, not in a collective."""
-		step_rows = SPANS_A_STEP * self.span_rows
-		return self.token((rows.start // step_rows + 1) * step_rows) - 1
+		"""Of the rows' step: all ranks wait for it in their readers, not in a collective."""
+		n = SPANS_A_STEP * self.span_rows
+		return self.token((rows.start // n + 1) * n) - 1
 	def segments(self, rows):
 		"""The batch cut where spans end: (row, rows, token), within the batch."""
-		ends = range((rows.start // self.span_rows + 1) * self.span_rows, rows.stop, self.span_rows)
-		cuts = [rows.start, *ends, rows.stop]
-		return [(a - rows.start, b - a, self.token(a) - self.token(rows.start)) for a, b in zip(cuts, cuts[1:])]
+		first, n = rows.start, self.span_rows
+		cuts = [first, *range((first // n + 1) * n, rows.stop, n), rows.stop]
+		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
-	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks and accumulation."""
-	data, step, size = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len, TOKEN_BYTES * (plan.seq_len + 1)
-	starts = [(TOKEN_BYTES * begin + i * step, rows.start + row + i & CRC)
-		for row, count, begin in plan.segments(rows) for i in range(count)]
-	return sum([zlib.crc32(data[start:start + size], row) for start, row in starts]) & CRC
+	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
+	data, step = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len
+	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i & CRC)
+		for row, n, begin in plan.segments(rows) for i in range(n)) & CRC
 def widen(x, y, tokens, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy in the reader, tensors on the device."""
+	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors."""
 	T = x.shape[1]
-	for row, rows, begin in segments:
-		part = tokens[begin:begin + rows * T + 1]
-		x[row:row + rows], y[row:row + rows] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
+	for row, n, begin in segments:
+		part = tokens[begin:begin + n * T + 1]
+		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
 
-class Overlap(NamedTuple):
-	"""The overlap of a split in effect: its settings, less what rules them out."""
-	prefetch: bool     # off: read when asked for
-	queue: int         # host batches ready
-	copy_stream: bool  # off: uploads queue on the compute stream
-	device_slots: int  # batches on the device; 0: CPU
-	words: str         # for the log, with reasons
+class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots words")):
+	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; words: for the log."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
