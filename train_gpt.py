@@ -16,7 +16,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
-from typing import NamedTuple
 
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
