@@ -39,7 +39,7 @@ resumable = "auto or a path", str.strip
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting (its variable: the name in upper case), grouped as in README.md, which has units and meanings."""
+	"""Every setting (its variable: in upper case), grouped as in README.md, which has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: natural = 1337
@@ -76,20 +76,13 @@ class Config:
 	@property
 	def checkpoints(self): return Path("checkpoints", self.run_id)
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
-	def fitting_accumulation(self, world_size, least):
-		"""The least GRAD_ACCUM_STEPS from `least` on that divides a rank's rows, else the greatest, else 0."""
-		rows = self.train_batch_tokens // self.train_seq_len
-		fits = (g for g in range(1, rows // world_size + 1) if rows % (world_size * g) == 0)
-		return min(fits, default=0, key=lambda g: (g < least, abs(g - least)))
-	def val_batch_rows(self, world_size):  # of one rank
-		return self.val_batch_size // (world_size * self.accumulation(world_size)) // self.train_seq_len
 	def problems(self, world_size):
-		"""Every fault, with value and remedy. Reads data files, starts nothing on a device."""
+		"""Every fault, with value and remedy; starts nothing."""
 		faults = runtime_faults(self), self._shape_faults(world_size), tokenizer_faults(self), dataset_faults(self)
 		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
 			for name, text in itertools.chain(*faults)]
 	def _shape_faults(self, world_size):
-		"""Like the others: (a setting or "", what is wrong, what to do)."""
+		"""(a setting or "", what is wrong, what to do)."""
 		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
 		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
 		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
@@ -98,9 +91,8 @@ class Config:
 		if heads % self.num_kv_heads:
 			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
 		if self.train_batch_tokens % unit == 0 and rows % parts:
-			fits = self.fitting_accumulation(world_size, steps)
-			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set " +
-				f"{fits}, or " * (fits > 0) + f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set another, or "
+				f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
 		if self.val_batch_size < parts * T:
 			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
 		if self.trace_steps and self.training_timing_breakdown:
@@ -141,7 +133,7 @@ def print_help():
 GROUP_TIMEOUT, LEAVE_SECONDS = datetime.timedelta(minutes=5), 5  # longest wait for a rank; once told to stop
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """This rank was told to stop: it goes to the next collective, where the others learn it."""
-class Halt(Exception): """All ranks end after one step: (signal,) or, a loss not being finite, (0, where)."""
+class Halt(Exception): """All ranks end after one step: (signal,), or (0, where a loss is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
@@ -169,6 +161,7 @@ class Watch:
 	def _run(self):
 		self.signum = self.hears.recv(1)[0]
 		while now() - self.since < LEAVE_SECONDS + 2 * self.longest_s: time.sleep(0.2)
+		print("train_gpt.py: told to stop, and the other ranks do not come", file=sys.stderr)
 		faulthandler.dump_traceback()  # of all threads
 		os._exit(1)
 
@@ -209,7 +202,7 @@ class Runtime:
 			if dist.is_initialized(): call(*args, **options)
 		except RuntimeError as error:
 			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: see its error: "
-				f"{first_line(error)}") from error
+				f"{first_line(error)}")
 		self.watch.since = math.inf
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
@@ -225,12 +218,11 @@ class RunLog:
 		try:
 			if enabled:
 				self.path.parent.mkdir(exist_ok=True)
-				old = [*filter(Path.exists, () if resumed else names)]
-				last = datetime.datetime.fromtimestamp(max(map(os.path.getmtime, old), default=0))
-				for name in old: name.rename(name.with_suffix(f".{last:%Y%m%d-%H%M%S-%f}{name.suffix}"))
+				mark = time.time_ns()
+				for name in () if resumed else filter(Path.exists, names): name.rename(name.with_suffix(f".{mark}{name.suffix}"))
 			self.text, self.events = (open(name if enabled else os.devnull, "a", 1, encoding="utf-8") for name in names)
 		except OSError as error:
-			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write") from error
+			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write")
 		self.stdout = sys.stdout if enabled else self.text
 	def _print(self, stream, text):
 		"""A full disk or a closed terminal costs the log, not the run."""
@@ -244,7 +236,7 @@ class RunLog:
 	def event(self, name, **fields):
 		self._print("events", json.dumps({"event": name, "time": round(time.time(), 3), **fields}))
 	def say(self, event, template, **fields):
-		"""Fields as an event and, in the order of the template's braces, as text."""
+		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
 	def close(self):
@@ -253,7 +245,7 @@ class RunLog:
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
-	"""The whole file or none: a temporary beside it, fsync, rename."""
+	"""The whole file or none."""
 	temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file:
@@ -262,7 +254,7 @@ def write_atomic(path, data):
 			os.fsync(file.fileno())
 		os.replace(temporary, path)
 	except OSError as error:
-		raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk") from error
+		raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
 	finally: temporary.unlink(missing_ok=True)
 
 # === INSTRUMENTS ===
@@ -279,7 +271,7 @@ class Clock:
 		self.rt.synchronize()
 		self.total_ms, self.since = self.now_ms(), math.inf
 def forecast(rt, log, unit, count, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced before and after each piece of work; tells, once one ran (not the one that compiles), how long all take."""
+	"""Advanced around each piece of work; once one ran (not the one that compiles) it tells how long all take."""
 	for _ in range(1 + compiles):
 		start = rt.synchronize() or now()  # synchronisation points: four at most
 		yield
@@ -293,6 +285,7 @@ def forecast(rt, log, unit, count, pieces=1, cap_s=0.0, compiles=False):
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
 	nothing = contextlib.nullcontext()
+	def __init__(self, *_): pass
 	def __call__(self, name, track=DEVICE): return self.nothing
 	def instant(self, name, track): pass
 	def handed(self, pipeline): pass  # after each batch
@@ -336,9 +329,10 @@ class Breakdown(Recorder):
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)")
+		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
+		self.log.line(f"overlappable: {share}: the most that overlap can win here")
 class Trace(Recorder):
-	"""What ran when in steps with overlap on and, cut, one validation; on the device by its own clock."""
+	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def begin(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
 		self.path = self.log.path.with_suffix(".trace.json.gz")
@@ -383,7 +377,7 @@ class Trace(Recorder):
 
 def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by position, int64, wraps
 class Verify:
-	"""A batch's sum as read, above the digest's 32 bits, against that of x and y after use."""
+	"""A batch's sum as read, above 32 bits of digest, against that of x and y after use."""
 	def __init__(self, on, log): self.on, self.log, self.pending, self.checked = on, log, [], 0
 	def digest(self, plain):
 		def summed(plan, rows, tokens):
@@ -392,7 +386,8 @@ class Verify:
 			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
 		return summed if self.on else plain
 	def consumed(self, pipeline, batch, place):
-		if self.on: self.pending.append((f"{pipeline.who}, {place}", batch[2] >> 32, batch_sum(*batch[:2])))
+		slot = (pipeline.handed - 1) % (pipeline.slots or pipeline.overlap.queue + 1)  # used in turn
+		if self.on: self.pending.append((f"{pipeline.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(*batch[:2])))
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
 		"""Synchronisation point; RunError if a batch changed while in use."""
@@ -410,7 +405,7 @@ QUICKSTART, DOWNLOAD = "data/quickstart.py", "data/cached_challenge_fineweb.py -
 def shard_tokens(path):
 	"""A shard's token count; RunError unless header and size are right."""
 	try: header, (size, _) = np.fromfile(path, "<i4", 3).tolist(), stamp(path)
-	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it") from error
+	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it")
 	magic, version, n = (header + [0] * 3)[:3]
 	whole = HEADER_BYTES + TOKEN_BYTES * n
 	if (magic, version) == MAGIC_VERSION and size == whole > HEADER_BYTES: return n
@@ -448,16 +443,16 @@ class Shards:
 		self.stamps.append(stamp(path))
 	def await_token(self, token, reader):
 		"""Until `token` is on disk, or the set complete. RunError if the producer fails."""
-		moved = time.monotonic()
+		moved = now()
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path = producing(self.folder), self.numbered(n := len(self.paths))
 			if path.exists(): self.add(path)
 			elif n and (not state or state.get("shards_promised") == n): self.growing = False
-			elif not state or "error" in state or time.monotonic() - moved > reader.stall_seconds:
+			elif not state or "error" in state or now() - moved > reader.stall_seconds:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
-				if (done := state.get("progress")) != self.growing: moved, self.growing = time.monotonic(), done or True
-				if path != self.awaited: reader.log.say("stall", "waiting for {}", shard=str(path))
+				if (done := state.get("progress")) != self.growing: moved, self.growing = now(), done or True
+				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
@@ -488,7 +483,6 @@ def dataset_faults(cfg):
 	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
 		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
-	"""For a missing path: the setting that finds it further up, or how to get data."""
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
 	return f"make some: `python3 {QUICKSTART} --prepare-only` prints paths; or fetch it: `python3 {DOWNLOAD}`"
@@ -508,7 +502,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // cfg.train_seq_len
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = min(cfg.val_batch_rows(W), max(1, end - first))
+		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // cfg.train_seq_len, max(1, end - first))
 		return cls(cfg.train_seq_len, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k):
@@ -541,7 +535,7 @@ def widen(x, y, tokens, segments):
 		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
 
 class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots words")):
-	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; words: for the log."""
+	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; words: logged."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
@@ -692,7 +686,7 @@ class Pipeline:
 		self.bytes_read, self.since = self.bytes_read + done, math.inf
 	def _open(self, i, offset):
 		path = self.shards.paths[i]
-		self.where, self.since = f"{path} at byte {offset}", time.monotonic()
+		self.where, self.since = f"{path} at byte {offset}", now()
 		if self.opened != i:
 			self.opened = self.file.close()
 			self.opened, self.file = i, open(path, "rb", buffering=0)
@@ -727,7 +721,7 @@ class Pipeline:
 			try: slot = self.ready.get(timeout=0.2)
 			except queue.Empty:
 				if self.watch.signum: raise Stop from None
-				if time.monotonic() - self.since < self.stall_seconds: continue
+				if now() - self.since < self.stall_seconds: continue
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} has waited for {self.where} over DATA_STALL_SECONDS={self.stall_seconds:g}: move "
 					"DATA_PATH to a local disk") from None
@@ -913,7 +907,7 @@ def muon_momentum(cfg, step):
 
 Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
 class Control:
-	"""The control vector of README.md. A crc travels in parts of 11 bits: exact float32 sums."""
+	"""The control vector of README.md; a crc in parts of 11 bits: exact float32 sums."""
 	FIELDS = 6  # before those of each rank
 	def __init__(self, flat, rt):
 		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
@@ -944,8 +938,8 @@ class Control:
 
 # === EVALUATION ===
 class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
-	"""Of each token id: UTF-8 bytes without a leading space; has it one (counted unless the token before is a
-	boundary)? is it a boundary (control, unknown, unused)? numpy arrays or tensors."""
+	"""Of each id: UTF-8 bytes without a leading space; has it one (counted unless after a boundary)? is it a boundary
+	(control, unknown, unused)? numpy or tensors."""
 	@classmethod
 	def load(cls, path):
 		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
@@ -1026,7 +1020,7 @@ def saved(thing):
 	torch.save(thing, buffer := io.BytesIO())
 	return buffer.getvalue()
 def pack(state, cfg):
-	"""(the artifact, bytes of its tensors, bytes of the torch file in it) of tensors on the CPU, each its own."""
+	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
 	parts = quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
 	for name, t in state.items():
 		dtype, real = str(t.dtype).removeprefix("torch."), t.is_floating_point()
@@ -1062,11 +1056,11 @@ def unpack(data, expected):
 		return {name: dequantize(*pair) for name, pair in pairs.items()} | {
 			name: t.to(expected[name].dtype) for name, t in file["passthrough"].items()}
 	except Exception as error:  # whatever a damaged or hostile file raises
-		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
+		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}")
 
 # === CHECKPOINT ===
 def fingerprint(cfg):
-	"""What a checkpoint is bound to: all that mathematics knows, the names of data and tokenizer."""
+	"""What a checkpoint is bound to."""
 	names = list(fields := asdict(cfg))
 	bound = ["seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
@@ -1075,7 +1069,7 @@ def find_checkpoint(cfg):
 	newest = max(cfg.checkpoints.glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
 	try: return path and (path, path.read_bytes())
-	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint") from error
+	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint")
 
 # === TRAINING ===
 class Run:
@@ -1101,7 +1095,7 @@ class Run:
 		self.resumed_ms, self.history = 0.0, []  # of validations: (step, val_loss, val_bpb, ms)
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 	def heed(self, step):
-		"""Halt, if one of the steps before `step` was not taken: the run goes back to it. All ranks ask alike."""
+		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
 		for self.heeded in range(self.heeded, step):
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad):
@@ -1151,18 +1145,14 @@ class Run:
 			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), list(state["history"])
 			self.clock.total_ms = self.resumed_ms = float(state["train_ms"])
 		except Exception as error:  # whatever a damaged or hostile file raises
-			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}") from error
+			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}")
 		self.optimizers.restore(state["tensors"])
 		self.first, first_row = self.step, self.plan.first_row + self.step * self.accumulation * self.plan.stride
 		self.plan = self.plan._replace(first_row=first_row)
 		self.logged = self.step, self.resumed_ms, self.logged[2]
-		self.log.say("checkpoint", "resumed: step:{}/{} from:{} train_time:{:.0f}ms", step=self.step,
-			iterations=self.cfg.iterations, resumed_from=str(path), train_time_ms=self.resumed_ms)
+		self.log.say("checkpoint", "resumed: step:{} train_time:{:.0f}ms from {}", step=self.step,
+			train_time_ms=self.resumed_ms, resumed_from=str(path))
 	def batches(self, spans=Spans()): return Pipeline(self, "train", data_crc, spans)
-	def instruments(self):
-		c = self.cfg
-		kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps and self.rt.rank == 0 else None
-		return kind(c, self.rt, self.log) if kind else Spans()
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
@@ -1224,11 +1214,12 @@ def log_step(run, step):
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
-	c, log, clock, epochs, left = run.cfg, run.log, run.clock, 1, run.cfg.iterations - run.step
+	c, log, clock, left = run.cfg, run.log, run.clock, run.cfg.iterations - run.step
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
 	warm_up(run, foretell)
-	with closing(run.instruments()) as spans, closing(run.batches(spans)) as batches:
+	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == run.rt.rank else Spans
+	with closing(kind(c, run.rt, log)) as spans, closing(run.batches(spans)) as batches:
 		elapsed_ms, crc = clock.total_ms, run.crc * (run.rt.rank == 0)
 		clock.start()
 		while True:
@@ -1241,8 +1232,7 @@ def train(run):
 			last = capped or step == c.iterations
 			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
 			if last: break
-			if epochs == 1 and step >= run.shards.total // run.step_tokens:
-				epochs = 2
+			if step == run.shards.total // run.step_tokens:
 				log.line(f"WARNING: step {step + 1} begins a second epoch: {len(run.shards.paths)} shards, all used up")
 			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
 			run.step = step = step + 1
@@ -1252,32 +1242,30 @@ def train(run):
 		clock.stop()
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
 		report(run, batches, step)
-def waits(waits_ms, batches, micro_steps, train_ms):
-	"""What a run and its steps have waited; did the worst read from a new shard?"""
-	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
+def waits(waits_ms, batches, run, train_ms):
+	"""Of a run and its steps; did the worst read from a new shard?"""
+	steps = np.reshape(waits_ms or [0.0] * run.accumulation, (-1, n := run.accumulation)).sum(1)
 	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100)).tolist()
 	return dict(total_ms=float(total), percent=float(100 * total / train_ms), median_ms=median, p99_ms=p99, max_ms=most,
-		worst_step=worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
+		worst_step=run.first + worst + 1, at_shard_boundary=worst in {k // n for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
-	"""What input cost (percent of training), what to do; needed, delivered: MB/s."""
+	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
 	if percent < 0.5: return f"{cost}: overlap " + (
 		"settings do not matter here" if hidden_percent < 0.5 else f"hides {hidden_percent:.2f} %")
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
-		"move DATA_PATH to a local disk")
+	need = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
+	return f"reads are the limit: {need}: move DATA_PATH to a local disk"
 def report(run, batches, step):
-	"""What the run, since resumed, and its input have cost; the device is idle."""
+	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
 	stage.ask()
-	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms)
-		for w in (batches.host_waits_ms, stage.waits_ms))
+	host, device = (waits(w[:batches.handed], batches, run, train_ms) for w in (batches.host_waits_ms, stage.waits_ms))
 	peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20] if run.rt.cuda else [
 		resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
-	slowest_ms = max(run.control.read(step - 1).wait_ms if step > run.first else [0.0])
-	percent = 100 * slowest_ms / train_ms
+	percent = 100 * max(run.control.read(step - 1).wait_ms if step > run.first else [0]) / train_ms
 	hidden = 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"]
 	needed, delivered = (batches.bytes_read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=batches.bytes_read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
@@ -1343,15 +1331,14 @@ def log_header(run, source):
 def out_of_memory(cfg, rt):
 	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
-		f"{free >> 20} of {total >> 20} MiB free: set "
-		f"GRAD_ACCUM_STEPS={cfg.fitting_accumulation(rt.world_size, 2 * steps)}")
+		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
 def resume_command(cfg, env):
 	"""Goes on with this run, in a shell."""
 	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
 	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
 def execute(cfg, env, warnings):
-	"""The run, to its exit code. A foreseeable failure is one line, any other a traceback."""
+	"""To an exit code. A foreseeable failure is one line, any other a traceback."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
 		rt = Runtime.start(cfg, env)
