@@ -132,7 +132,7 @@ def print_help():
 # === RUNTIME ===
 GROUP_TIMEOUT, LEAVE_SECONDS = datetime.timedelta(minutes=5), 5  # longest wait for a rank; once told to stop
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
-class Stop(Exception): """This rank was told to stop: it goes to the next collective, where the others learn it."""
+class Stop(Exception): """This rank was told to stop; the others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (signal,), or (0, where a loss is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
 def runtime_faults(cfg):
@@ -201,8 +201,7 @@ class Runtime:
 		try:
 			if dist.is_initialized(): call(*args, **options)
 		except RuntimeError as error:
-			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: see its error: "
-				f"{first_line(error)}")
+			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: {first_line(error)}")
 		self.watch.since = math.inf
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
@@ -259,7 +258,7 @@ def write_atomic(path, data):
 
 # === INSTRUMENTS ===
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
-HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks, beside "<split> reader"
+HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
 TRACE_EVENTS = 150_000  # below 20 MB uncompressed
 class Clock:
 	"""Training time in ms; both edges are synchronisation points."""
@@ -287,14 +286,10 @@ class Spans:
 	nothing = contextlib.nullcontext()
 	def __init__(self, *_): pass
 	def __call__(self, name, track=DEVICE): return self.nothing
-	def instant(self, name, track): pass
-	def handed(self, pipeline): pass  # after each batch
-	def step_done(self, step): pass
-	def close(self): pass  # may come twice
+	instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close may come twice
 class Recorder(Spans):
-	"""mark(track) begins and ends a phase, add() keeps it."""
-	def __init__(self, cfg, rt, log):
-		self.cfg, self.rt, self.log = cfg, rt, log
+	def __init__(self, *run):
+		self.cfg, self.rt, self.log = run
 		self.begin()
 	@contextmanager
 	def __call__(self, name, track=DEVICE):
@@ -305,12 +300,11 @@ class Breakdown(Recorder):
 	"""Each phase alone, a synchronisation point at both its ends."""
 	def begin(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: no overlap, two waits for the device a phase")
+		self.log.line("timing_breakdown:enabled: no overlap")
 	def mark(self, track):
-		if track.endswith("reader"): return 0.0  # it does no CUDA work
-		start = now()
-		self.rt.synchronize()
-		self.ms["sync"] += 1e3 * ((end := now()) - start)
+		if track.endswith("reader"): return 0.0  # no CUDA work
+		start, end = now(), self.rt.synchronize() or now()
+		self.ms["sync"] += 1e3 * (end - start)
 		return end
 	def add(self, name, track, begin, end):
 		if name == "validate": self.ms.clear()  # of its own phases
@@ -340,30 +334,27 @@ class Trace(Recorder):
 		self.base = self.mark(DEVICE)
 		self.instant("warm_up_end", HOST)
 	def mark(self, track):
-		"""(host seconds, an event if the track is the device's)."""
 		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
-		return now(), event
+		return now(), event  # host seconds; the device's time
 	def __call__(self, name, track=DEVICE):
-		if name == "validate": self.on = self.steps == 0  # the first one after the steps
+		if name == "validate": self.on, self.steps = self.steps == 0, self.steps or -1  # the first after the steps
 		return super().__call__(name, track) if self.on else self.nothing
-	def add(self, name, track, begin, end=None):
-		if name == "validate": self.steps = -1
-		if len(self.events) < TRACE_EVENTS: self.events.append((name, track, begin, end))
+	def add(self, *event):
+		if len(self.events) < TRACE_EVENTS: self.events.append(event)
 	def instant(self, name, track):
-		if self.on: self.add(name, track, self.mark(HOST))
-	def handed(self, pipeline):
-		self.on = self.steps > 0 if pipeline.name == "train" else self.on and pipeline.handed <= 50
-		queues = dict(host=pipeline.ready.qsize(), device=pipeline.taken - pipeline.handed)
-		self.instant(f"{pipeline.name} queues", queues)
+		if self.on: self.add(name, track, self.mark(HOST), None)
+	def handed(self, pipe):
+		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
+		self.instant(f"{pipe.name} queues", dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
-		"""Chrome's trace-event format, times in microseconds."""
+		"""Chrome's format, in microseconds."""
 		tracks = defaultdict(itertools.count().__next__)  # name -> thread id
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
 			kind = dict(ph="X", dur=micros(begin, end)) if end else dict(ph="i", s="p")
 			if isinstance(track, dict): kind = dict(ph="C", args=track)
-			else: kind["tid"] = tracks[track if begin[1] or track != DEVICE else HOST]  # DEVICE: on CUDA alone
+			else: kind["tid"] = tracks[track if begin[1] or track != DEVICE else HOST]
 			yield dict(name=name, pid=0, ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
@@ -385,9 +376,9 @@ class Verify:
 			widen(x, y, tokens, plan.segments(rows))
 			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
 		return summed if self.on else plain
-	def consumed(self, pipeline, batch, place):
-		slot = (pipeline.handed - 1) % (pipeline.slots or pipeline.overlap.queue + 1)  # used in turn
-		if self.on: self.pending.append((f"{pipeline.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(*batch[:2])))
+	def consumed(self, pipe, batch, place):
+		slot = (pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1)  # used in turn
+		if self.on: self.pending.append((f"{pipe.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(*batch[:2])))
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
 		"""Synchronisation point; RunError if a batch changed while in use."""
@@ -398,18 +389,18 @@ class Verify:
 
 # === DATA ===
 CRC = 0xFFFFFFFF
-SPANS_A_STEP = 8  # the challenge's: a step is 8 spans of TRAIN_BATCH_TOKENS / 8 + 1 tokens
-MAGIC_VERSION, HEADER_BYTES, TOKEN_BYTES = (20240520, 1), 1024, 2  # of a shard
-EDGE_TOKENS = 32_768  # at both ends of a shard, checked
+SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
+HEADER_BYTES, TOKEN_BYTES = 1024, 2  # of a shard
+EDGE_TOKENS = 32_768  # checked at a shard's ends
 QUICKSTART, DOWNLOAD = "data/quickstart.py", "data/cached_challenge_fineweb.py --variant sp1024"
 def shard_tokens(path):
-	"""A shard's token count; RunError unless header and size are right."""
+	"""A shard's token count; RunError if it is not whole."""
 	try: header, (size, _) = np.fromfile(path, "<i4", 3).tolist(), stamp(path)
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it")
 	magic, version, n = (header + [0] * 3)[:3]
 	whole = HEADER_BYTES + TOKEN_BYTES * n
-	if (magic, version) == MAGIC_VERSION and size == whole > HEADER_BYTES: return n
-	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not {MAGIC_VERSION}), {size} bytes "
+	if (magic, version) == (20240520, 1) and size == whole > HEADER_BYTES: return n
+	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
 		f"({n} tokens need {whole}): delete it, fetch it again")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
@@ -426,7 +417,7 @@ def producing(folder):
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream of tokens; those that a live producer makes join in turn."""
+	"""A split's files by name, an endless stream of tokens; those of a live producer join in turn."""
 	def __init__(self, folder, split):
 		self.folder, self.awaited = Path(folder), None
 		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
@@ -438,9 +429,9 @@ class Shards:
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
 	def numbered(self, i): return self.folder / f"fineweb_train_{i:06d}.bin"
 	def add(self, path):
-		self.ends.append(self.ends[-1] + shard_tokens(path))
-		self.paths.append(path)
-		self.stamps.append(stamp(path))
+		self.ends += [self.ends[-1] + shard_tokens(path)]
+		self.paths += [path]
+		self.stamps += [stamp(path)]
 	def await_token(self, token, reader):
 		"""Until `token` is on disk, or the set complete. RunError if the producer fails."""
 		moved = now()
@@ -485,40 +476,37 @@ def dataset_faults(cfg):
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
-	return f"make some: `python3 {QUICKSTART} --prepare-only` prints paths; or fetch it: `python3 {DOWNLOAD}`"
+	return f"make some: `python3 {QUICKSTART} --prepare-only`; or fetch it: `python3 {DOWNLOAD}`"
 def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""The rows of a rank's batch k, each of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride:
-	rows from batch to batch; batch_rows: in a full one; end_row: of the rank's share."""
+	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: from batch to batch."""
 	@classmethod
 	def train(cls, cfg, rank, W):
 		"""Batch k is micro-step k % accumulation of step k // accumulation."""
-		rows = cfg.train_batch_tokens // cfg.train_seq_len
+		rows = cfg.train_batch_tokens // (T := cfg.train_seq_len)
 		n = rows // (W * cfg.accumulation(W))
-		return cls(cfg.train_seq_len, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
+		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
 	def val(cls, cfg, tokens, rank, W):
-		rows = (tokens - 1) // cfg.train_seq_len
+		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // cfg.train_seq_len, max(1, end - first))
-		return cls(cfg.train_seq_len, rows, first, n, n, end)
+		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, max(1, end - first))
+		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k):
-		first = self.first_row + k * self.stride
-		return range(first, min(first + self.batch_rows, self.end_row))
+		return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):
 		"""(first token, tokens) of a batch."""
-		first = self.token(rows.start)
-		return first, self.token(rows.stop - 1) + self.seq_len + 1 - first
+		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
 	def last_token(self, rows):
-		"""Of the rows' step: all ranks wait for it in their readers, not in a collective."""
+		"""Of the rows' step: every rank's reader waits for it."""
 		n = SPANS_A_STEP * self.span_rows
 		return self.token((rows.start // n + 1) * n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, rows, token), within the batch."""
+		"""The batch cut where spans end: (row, rows, token) in it."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range((first // n + 1) * n, rows.stop, n), rows.stop]
 		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
@@ -1087,7 +1075,7 @@ class Run:
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
-		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * (cfg.val_tokens > 0)
+		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * bool(cfg.val_tokens)
 		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
 		self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state before the export
 		self.writer.start()
@@ -1124,11 +1112,11 @@ class Run:
 			self.log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - start))
 			return True
 		except (OSError, RunError) as error:
-			self.log.line(f"warning: no checkpoint of step {state['step']}, the older ones stay: {first_line(error)}")
+			self.log.line(f"warning: no checkpoint of step {state['step']}: {first_line(error)}")
 	def checkpoint(self, spans):
 		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
-		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: the disk is busy")
+		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: a busy disk")
 		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
 		self.writer.start()
 	def resume(self, path, data):
@@ -1294,7 +1282,7 @@ def export_and_score(run, code_bytes):
 			" {} bytes", model_bytes=len(model), code_bytes=code_bytes, raw_total_bytes=len(model) + code_bytes,
 			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
-		if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the challenge's cap is {CAP_BYTES}")
+		if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the cap is {CAP_BYTES}")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
 	loss, bpb, ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans())
 	log.say("score", "final_int8_zlib_roundtrip val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
@@ -1310,7 +1298,7 @@ def log_header(run, source):
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
-	# No line of the source, which the log begins with, may look like one of these.
+	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
 		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
