@@ -19,7 +19,7 @@ from time import perf_counter as now
 
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
@@ -167,7 +167,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Runtime:
-	"""This process: rank, device, dtype of activations, collectives (main thread only)."""
+	"""This process; collectives are the main thread's."""
 	rank: int = 0
 	world_size: int = 1
 	device: torch.device = torch.device("cpu")
@@ -175,7 +175,7 @@ class Runtime:
 	watch: Watch = Watch()
 	@classmethod
 	def start(cls, cfg, env):
-		"""Takes the device, joins the process group: NCCL with CUDA, gloo without; none for one process."""
+		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
 		device, dtype, watch = torch.device("cpu"), torch.float32, Watch()
 		watch.start()
 		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
@@ -183,7 +183,7 @@ class Runtime:
 			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
 			torch.backends.cuda.enable_cudnn_sdp(False)
-		if "RANK" in env and "WORLD_SIZE" in env:
+		if "RANK" in env:
 			dist.init_process_group("nccl" if cuda else "gloo", timeout=GROUP_TIMEOUT, device_id=device if cuda else None)
 		return cls(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), device, dtype, watch)
 	@property
@@ -277,7 +277,7 @@ def forecast(rt, log, unit, count, pieces=1, cap_s=0.0, compiles=False):
 		unit_s = pieces * ((rt.synchronize() or now()) - start)
 		yield
 	total_s = min(count * unit_s, cap_s if cap_s > 0 else math.inf)
-	hint = f"; on a CPU try `python3 {QUICKSTART}`" * (total_s > 600 and not rt.cuda)
+	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
@@ -300,7 +300,7 @@ class Breakdown(Recorder):
 	"""Each phase alone, a synchronisation point at both its ends."""
 	def begin(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: no overlap")
+		self.log.line("timing_breakdown:enabled: costs all overlap, two waits for the device a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
 		start, end = now(), self.rt.synchronize() or now()
@@ -392,7 +392,7 @@ CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES, TOKEN_BYTES = 1024, 2  # of a shard
 EDGE_TOKENS = 32_768  # checked at a shard's ends
-QUICKSTART, DOWNLOAD = "data/quickstart.py", "data/cached_challenge_fineweb.py --variant sp1024"
+QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
 	try: header, (size, _) = np.fromfile(path, "<i4", 3).tolist(), stamp(path)
@@ -476,7 +476,8 @@ def dataset_faults(cfg):
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
-	return f"make some: `python3 {QUICKSTART} --prepare-only`; or fetch it: `python3 {DOWNLOAD}`"
+	return (f"make some: `{QUICKSTART} --prepare-only`; or fetch it: `python3 data/cached_challenge_fineweb.py --variant "
+		"sp1024`")
 def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
@@ -535,8 +536,6 @@ class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots wor
 		if split == "val": words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device}"
 		why = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch)
 		return cls(on, depth if on else 1, stream, slots, f"{words} gpu_prefetch:{slots}{why}")
-
-Batch = tuple[Tensor, Tensor, int]  # x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th); digest
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
@@ -719,7 +718,7 @@ class Pipeline:
 			raise RunError(f"{self.who} failed on {what}") from self.error
 	def __iter__(self): return self
 	def __next__(self):
-		"""Also issues uploads of later batches that were read."""
+		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
 		if self.handed >= self.end: raise StopIteration
 		if self.watch.signum: raise Stop
 		self.stage.ask()
@@ -1101,7 +1100,7 @@ class Run:
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
 			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
 	def write(self, state):
-		"""checkpoints/<RUN_ID>/step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk."""
+		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk."""
 		folder, start = self.cfg.checkpoints, now()
 		path = folder / f"step_{state['step']:08d}.pt"
 		try:

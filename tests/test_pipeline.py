@@ -59,7 +59,7 @@ def first_token(split: str, number: int) -> int:
     return number * (SPAN if split == "train" else 2 * SEQ_LEN)
 
 
-def assert_batch(split: str, number: int, batch: train_gpt.Batch) -> None:
+def assert_batch(split: str, number: int, batch: tuple) -> None:
     first = first_token(split, number)
     rows = np.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) + first
     np.testing.assert_array_equal(batch[0], TOKENS[rows % len(TOKENS)])
