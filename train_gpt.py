@@ -1,8 +1,8 @@
 """Train a small GPT for the parameter-golf challenge: the best bits per byte that fit in 16,000,000 bytes.
 
-  torchrun --standalone --nproc_per_node=8 train_gpt.py  eight GPUs (1, 2, 4: the same order of tokens)
-  python train_gpt.py                                    one process, GPU or CPU
-  python train_gpt.py --help | --print-config            the settings (environment variables) | their values
+  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs; 1, 2, 4: the same order of tokens)
+  python train_gpt.py  (one process, GPU or CPU)
+  python train_gpt.py --help | --print-config  (the settings, environment variables | their values)
 
 One pipeline feeds training and validation; off is a setting of it. As bytes count, an indent is a tab,
 types stand at data alone. Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION,
@@ -73,8 +73,6 @@ class Config:
 				f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
 		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
-	@property
-	def checkpoints(self): return Path("checkpoints", self.run_id)
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
 	def problems(self, world_size):
 		"""Every fault, with value and remedy; starts nothing."""
@@ -91,8 +89,10 @@ class Config:
 		if heads % self.num_kv_heads:
 			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
 		if self.train_batch_tokens % unit == 0 and rows % parts:
-			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set another, or "
-				f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+			fits = [g for g in range(1, rows + 1) if rows % (world_size * g) == 0] or [0]
+			fit = min(fits, key=lambda g: (g < steps, abs(g - steps)))
+			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set " +
+				f"{fit}, or " * (fit > 0) + f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
 		if self.val_batch_size < parts * T:
 			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
 		if self.trace_steps and self.training_timing_breakdown:
@@ -104,7 +104,7 @@ FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(M
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 @functools.cache
 def edit_distance(a, b):
-	"""Damerau-Levenshtein: insert, delete, replace, swap two neighbours."""
+	"""Damerau-Levenshtein."""
 	if not a or not b: return len(a + b)
 	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
 	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
@@ -119,10 +119,10 @@ def foreign_names(environ):
 	others = ", ".join(filter(FOREIGN.fullmatch, names))
 	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
 def print_help():
-	"""Names, types, defaults; the rest from README.md, if at hand."""
+	"""With units and meanings from README.md, if at hand."""
 	print(__doc__)
-	table = "\n".join(f"| `{name}` | - | see README.md |" for name in SETTINGS)
-	with suppress(OSError, IndexError):  # a record has another README.md
+	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
+	with suppress(OSError, IndexError):
 		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
 	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
 		default = getattr(Config, name.lower(), "")
@@ -132,9 +132,9 @@ def print_help():
 # === RUNTIME ===
 GROUP_TIMEOUT, LEAVE_SECONDS = datetime.timedelta(minutes=5), 5  # longest wait for a rank; once told to stop
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
-class Stop(Exception): """This rank was told to stop; the others learn it in the next collective."""
-class Halt(Exception): """All ranks end after one step: (signal,), or (0, where a loss is not finite)."""
-def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0][:160]
+class Stop(Exception): """Told to stop: the others learn it in the next collective."""
+class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
+def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
 	version, cuda, driver = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available(), ""
@@ -145,12 +145,12 @@ def runtime_faults(cfg):
 	if not cuda and cfg.device != "cpu" and (driver or os.path.exists("/dev/nvidia0")):
 		number = re.search(r"\d+\.\d[\d.]*|$", driver).group() or "?"
 		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
-			f"(CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES', 'unset')}): fit torch to it, or set DEVICE=cpu")
+			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 	elif cfg.device == "cuda" and not cuda: yield "device", "torch sees no CUDA device: set auto or cpu"
 	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
 
 class Watch:
-	"""A thread that hears signals (the main one may sit in a collective) and leaves, if then that does not end."""
+	"""A thread hears signals, as the main one may sit in a collective, and leaves if then that does not end."""
 	signum, since, longest_s = 0, math.inf, 0.0  # heard; in a collective since; longest step
 	def start(self):
 		self.hears, self.wakes = socket.socketpair()
@@ -161,7 +161,7 @@ class Watch:
 	def _run(self):
 		self.signum = self.hears.recv(1)[0]
 		while now() - self.since < LEAVE_SECONDS + 2 * self.longest_s: time.sleep(0.2)
-		print("train_gpt.py: told to stop, and the other ranks do not come", file=sys.stderr)
+		print("train_gpt.py: told to stop, but other ranks do not come", file=sys.stderr)
 		faulthandler.dump_traceback()  # of all threads
 		os._exit(1)
 
@@ -184,7 +184,10 @@ class Runtime:
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
 			torch.backends.cuda.enable_cudnn_sdp(False)
 		if "RANK" in env:
-			dist.init_process_group("nccl" if cuda else "gloo", timeout=GROUP_TIMEOUT, device_id=device if cuda else None)
+			store, rank, W = next(dist.rendezvous("env://", timeout=GROUP_TIMEOUT))
+			store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
+			dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=W, timeout=GROUP_TIMEOUT,
+				device_id=device if cuda else None)
 		return cls(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), device, dtype, watch)
 	@property
 	def cuda(self): return self.device.type == "cuda"
@@ -269,7 +272,7 @@ class Clock:
 	def stop(self):
 		self.rt.synchronize()
 		self.total_ms, self.since = self.now_ms(), math.inf
-def forecast(rt, log, unit, count, pieces=1, cap_s=0.0, compiles=False):
+def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""Advanced around each piece of work; once one ran (not the one that compiles) it tells how long all take."""
 	for _ in range(1 + compiles):
 		start = rt.synchronize() or now()  # synchronisation points: four at most
@@ -363,7 +366,7 @@ class Trace(Recorder):
 		try:
 			self.rt.synchronize()  # synchronisation point
 			write_atomic(path, gzip.compress(json.dumps({"traceEvents": list(self.rows())}).encode()))
-			self.log.line(f"trace: {path} (https://ui.perfetto.dev, or logs/trace.py)")
+			self.log.line(f"trace: {path}")
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
 def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by position, int64, wraps
@@ -391,7 +394,6 @@ class Verify:
 CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES, TOKEN_BYTES = 1024, 2  # of a shard
-EDGE_TOKENS = 32_768  # checked at a shard's ends
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
@@ -469,7 +471,7 @@ def dataset_faults(cfg):
 			except RunError as error: yield "", str(error)
 			else:
 				ids = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
-				if (worst := max(ids[:EDGE_TOKENS].max(), ids[-EDGE_TOKENS:].max())) >= cfg.vocab_size:
+				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:  # of both ends
 					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
 	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
 		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
@@ -692,7 +694,6 @@ class Pipeline:
 			self.given += 1
 			self.free.put(self.spare.pop(0))
 	def _take(self):
-		"""The next host batch goes to the stage."""
 		self._feed(self.stage.recycle())
 		while self.ready.empty() and self.stage.pending:  # the device is busy with what copies wait for
 			self._feed(self.stage.recycle(block=True))
@@ -731,7 +732,7 @@ class Pipeline:
 		self.spans.handed(self)
 		return batch
 	def close(self):
-		"""Ends the reader within a second; one stuck in a read is left."""
+		"""Within a second; a reader stuck in a read is left."""
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(timeout=0.8)
@@ -805,7 +806,7 @@ class GPT(nn.Module):
 		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
 
 def compiled(model, log):
-	"""`model` through torch.compile; eager, with one warning, where that cannot work."""
+	"""`model` compiled; eager, with one warning, where that cannot work."""
 	calls = [torch.compile(model, dynamic=False, fullgraph=True), model]
 	def call(x, y):
 		try: return calls[0](x, y)
@@ -882,7 +883,7 @@ class Optimizers:
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
-	"""The learning rate's factor: 1, at the end linearly to 0."""
+	"""1, at the end linearly to 0."""
 	n, cap_s = cfg.warmdown_iters, cfg.max_wallclock_seconds
 	if not n: return 1.0
 	if cap_s <= 0: return min(1.0, (cfg.iterations - step) / n)
@@ -898,11 +899,11 @@ class Control:
 	FIELDS = 6  # before those of each rank
 	def __init__(self, flat, rt):
 		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
-		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received)
-		self.events = [torch.cuda.Event(blocking=True) for _ in range(3 * rt.cuda)]
+		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(4)]  # (sent, received)
+		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
 	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
-		(sent, received), rt, flat = self.ring[step % 3], self.rt, self.flat
+		(sent, received), rt, flat = self.ring[step % 4], self.rt, self.flat
 		tail, grads, bad = flat.tail, flat.grads, flat.tail[self.FIELDS + rt.world_size:]
 		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
 		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.watch.signum])
@@ -913,20 +914,20 @@ class Control:
 		flat.halted |= tail[5] + bad.sum() > 0
 		grads.masked_fill_(flat.halted, 0)
 		received.copy_(tail, non_blocking=True)
-		if rt.cuda: self.events[step % 3].record()
+		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
-		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now); no rank queries its event."""
+		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now)."""
 		self.rt.watch.since = now()
-		if self.rt.cuda: self.events[step % 3].synchronize()
+		if self.rt.cuda: self.events[step % 4].synchronize()
 		self.rt.watch.since = math.inf
-		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 3][1].tolist()
+		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 4][1].tolist()
 		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
 		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
 
 # === EVALUATION ===
 class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
-	"""Of each id: UTF-8 bytes without a leading space; has it one (counted unless after a boundary)? is it a boundary
-	(control, unknown, unused)? numpy or tensors."""
+	"""Of each id: UTF-8 bytes without a leading space; has it one (counted unless after a boundary)? is it one (control,
+	unknown, unused)? numpy or tensors."""
 	@classmethod
 	def load(cls, path):
 		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
@@ -984,7 +985,7 @@ class Validation:
 				if now() - told > 30: told = log.console(f"({at})") or now()
 		sums[2] = self.rt.watch.signum
 		nats, counted, stop = self.rt.all_reduce(sums).tolist()  # synchronisation point: the end of a validation
-		if stop: raise Halt(self.rt.watch.signum or signal.SIGTERM)
+		if stop: raise Halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
 		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - start)
@@ -1000,7 +1001,7 @@ def quantize(t):
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
-	"""The inverse of quantize() up to half a scale, in float32."""
+	"""Inverse of quantize() up to half a scale, float32."""
 	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
 def saved(thing):
 	"""A torch file, as bytes."""
@@ -1023,8 +1024,11 @@ def pack(state, cfg):
 	return zlib.compress(raw, 9), payload, len(raw)
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
-	with zipfile.ZipFile(io.BytesIO(data)) as archive: size = sum(entry.file_size for entry in archive.infolist())
-	if size > limit: raise ValueError(f"it holds {size} bytes, over {limit}")
+	with zipfile.ZipFile(io.BytesIO(data)) as archive:
+		size = sum(entry.file_size for entry in archive.infolist())
+		if size > limit: raise ValueError(f"it holds {size} bytes, over {limit}")
+		if any(b"bytearray" in archive.read(name) for name in archive.namelist() if name.endswith(".pkl")):
+			raise ValueError("it asks for memory")  # bytearray(any size), which torch.load permits
 	return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
@@ -1053,7 +1057,7 @@ def fingerprint(cfg):
 	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
 def find_checkpoint(cfg):
 	"""(path, bytes) of the checkpoint that RESUME names; None: start anew."""
-	newest = max(cfg.checkpoints.glob("step_*.pt"), default=None)
+	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
 	try: return path and (path, path.read_bytes())
 	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint")
@@ -1089,10 +1093,10 @@ class Run:
 				self.step = self.heeded
 				if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
 					"lower the learning rates")
-				raise Halt(self.rt.watch.signum or signal.SIGTERM)
+				raise Halt(said.stop)
 			self.heeded += 1
 	def state(self):
-		"""What training goes on from, on the host. Synchronisation point: the copies have arrived."""
+		"""What training goes on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
 		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
@@ -1101,7 +1105,7 @@ class Run:
 			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
 	def write(self, state):
 		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk."""
-		folder, start = self.cfg.checkpoints, now()
+		folder, start = Path("checkpoints", self.cfg.run_id), now()
 		path = folder / f"step_{state['step']:08d}.pt"
 		try:
 			folder.mkdir(parents=True, exist_ok=True)
@@ -1124,12 +1128,12 @@ class Run:
 		try:
 			state = load(data, sum(t.nbytes for t in mine) + (1 << 22))
 			theirs, ours = state["config"], fingerprint(self.cfg)
-			if other := [f"{name.upper()}={shown(value)} (there {shown(theirs.get(name))})"
-				for name, value in ours.items() if theirs.get(name) != value]:
-				raise ValueError(f"another configuration: {', '.join(other)}")
+			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
+				raise ValueError("another configuration: " + "; ".join(other))
 			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
 			for generator, saved in zip(self.generators, state["rng"]): generator.set_state(saved)
-			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), list(state["history"])
+			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), []
+			for row in state["history"]: self.history.append(tuple(map(float, row)))
 			self.clock.total_ms = self.resumed_ms = float(state["train_ms"])
 		except Exception as error:  # whatever a damaged or hostile file raises
 			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}")
@@ -1137,8 +1141,8 @@ class Run:
 		self.first, first_row = self.step, self.plan.first_row + self.step * self.accumulation * self.plan.stride
 		self.plan = self.plan._replace(first_row=first_row)
 		self.logged = self.step, self.resumed_ms, self.logged[2]
-		self.log.say("checkpoint", "resumed: step:{} train_time:{:.0f}ms from {}", step=self.step,
-			train_time_ms=self.resumed_ms, resumed_from=str(path))
+		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
+			train_time_ms=self.resumed_ms)
 	def batches(self, spans=Spans()): return Pipeline(self, "train", data_crc, spans)
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
@@ -1169,7 +1173,7 @@ def warm_up(run, foretell):
 			for step in range(count):
 				train_step(run, batches, step, 0.0, 0, foretell)
 				run.heed(step + 1)
-				if count <= 20 or step % 10 == 9 or step + 1 == count: run.log.line(f"warmup_step:{step + 1}/{count}")
+				run.log.line(f"warmup_step:{step + 1}/{count}")
 	finally:
 		run.optimizers.restore(saved)
 		run.step = run.heeded = first
@@ -1211,7 +1215,7 @@ def train(run):
 		clock.start()
 		while True:
 			step = run.step
-			# Synchronisation point: a reduction two steps ago, past unless the host runs far ahead.
+			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= run.first + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
 			over_ms = elapsed_ms + elapsed_ms / max(step, 1) - 1e3 * c.max_wallclock_seconds
@@ -1220,7 +1224,7 @@ def train(run):
 			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
 			if last: break
 			if step == run.shards.total // run.step_tokens:
-				log.line(f"WARNING: step {step + 1} begins a second epoch: {len(run.shards.paths)} shards, all used up")
+				log.line(f"WARNING: step {step + 1} begins a second epoch of {len(run.shards.paths)} shards")
 			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
 			run.step = step = step + 1
 			if step <= 10 or c.train_log_every and step % c.train_log_every == 0: log_step(run, step)
@@ -1229,12 +1233,11 @@ def train(run):
 		clock.stop()
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
 		report(run, batches, step)
-def waits(waits_ms, batches, run, train_ms):
-	"""Of a run and its steps; did the worst read from a new shard?"""
-	steps = np.reshape(waits_ms or [0.0] * run.accumulation, (-1, n := run.accumulation)).sum(1)
+def waits(waits_ms, batches, micro_steps, train_ms, first=0):
+	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
 	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100)).tolist()
 	return dict(total_ms=float(total), percent=float(100 * total / train_ms), median_ms=median, p99_ms=p99, max_ms=most,
-		worst_step=run.first + worst + 1, at_shard_boundary=worst in {k // n for k in batches.crossings})
+		worst_step=first + worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
@@ -1249,7 +1252,8 @@ def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
 	stage.ask()
-	host, device = (waits(w[:batches.handed], batches, run, train_ms) for w in (batches.host_waits_ms, stage.waits_ms))
+	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms, run.first)
+		for w in (batches.host_waits_ms, stage.waits_ms))
 	peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20] if run.rt.cuda else [
 		resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
 	percent = 100 * max(run.control.read(step - 1).wait_ms if step > run.first else [0]) / train_ms
@@ -1331,7 +1335,7 @@ def execute(cfg, env, warnings):
 		rt = Runtime.start(cfg, env)
 		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
-			raise RunError("torchrun has restarted this run, from its first step: set RUN_ID and RESUME=auto")
+			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
 		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg))
 		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
 		log.console(str(log.path))
@@ -1347,6 +1351,7 @@ def execute(cfg, env, warnings):
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
 		signum, *what = halt.args
+		if signum: signum = rt.watch.signum or (signum if signum == signal.SIGINT else signal.SIGTERM)
 		code, status = (128 + signum, "interrupted") if signum else (1, "nonfinite")
 		if rt.rank == 0: problem = "".join(what) or f"{status} after step {run.step}"
 		if saved and signum: hint = f"\n{resume_command(cfg, env)}"

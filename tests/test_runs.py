@@ -111,7 +111,7 @@ def test_logs_readme_documents_every_event_and_field(reference: Finished) -> Non
         if event["event"] == "config":
             fields = set()
         assert fields <= documented[event["event"]], f"{event['event']}: {fields - documented[event['event']]}"
-    assert {event["event"] for event in events(reference)} | {"stall"} == set(documented)
+    assert {event["event"] for event in events(reference)} | {"stall", "checkpoint"} == set(documented)
 
 
 @pytest.mark.parametrize("settings", [

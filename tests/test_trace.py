@@ -458,4 +458,4 @@ def test_an_overwritten_batch_ends_the_run_and_is_named(corpus: Corpus, tmp_path
     assert run_trainer(tmp_path, ranks=ranks, script=script, **settings).code == 0, "without DATA_VERIFY nobody knows"
     spoilt = run_trainer(tmp_path, ranks=ranks, script=script, DATA_VERIFY=1, **settings)
     assert spoilt.code != 0
-    assert re.search(rf"rank {max(0, ranks - 1)}: the train reader, 5: the batch was overwritten", spoilt.err)
+    assert re.search(rf"rank {max(0, ranks - 1)}: the train reader, 5, slot \d: the batch was overwritten", spoilt.err)
