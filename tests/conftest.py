@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,7 +152,8 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
 
 def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: train_gpt.Runtime | None = None,
                   shards: train_gpt.Shards | None = None, overlap: train_gpt.Overlap | None = None,
-                  digest: Callable[..., object] = train_gpt.data_crc, stall_seconds: float = 30) -> train_gpt.Pipeline:
+                  digest: Callable[..., object] = train_gpt.data_crc, stall_seconds: float = 30, log: object = None,
+                  spans: train_gpt.Spans = train_gpt.Spans()) -> train_gpt.Pipeline:
     """The pipeline of a split as the trainer builds it, for the rank of `runtime`."""
     runtime, shards = runtime or train_gpt.Runtime(), shards or train_gpt.Shards(config.data_path, split)
     if split == "train":
@@ -160,7 +162,9 @@ def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: tr
         tokens = train_gpt.cut_val_tokens(config, shards.total)
         plan = train_gpt.BatchPlan.val(config, tokens, runtime.rank, runtime.world_size)
     overlap = overlap or train_gpt.Overlap.of(config, split, runtime.cuda)
-    return train_gpt.Pipeline(shards, plan, overlap, runtime, name=split, digest=digest, stall_seconds=stall_seconds)
+    source = SimpleNamespace(cfg=dataclasses.replace(config, data_stall_seconds=stall_seconds), rt=runtime, log=log,
+                             verify=train_gpt.Verify(False, log), shards=shards, plan=plan, overlap=overlap)
+    return train_gpt.Pipeline(source, split, digest, spans)
 
 
 train_gpt.torch.set_num_threads(1)  # for small tensors a second thread only waits, and slows other processes down

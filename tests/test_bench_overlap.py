@@ -26,7 +26,7 @@ def test_an_arm_that_trains_on_other_tokens_is_found(tmp_path) -> None:
     source = (ROOT / "tests" / "bench" / "overlap.py").read_text(encoding="utf-8")
     line = '        self.run.overlap = train_gpt.Overlap.of(config, "train", self.runtime.cuda)\n'
     assert source.count(line) == 1
-    spoil = "        self.run.plan = dataclasses.replace(self.run.plan, first_row=int(not prefetch))\n"
+    spoil = "        self.run.plan = self.run.plan._replace(first_row=int(not prefetch))\n"
     script = tmp_path / "overlap.py"
     script.write_text(source.replace(line, line + spoil).replace(
         "Path(__file__).resolve().parents[2]", f"{str(ROOT)!r}"))

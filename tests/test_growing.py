@@ -122,7 +122,7 @@ def test_training_while_tokenising_is_training_afterwards(tmp_path: Path, ranks:
     settings = {key: value for key, value in RUN.items() if key != "VOCAB_SIZE"} | {"ITERATIONS": 18}
     command = [sys.executable, str(ROOT / "data" / "tokenize_docs.py"), str(tmp_path / "docs.jsonl"), "--bytes",
                "--out", str(tmp_path / "out"), "--num-val-docs", "20", "--shard-tokens", "5000", "--live",
-               "--tokens-per-second", "3500", "--", sys.executable, *launcher, str(ROOT / "train_gpt.py")]
+               "--tokens-per-second", "2000", "--", sys.executable, *launcher, str(ROOT / "train_gpt.py")]
     live = subprocess.run(command, cwd=tmp_path / "run", env=clean_environment(**settings), text=True, timeout=150,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert live.returncode == 0, live.stdout[-3000:]
@@ -142,8 +142,9 @@ def test_ranks_wait_for_the_shard_with_the_last_token_of_the_step(tmp_path: Path
     plans = [train_gpt.BatchPlan.train(config, rank, 4) for rank in range(4)]
     for k in range(9):
         assert {plan.last_token(plan.rows(k)) for plan in plans} == {(k + 1) * STEP - 1}
-    shards = train_gpt.Shards(config.data_path, "train", Quiet())
-    with contextlib.closing(open_pipeline(config, runtime=train_gpt.Runtime(0, 4), shards=shards)) as batches:
+    shards = train_gpt.Shards(config.data_path, "train")
+    with contextlib.closing(
+            open_pipeline(config, runtime=train_gpt.Runtime(0, 4), shards=shards, log=Quiet())) as batches:
         assert shards.growing
         for _ in range(3):
             next(batches)  # whole in shard 0, which has 100 tokens of the fourth step
@@ -180,11 +181,11 @@ def test_a_producer_that_fails_ends_the_run_after_the_good_batches(tmp_path: Pat
 def test_a_producer_that_advances_slowly_is_waited_for(tmp_path: Path) -> None:
     """Longer than DATA_STALL_SECONDS, as it makes progress."""
     producer = Producer(tmp_path / "data")
-    shards = train_gpt.Shards(str(producer.folder), "train", stall_seconds=0.3, log=Quiet())
+    shards = train_gpt.Shards(str(producer.folder), "train")
     done: list[object] = []
 
     def wait() -> None:
-        shards.await_token(0, SimpleNamespace(closed=False))
+        shards.await_token(0, SimpleNamespace(closed=False, stall_seconds=0.3, log=Quiet()))
         done.append(None)
     thread = threading.Thread(target=wait)
     thread.start()
@@ -238,7 +239,7 @@ def test_a_damaged_shard_is_named_when_it_appears(tmp_path: Path) -> None:
     producer = Producer(tmp_path / "data")
     producer.deliver()
     (producer.folder / "fineweb_train_000001.bin").write_bytes(b"half a shard")
-    shards = train_gpt.Shards(str(producer.folder), "none", log=Quiet())
+    shards = train_gpt.Shards(str(producer.folder), "none")
     shards.growing = True
     with pytest.raises(train_gpt.RunError, match="fineweb_train_000001.bin.*no whole shard"):
         shards.await_token(10 * STEP, SimpleNamespace(closed=False))

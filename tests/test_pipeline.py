@@ -59,7 +59,7 @@ def first_token(split: str, number: int) -> int:
     return number * (SPAN if split == "train" else 2 * SEQ_LEN)
 
 
-def assert_batch(split: str, number: int, batch: train_gpt.Batch) -> None:
+def assert_batch(split: str, number: int, batch: tuple) -> None:
     first = first_token(split, number)
     rows = np.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) + first
     np.testing.assert_array_equal(batch[0], TOKENS[rows % len(TOKENS)])
@@ -158,6 +158,7 @@ def test_a_file_that_has_shrunk_is_named_with_the_byte_where_it_ends(data: Path,
     shards = train_gpt.Shards(str(data), split)
     end = HEADER_BYTES + 2 * first_token(split, 3) + 21  # inside a span, and inside a token
     os.truncate(shards.paths[0], end)
+    shards.stamps[0] = train_gpt.stamp(shards.paths[0])  # or the first read would find it changed
     with contextlib.closing(pipeline_of(data, split, prefetch, shards=shards)) as batches:
         for number in range(3):
             assert_batch(split, number, next(batches))
@@ -165,6 +166,21 @@ def test_a_file_that_has_shrunk_is_named_with_the_byte_where_it_ends(data: Path,
             with pytest.raises(train_gpt.RunError, match=f"byte {end}") as caught:
                 next(batches)
             assert str(shards.paths[0]) in str(caught.value) and isinstance(caught.value.__cause__, EOFError)
+
+
+@pytest.mark.parametrize("change", ["rewritten", "longer", "shorter"])
+def test_a_shard_that_has_changed_ends_the_run(tmp_path: Path, change: str) -> None:
+    """Also where no byte that is read differs: who knows which tokens the next read would bring?"""
+    write_split(tmp_path, "train", TOKENS, [len(TOKENS)])
+    shards = train_gpt.Shards(str(tmp_path), "train")
+    [path] = shards.paths
+    with contextlib.closing(pipeline_of(tmp_path, shards=shards, prefetch=0)) as batches:
+        assert_batch("train", 0, next(batches))
+        size, mtime_ns = train_gpt.stamp(path)
+        os.truncate(path, size + {"rewritten": 0, "longer": 2, "shorter": -2}[change])
+        os.utime(path, ns=(mtime_ns, mtime_ns + (change == "rewritten")))
+        with pytest.raises(train_gpt.RunError, match=f"{path} at byte .*changed since this run began"):
+            next(batches)
 
 
 def test_a_shard_that_is_gone_is_named(tmp_path: Path) -> None:

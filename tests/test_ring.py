@@ -113,7 +113,7 @@ class Machine(TorchFunctionMode):
                 self.current.issue("widen", cell, self.memory[address(source)], self.handed)
         return func(*args, **(kwargs or {}))
 
-    def use(self, number: int, batch: train_gpt.Batch) -> None:
+    def use(self, number: int, batch: tuple) -> None:
         """Forward or backward of batch `number` reads its x and y."""
         self.compute.issue("use", [self.memory[address(part)] for part in batch[:2]], number)
 
@@ -212,7 +212,7 @@ class Ring(train_gpt.DeviceRing):
         super().submit(slot)
         self.machine.submitted += 1
 
-    def hand_out(self) -> train_gpt.Batch:
+    def hand_out(self) -> tuple:
         batch = super().hand_out()
         self.machine.handed += 1
         return batch
@@ -267,7 +267,7 @@ def faults_of(overlap: train_gpt.Overlap, ahead: Sequence[int], answers: Callabl
     with machine_of(answers, ring) as machine:
         machine.deaf = deaf or machine.deaf
         host, submitted = Host(overlap, ring, overlap.device_slots + 1), 0
-        batches: list[train_gpt.Batch] = []
+        batches: list[tuple] = []
         for number, lead in enumerate(ahead):
             while submitted < min(len(ahead), number + lead):
                 host.submit(submitted)
@@ -350,7 +350,7 @@ class BeyondTheDepth(Ring):
 
 
 class FreeBeforeTheRead(Ring):
-    def hand_out(self) -> train_gpt.Batch:
+    def hand_out(self) -> tuple:
         event = self.slots[self.handed % self.depth].free
         event.record(self.compute)
         event.frozen = True
@@ -456,7 +456,7 @@ def test_no_interleaving_breaks_the_pipeline(
     overlap = train_gpt.Overlap.of(config, "train", True)
     for answers in (*ANSWERS.values(), chance(1), chance(2)):
         with machine_of(answers) as machine:
-            batches: list[train_gpt.Batch] = []
+            batches: list[tuple] = []
             with contextlib.closing(open_pipeline(config, overlap=overlap)) as pipeline:
                 for number in range(BATCHES + depth):
                     if number >= overlap.device_slots:
@@ -491,6 +491,7 @@ def test_an_error_comes_after_the_good_batches_and_again(tmp_path: Path, depth: 
     shards = train_gpt.Shards(str(tmp_path), "train")
     with open(shards.paths[0], "r+b") as file:
         file.truncate(1024 + 2 * 3 * SPAN)
+    shards.stamps[0] = train_gpt.stamp(shards.paths[0])
     with machine_of(ANSWERS["always"]):
         with contextlib.closing(open_pipeline(config_of(DATA_PATH=tmp_path, **CONFIG), shards=shards,
                                               overlap=overlap_of(depth))) as pipeline:

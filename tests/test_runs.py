@@ -111,7 +111,7 @@ def test_logs_readme_documents_every_event_and_field(reference: Finished) -> Non
         if event["event"] == "config":
             fields = set()
         assert fields <= documented[event["event"]], f"{event['event']}: {fields - documented[event['event']]}"
-    assert {event["event"] for event in events(reference)} | {"stall"} == set(documented)
+    assert {event["event"] for event in events(reference)} | {"stall", "checkpoint"} == set(documented)
 
 
 @pytest.mark.parametrize("settings", [
@@ -216,7 +216,8 @@ def test_interrupt_ends_with_one_line(corpus: Corpus, tmp_path: Path) -> None:
     started = time.monotonic()
     _, err = run.communicate(timeout=60)
     assert run.returncode == 130 and time.monotonic() - started < 30
-    assert err.strip().splitlines()[-1] == "train_gpt.py: interrupted" and "Traceback" not in err
+    assert re.fullmatch(r"train_gpt.py: interrupted after step \d+", err.strip().splitlines()[-1])
+    assert "Traceback" not in err
     assert json.loads((tmp_path / "logs" / "stopped.jsonl").read_text().splitlines()[-1])["status"] == "interrupted"
 
 

@@ -217,11 +217,7 @@ def test_a_read_inside_a_forward_pass_is_drawn_inside_it(tmp_path: Path, monkeyp
             done.set()
     monkeypatch.setattr(train_gpt.Pipeline, "_read", read)
     trace = train_gpt.Trace(config, train_gpt.Runtime(), train_gpt.RunLog("t", True))
-    plan = train_gpt.BatchPlan.train(config, 0, 1)
-    batches = train_gpt.Pipeline(
-        train_gpt.Shards(config.data_path, "train"), plan, train_gpt.Overlap.of(config, "train", False),
-        train_gpt.Runtime(), name="train", digest=train_gpt.data_crc, stall_seconds=60, spans=trace)
-    with contextlib.closing(batches):
+    with contextlib.closing(open_pipeline(config, spans=trace, stall_seconds=60)) as batches:
         for number in range(3):
             next(batches)
             with trace("forward"):
@@ -409,7 +405,7 @@ def test_reads_below_the_need_are_reported_with_both_rates(corpus: Corpus, tmp_p
     source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
     call = "file.readinto(out[done:])\n"
     assert source.count(call) == 1
-    script.write_text(source.replace(call, call + "\t\t\ttime.sleep(count / 20e3)\n"))
+    script.write_text(source.replace(call, call + "\t\t\ttime.sleep(n / 20e3)\n"))
     run = run_trainer(tmp_path, script=script, **{**SMALL_MODEL, **corpus.env, "ITERATIONS": 15, "VAL_LOSS_EVERY": 0,
                                                   "VAL_TOKENS": 500})
     assert run.code == 0, run.err[-2000:]
@@ -456,7 +452,7 @@ def test_an_overwritten_batch_ends_the_run_and_is_named(corpus: Corpus, tmp_path
     source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
     call = 'with spans("backward"): loss.backward()\n'
     assert source.count(call) == 1
-    spoil = "\t\tif step == 4 and run.rt.rank == run.rt.world_size - 1: x[1, 2] += 1\n"
+    spoil = "\t\t\tif step == 4 and run.rt.rank == run.rt.world_size - 1: x[1, 2] += 1\n"
     script.write_text(source.replace(call, call + spoil))
     settings = {**SMALL_MODEL, **corpus.env, "ITERATIONS": 12, "VAL_TOKENS": 3000, "VAL_LOSS_EVERY": 0}
     assert run_trainer(tmp_path, ranks=ranks, script=script, **settings).code == 0, "without DATA_VERIFY nobody knows"

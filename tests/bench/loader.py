@@ -38,6 +38,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -142,11 +143,11 @@ class Ours(Arm):
         config, faults = t.Config.from_environment({name: str(value) for name, value in settings.items()})
         if faults:
             raise BenchError("; ".join(faults))
-        runtime = t.Runtime(rank=0, world_size=job.ranks)
-        self.batches = t.Pipeline(
-            t.Shards(config.data_path, "train"), t.BatchPlan.train(config, runtime.rank, runtime.world_size),
-            t.Overlap.of(config, "train", runtime.cuda), runtime, name="train", digest=t.data_crc,
-            stall_seconds=config.data_stall_seconds)
+        source = SimpleNamespace(
+            cfg=config, rt=t.Runtime(rank=0, world_size=job.ranks), log=None, verify=t.Verify(False, None),
+            shards=t.Shards(config.data_path, "train"), plan=t.BatchPlan.train(config, 0, job.ranks),
+            overlap=t.Overlap.of(config, "train", False))
+        self.batches = t.Pipeline(source, "train", t.data_crc)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return (batch[:2] for batch in self.batches)

@@ -1,0 +1,1 @@
+"""Faults injected into real runs: python -m pytest tests/faults prints the matrix."""
