@@ -9,8 +9,8 @@ types stand at data alone. Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, 
 ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
-import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, queue, re, resource
-import shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
+import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
+import resource, shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -161,7 +161,7 @@ class Watch:
 	def _run(self):
 		self.signum = self.hears.recv(1)[0]
 		while now() - self.since < LEAVE_SECONDS + 2 * self.longest_s: time.sleep(0.2)
-		print("train_gpt.py: told to stop, but other ranks do not come", file=sys.stderr)
+		print("told to stop, but other ranks do not come", file=sys.stderr)
 		faulthandler.dump_traceback()  # of all threads
 		os._exit(1)
 
@@ -471,7 +471,7 @@ def dataset_faults(cfg):
 			except RunError as error: yield "", str(error)
 			else:
 				ids = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
-				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:  # of both ends
+				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
 					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
 	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
 		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
@@ -1028,8 +1028,9 @@ def load(data, limit):
 		size = sum(entry.file_size for entry in archive.infolist())
 		if size > limit: raise ValueError(f"it holds {size} bytes, over {limit}")
 		if any(b"bytearray" in archive.read(name) for name in archive.namelist() if name.endswith(".pkl")):
-			raise ValueError("it asks for memory")  # bytearray(any size), which torch.load permits
-	return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+			raise ValueError("it asks for memory")  # bytearray(n)
+	try: return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+	except pickle.UnpicklingError: raise ValueError("it holds code")
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
 	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
@@ -1104,7 +1105,7 @@ class Run:
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
 			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
 	def write(self, state):
-		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if it is on the disk."""
+		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
 		folder, start = Path("checkpoints", self.cfg.run_id), now()
 		path = folder / f"step_{state['step']:08d}.pt"
 		try:
@@ -1136,7 +1137,7 @@ class Run:
 			for row in state["history"]: self.history.append(tuple(map(float, row)))
 			self.clock.total_ms = self.resumed_ms = float(state["train_ms"])
 		except Exception as error:  # whatever a damaged or hostile file raises
-			raise RunError(f"RESUME={self.cfg.resume}: {path}: {first_line(error)}")
+			raise RunError(f"RESUME={path}: {first_line(error)}")
 		self.optimizers.restore(state["tensors"])
 		self.first, first_row = self.step, self.plan.first_row + self.step * self.accumulation * self.plan.stride
 		self.plan = self.plan._replace(first_row=first_row)

@@ -132,7 +132,7 @@ def test_every_field_that_differs_is_named(tmp_path: Path, data: dict, reference
     [line] = run.said
     unnamed = [name for name in other if not re.search(rf"\b{name}=", line)]
     assert unnamed == [], line
-    assert "SEED=7 (there 1337)" in line and "NUM_LAYERS=1 (there 2)" in line and "ITERATIONS=13 (there 12)" in line
+    assert "SEED=1337, not 7" in line and "NUM_LAYERS=2, not 1" in line and "ITERATIONS=12, not 13" in line
 
 
 def test_only_fields_that_differ_are_named(tmp_path: Path, data: dict, reference: Live) -> None:

@@ -18,7 +18,7 @@ from conftest import SMALL_MODEL, byte_data, write_split
 from faults.live import Live, same_result
 from test_growing import Producer
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 SETTINGS = {**{name: value for name, value in SMALL_MODEL.items() if name != "VOCAB_SIZE"},  # the data's own
             "ITERATIONS": 12, "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 6, "VAL_TOKENS": 2000, "VAL_BATCH_SIZE": 1024,
             "RUN_ID": "r"}
@@ -176,7 +176,13 @@ def test_a_signal(tmp_path: Path, data: dict, reference: Live, see: See, case: s
 STARVED = {"": (0, None), ", to the launcher": (2, None), ", to rank 1 of 2": (2, 1)}
 
 
-@pytest.mark.parametrize("case", STARVED)
+# To one rank alone (launchers signal all): ranks that wait for data do not hear of it, and the state since the last
+# checkpoint is lost.
+ALONE = pytest.mark.xfail(reason="a signal to one rank alone does not reach ranks that wait for data", strict=True)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=ALONE) if target else case
+                                  for case, (_, target) in STARVED.items()])
 @row("SIGTERM while waiting for data..", "saved within seconds; same result when resumed")
 def test_a_signal_while_starved(tmp_path: Path, see: See, case: str) -> None:
     ranks, target = STARVED[case]
@@ -356,7 +362,6 @@ def test_a_rank_that_raises(tmp_path: Path, data: dict, see: See) -> None:
     see(f"ended after {took:.1f} s, with the error's traceback")
 
 
-@pytest.mark.slow  # a hung rank lives until the launcher's SIGKILL, 30 s after its SIGTERM
 @pytest.mark.parametrize("place", ["train", "validation", "export"])
 @row("rank 1 of 2 hangs: ..", "ends at the group's timeout; rank 1 is named")
 def test_a_rank_that_hangs(tmp_path: Path, data: dict, see: See, place: str) -> None:
@@ -471,7 +476,8 @@ def test_another_configuration(tmp_path: Path, data: dict, tiny: Live, see: See)
     path = tiny.folder / "checkpoints" / "r" / "step_00000002.pt"
     other = {**TINY, "ITERATIONS": 3, "SEED": 7, "MATRIX_LR": 0.5, "TIE_EMBEDDINGS": 0}
     run = Live(tmp_path, 0, {}, **data, **other, RESUME=path)
-    see(failed(run, "another configuration", "ITERATIONS=3", "SEED=7", "MATRIX_LR=0.5", "TIE_EMBEDDINGS=0"))
+    see(failed(run, "another configuration", "ITERATIONS=2, not 3", "SEED=1337, not 7", "MATRIX_LR=0.04, not 0.5",
+               "TIE_EMBEDDINGS=1, not 0"))
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
