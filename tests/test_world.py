@@ -112,6 +112,7 @@ def test_what_the_ranks_agree_on_is_exact(ranks: int) -> None:
     assert said.stop > 0 and bool(flat.halted)
 
 
+@pytest.mark.slow
 def test_two_agents_that_share_no_disk(corpus: Corpus, tmp_path: Path) -> None:
     """Two launchers with one rank each, folders and data of their own: the run of one launcher with two ranks."""
     env = {**SMALL_MODEL, "ITERATIONS": 12, "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 6, "CHECKPOINT_EVERY": 4,
