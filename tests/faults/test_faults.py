@@ -362,6 +362,7 @@ def test_a_rank_that_raises(tmp_path: Path, data: dict, see: See) -> None:
     see(f"ended after {took:.1f} s, with the error's traceback")
 
 
+@pytest.mark.xfail(reason="the job ends in time, but does not name the rank that hung", strict=True)
 @pytest.mark.parametrize("place", ["train", "validation", "export"])
 @row("rank 1 of 2 hangs: ..", "ends at the group's timeout; rank 1 is named")
 def test_a_rank_that_hangs(tmp_path: Path, data: dict, see: See, place: str) -> None:
