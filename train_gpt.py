@@ -4,9 +4,8 @@
   python train_gpt.py  (one process, GPU or CPU)
   python train_gpt.py --help | --print-config  (the settings, environment variables | their values)
 
-One pipeline feeds training and validation; off is a setting of it. As bytes count, an indent is a tab,
-types stand at data alone. Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION,
-ARTIFACT, CHECKPOINT, TRAINING, MAIN.
+One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
+Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
 import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
@@ -39,7 +38,7 @@ resumable = "auto or a path", str.strip
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting (its variable: in upper case), grouped as in README.md, which has units and meanings."""
+	"""Every setting (its variable: in upper case), README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: natural = 1337
@@ -119,7 +118,7 @@ def foreign_names(environ):
 	others = ", ".join(filter(FOREIGN.fullmatch, names))
 	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
 def print_help():
-	"""With units and meanings from README.md, if at hand."""
+	"""From README.md, if at hand."""
 	print(__doc__)
 	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
 	with suppress(OSError, IndexError):
@@ -161,7 +160,7 @@ class Watch:
 	def _run(self):
 		self.signum = self.hears.recv(1)[0]
 		while now() - self.since < LEAVE_SECONDS + 2 * self.longest_s: time.sleep(0.2)
-		print("told to stop, but other ranks do not come", file=sys.stderr)
+		print("told to stop, but others do not come", file=sys.stderr)
 		faulthandler.dump_traceback()  # of all threads
 		os._exit(1)
 
@@ -380,8 +379,9 @@ class Verify:
 			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
 		return summed if self.on else plain
 	def consumed(self, pipe, batch, place):
-		slot = (pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1)  # used in turn
-		if self.on: self.pending.append((f"{pipe.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(*batch[:2])))
+		if not self.on: return
+		slot, n = (k := pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1), len(pipe.plan.rows(k))  # used in turn
+		self.pending.append((f"{pipe.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(batch[0][:n], batch[1][:n])))
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
 		"""Synchronisation point; RunError if a batch changed while in use."""
@@ -519,11 +519,12 @@ def data_crc(plan, rows, tokens):
 	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i & CRC)
 		for row, n, begin in plan.segments(rows) for i in range(n)) & CRC
 def widen(x, y, tokens, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors."""
+	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows of y to spare: -100, no targets."""
 	T = x.shape[1]
 	for row, n, begin in segments:
 		part = tokens[begin:begin + n * T + 1]
 		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
+	if row + n < len(y): y[row + n:] = -100
 
 class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots words")):
 	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; words: logged."""
@@ -546,7 +547,7 @@ class Slot:
 		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device,
 			pin_memory=not widened and torch.cuda.is_available())
 		self.x, self.y = (torch.zeros(rows * widened, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x[:self.rows], self.y[:self.rows], self.digest
+	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
@@ -592,7 +593,7 @@ class DeviceRing(HostHandOut):
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
 			target.ready.record(self.copy)
 			slot.copied.record(self.copy)
-		target.rows, target.segments, target.digest = slot.rows, slot.segments, slot.digest
+		target.segments, target.digest = slot.segments, slot.digest
 		self.pending.append(slot)
 		self.submitted, self.bytes_copied = self.submitted + 1, self.bytes_copied + TOKEN_BYTES * n
 	def recycle(self, block=False):
@@ -650,7 +651,7 @@ class Pipeline:
 		rows = (plan := self.plan).rows(k)
 		self.shards.await_token(plan.last_token(rows), self)
 		start, (first, slot.size), at, track = now(), plan.tokens(rows), 0, self.thread.name
-		slot.rows, slot.segments, tokens = len(rows), plan.segments(rows), slot.host[0][:slot.size]
+		slot.segments, tokens = plan.segments(rows), slot.host[0][:slot.size]
 		with self.spans("disk_read", track):
 			for i, offset, n in self.shards.pieces(first, slot.size):
 				before, self.place = self.place, ((first + at) // self.shards.total, i)
@@ -671,7 +672,8 @@ class Pipeline:
 			n = file.readinto(out[done:])
 			if not n: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short")
 			done += n
-		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
+		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
+			raise EOFError("changed since this run began")
 		self.bytes_read, self.since = self.bytes_read + done, math.inf
 	def _open(self, i, offset):
 		path = self.shards.paths[i]
@@ -975,10 +977,11 @@ class Validation:
 			next(foretell)
 			for k, batch in enumerate(pipeline, 1):
 				x, y, digest = batch
-				with spans("forward"): sums[0] += loss_of(x, y).double() * y.numel()
-				sums[1] += self.table.count(x, y) if self.on_device and not self.bytes else digest & CRC
+				n = len(self.plan.rows(k - 1))
+				with spans("forward"): sums[0] += loss_of(x, y).double() * n * y.size(1)
+				sums[1] += self.table.count(x[:n], y[:n]) if self.on_device and not self.bytes else digest & CRC
 				self.verify.consumed(pipeline, batch, k)
-				seen, at = seen + y.numel(), f"{scope} batch {k}/{total}"
+				seen, at = seen + n * y.size(1), f"{scope} batch {k}/{total}"
 				next(foretell), next(foretell)
 				if every and k % every == 0:  # a synchronisation point
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
