@@ -9,7 +9,7 @@ Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ART
 """
 from __future__ import annotations
 import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
-import resource, shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
+import resource, select, shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -129,7 +129,7 @@ def print_help():
 	return 0
 
 # === RUNTIME ===
-GROUP_TIMEOUT, LEAVE_SECONDS = datetime.timedelta(minutes=5), 5  # longest wait for a rank; once told to stop
+FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """Told to stop: the others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
@@ -149,19 +149,42 @@ def runtime_faults(cfg):
 	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
 
 class Watch:
-	"""A thread hears signals, as the main one may sit in a collective, and leaves if then that does not end."""
-	signum, since, longest_s = 0, math.inf, 0.0  # heard; in a collective since; longest step
+	"""A thread that hears signals, as the main one may sit in a collective, tells all ranks, by the group's store, and
+	ends a wait for ranks that do not come: it names them."""
+	signum = meetings = longest_s = 0  # heard; begun; longest step
+	since, place, store, log = math.inf, "", None, None  # waiting for ranks
+	def __init__(self, stall_seconds=60.0, rank=0, world_size=1):
+		self.stall_seconds, self.rank, self.world_size, self.met = stall_seconds, rank, world_size, set()
 	def start(self):
 		self.hears, self.wakes = socket.socketpair()
 		self.wakes.setblocking(False)
 		signal.set_wakeup_fd(self.wakes.fileno())
 		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._run, daemon=True).start()
+	@contextmanager
+	def waiting(self, place):
+		self.place, self.since = place, now()
+		yield
+		self.since = math.inf
+		self.met.add(place)
 	def _run(self):
-		self.signum = self.hears.recv(1)[0]
-		while now() - self.since < LEAVE_SECONDS + 2 * self.longest_s: time.sleep(0.2)
-		print("told to stop, but others do not come", file=sys.stderr)
+		while True:
+			heard = self.hears.recv(1) if select.select([self.hears], [], [], 0.5)[0] else b""
+			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
+				if heard: self.store.set("signal", str(heard[0]))
+				self.store.set(str(self.rank), str(self.meetings))
+				heard = heard or [self.store.add("signal", 0)]
+			self.signum = self.signum or sum(heard)
+			limit_s = max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
+			if self.signum: limit_s = LEAVE_SECONDS + 2 * self.longest_s
+			if now() - self.since > limit_s: self._leave(limit_s)
+	def _leave(self, limit_s):
+		late = []
+		with suppress(AttributeError, RuntimeError):
+			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
 		faulthandler.dump_traceback()  # of all threads
+		last_words(self.log, 1, "failed", f"rank {self.rank} waited {limit_s:.0f} s at the {self.place} for "
+			f"{', '.join(late) or 'its device'}")
 		os._exit(1)
 
 @dataclass(frozen=True)
@@ -175,7 +198,8 @@ class Runtime:
 	@classmethod
 	def start(cls, cfg, env):
 		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
-		device, dtype, watch = torch.device("cpu"), torch.float32, Watch()
+		rank, W = (int(env.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+		device, dtype, watch = torch.device("cpu"), torch.float32, Watch(cfg.data_stall_seconds, rank, W)
 		watch.start()
 		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
 			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
@@ -183,28 +207,30 @@ class Runtime:
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
 			torch.backends.cuda.enable_cudnn_sdp(False)
 		if "RANK" in env:
-			store, rank, W = next(dist.rendezvous("env://", timeout=GROUP_TIMEOUT))
+			store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
 			store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-			dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=W, timeout=GROUP_TIMEOUT,
-				device_id=device if cuda else None)
-		return cls(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), device, dtype, watch)
+			watch.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+			with watch.waiting("start"):  # the watch bounds all waits
+				dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=W,
+					timeout=datetime.timedelta(1), device_id=device if cuda else None)
+		return cls(rank, W, device, dtype, watch)
 	@property
 	def cuda(self): return self.device.type == "cuda"
-	def all_reduce(self, tensor):
-		self._collective(dist.all_reduce, tensor)  # a sum, in place
+	def all_reduce(self, tensor, place):
+		self._meet(place, dist.all_reduce, tensor)  # a sum, in place
 		return tensor
 	def broadcast(self, value):
 		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._collective(dist.broadcast_object_list, box := [value], src=0, device=self.device)
+		self._meet("broadcast", dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
-	def _collective(self, call, *args, **options):
-		"""On one rank: nothing."""
-		self.watch.since = now()
-		try:
-			if dist.is_initialized(): call(*args, **options)
-		except RuntimeError as error:
-			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: {first_line(error)}")
-		self.watch.since = math.inf
+	def _meet(self, place, call, *args, **options):
+		"""On one rank: nothing. Synchronisation point, but for a step's: Control reads that."""
+		self.watch.meetings += 1
+		with self.watch.waiting(place):
+			try:
+				if dist.is_initialized(): call(*args, **options)
+			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
+			if place != "step": self.synchronize()
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
 		if self.cuda: torch.cuda.synchronize(self.device)
@@ -912,16 +938,15 @@ class Control:
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
 		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
-		rt.all_reduce(flat.reduced)
+		rt.all_reduce(flat.reduced, "step")
 		flat.halted |= tail[5] + bad.sum() > 0
 		grads.masked_fill_(flat.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
 		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now)."""
-		self.rt.watch.since = now()
-		if self.rt.cuda: self.events[step % 4].synchronize()
-		self.rt.watch.since = math.inf
+		with self.rt.watch.waiting("step"):
+			if self.rt.cuda: self.events[step % 4].synchronize()
 		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 4][1].tolist()
 		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
 		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
@@ -987,7 +1012,8 @@ class Validation:
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
 		sums[2] = self.rt.watch.signum
-		nats, counted, stop = self.rt.all_reduce(sums).tolist()  # synchronisation point: the end of a validation
+		place = "validation" if scope[0] == "s" else scope  # synchronisation point: its end
+		nats, counted, stop = self.rt.all_reduce(sums, place).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
@@ -1027,9 +1053,9 @@ def pack(state, cfg):
 	return zlib.compress(raw, 9), payload, len(raw)
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
+	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
 	with zipfile.ZipFile(io.BytesIO(data)) as archive:
-		size = sum(entry.file_size for entry in archive.infolist())
-		if size > limit: raise ValueError(f"it holds {size} bytes, over {limit}")
+		if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
 		if any(b"bytearray" in archive.read(name) for name in archive.namelist() if name.endswith(".pkl")):
 			raise ValueError("it asks for memory")  # bytearray(n)
 	try: return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -1060,10 +1086,10 @@ def fingerprint(cfg):
 	bound = ["seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
 def find_checkpoint(cfg):
-	"""(path, bytes) of the checkpoint that RESUME names; None: start anew."""
+	"""The path of the checkpoint that RESUME names; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
-	try: return path and (path, path.read_bytes())
+	try: return path and path.stat() and path
 	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint")
 
 # === TRAINING ===
@@ -1126,11 +1152,12 @@ class Run:
 		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: a busy disk")
 		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
 		self.writer.start()
-	def resume(self, path, data):
+	def resume(self, path):
 		"""RunError if it is another configuration's, or no checkpoint."""
 		mine = self.optimizers.tensors()
+		limit = sum(t.nbytes for t in mine) + (1 << 22)
 		try:
-			state = load(data, sum(t.nbytes for t in mine) + (1 << 22))
+			state = load(self.rt.broadcast(None if self.rt.rank else open(path, "rb").read(limit + 1)), limit)
 			theirs, ours = state["config"], fingerprint(self.cfg)
 			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
@@ -1342,11 +1369,12 @@ def execute(cfg, env, warnings):
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
 		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg))
 		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
+		rt.watch.log = log
 		log.console(str(log.path))
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
 		for warning in warnings: log.line(f"warning: {warning}")
-		if found: run.resume(*found)
+		if found: run.resume(found)
 		train(run)
 		export_and_score(run, len(source.encode()))
 		run.writer.join(60)
@@ -1362,14 +1390,16 @@ def execute(cfg, env, warnings):
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
 	finally:
-		if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
-		if log:
-			if problem: log.file(f"error: {problem}")
-			log.event("end", status=status, exit_code=code, error=problem)
-			log.console(f"{status}: see {log.path}{hint}")
-			log.close()
+		last_words(log, code, status, problem, hint)
 		rt.close()
 	return code
+def last_words(log, code, status, problem, hint=""):
+	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
+	if not log: return
+	if problem: log.file(f"error: {problem}")
+	log.event("end", status=status, exit_code=code, error=problem)
+	log.console(f"{status}: see {log.path}{hint}")
+	log.close()
 def main():
 	environ, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
