@@ -19,6 +19,7 @@ from time import perf_counter as now
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
 from torch import nn
+from torch.nn import attention as attention_impls
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
@@ -34,6 +35,7 @@ number, rate, positive = within(-1e300), within(0.0), within(1e-6)
 name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
 where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
 switch = "0 or 1", {"0": False, "1": True}.__getitem__
+steps, attention = ("auto or a count", lambda t: t if t == "auto" else natural[1](t)), word("auto|fa3|cudnn|flash|math")
 resumable = "auto or a path", str.strip
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ class Config:
 	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
 	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
 	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
-	gpu_prefetch: count = 2; val_bytecount_device: counter = "cpu"
+	gpu_prefetch: count = 2; val_resident: switch = False; val_bytecount_device: counter = "cpu"
 	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
 	data_verify: switch = False; data_stall_seconds: positive = 60.0
 	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: resumable = ""
-	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: natural = 0
+	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: steps = 0; attention_backend: attention = "auto"
 	@classmethod
 	def from_environment(cls, environ):
 		"""(the settings, a fault for each value not of its kind: there the default stays)."""
@@ -72,7 +74,9 @@ class Config:
 				f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
 		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
-	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
+	def accumulation(self, world_size):
+		n = self.grad_accum_steps
+		return n if n not in (0, "auto") else max(1, SPANS_A_STEP // world_size)
 	def problems(self, world_size):
 		"""Every fault, with value and remedy; starts nothing."""
 		faults = runtime_faults(self), self._shape_faults(world_size), tokenizer_faults(self), dataset_faults(self)
@@ -99,7 +103,7 @@ class Config:
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
 FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_WD|"
-	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|VAL_RESIDENT|ATTENTION_BACKEND")
+	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 @functools.cache
 def edit_distance(a, b):
@@ -205,7 +209,6 @@ class Runtime:
 			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
 			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
-			torch.backends.cuda.enable_cudnn_sdp(False)
 		if "RANK" in env:
 			store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
 			store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
@@ -772,27 +775,55 @@ class Linear(nn.Linear):
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x): return F.linear(x, self.weight.to(x.dtype))
+	def forward(self, x, scale=None):
+		"""scale (outputs): multiplied into the small weight, not the large result."""
+		return F.linear(x, (self.weight if scale is None else scale[:, None] * self.weight).to(x.dtype))
 def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
 def rotate(x, rotary):
-	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, heads, T, d), rotary (2, T, d / 2)."""
+	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
 	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
 	return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
+def attend(q, k, v):
+	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
+	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
+	return y.transpose(1, 2)
+def use_attention(backend):
+	"""For scaled_dot_product_attention, from now on; an error if it is not there."""
+	if backend == "fa3": attention_impls.activate_flash_attention_impl("FA3")
+	for name in "cudnn", "flash", "mem_efficient", "math":
+		getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == {"fa3": "flash"}.get(backend, backend))
+def choose_attention(cfg, rt):
+	"""The first backend whose output and gradients on one batch are those of math in float32."""
+	shape = 2, min(cfg.train_seq_len, 1024), cfg.num_heads, cfg.model_dim // cfg.num_heads
+	q, y = (torch.randn(shape, device=rt.device, dtype=rt.dtype) for _ in "qy")
+	inputs = [t.detach().requires_grad_() for t in (q, q.flip(1)[:, :, :cfg.num_kv_heads], y[:, :, :cfg.num_kv_heads])]
+	def results(backend, dtype):
+		use_attention(backend)
+		out = attend(*(t.to(dtype) for t in inputs))
+		return [out, *torch.autograd.grad(out, inputs, y.to(dtype))]
+	expected = results("math", torch.float32)
+	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
+		try: off = max(float((a - b).norm() / b.norm()) for a, b in zip(results(backend, rt.dtype), expected))
+		except (RuntimeError, ImportError, AttributeError) as error: off = first_line(error)
+		else:
+			if off < 0.02: return backend
+		if backend == "fa3": attention_impls.restore_flash_attention_impl(_raise_warn=False)
+	raise RunError(f"ATTENTION_BACKEND={backend}: does not work here, or is wrong ({off}): set auto")
 
 class Attention(nn.Module):
 	"""Causal, grouped queries, rms norm on queries and keys, a gain per query head."""
 	def __init__(self, cfg):
 		super().__init__()
-		D, self.gqa = cfg.model_dim, cfg.num_heads != cfg.num_kv_heads
+		D = cfg.model_dim
 		self.head_dim = D // cfg.num_heads
 		self.c_q, self.proj = Linear(D, D), Linear(D, D, zero=True)
 		self.c_k, self.c_v = (Linear(D, cfg.num_kv_heads * self.head_dim) for _ in "kv")
 		self.q_gain = nn.Parameter(torch.full((cfg.num_heads,), cfg.qk_gain_init))
-	def forward(self, x, rotary):
-		q, k, v = (c(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for c in (self.c_q, self.c_k, self.c_v))
-		q = rotate(rms_norm(q), rotary) * self.q_gain.to(q.dtype)[:, None, None]  # (B, heads, T, head_dim)
-		y = F.scaled_dot_product_attention(q, rotate(rms_norm(k), rotary), v, is_causal=True, enable_gqa=self.gqa)
-		return self.proj(y.transpose(1, 2).flatten(2))
+	def forward(self, x, rotary, scale):
+		q, k, v = (c(x).unflatten(-1, (-1, self.head_dim)) for c in (self.c_q, self.c_k, self.c_v))  # (B, T, heads, d)
+		q = rotate(rms_norm(q), rotary) * self.q_gain.to(q.dtype)[:, None]
+		return self.proj(attend(q, rotate(rms_norm(k), rotary), v).flatten(2), scale)
 
 class Block(nn.Module):
 	"""Attention and the MLP down(relu(up x)^2) (arXiv:2109.08668), scaled by channel; x0, the embedding, is mixed in."""
@@ -806,8 +837,8 @@ class Block(nn.Module):
 	def forward(self, x, x0, rotary):
 		a, b = self.resid_mix.to(x.dtype)
 		x = a * x + b * x0
-		x = x + self.attn_scale.to(x.dtype) * self.attn(rms_norm(x), rotary)
-		return x + self.mlp_scale.to(x.dtype) * self.mlp.proj(F.relu(self.mlp.fc(rms_norm(x))).square())
+		x = x + self.attn(rms_norm(x), rotary, self.attn_scale)
+		return x + self.mlp.proj(F.relu(self.mlp.fc(rms_norm(x))).square(), self.mlp_scale)
 
 class GPT(nn.Module):
 	"""The challenge's baseline: half of the blocks push their outputs, the others add them back."""
@@ -819,8 +850,10 @@ class GPT(nn.Module):
 		self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.num_layers))
 		self.lm_head = None if cfg.tie_embeddings else Linear(D, cfg.vocab_size, zero=True)
 		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
+		matrices = (m.weight.numel() for m in self.blocks.modules() if isinstance(m, Linear))
+		self.flops = 6 * (sum(matrices) + cfg.vocab_size * D + cfg.num_layers * cfg.train_seq_len * D)  # a token, there and back
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
-		angle = torch.arange(cfg.train_seq_len)[:, None] * cfg.rope_base ** -channels
+		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
 	def forward(self, x, y):
 		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
@@ -833,15 +866,18 @@ class GPT(nn.Module):
 		logits = F.linear(rms_norm(x), (self.lm_head or self.tok_emb).weight.to(x.dtype))
 		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
 
-def compiled(model, log):
-	"""`model` compiled; eager, with one warning, where that cannot work."""
-	calls = [torch.compile(model, dynamic=False, fullgraph=True), model]
-	def call(x, y):
-		try: return calls[0](x, y)
+def compiled(function, log):
+	"""`function` compiled; eager, with one warning, where that cannot work."""
+	if torch.__version__.startswith("2.11.") and "TORCHINDUCTOR_MIX_ORDER_REDUCTION" not in os.environ:
+		from torch._inductor import config
+		config.triton.mix_order_reduction = False  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
+	calls = [torch.compile(function, dynamic=False, fullgraph=True), function]
+	def call(*args):
+		try: return calls[0](*args)
 		except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
-			if calls.pop(0) is model: raise
+			if calls.pop(0) is function: raise
 			log.line(f"warning: torch.compile does not work here: {first_line(error)}")
-			return model(x, y)
+			return function(*args)
 	return call
 
 # === OPTIMIZERS ===
@@ -881,31 +917,37 @@ class Optimizers:
 		self.flat = Flat([*banks.values(), *adam, small], tail)
 		self.banks = [[flat.view(-1, *shape) for flat in group]  # values, gradients: (n, rows, cols)
 			for shape, group in zip(banks, self.flat.groups)]
-		self.averages, groups, state = [torch.zeros_like(values) for values, _ in self.banks], [], {}
-		for (values, grads), lr in zip(self.flat.groups[len(banks):], [*rates, cfg.scalar_lr]):
-			(p := nn.Parameter(values)).grad = grads
-			groups.append(dict(params=[p], lr=lr, base_lr=lr))
-			state[p] = dict(step=p.new_zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-		self.adam = torch.optim.Adam(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
-		self.adam.state.update(state)  # as its first step would
+		self.adam = [(*group, lr) for group, lr in zip(self.flat.groups[len(banks):], [*rates, cfg.scalar_lr])]
+		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
+			for parts in (self.banks, self.adam, self.adam))
+		self.count, self.lr_scale, self.momentum = torch.zeros(3, device=self.flat.values.device).unbind()
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0:
 			self.flat.grads.mul_((limit / (self.flat.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
-		"""Muon's update is scaled by sqrt(max(1, rows / cols)). Once flat.halted is set nothing changes."""
-		self.adam.found_inf = (halted := self.flat.halted).float()
-		dtype = (torch.float32, torch.bfloat16)[halted.is_cuda]
+		self.lr_scale.fill_(lr_scale)
+		self.momentum.fill_(momentum)
+		self.update()
+	def update(self):
+		"""By the schedules on the device; one graph if compiled. Muon's is scaled by sqrt(max(1, rows / cols)). Once
+		flat.halted is set nothing changes."""
+		cfg, halted, dtype = self.cfg, self.flat.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
 		for (values, grads), average in zip(self.banks, self.averages):
-			average.mul_(torch.where(halted, 1.0, momentum)).add_(grads)
-			update = newton_schulz(grads.add(average, alpha=momentum), self.cfg.muon_backend_steps, dtype)
-			rate = self.cfg.matrix_lr * lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
-			values.add_(update.masked_fill(halted, 0), alpha=-rate)
-		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
-		self.adam.step()
+			average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
+			update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
+			rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
+			values.sub_((rate * update).masked_fill(halted, 0))
+		self.count.add_(~halted)
+		for (values, grads, lr), mean, square in zip(self.adam, self.means, self.squares):
+			mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
+			square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
+			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
+			update = lr * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
+			values.sub_(update.masked_fill(halted, 0))
 	def snapshot(self): return [t.clone() for t in self.tensors()]
 	def tensors(self):
-		return [self.flat.values, *self.averages, *(t for p in self.adam.state.values() for t in p.values())]
+		return [self.flat.values, *self.averages, *self.means, *self.squares, self.count]
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved): mine.copy_(theirs)
 
@@ -1096,14 +1138,15 @@ def find_checkpoint(cfg):
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
 	def __init__(self, cfg, rt, log):
+		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
-		self.cfg, self.rt, self.log, self.clock = cfg, rt, log, Clock(rt)
 		self.accumulation = cfg.accumulation(rt.world_size)
 		self.step_tokens = cfg.train_batch_tokens + SPANS_A_STEP  # read by one step
 		self.model = GPT(cfg, rt.dtype).to(rt.device)
 		self.compiles = cfg.torch_compile == "1" or cfg.torch_compile == "auto" and rt.cuda
 		self.loss_of = compiled(self.model, log) if self.compiles else self.model
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
+		if self.compiles: self.optimizers.update = compiled(self.optimizers.update, log)
 		self.control = Control(self.optimizers.flat, rt)
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
@@ -1338,7 +1381,7 @@ def log_header(run, source):
 		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
 		f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
 		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{' '.join(sdp)}\n"
-		f"attention_mode:gqa {of('num_heads num_kv_heads')}\n"
+		f"attention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:{run.attention}\n"
 		f"{of('tie_embeddings')} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} "
 		f"head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of('matrix_lr scalar_lr')}\n"
 		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
