@@ -62,7 +62,8 @@ class Config:
 	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
 	data_verify: switch = False; data_stall_seconds: positive = 60.0
 	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: resumable = ""
-	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: steps = 0; attention_backend: attention = "auto"
+	device: where = "auto"; torch_compile: mode = "auto"; attention_backend: attention = "auto"
+	grad_accum_steps: steps = 0
 	@classmethod
 	def from_environment(cls, environ):
 		"""(the settings, a fault for each value not of its kind: there the default stays)."""
@@ -524,7 +525,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, max(1, end - first))
+		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k):
@@ -548,15 +549,16 @@ def data_crc(plan, rows, tokens):
 	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i & CRC)
 		for row, n, begin in plan.segments(rows) for i in range(n)) & CRC
 def widen(x, y, tokens, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows of y to spare: -100, no targets."""
+	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
 	for row, n, begin in segments:
 		part = tokens[begin:begin + n * T + 1]
 		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if row + n < len(y): y[row + n:] = -100
+	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
 
-class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots words")):
-	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; words: logged."""
+class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots resident words")):
+	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; resident: a slot for
+	each batch; words: logged."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
@@ -565,9 +567,12 @@ class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots wor
 		on, stream = on and not why, stream and not stream_why
 		slots = int(cuda and (cfg.gpu_prefetch if on else 1))
 		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth if on else '0(prefetch_off)'}"
-		if split == "val": words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device}"
-		why = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch)
-		return cls(on, depth if on else 1, stream, slots, f"{words} gpu_prefetch:{slots}{why}")
+		why, stay = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch), cfg.val_resident and split == "val"
+		if split == "val":
+			out = (off or no_cuda) * stay
+			stay = stay and not out
+			words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} resident:{int(stay)}{out}"
+		return cls(on, depth if on else 1, stream, slots, stay, f"{words} gpu_prefetch:{slots}{why}")
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
@@ -576,7 +581,7 @@ class Slot:
 		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device,
 			pin_memory=not widened and torch.cuda.is_available())
 		self.x, self.y = (torch.zeros(rows * widened, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
+	def batch(self): return self.x, self.y, self.digest  # whole: slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
@@ -598,11 +603,14 @@ class DeviceRing(HostHandOut):
 	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
-		self.depth, self.submitted, self.handed, self.spans = overlap.device_slots, 0, 0, spans
+		self.depth = plan.num_batches() if overlap.resident else overlap.device_slots
+		self.submitted, self.handed, self.spans = 0, 0, spans
 		self.compute = torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.idle, self.slots = [], [Slot(plan, device) for _ in range(self.depth)]  # (asked, fed) events
-		for slot in self.slots:
+		self.idle, self.slots = [], []  # (asked, fed) events
+		for _ in range(self.depth):
+			self.slots.append(slot := Slot(plan, device))
+			if overlap.resident: slot.x, slot.y = self.slots[0].batch()[:2]  # of all, in turn
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
 	def ask(self):
@@ -850,8 +858,9 @@ class GPT(nn.Module):
 		self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.num_layers))
 		self.lm_head = None if cfg.tie_embeddings else Linear(D, cfg.vocab_size, zero=True)
 		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
+		# Operations a token, with gradients: every matrix, and attention's causal half.
 		matrices = (m.weight.numel() for m in self.blocks.modules() if isinstance(m, Linear))
-		self.flops = 6 * (sum(matrices) + cfg.vocab_size * D + cfg.num_layers * cfg.train_seq_len * D)  # a token, there and back
+		self.flops = 6 * (sum(matrices) + cfg.vocab_size * D + cfg.num_layers * cfg.train_seq_len * D)
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
 		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
@@ -1030,7 +1039,7 @@ class Validation:
 		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
 		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device = cfg.val_bytecount_device == "cuda"
+		self.on_device, self.resident = cfg.val_bytecount_device == "cuda", None  # the pipeline that keeps its batches
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
@@ -1040,7 +1049,10 @@ class Validation:
 		every, log, seen, total = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
 		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
-		with suppress(Stop), closing(Pipeline(self, "val", self.host_bytes, spans)) as pipeline, spans("validate"):
+		pipeline = self.resident or Pipeline(self, "val", self.host_bytes, spans)
+		if self.overlap.resident: self.resident = pipeline
+		pipeline.spans, pipeline.handed, pipeline.stage.handed = spans, 0, 0  # from its start
+		with suppress(Stop), closing(pipeline), spans("validate"):
 			next(foretell)
 			for k, batch in enumerate(pipeline, 1):
 				x, y, digest = batch
@@ -1158,6 +1170,8 @@ class Run:
 		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
 		self.resumed_ms, self.history = 0.0, []  # of validations: (step, val_loss, val_bpb, ms)
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
+		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
+		self.peak = next((1e12 * n for name, n in PEAK_TFLOPS.items() if rt.cuda and name in self.hardware), None)
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
 		for self.heeded in range(self.heeded, step):
@@ -1263,6 +1277,8 @@ def validate(run, step, spans):
 	run.history.append((step, val_loss, val_bpb, val_ms))
 	run.clock.start()
 
+# Dense bfloat16, NVIDIA's data sheets; the first that fits counts.
+PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A100": 312, "4090": 165}
 def log_step(run, step):
 	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()
@@ -1271,11 +1287,13 @@ def log_step(run, step):
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
 	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * c.max_wallclock_seconds
 	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
+	tok_s = 1e3 * (step - last_step) * c.train_batch_tokens / since_ms
+	mfu = {} if not run.peak else {"mfu_percent": 100 * tok_s * run.model.flops / run.rt.world_size / run.peak}
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
-		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s", step=step, iterations=c.iterations, train_loss=agreed.train_loss,
-		train_time_ms=ms, step_avg_ms=ms / step, tok_s=1e3 * (step - last_step) * c.train_batch_tokens / since_ms,
+		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
+		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
 		input_wait_percent=100 * max(a - b for a, b in zip(agreed.wait_ms, last_waits)) / since_ms,
-		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3)
+		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3, **mfu)
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
@@ -1391,8 +1409,17 @@ def log_header(run, source):
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
 	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
 	log.event("config", **asdict(c))
-	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else os.uname().machine, cpus=os.cpu_count(),
+	log.event("hardware", device=run.hardware, cpus=os.cpu_count(),
 		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
+def fitting_accumulation(cfg, rt):
+	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
+	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
+	model, rows = GPT(cfg, rt.dtype).to(rt.device), cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
+	x = torch.zeros(min(rows, 8), cfg.train_seq_len, dtype=torch.int64, device=rt.device)
+	free, before = torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated()
+	model(x, x).backward()
+	fit = 0.9 * free * len(x) / (torch.cuda.max_memory_allocated() - before)
+	return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows / n <= fit or n == rows))
 def out_of_memory(cfg, rt):
 	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
@@ -1407,7 +1434,8 @@ def execute(cfg, env, warnings):
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
 		rt = Runtime.start(cfg, env)
-		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
+		run_id, steps = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt)))
+		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
 		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg))

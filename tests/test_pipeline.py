@@ -445,7 +445,7 @@ def test_the_switches_in_effect_are_logged_with_their_reasons(
     assert overlap.queue == (3 if prefetch else 1)
     reason = "(no_cuda)" if not cuda else "(prefetch_off)" if effective != slots else ""
     if split == "val":
-        words = f"overlap:{bool(prefetch or stream and cuda)} {words} bytecount_device:cpu"
+        words = f"overlap:{bool(prefetch or stream and cuda)} {words} bytecount_device:cpu resident:0"
     assert overlap.words == f"{words} gpu_prefetch:{effective}{reason}"
 
 
