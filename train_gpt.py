@@ -448,12 +448,12 @@ class Shards:
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (file index, byte offset, tokens)."""
+		"""A stretch of the stream as (epoch, file index, byte offset, tokens)."""
 		while count > 0:
-			at = first % self.total
+			epoch, at = divmod(first, self.total)
 			i = bisect.bisect_right(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
-			yield i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
+			yield epoch, i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
@@ -469,7 +469,7 @@ def dataset_faults(cfg):
 			try: tokens += shard_tokens(path)
 			except RunError as error: yield "", str(error)
 			else:
-				ids = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
+				ids = np.memmap(path, "<u2", "r", HEADER_BYTES)
 				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
 					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
 	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
@@ -542,11 +542,11 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots words")):
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
-	def __init__(self, plan, device, widened=True):
+	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device,
-			pin_memory=not widened and torch.cuda.is_available())
-		self.x, self.y = (torch.zeros(rows * widened, T, dtype=torch.int64, device=device) for _ in "xy")
+		size = rows * T + rows // plan.span_rows + 2
+		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
 	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
@@ -627,7 +627,7 @@ class Pipeline:
 		self.host_waits_ms, self.crossings, self.file = [], [], io.BytesIO()  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
-			slot = Slot(self.plan, "cpu", widened=not slots)
+			slot = Slot(self.plan, "cpu", pinned=rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots:
 				slot.begun, slot.copied = timed_event(), timed_event()
@@ -652,10 +652,10 @@ class Pipeline:
 		start, (first, slot.size), at, track = now(), plan.tokens(rows), 0, self.thread.name
 		slot.segments, tokens = plan.segments(rows), slot.host[0][:slot.size]
 		with self.spans("disk_read", track):
-			for i, offset, n in self.shards.pieces(first, slot.size):
-				before, self.place = self.place, ((first + at) // self.shards.total, i)
+			for epoch, i, offset, n in self.shards.pieces(first, slot.size):
+				before, self.place = self.place, (epoch, i)
 				if before and before != self.place:
-					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", track)
+					self.spans.instant("shard_boundary" if before[0] == epoch else "epoch", track)
 					self.crossings.append(k)
 				self._read(i, offset, memoryview(tokens[at:at + n]).cast("B"))
 				at += n
@@ -685,12 +685,12 @@ class Pipeline:
 		"""Has the kernel read batch k ahead."""
 		if k >= self.end or self.shards.growing: return
 		with suppress(OSError, AttributeError):  # macOS has no such call
-			for i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
+			for _, i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, TOKEN_BYTES * n, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
 	def _take(self):
 		"""A slot back for each taken: the reader fills no more than the queue ahead."""
-		while len(self.stage.pending) >= max(1, self.slots):
+		while len(self.stage.pending) >= (self.slots or 1):
 			if not (slot := self.stage.recycle(self.ready.empty())): break
 			self.free.put(slot)
 		start = now()
@@ -1062,13 +1062,15 @@ def find_checkpoint(cfg):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
+	step = first = heeded = crc = 0  # steps taken, at the start, looked at; data_crc at the start
+	resumed_ms, final = 0.0, None  # training time at the start; the state before the export
 	def __init__(self, cfg, rt, log):
 		torch.manual_seed(cfg.seed)
 		self.cfg, self.rt, self.log, self.clock = cfg, rt, log, Clock(rt)
 		self.accumulation = cfg.accumulation(rt.world_size)
 		self.step_tokens = cfg.train_batch_tokens + SPANS_A_STEP  # read by one step
 		self.model = GPT(cfg, rt.dtype).to(rt.device)
-		self.compiles = cfg.torch_compile == "1" or cfg.torch_compile == "auto" and rt.cuda
+		self.compiles = {"0": False, "1": True}.get(cfg.torch_compile, rt.cuda)
 		self.loss_of = compiled(self.model, log) if self.compiles else self.model
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		self.control = Control(self.optimizers.flat, rt)
@@ -1076,11 +1078,9 @@ class Run:
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * bool(cfg.val_tokens)
-		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
-		self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state before the export
+		self.generators = [torch.default_generator, *torch.cuda.default_generators]
+		self.writer, self.history = threading.Thread(), []  # of a checkpoint; (step, val_loss, val_bpb, ms) of validations
 		self.writer.start()
-		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
-		self.resumed_ms, self.history = 0.0, []  # of validations: (step, val_loss, val_bpb, ms)
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
@@ -1093,7 +1093,7 @@ class Run:
 	def state(self):
 		"""What training goes on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
-		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
+		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
 		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(),
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
@@ -1133,8 +1133,8 @@ class Run:
 		except Exception as error:  # whatever a damaged or hostile file raises
 			raise RunError(f"RESUME={path}: {first_line(error)}")
 		self.optimizers.restore(state["tensors"])
-		batches, self.resumed_ms = self.step * self.accumulation, self.clock.total_ms
-		self.plan = self.plan._replace(first_row=self.plan.rows(batches).start)
+		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
+		self.resumed_ms = self.clock.total_ms
 		self.logged = self.step, self.resumed_ms, self.logged[2]
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.resumed_ms)
@@ -1200,9 +1200,10 @@ def log_step(run, step):
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
-	c, log, clock, left, cap_ms = run.cfg, run.log, run.clock, run.cfg.iterations - run.step, 1e3 * run.cfg.max_wallclock_seconds
+	c, log, clock = run.cfg, run.log, run.clock
+	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
-		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
+		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
 	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == run.rt.rank else Spans
 	with closing(kind(c, run.rt, log)) as spans, closing(run.batches(spans)) as batches:
@@ -1213,7 +1214,7 @@ def train(run):
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= run.first + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
-			capped = step < c.iterations and 0 < cap_ms <= elapsed_ms + elapsed_ms / max(step, 1)
+			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
 			if last: break
@@ -1229,8 +1230,8 @@ def train(run):
 		report(run, batches, step)
 def waits(waits_ms, batches, micro_steps, train_ms, first=0):
 	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
-	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100)).tolist()
-	return dict(total_ms=float(total), percent=float(100 * total / train_ms), median_ms=median, p99_ms=p99, max_ms=most,
+	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100))
+	return dict(total_ms=total, percent=100 * total / train_ms, median_ms=median, p99_ms=p99, max_ms=most,
 		worst_step=first + worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
@@ -1240,8 +1241,8 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	need = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
-	return f"reads are the limit: {need}: move DATA_PATH to a local disk"
+	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
+		"move DATA_PATH to a local disk")
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
@@ -1270,7 +1271,7 @@ def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
 	log, data, run.final = run.log, None, run.state()
 	if run.rt.rank == 0:
-		state = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
+		state = {name: t.to("cpu", copy=True) for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)

@@ -247,7 +247,7 @@ class Host:
         self.ring = ring(self.plan, overlap, torch.device("cpu"))
         self.free: collections.deque[train_gpt.Slot] = collections.deque()
         for _ in range(host_slots):
-            self.free.append(train_gpt.Slot(self.plan, torch.device("cpu"), widened=False))
+            self.free.append(train_gpt.Slot(self.plan, torch.device("cpu")))
             self.free[-1].begun, self.free[-1].copied = (torch.cuda.Event(enable_timing=True) for _ in "bc")
 
     def submit(self, number: int) -> None:
