@@ -427,9 +427,8 @@ HEADER_BYTES, TOKEN_BYTES = 1024, 2  # of a shard
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
-	try: header, (size, _) = np.fromfile(path, "<i4", 3).tolist(), stamp(path)
+	try: (magic, version, n), (size, _) = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3], stamp(path)
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it")
-	magic, version, n = (header + [0] * 3)[:3]
 	whole = HEADER_BYTES + TOKEN_BYTES * n
 	if (magic, version) == (20240520, 1) and size == whole > HEADER_BYTES: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
@@ -479,12 +478,12 @@ class Shards:
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (file index, byte offset, tokens)."""
+		"""A stretch of the stream as (epoch, file index, byte offset, tokens)."""
 		while count > 0:
-			at = first % self.total
+			epoch, at = divmod(first, self.total)
 			i = bisect.bisect_right(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
-			yield i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
+			yield epoch, i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
@@ -500,7 +499,7 @@ def dataset_faults(cfg):
 			try: tokens += shard_tokens(path)
 			except RunError as error: yield "", str(error)
 			else:
-				ids = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
+				ids = np.memmap(path, "<u2", "r", HEADER_BYTES)
 				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
 					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
 	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
@@ -546,7 +545,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
 	data, step = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len
-	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i & CRC)
+	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i)
 		for row, n, begin in plan.segments(rows) for i in range(n)) & CRC
 def widen(x, y, tokens, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
@@ -556,8 +555,8 @@ def widen(x, y, tokens, segments):
 		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
 	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
 
-class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; resident: a slot for
+class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
+	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: a slot for
 	each batch; words: logged."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
@@ -566,22 +565,21 @@ class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots res
 		why, stream_why = off * on, (off or no_cuda) * stream
 		on, stream = on and not why, stream and not stream_why
 		slots = int(cuda and (cfg.gpu_prefetch if on else 1))
-		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth if on else '0(prefetch_off)'}"
-		why, stay = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch), cfg.val_resident and split == "val"
-		if split == "val":
-			out = (off or no_cuda) * stay
-			stay = stay and not out
-			words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} resident:{int(stay)}{out}"
-		return cls(on, depth if on else 1, stream, slots, stay, f"{words} gpu_prefetch:{slots}{why}")
+		depth, no_prefetch, stay, no_stay = depth * on, "(prefetch_off)" * (not on), cfg.val_resident, off or no_cuda
+		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth}{no_prefetch}"
+		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} resident:"
+			f"{int(stay and not no_stay)}{no_stay * stay}")
+		why = no_cuda or no_prefetch * (slots != cfg.gpu_prefetch)
+		return cls(depth, stream, slots, split == "val" and stay and not no_stay, f"{words} gpu_prefetch:{slots}{why}")
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
-	def __init__(self, plan, device, widened=True):
+	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device,
-			pin_memory=not widened and torch.cuda.is_available())
-		self.x, self.y = (torch.zeros(rows * widened, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x, self.y, self.digest  # whole: slices cost 50 us and new shapes compile anew
+		size = rows * T + rows // plan.span_rows + 2
+		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
+	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
@@ -593,9 +591,9 @@ class HostHandOut:
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block=False):
-		"""Host slots no longer needed; block: at least one."""
-		return [self.pending.pop(0) for _ in [*self.pending]]
+	def recycle(self, block):
+		"""The first host slot in use, if no longer needed; block: once it is."""
+		return self.pending.pop(0)
 	def hand_out(self): return self.pending[-1].batch()
 
 class DeviceRing(HostHandOut):
@@ -603,27 +601,25 @@ class DeviceRing(HostHandOut):
 	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
-		self.depth = plan.num_batches() if overlap.resident else overlap.device_slots
-		self.submitted, self.handed, self.spans = 0, 0, spans
-		self.compute = torch.cuda.current_stream(device)
+		self.spans, self.resident, self.compute = spans, overlap.resident, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.idle, self.slots = [], []  # (asked, fed) events
-		for _ in range(self.depth):
-			self.slots.append(slot := Slot(plan, device))
-			if overlap.resident: slot.x, slot.y = self.slots[0].batch()[:2]  # of all, in turn
+		self.idle, self.full, self.empty = [], [], []
+		for _ in range(plan.num_batches() if self.resident else overlap.device_slots):
+			self.empty.append(slot := Slot(plan, device))
+			if self.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
 	def ask(self):
 		"""The compute stream begins to wait here."""
-		while self.idle and self.idle[0][1].query():
+		while self.idle and self.idle[0][1].query():  # (asked, fed) events
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
 		self.wait = timed_event(), timed_event()
 		self.wait[0].record(self.compute)
 	def submit(self, slot):
 		"""The one crossing from host to device."""
-		if self.submitted - self.handed >= self.depth: raise RuntimeError(f"copy {self.submitted} is beyond the ring")
-		target, n = self.slots[self.submitted % self.depth], slot.size
+		if not self.empty: raise RuntimeError("a copy beyond the ring")
+		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
 			slot.begun.record(self.copy)
@@ -631,46 +627,46 @@ class DeviceRing(HostHandOut):
 			target.ready.record(self.copy)
 			slot.copied.record(self.copy)
 		target.segments, target.digest = slot.segments, slot.digest
-		self.pending.append(slot)
-		self.submitted, self.bytes_copied = self.submitted + 1, self.bytes_copied + TOKEN_BYTES * n
-	def recycle(self, block=False):
-		if block: self.pending[0].copied.synchronize()  # synchronisation point: every host slot waits
-		done = []
-		while self.pending and self.pending[0].copied.query():
-			done.append(slot := self.pending.pop(0))
-			self.copy_ms += slot.begun.elapsed_time(slot.copied)
-		return done
+		self.full.append(target), self.pending.append(slot)
+		self.bytes_copied += TOKEN_BYTES * n
+	def recycle(self, block):
+		slot = self.pending[0]
+		if block: slot.copied.synchronize()  # synchronisation point: every host slot waits
+		if not slot.copied.query(): return None
+		self.copy_ms += slot.begun.elapsed_time(slot.copied)
+		return self.pending.pop(0)
 	def hand_out(self):
-		slot = self.slots[self.handed % self.depth]
+		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
 		self.wait[1].record(self.compute)
 		self.idle.append(self.wait)
 		widen(slot.x, slot.y, slot.tokens, slot.segments)
 		slot.free.record(self.compute)
-		self.handed += 1
+		(self.full if self.resident else self.empty).append(slot)
 		return slot.batch()
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
 	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
 	error comes as RunError after the good batches."""
+	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
+	place = opened = error = None  # (epoch, shard); shard
+	where, since = "no file", math.inf  # in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
 		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap = name, spans, source.verify.digest(digest), overlap
 		self.stall_seconds, self.end, self.watch = source.cfg.data_stall_seconds, self.plan.num_batches(), rt.watch
 		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.given = self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = self.closed = 0
-		self.read_ms = self.busy_ms = 0  # of the reader
-		self.host_waits_ms, self.crossings, self.spare = [], [], []  # ms; batches in a new shard or epoch; slots at rest
+		self.host_waits_ms, self.crossings, self.file = [], [], io.BytesIO()  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
-		self.place = self.opened = self.error = None  # (epoch, shard); shard
-		self.where, self.since, self.file = "no file", math.inf, io.BytesIO()  # in a read since
-		for _ in range(overlap.queue + max(1, slots)):
-			self.spare.append(slot := Slot(self.plan, "cpu", widened=not slots))
+		for i in range(overlap.queue + max(1, slots)):
+			slot = Slot(self.plan, "cpu", pinned=rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if slots: slot.begun, slot.copied = timed_event(), timed_event()
-		if overlap.prefetch: self._feed()
+			if slots:
+				slot.begun, slot.copied = timed_event(), timed_event()
+				slot.begun.record(), slot.copied.record()
+			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
 	def _read_all(self):
@@ -690,10 +686,10 @@ class Pipeline:
 		start, (first, slot.size), at, track = now(), plan.tokens(rows), 0, self.thread.name
 		slot.segments, tokens = plan.segments(rows), slot.host[0][:slot.size]
 		with self.spans("disk_read", track):
-			for i, offset, n in self.shards.pieces(first, slot.size):
-				before, self.place = self.place, ((first + at) // self.shards.total, i)
+			for epoch, i, offset, n in self.shards.pieces(first, slot.size):
+				before, self.place = self.place, (epoch, i)
 				if before and before != self.place:
-					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", track)
+					self.spans.instant("shard_boundary" if before[0] == epoch else "epoch", track)
 					self.crossings.append(k)
 				self._read(i, offset, memoryview(tokens[at:at + n]).cast("B"))
 				at += n
@@ -703,15 +699,15 @@ class Pipeline:
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
 		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
-		done, file = 0, self._open(i, offset)
+		file = self._open(i, offset)
 		file.seek(offset)
-		while done < len(out):
-			n = file.readinto(out[done:])
-			if not n: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short")
-			done += n
+		while out:
+			n = file.readinto(out)
+			if not n: raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			out, self.bytes_read = out[n:], self.bytes_read + n
 		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
 			raise EOFError("changed since this run began")
-		self.bytes_read, self.since = self.bytes_read + done, math.inf
+		self.since = math.inf
 	def _open(self, i, offset):
 		path = self.shards.paths[i]
 		self.where, self.since = f"{path} at byte {offset}", now()
@@ -723,23 +719,17 @@ class Pipeline:
 		"""Has the kernel read batch k ahead."""
 		if k >= self.end or self.shards.growing: return
 		with suppress(OSError, AttributeError):  # macOS has no such call
-			for i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
+			for _, i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, TOKEN_BYTES * n, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _feed(self, slots=()):
-		"""Takes slots back, hands out those to fill."""
-		self.spare += slots
-		while self.spare and self.given < self.taken + self.overlap.queue:
-			self.given += 1
-			self.free.put(self.spare.pop(0))
 	def _take(self):
-		self._feed(self.stage.recycle())
-		while self.ready.empty() and self.stage.pending:  # the device is busy with what copies wait for
-			self._feed(self.stage.recycle(block=True))
+		"""A slot back for each taken: the reader fills no more than the queue ahead."""
+		while len(self.stage.pending) >= (self.slots or 1):
+			if not (slot := self.stage.recycle(self.ready.empty())): break
+			self.free.put(slot)
 		start = now()
 		with self.spans("input_wait", HOST): slot = self._await()
 		self.taken += 1
-		if self.overlap.prefetch: self._feed()
 		self.host_waits_ms.append(ms := 1e3 * (now() - start))
 		if not self.slots: self.stage.waited(ms)
 		self.stage.submit(slot)
@@ -1051,7 +1041,7 @@ class Validation:
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
 		pipeline = self.resident or Pipeline(self, "val", self.host_bytes, spans)
 		if self.overlap.resident: self.resident = pipeline
-		pipeline.spans, pipeline.handed, pipeline.stage.handed = spans, 0, 0  # from its start
+		pipeline.spans, pipeline.handed = spans, 0  # from its start
 		with suppress(Stop), closing(pipeline), spans("validate"):
 			next(foretell)
 			for k, batch in enumerate(pipeline, 1):
@@ -1092,7 +1082,7 @@ def saved(thing):
 	return buffer.getvalue()
 def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
-	parts = quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
+	quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
 	for name, t in state.items():
 		dtype, real = str(t.dtype).removeprefix("torch."), t.is_floating_point()
 		if real and t.numel() > SMALL_ELEMENTS:
@@ -1101,8 +1091,8 @@ def pack(state, cfg):
 		elif real and not named(name, cfg.int8_keep_float_fp32_name_patterns):
 			kept[name], originals[name] = t.half(), dtype
 		else: kept[name] = t.float() if real else t
-	names = "quantized", "scales", "dtypes", "passthrough", "qmeta", "passthrough_orig_dtypes"
-	raw = saved({"__quant_format__": QUANT_FORMAT, **dict(zip(names, parts))})
+	raw = saved(dict(__quant_format__=QUANT_FORMAT, quantized=quantized, scales=scales, dtypes=dtypes, passthrough=kept,
+		qmeta=meta, passthrough_orig_dtypes=originals))
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
 def load(data, limit):
@@ -1122,14 +1112,14 @@ def unpack(data, expected):
 		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
 		file = load(raw, limit)
 		if file["__quant_format__"] != QUANT_FORMAT: raise ValueError(f"its format is {file['__quant_format__']}")
-		found = {name: t.shape for name, t in [*file["quantized"].items(), *file["passthrough"].items()]}
-		wanted = {name: t.shape for name, t in expected.items()}
-		if wrong := sorted(name for name in found.keys() | wanted if found.get(name) != wanted.get(name)):
+		quantized, scales, plain = (file[part] for part in ("quantized", "scales", "passthrough"))
+		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
+		if wrong := sorted({name for name, _ in found ^ wanted}):
 			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
-		pairs = {name: (q, file["scales"][name]) for name, q in file["quantized"].items()}
-		if any(scale.shape not in ((), q.shape[:1]) for q, scale in pairs.values()): raise ValueError("its scales misfit")
-		return {name: dequantize(*pair) for name, pair in pairs.items()} | {
-			name: t.to(expected[name].dtype) for name, t in file["passthrough"].items()}
+		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()):
+			raise ValueError("its scales misfit")
+		return {name: dequantize(q, scales[name]) for name, q in quantized.items()} | {
+			name: t.to(expected[name].dtype) for name, t in plain.items()}
 	except Exception as error:  # whatever a damaged or hostile file raises
 		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}")
 
@@ -1149,13 +1139,15 @@ def find_checkpoint(cfg):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
+	step = first = heeded = crc = 0  # steps taken, at the start, looked at; data_crc at the start
+	resumed_ms, final = 0.0, None  # training time at the start; the state before the export
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
 		self.accumulation = cfg.accumulation(rt.world_size)
 		self.step_tokens = cfg.train_batch_tokens + SPANS_A_STEP  # read by one step
 		self.model = GPT(cfg, rt.dtype).to(rt.device)
-		self.compiles = cfg.torch_compile == "1" or cfg.torch_compile == "auto" and rt.cuda
+		self.compiles = {"0": False, "1": True}.get(cfg.torch_compile, rt.cuda)
 		self.loss_of = compiled(self.model, log) if self.compiles else self.model
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		if self.compiles: self.optimizers.update = compiled(self.optimizers.update, log)
@@ -1164,28 +1156,24 @@ class Run:
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * bool(cfg.val_tokens)
-		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
-		self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state before the export
+		self.generators = [torch.default_generator, *torch.cuda.default_generators]
+		self.writer, self.history = threading.Thread(), []  # of a checkpoint; (step, val_loss, val_bpb, ms) of validations
 		self.writer.start()
-		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
-		self.resumed_ms, self.history = 0.0, []  # of validations: (step, val_loss, val_bpb, ms)
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
 		self.peak = next((1e12 * n for name, n in PEAK_TFLOPS.items() if rt.cuda and name in self.hardware), None)
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
-		for self.heeded in range(self.heeded, step):
-			said = self.control.read(self.heeded)
-			if said.stop or any(said.bad):
-				self.step = self.heeded
-				if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
-					"lower the learning rates")
-				raise Halt(said.stop)
-			self.heeded += 1
+		while self.heeded < step:
+			said, self.heeded = self.control.read(self.heeded), self.heeded + 1
+			if said.stop or any(said.bad): self.step = self.heeded - 1
+			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.heeded}: loss or gradient not finite: "
+				"lower the learning rates")
+			if said.stop: raise Halt(said.stop)
 	def state(self):
 		"""What training goes on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
-		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
+		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
 		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(),
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
@@ -1220,14 +1208,14 @@ class Run:
 				raise ValueError("another configuration: " + "; ".join(other))
 			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
 			for generator, saved in zip(self.generators, state["rng"]): generator.set_state(saved)
-			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), []
-			for row in state["history"]: self.history.append(tuple(map(float, row)))
-			self.clock.total_ms = self.resumed_ms = float(state["train_ms"])
+			self.first = self.step = int(state["step"])
+			self.crc, self.clock.total_ms = int(state["data_crc"]), float(state["train_ms"])
+			self.history = [tuple(map(float, row)) for row in state["history"]]
 		except Exception as error:  # whatever a damaged or hostile file raises
 			raise RunError(f"RESUME={path}: {first_line(error)}")
 		self.optimizers.restore(state["tensors"])
-		self.first, first_row = self.step, self.plan.first_row + self.step * self.accumulation * self.plan.stride
-		self.plan = self.plan._replace(first_row=first_row)
+		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
+		self.resumed_ms = self.clock.total_ms
 		self.logged = self.step, self.resumed_ms, self.logged[2]
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.resumed_ms)
@@ -1297,9 +1285,10 @@ def log_step(run, step):
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
-	c, log, clock, left = run.cfg, run.log, run.clock, run.cfg.iterations - run.step
+	c, log, clock = run.cfg, run.log, run.clock
+	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
-		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
+		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
 	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == run.rt.rank else Spans
 	with closing(kind(c, run.rt, log)) as spans, closing(run.batches(spans)) as batches:
@@ -1310,8 +1299,7 @@ def train(run):
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= run.first + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
-			over_ms = elapsed_ms + elapsed_ms / max(step, 1) - 1e3 * c.max_wallclock_seconds
-			capped = c.max_wallclock_seconds > 0 and over_ms >= 0 and step < c.iterations
+			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
 			if last: break
@@ -1327,8 +1315,8 @@ def train(run):
 		report(run, batches, step)
 def waits(waits_ms, batches, micro_steps, train_ms, first=0):
 	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
-	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100)).tolist()
-	return dict(total_ms=float(total), percent=float(100 * total / train_ms), median_ms=median, p99_ms=p99, max_ms=most,
+	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100))
+	return dict(total_ms=total, percent=100 * total / train_ms, median_ms=median, p99_ms=p99, max_ms=most,
 		worst_step=first + worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
@@ -1338,8 +1326,8 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	need = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
-	return f"reads are the limit: {need}: move DATA_PATH to a local disk"
+	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
+		"move DATA_PATH to a local disk")
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
@@ -1355,7 +1343,7 @@ def report(run, batches, step):
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
 	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
-	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered, run.shards.awaited)
+	advice = verdict(percent, hidden, run.overlap.queue, needed, delivered, run.shards.awaited)
 	val_ms = sum(row[3] for row in run.history)
 	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
 		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
@@ -1368,7 +1356,7 @@ def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
 	log, data, run.final = run.log, None, run.state()
 	if run.rt.rank == 0:
-		state = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
+		state = {name: t.to("cpu", copy=True) for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)
