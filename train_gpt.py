@@ -7,11 +7,10 @@
 One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-from __future__ import annotations
-import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
+import bisect, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
 import resource, shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
@@ -66,40 +65,39 @@ class Config:
 		"""(the settings, a fault for each value not of its kind: there the default stays)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
 		for name in filter(environ.__contains__, SETTINGS):
-			meaning, parse = globals()[SETTINGS[name].type]
+			(meaning, parse), default = SETTINGS[name].type, SETTINGS[name].default
 			try: values[name.lower()] = parse(environ[name])
-			except (LookupError, TypeError, ValueError): faults.append(
-				f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+			except (LookupError, TypeError, ValueError):
+				faults.append(f"{name}={environ[name]}: set {meaning}; the default is {shown(default)}")
 		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
 	def problems(self, world_size):
 		"""Every fault, with value and remedy; starts nothing."""
-		faults = runtime_faults(self), self._shape_faults(world_size), tokenizer_faults(self), dataset_faults(self)
-		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
-			for name, text in itertools.chain(*faults)]
+		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
+			*runtime_faults(self), *self._shape_faults(world_size), *tokenizer_faults(self), *dataset_faults(self))]
 	def _shape_faults(self, world_size):
 		"""(a setting or "", what is wrong, what to do)."""
 		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
 		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
 		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
 			if (value := getattr(self, name)) % of:
-				yield name, f"must divide by {words}: set {of * max(1, round(value / of))}"
+				yield name, f"must divide by {words}: set {of * (value // of + 1)}"
 		if heads % self.num_kv_heads:
 			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
 		if self.train_batch_tokens % unit == 0 and rows % parts:
-			fits = [g for g in range(1, rows + 1) if rows % (world_size * g) == 0] or [0]
-			fit = min(fits, key=lambda g: (g < steps, abs(g - steps)))
-			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set " +
-				f"{fit}, or " * (fit > 0) + f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+			near = *range(steps, rows + 1), *range(steps, 0, -1)
+			fit = next((f"{g}, or " for g in near if rows % (world_size * g) == 0), "")
+			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set {fit}"
+				f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
 		if self.val_batch_size < parts * T:
 			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
 		if self.trace_steps and self.training_timing_breakdown:
 			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_WD|"
-	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|VAL_RESIDENT|ATTENTION_BACKEND")
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
+	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|VAL_RESIDENT|ATTENTION_BACKEND")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 @functools.cache
 def edit_distance(a, b):
@@ -110,13 +108,13 @@ def edit_distance(a, b):
 	return 1 + min(itertools.starmap(edit_distance, rests))
 def foreign_names(environ):
 	"""(faults: nearly a setting; warnings: a setting of other scripts)."""
-	names, faults = sorted(environ.keys() - SETTINGS.keys() - {"MODEL_DIR"}), []  # common, a letter from ours
-	for name in itertools.filterfalse(FOREIGN.fullmatch, names):
+	faults, others = [], []
+	for name in sorted(environ.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
 		near = (o for o in SETTINGS if abs(len(o) - len(name)) <= 2 >= len(set(o) - set(name)))
 		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
-		if distance <= 1 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
-	others = ", ".join(filter(FOREIGN.fullmatch, names))
-	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
+		if FOREIGN.fullmatch(name): others.append(name)
+		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
+	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
 	print(__doc__)
@@ -136,17 +134,20 @@ class Halt(Exception): """All ranks end after one step: (their signals' sum,) or
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, cuda, driver = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available(), ""
+	version, driver = torch.__version__, ""
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
-	if cuda and int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-		yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+	if cfg.device != "cpu" and torch.cuda.is_available():
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		return
+	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
+	if cfg.device == "cpu": return
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if not cuda and cfg.device != "cpu" and (driver or os.path.exists("/dev/nvidia0")):
+	if driver or os.path.exists("/dev/nvidia0"):
 		number = re.search(r"\d+\.\d[\d.]*|$", driver).group() or "?"
 		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda" and not cuda: yield "device", "torch sees no CUDA device: set auto or cpu"
-	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
+	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
 
 class Watch:
 	"""A thread hears signals, as the main one may sit in a collective, and leaves if then that does not end."""
@@ -215,13 +216,11 @@ class RunLog:
 	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log, unless resumed, is kept under its time."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.lost = Path("logs", f"{run_id}.txt"), set()
-		names = self.path, self.path.with_suffix(".jsonl")
+		files, mark = (self.path, self.path.with_suffix(".jsonl")), time.time_ns()
 		try:
-			if enabled:
-				self.path.parent.mkdir(exist_ok=True)
-				mark = time.time_ns()
-				for name in () if resumed else filter(Path.exists, names): name.rename(name.with_suffix(f".{mark}{name.suffix}"))
-			self.text, self.events = (open(name if enabled else os.devnull, "a", 1, encoding="utf-8") for name in names)
+			if enabled: self.path.parent.mkdir(exist_ok=True)
+			for file in filter(Path.exists, files * (enabled and not resumed)): file.rename(file.with_suffix(f".{mark}{file.suffix}"))
+			self.text, self.events = (open(file if enabled else os.devnull, "a", encoding="utf-8") for file in files)
 		except OSError as error:
 			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write")
 		self.stdout = sys.stdout if enabled else self.text
@@ -285,14 +284,13 @@ def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
-	nothing = contextlib.nullcontext()
-	def __init__(self, *_): pass
-	def __call__(self, name, track=DEVICE): return self.nothing
-	instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close may come twice
-class Recorder(Spans):
-	def __init__(self, *run):
-		self.cfg, self.rt, self.log = run
+	nothing = nullcontext()
+	def __init__(self, cfg=None, rt=None, log=None):
+		self.cfg, self.rt, self.log = cfg, rt, log
 		self.begin()
+	def __call__(self, name, track=DEVICE): return self.nothing
+	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close may come twice
+class Recorder(Spans):
 	@contextmanager
 	def __call__(self, name, track=DEVICE):
 		begin = self.mark(track)
@@ -312,26 +310,24 @@ class Breakdown(Recorder):
 		if name == "validate": self.ms.clear()  # of its own phases
 		self.ms[name] += 1e3 * (end - begin)
 	def step_done(self, step):
-		ms, n = self.ms, self.cfg.accumulation(self.rt.world_size)
-		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (now() - self.since) - ms["validate"]))
+		ms, self.ms, n, start = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size), self.since
 		self.since = now()
-		if step > 10 and step % self.cfg.training_timing_every: return ms.clear()
-		phases = zip("batch_cpu batch_h2d forward backward grad_clip optimizer val explicit_sync".split(),
-			"input_wait h2d forward backward grad_clip optimizer validate sync".split(), [n] * 4 + [1] * 4)
-		shown = words({f"{label}_ms": ms[name] / parts for label, name, parts in phases})
-		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} {shown} (per_optimizer_step; forward/backward/batch "
-			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
-		ms.clear()
+		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
+		if step > 10 and step % self.cfg.training_timing_every: return
+		for name in "input_wait", "h2d", "forward", "backward": ms[name] /= n
+		ms.update(step=step, n=n)
+		self.log.line("timing_breakdown step:{step} micro_steps:{n} batch_cpu_ms:{input_wait:.2f} batch_h2d_ms:{h2d:.2f} "
+			"forward_ms:{forward:.2f} backward_ms:{backward:.2f} grad_clip_ms:{grad_clip:.2f} optimizer_ms:{optimizer:.2f} "
+			"val_ms:{validate:.2f} explicit_sync_ms:{sync:.2f} (per_optimizer_step; forward/backward/batch averaged over "
+			"micro_steps; grad_accum_steps={n}) reduce_ms:{reduce:.2f}".format_map(ms))
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
-		self.log.line(f"overlappable: {share}: the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
 class Trace(Recorder):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def begin(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
-		self.path = self.log.path.with_suffix(".trace.json.gz")
 		self.rt.synchronize()  # synchronisation point: host and device times meet
 		self.base = self.mark(DEVICE)
 		self.instant("warm_up_end", HOST)
@@ -343,25 +339,24 @@ class Trace(Recorder):
 		return super().__call__(name, track) if self.on else self.nothing
 	def add(self, *event):
 		if len(self.events) < TRACE_EVENTS: self.events.append(event)
-	def instant(self, name, track):
-		if self.on: self.add(name, track, self.mark(HOST), None)
+	def instant(self, name, track, **kind):
+		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
 	def handed(self, pipe):
 		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		self.instant(f"{pipe.name} queues", dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
+		queues = dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed)
+		self.instant(f"{pipe.name} queues", HOST, ph="C", args=queues)
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
 		tracks = defaultdict(itertools.count().__next__)  # name -> thread id
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
-			kind = dict(ph="X", dur=micros(begin, end)) if end else dict(ph="i", s="p")
-			if isinstance(track, dict): kind = dict(ph="C", args=track)
-			else: kind["tid"] = tracks[track if begin[1] or track != DEVICE else HOST]
-			yield dict(name=name, pid=0, ts=micros(self.base, begin), **kind)
+			kind = end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))
+			tid = tracks[track if begin[1] or track != DEVICE else HOST]
+			yield dict(name=name, pid=0, tid=tid, ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
-		path, self.path, self.on = self.path, None, False
-		if not path: return
+		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
 		try:
 			self.rt.synchronize()  # synchronisation point
 			write_atomic(path, gzip.compress(json.dumps({"traceEvents": list(self.rows())}).encode()))
@@ -376,7 +371,7 @@ class Verify:
 		def summed(plan, rows, tokens):
 			x, y = np.empty((2, len(rows), plan.seq_len), np.int64)
 			widen(x, y, tokens, plan.segments(rows))
-			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
+			return plain(plan, rows, tokens) | int(batch_sum(x, y)) << 32
 		return summed if self.on else plain
 	def consumed(self, pipe, batch, place):
 		if not self.on: return
