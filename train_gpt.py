@@ -7,8 +7,8 @@
 One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-import bisect, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
-import resource, shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
+import bisect, datetime, difflib, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
+import resource, shlex, signal, socket, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,7 +21,7 @@ from torch import nn
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
-# Kinds of settings: in words, and from text to value (of another text it raises).
+# Kinds of settings: (in words, from text to value or an error).
 def within(low, below=math.inf):
 	def parse(text):
 		if low <= (value := type(low)(text)) < below: return value
@@ -33,11 +33,11 @@ number, rate, positive = within(-1e300), within(0.0), within(1e-6)
 name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
 where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
 switch = "0 or 1", {"0": False, "1": True}.__getitem__
-resumable = "auto or a path", str.strip
+resumable = "", str.strip
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting (its variable: in upper case), README.md has units and meanings."""
+	"""Every setting; README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: natural = 1337
@@ -62,38 +62,39 @@ class Config:
 	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: natural = 0
 	@classmethod
 	def from_environment(cls, environ):
-		"""(the settings, a fault for each value not of its kind: there the default stays)."""
+		"""(the settings, faults: of a wrong value the default is taken)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
 		for name in filter(environ.__contains__, SETTINGS):
-			(meaning, parse), default = SETTINGS[name].type, SETTINGS[name].default
+			meaning, parse = SETTINGS[name].type
 			try: values[name.lower()] = parse(environ[name])
-			except (LookupError, TypeError, ValueError):
-				faults.append(f"{name}={environ[name]}: set {meaning}; the default is {shown(default)}")
+			except Exception:  # whatever a wrong text raises
+				faults.append(f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
 		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
 	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
 	def problems(self, world_size):
-		"""Every fault, with value and remedy; starts nothing."""
+		"""Every fault, with value and remedy."""
 		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
-			*runtime_faults(self), *self._shape_faults(world_size), *tokenizer_faults(self), *dataset_faults(self))]
-	def _shape_faults(self, world_size):
-		"""(a setting or "", what is wrong, what to do)."""
-		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
-		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
-		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
-			if (value := getattr(self, name)) % of:
-				yield name, f"must divide by {words}: set {of * (value // of + 1)}"
-		if heads % self.num_kv_heads:
-			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
-		if self.train_batch_tokens % unit == 0 and rows % parts:
-			near = *range(steps, rows + 1), *range(steps, 0, -1)
-			fit = next((f"{g}, or " for g in near if rows % (world_size * g) == 0), "")
-			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set {fit}"
-				f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-		if self.val_batch_size < parts * T:
-			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
-		if self.trace_steps and self.training_timing_breakdown:
-			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+			*runtime_faults(self), *shape_faults(self, world_size), *tokenizer_faults(self), *dataset_faults(self))]
+
+def shape_faults(cfg, world_size):
+	"""(a setting or "", what is wrong, what to do)."""
+	heads, T, steps = cfg.num_heads, cfg.train_seq_len, cfg.accumulation(world_size)
+	rows, unit, parts = cfg.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
+	for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
+		if (value := getattr(cfg, name)) % of:
+			yield name, f"must divide by {words}: set {of * (value // of + 1)}"
+	if heads % cfg.num_kv_heads:
+		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
+	if cfg.train_batch_tokens % unit == 0 and rows % parts:
+		near = *range(steps, rows + 1), *range(steps, 0, -1)
+		fit = next((f"{g}, or " for g in near if rows % (world_size * g) == 0), "")
+		yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set {fit}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+	if cfg.val_batch_size < parts * T:
+		yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
+	if cfg.trace_steps and cfg.training_timing_breakdown:
+		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
 FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
@@ -107,10 +108,10 @@ def edit_distance(a, b):
 	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
 	return 1 + min(itertools.starmap(edit_distance, rests))
 def foreign_names(environ):
-	"""(faults: nearly a setting; warnings: a setting of other scripts)."""
+	"""(faults: nearly a setting; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(environ.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = (o for o in SETTINGS if abs(len(o) - len(name)) <= 2 >= len(set(o) - set(name)))
+		near = difflib.get_close_matches(name, SETTINGS, 9)
 		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
 		if FOREIGN.fullmatch(name): others.append(name)
 		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
@@ -213,7 +214,7 @@ class Runtime:
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log, unless resumed, is kept under its time."""
+	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.lost = Path("logs", f"{run_id}.txt"), set()
 		files, mark = (self.path, self.path.with_suffix(".jsonl")), time.time_ns()
@@ -246,13 +247,13 @@ def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
 	"""The whole file or none."""
-	temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file:
 			file.write(data)
 			file.flush()
-			os.fsync(file.fileno())
-		os.replace(temporary, path)
+			os.fsync(file)
+		temporary.replace(path)
 	except OSError as error:
 		raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
 	finally: temporary.unlink(missing_ok=True)
@@ -277,7 +278,7 @@ def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 		yield
 		unit_s = pieces * ((rt.synchronize() or now()) - start)
 		yield
-	total_s = min(count * unit_s, cap_s if cap_s > 0 else math.inf)
+	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
@@ -1293,13 +1294,11 @@ def export_and_score(run, code_bytes):
 
 # === MAIN ===
 def log_header(run, source):
-	c, log, rt, val, shards, smi = run.cfg, run.log, run.rt, run.validation, run.shards, ""
-	with suppress(OSError, subprocess.SubprocessError):
-		smi = subprocess.run("nvidia-smi", capture_output=True, text=True, timeout=30).stdout
-	rule, found = "=" * 100, len(shards.paths)
+	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
+	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
+	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in ("cudnn", "flash", "mem_efficient", "math"))
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
@@ -1326,7 +1325,7 @@ def resume_command(cfg, env):
 	"""Goes on with this run, in a shell."""
 	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
-	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
+	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
 def execute(cfg, env, warnings):
 	"""To an exit code. A foreseeable failure is one line, any other a traceback."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
@@ -1335,8 +1334,8 @@ def execute(cfg, env, warnings):
 		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
-		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg))
-		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
+		found = rt.broadcast(rt.rank or find_checkpoint(cfg))
+		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text("utf-8")
 		log.console(str(log.path))
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
@@ -1357,7 +1356,7 @@ def execute(cfg, env, warnings):
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
 	finally:
-		if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
+		if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
 		if log:
 			if problem: log.file(f"error: {problem}")
 			log.event("end", status=status, exit_code=code, error=problem)
@@ -1381,5 +1380,5 @@ def main():
 	if int(environ.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
-# Python's own exit aborts now and then, in gloo's threads (torch 2.13: "terminate called ...").
+# Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
