@@ -79,14 +79,14 @@ class Config:
 
 def shape_faults(cfg, world_size):
 	"""(a setting or "", what is wrong, what to do)."""
-	heads, T, steps = cfg.num_heads, cfg.train_seq_len, cfg.accumulation(world_size)
-	rows, unit, parts = cfg.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
-	for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
-		if (value := getattr(cfg, name)) % of:
-			yield name, f"must divide by {words}: set {of * (value // of + 1)}"
+	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(world_size)
+	rows, unit, parts = batch // T, SPANS_A_STEP * T, world_size * steps
+	if over := cfg.model_dim % (2 * heads):
+		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
 	if heads % cfg.num_kv_heads:
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
-	if cfg.train_batch_tokens % unit == 0 and rows % parts:
+	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
+	elif rows % parts:
 		near = *range(steps, rows + 1), *range(steps, 0, -1)
 		fit = next((f"{g}, or " for g in near if rows % (world_size * g) == 0), "")
 		yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set {fit}"
@@ -229,7 +229,7 @@ class RunLog:
 		"""A full disk or a closed terminal costs the log, not the run."""
 		try: print(text, file=getattr(self, stream), flush=True)
 		except OSError as error:
-			if stream not in self.lost: print(f"warning: {self.path}: lines of its {stream} are lost: {error}", file=sys.stderr)
+			if stream not in self.lost: print(f"warning: {self.path}: {stream} lines are lost: {error}", file=sys.stderr)
 			self.lost.add(stream)
 	def file(self, text): self._print("text", text)
 	def console(self, text): self._print("stdout", text)
@@ -272,7 +272,7 @@ class Clock:
 		self.rt.synchronize()
 		self.total_ms, self.since = self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced around each piece of work; once one ran (not the one that compiles) it tells how long all take."""
+	"""Advanced around pieces of work; from the first (after one that compiles) it tells how long all take."""
 	for _ in range(1 + compiles):
 		start = rt.synchronize() or now()  # synchronisation points: four at most
 		yield
@@ -301,7 +301,7 @@ class Breakdown(Recorder):
 	"""Each phase alone, a synchronisation point at both its ends."""
 	def begin(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: costs all overlap, two waits for the device a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two waits for the device a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
 		start, end = now(), self.rt.synchronize() or now()
@@ -315,16 +315,15 @@ class Breakdown(Recorder):
 		self.since = now()
 		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
 		if step > 10 and step % self.cfg.training_timing_every: return
-		for name in "input_wait", "h2d", "forward", "backward": ms[name] /= n
-		ms.update(step=step, n=n)
-		self.log.line("timing_breakdown step:{step} micro_steps:{n} batch_cpu_ms:{input_wait:.2f} batch_h2d_ms:{h2d:.2f} "
-			"forward_ms:{forward:.2f} backward_ms:{backward:.2f} grad_clip_ms:{grad_clip:.2f} optimizer_ms:{optimizer:.2f} "
-			"val_ms:{validate:.2f} explicit_sync_ms:{sync:.2f} (per_optimizer_step; forward/backward/batch averaged over "
-			"micro_steps; grad_accum_steps={n}) reduce_ms:{reduce:.2f}".format_map(ms))
+		shown = words(dict(batch_cpu_ms=ms["input_wait"] / n, batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n,
+			backward_ms=ms["backward"] / n, grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"],
+			explicit_sync_ms=ms["sync"]))
+		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} {shown} (per_optimizer_step; forward/backward/batch "
+			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most overlap can win here")
 class Trace(Recorder):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def begin(self):
@@ -1314,7 +1313,7 @@ def log_header(run, source):
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
 	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
-	log.event("config", **asdict(c))
+	log.event("config", **vars(c))
 	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else os.uname().machine, cpus=os.cpu_count(),
 		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
 def out_of_memory(cfg, rt):
@@ -1322,12 +1321,12 @@ def out_of_memory(cfg, rt):
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
 		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
 def resume_command(cfg, env):
-	"""Goes on with this run, in a shell."""
+	"""Goes on with this run."""
 	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
 	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
 def execute(cfg, env, warnings):
-	"""To an exit code. A foreseeable failure is one line, any other a traceback."""
+	"""An exit code. A foreseeable failure is one line."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
 		rt = Runtime.start(cfg, env)
@@ -1372,7 +1371,7 @@ def main():
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
 		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in environ])
-			for name, value in asdict(cfg).items()}, indent=1))
+			for name, value in vars(cfg).items()}, indent=1))
 		return 0
 	faults += cfg.problems(int(environ.get("WORLD_SIZE", 1)))
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
