@@ -61,26 +61,26 @@ class Config:
 	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: resumable = ""
 	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: natural = 0
 	@classmethod
-	def from_environment(cls, environ):
+	def from_environment(cls, env):
 		"""(the settings, faults: of a wrong value the default is taken)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
-		for name in filter(environ.__contains__, SETTINGS):
+		for name in filter(env.__contains__, SETTINGS):
 			meaning, parse = SETTINGS[name].type
-			try: values[name.lower()] = parse(environ[name])
+			try: values[name.lower()] = parse(env[name])
 			except Exception:  # whatever a wrong text raises
-				faults.append(f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
-		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
+				faults.append(f"{name}={env[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
-	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
-	def problems(self, world_size):
-		"""Every fault, with value and remedy."""
+	def accumulation(self, W): return self.grad_accum_steps or max(1, SPANS_A_STEP // W)
+	def problems(self, W):
+		"""Every fault on W ranks, with value and remedy."""
 		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
-			*runtime_faults(self), *shape_faults(self, world_size), *tokenizer_faults(self), *dataset_faults(self))]
+			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
 
-def shape_faults(cfg, world_size):
+def shape_faults(cfg, W):
 	"""(a setting or "", what is wrong, what to do)."""
-	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(world_size)
-	rows, unit, parts = batch // T, SPANS_A_STEP * T, world_size * steps
+	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
+	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
 	if over := cfg.model_dim % (2 * heads):
 		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
 	if heads % cfg.num_kv_heads:
@@ -88,11 +88,11 @@ def shape_faults(cfg, world_size):
 	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
 	elif rows % parts:
 		near = *range(steps, rows + 1), *range(steps, 0, -1)
-		fit = next((f"{g}, or " for g in near if rows % (world_size * g) == 0), "")
-		yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set {fit}"
+		fit = next((f"{g}, or " for g in near if rows % (W * g) == 0), "")
+		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
 			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
 	if cfg.val_batch_size < parts * T:
-		yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
+		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
 		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
@@ -107,14 +107,14 @@ def edit_distance(a, b):
 	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
 	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
 	return 1 + min(itertools.starmap(edit_distance, rests))
-def foreign_names(environ):
+def foreign_names(env):
 	"""(faults: nearly a setting; warnings: other scripts' settings)."""
 	faults, others = [], []
-	for name in sorted(environ.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
+	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
 		near = difflib.get_close_matches(name, SETTINGS, 9)
 		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
 		if FOREIGN.fullmatch(name): others.append(name)
-		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
+		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
 	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
@@ -235,7 +235,7 @@ class RunLog:
 	def console(self, text): self._print("stdout", text)
 	def line(self, text): self.file(text), self.console(text)
 	def event(self, name, **fields):
-		self._print("events", json.dumps({"event": name, "time": round(time.time(), 3), **fields}))
+		self._print("events", json.dumps(dict(event=name, time=round(time.time(), 3), **fields)))
 	def say(self, event, template, **fields):
 		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
@@ -343,8 +343,8 @@ class Trace(Recorder):
 		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
 	def handed(self, pipe):
 		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		queues = dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed)
-		self.instant(f"{pipe.name} queues", HOST, ph="C", args=queues)
+		ready = dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed)
+		self.instant(f"{pipe.name} queues", HOST, ph="C", args=ready)
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
@@ -359,7 +359,7 @@ class Trace(Recorder):
 		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
 		try:
 			self.rt.synchronize()  # synchronisation point
-			write_atomic(path, gzip.compress(json.dumps({"traceEvents": list(self.rows())}).encode()))
+			write_atomic(path, gzip.compress(json.dumps(dict(traceEvents=[*self.rows()])).encode()))
 			self.log.line(f"trace: {path}")
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
@@ -1335,7 +1335,7 @@ def execute(cfg, env, warnings):
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
 		found = rt.broadcast(rt.rank or find_checkpoint(cfg))
 		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text("utf-8")
-		log.console(str(log.path))
+		log.console(log.path)
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
 		for warning in warnings: log.line(f"warning: {warning}")
@@ -1364,19 +1364,19 @@ def execute(cfg, env, warnings):
 		rt.close()
 	return code
 def main():
-	environ, arguments = os.environ, sys.argv[1:]
+	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
-	cfg, faults = Config.from_environment(environ)
-	misspelt, warnings = foreign_names(environ)
+	cfg, faults = Config.from_environment(env)
+	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in environ])
+		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
 			for name, value in vars(cfg).items()}, indent=1))
 		return 0
-	faults += cfg.problems(int(environ.get("WORLD_SIZE", 1)))
+	faults += cfg.problems(int(env.get("WORLD_SIZE", 1)))
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
-	if not faults: return execute(cfg, environ, warnings)
-	if int(environ.get("LOCAL_RANK", 0)) == 0:
+	if not faults: return execute(cfg, env, warnings)
+	if int(env.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
