@@ -220,7 +220,8 @@ class RunLog:
 		files, mark = (self.path, self.path.with_suffix(".jsonl")), time.time_ns()
 		try:
 			if enabled: self.path.parent.mkdir(exist_ok=True)
-			for file in filter(Path.exists, files * (enabled and not resumed)): file.rename(file.with_suffix(f".{mark}{file.suffix}"))
+			for file in filter(Path.exists, files * (enabled and not resumed)):
+				file.rename(file.with_suffix(f".{mark}{file.suffix}"))
 			self.text, self.events = (open(file if enabled else os.devnull, "a", encoding="utf-8") for file in files)
 		except OSError as error:
 			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write")
@@ -252,8 +253,8 @@ def write_atomic(path, data):
 		with open(temporary, "wb") as file:
 			file.write(data)
 			file.flush()
-			os.fsync(file)
-		temporary.replace(path)
+			os.fsync(file.fileno())
+		os.replace(temporary, path)
 	except OSError as error:
 		raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
 	finally: temporary.unlink(missing_ok=True)
@@ -290,7 +291,7 @@ class Spans:
 		self.cfg, self.rt, self.log = cfg, rt, log
 		self.begin()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close may come twice
+	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close: twice, too
 class Recorder(Spans):
 	@contextmanager
 	def __call__(self, name, track=DEVICE):
@@ -1297,7 +1298,7 @@ def log_header(run, source):
 	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in ("cudnn", "flash", "mem_efficient", "math"))
+	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
