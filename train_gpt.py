@@ -7,11 +7,10 @@
 One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-from __future__ import annotations
-import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
-import resource, select, shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
+import bisect, datetime, difflib, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
+import resource, select, shlex, signal, socket, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
@@ -23,7 +22,7 @@ from torch.nn import attention as attention_impls
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
-# Kinds of settings: in words, and from text to value (of another text it raises).
+# Kinds of settings: (in words, from text to value or an error).
 def within(low, below=math.inf):
 	def parse(text):
 		if low <= (value := type(low)(text)) < below: return value
@@ -36,11 +35,11 @@ name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r
 where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
 switch = "0 or 1", {"0": False, "1": True}.__getitem__
 steps, attention = ("auto or a count", lambda t: t if t == "auto" else natural[1](t)), word("auto|fa3|cudnn|flash|math")
-resumable = "auto or a path", str.strip
+resumable = "", str.strip
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting (its variable: in upper case), README.md has units and meanings."""
+	"""Every setting; README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: natural = 1337
@@ -65,46 +64,45 @@ class Config:
 	device: where = "auto"; torch_compile: mode = "auto"; attention_backend: attention = "auto"
 	grad_accum_steps: steps = 0
 	@classmethod
-	def from_environment(cls, environ):
-		"""(the settings, a fault for each value not of its kind: there the default stays)."""
+	def from_environment(cls, env):
+		"""(the settings, faults: of a wrong value the default is taken)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
-		for name in filter(environ.__contains__, SETTINGS):
-			meaning, parse = globals()[SETTINGS[name].type]
-			try: values[name.lower()] = parse(environ[name])
-			except (LookupError, TypeError, ValueError): faults.append(
-				f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
-		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
+		for name in filter(env.__contains__, SETTINGS):
+			meaning, parse = SETTINGS[name].type
+			try: values[name.lower()] = parse(env[name])
+			except Exception:  # whatever a wrong text raises
+				faults.append(f"{name}={env[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
-	def accumulation(self, world_size):
-		n = self.grad_accum_steps
-		return n if n not in (0, "auto") else max(1, SPANS_A_STEP // world_size)
-	def problems(self, world_size):
-		"""Every fault, with value and remedy; starts nothing."""
-		faults = runtime_faults(self), self._shape_faults(world_size), tokenizer_faults(self), dataset_faults(self)
-		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
-			for name, text in itertools.chain(*faults)]
-	def _shape_faults(self, world_size):
-		"""(a setting or "", what is wrong, what to do)."""
-		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
-		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
-		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
-			if (value := getattr(self, name)) % of:
-				yield name, f"must divide by {words}: set {of * max(1, round(value / of))}"
-		if heads % self.num_kv_heads:
-			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
-		if self.train_batch_tokens % unit == 0 and rows % parts:
-			fits = [g for g in range(1, rows + 1) if rows % (world_size * g) == 0] or [0]
-			fit = min(fits, key=lambda g: (g < steps, abs(g - steps)))
-			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set " +
-				f"{fit}, or " * (fit > 0) + f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-		if self.val_batch_size < parts * T:
-			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
-		if self.trace_steps and self.training_timing_breakdown:
-			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+	def accumulation(self, W):
+		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
+	def problems(self, W):
+		"""Every fault on W ranks, with value and remedy."""
+		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
+			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
+
+def shape_faults(cfg, W):
+	"""(a setting or "", what is wrong, what to do)."""
+	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
+	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
+	if over := cfg.model_dim % (2 * heads):
+		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
+	if heads % cfg.num_kv_heads:
+		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
+	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
+	elif rows % parts:
+		near = *range(steps, rows + 1), *range(steps, 0, -1)
+		fit = next((f"{g}, or " for g in near if rows % (W * g) == 0), "")
+		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+	if cfg.val_batch_size < parts * T:
+		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
+	if cfg.trace_steps and cfg.training_timing_breakdown:
+		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_WD|"
-	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
+	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 @functools.cache
 def edit_distance(a, b):
@@ -113,15 +111,15 @@ def edit_distance(a, b):
 	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
 	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
 	return 1 + min(itertools.starmap(edit_distance, rests))
-def foreign_names(environ):
-	"""(faults: nearly a setting; warnings: a setting of other scripts)."""
-	names, faults = sorted(environ.keys() - SETTINGS.keys() - {"MODEL_DIR"}), []  # common, a letter from ours
-	for name in itertools.filterfalse(FOREIGN.fullmatch, names):
-		near = (o for o in SETTINGS if abs(len(o) - len(name)) <= 2 >= len(set(o) - set(name)))
+def foreign_names(env):
+	"""(faults: nearly a setting; warnings: other scripts' settings)."""
+	faults, others = [], []
+	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
+		near = difflib.get_close_matches(name, SETTINGS, 9)
 		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
-		if distance <= 1 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
-	others = ", ".join(filter(FOREIGN.fullmatch, names))
-	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
+		if FOREIGN.fullmatch(name): others.append(name)
+		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
+	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
 	print(__doc__)
@@ -141,17 +139,20 @@ class Halt(Exception): """All ranks end after one step: (their signals' sum,) or
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, cuda, driver = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available(), ""
+	version, driver = torch.__version__, ""
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
-	if cuda and int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-		yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+	if cfg.device != "cpu" and torch.cuda.is_available():
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		return
+	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
+	if cfg.device == "cpu": return
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if not cuda and cfg.device != "cpu" and (driver or os.path.exists("/dev/nvidia0")):
+	if driver or os.path.exists("/dev/nvidia0"):
 		number = re.search(r"\d+\.\d[\d.]*|$", driver).group() or "?"
 		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda" and not cuda: yield "device", "torch sees no CUDA device: set auto or cpu"
-	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
+	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
 
 class Watch:
 	"""A thread that hears signals, as the main one may sit in a collective, tells all ranks, by the group's store, and
@@ -242,16 +243,15 @@ class Runtime:
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log, unless resumed, is kept under its time."""
+	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.lost = Path("logs", f"{run_id}.txt"), set()
-		names = self.path, self.path.with_suffix(".jsonl")
+		files, mark = (self.path, self.path.with_suffix(".jsonl")), time.time_ns()
 		try:
-			if enabled:
-				self.path.parent.mkdir(exist_ok=True)
-				mark = time.time_ns()
-				for name in () if resumed else filter(Path.exists, names): name.rename(name.with_suffix(f".{mark}{name.suffix}"))
-			self.text, self.events = (open(name if enabled else os.devnull, "a", 1, encoding="utf-8") for name in names)
+			if enabled: self.path.parent.mkdir(exist_ok=True)
+			for file in filter(Path.exists, files * (enabled and not resumed)):
+				file.rename(file.with_suffix(f".{mark}{file.suffix}"))
+			self.text, self.events = (open(file if enabled else os.devnull, "a", encoding="utf-8") for file in files)
 		except OSError as error:
 			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write")
 		self.stdout = sys.stdout if enabled else self.text
@@ -259,13 +259,13 @@ class RunLog:
 		"""A full disk or a closed terminal costs the log, not the run."""
 		try: print(text, file=getattr(self, stream), flush=True)
 		except OSError as error:
-			if stream not in self.lost: print(f"warning: {self.path}: lines of its {stream} are lost: {error}", file=sys.stderr)
+			if stream not in self.lost: print(f"warning: {self.path}: {stream} lines are lost: {error}", file=sys.stderr)
 			self.lost.add(stream)
 	def file(self, text): self._print("text", text)
 	def console(self, text): self._print("stdout", text)
 	def line(self, text): self.file(text), self.console(text)
 	def event(self, name, **fields):
-		self._print("events", json.dumps({"event": name, "time": round(time.time(), 3), **fields}))
+		self._print("events", json.dumps(dict(event=name, time=round(time.time(), 3), **fields)))
 	def say(self, event, template, **fields):
 		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
@@ -277,7 +277,7 @@ def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
 	"""The whole file or none."""
-	temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file:
 			file.write(data)
@@ -302,27 +302,26 @@ class Clock:
 		self.rt.synchronize()
 		self.total_ms, self.since = self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced around each piece of work; once one ran (not the one that compiles) it tells how long all take."""
+	"""Advanced around pieces of work; from the first (after one that compiles) it tells how long all take."""
 	for _ in range(1 + compiles):
 		start = rt.synchronize() or now()  # synchronisation points: four at most
 		yield
 		unit_s = pieces * ((rt.synchronize() or now()) - start)
 		yield
-	total_s = min(count * unit_s, cap_s if cap_s > 0 else math.inf)
+	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
-	nothing = contextlib.nullcontext()
-	def __init__(self, *_): pass
-	def __call__(self, name, track=DEVICE): return self.nothing
-	instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close may come twice
-class Recorder(Spans):
-	def __init__(self, *run):
-		self.cfg, self.rt, self.log = run
+	nothing = nullcontext()
+	def __init__(self, cfg=None, rt=None, log=None):
+		self.cfg, self.rt, self.log = cfg, rt, log
 		self.begin()
+	def __call__(self, name, track=DEVICE): return self.nothing
+	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close: twice, too
+class Recorder(Spans):
 	@contextmanager
 	def __call__(self, name, track=DEVICE):
 		begin = self.mark(track)
@@ -332,7 +331,7 @@ class Breakdown(Recorder):
 	"""Each phase alone, a synchronisation point at both its ends."""
 	def begin(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: costs all overlap, two waits for the device a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two waits for the device a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
 		start, end = now(), self.rt.synchronize() or now()
@@ -342,26 +341,23 @@ class Breakdown(Recorder):
 		if name == "validate": self.ms.clear()  # of its own phases
 		self.ms[name] += 1e3 * (end - begin)
 	def step_done(self, step):
-		ms, n = self.ms, self.cfg.accumulation(self.rt.world_size)
-		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (now() - self.since) - ms["validate"]))
+		ms, self.ms, n, start = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size), self.since
 		self.since = now()
-		if step > 10 and step % self.cfg.training_timing_every: return ms.clear()
-		phases = zip("batch_cpu batch_h2d forward backward grad_clip optimizer val explicit_sync".split(),
-			"input_wait h2d forward backward grad_clip optimizer validate sync".split(), [n] * 4 + [1] * 4)
-		shown = words({f"{label}_ms": ms[name] / parts for label, name, parts in phases})
+		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
+		if step > 10 and step % self.cfg.training_timing_every: return
+		shown = words(dict(batch_cpu_ms=ms["input_wait"] / n, batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n,
+			backward_ms=ms["backward"] / n, grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"],
+			explicit_sync_ms=ms["sync"]))
 		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} {shown} (per_optimizer_step; forward/backward/batch "
 			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
-		ms.clear()
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
-		self.log.line(f"overlappable: {share}: the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
 class Trace(Recorder):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def begin(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
-		self.path = self.log.path.with_suffix(".trace.json.gz")
 		self.rt.synchronize()  # synchronisation point: host and device times meet
 		self.base = self.mark(DEVICE)
 		self.instant("warm_up_end", HOST)
@@ -373,28 +369,27 @@ class Trace(Recorder):
 		return super().__call__(name, track) if self.on else self.nothing
 	def add(self, *event):
 		if len(self.events) < TRACE_EVENTS: self.events.append(event)
-	def instant(self, name, track):
-		if self.on: self.add(name, track, self.mark(HOST), None)
+	def instant(self, name, track, **kind):
+		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
 	def handed(self, pipe):
 		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		self.instant(f"{pipe.name} queues", dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
+		ready = dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed)
+		self.instant(f"{pipe.name} queues", HOST, ph="C", args=ready)
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
 		tracks = defaultdict(itertools.count().__next__)  # name -> thread id
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
-			kind = dict(ph="X", dur=micros(begin, end)) if end else dict(ph="i", s="p")
-			if isinstance(track, dict): kind = dict(ph="C", args=track)
-			else: kind["tid"] = tracks[track if begin[1] or track != DEVICE else HOST]
-			yield dict(name=name, pid=0, ts=micros(self.base, begin), **kind)
+			kind = end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))
+			tid = tracks[track if begin[1] or track != DEVICE else HOST]
+			yield dict(name=name, pid=0, tid=tid, ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
-		path, self.path, self.on = self.path, None, False
-		if not path: return
+		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
 		try:
 			self.rt.synchronize()  # synchronisation point
-			write_atomic(path, gzip.compress(json.dumps({"traceEvents": list(self.rows())}).encode()))
+			write_atomic(path, gzip.compress(json.dumps(dict(traceEvents=[*self.rows()])).encode()))
 			self.log.line(f"trace: {path}")
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
@@ -406,7 +401,7 @@ class Verify:
 		def summed(plan, rows, tokens):
 			x, y = np.empty((2, len(rows), plan.seq_len), np.int64)
 			widen(x, y, tokens, plan.segments(rows))
-			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
+			return plain(plan, rows, tokens) | int(batch_sum(x, y)) << 32
 		return summed if self.on else plain
 	def consumed(self, pipe, batch, place):
 		if not self.on: return
@@ -1374,10 +1369,8 @@ def export_and_score(run, code_bytes):
 
 # === MAIN ===
 def log_header(run, source):
-	c, log, rt, val, shards, smi = run.cfg, run.log, run.rt, run.validation, run.shards, ""
-	with suppress(OSError, subprocess.SubprocessError):
-		smi = subprocess.run("nvidia-smi", capture_output=True, text=True, timeout=30).stdout
-	rule, found = "=" * 100, len(shards.paths)
+	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
+	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
@@ -1396,7 +1389,7 @@ def log_header(run, source):
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
 	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
-	log.event("config", **asdict(c))
+	log.event("config", **vars(c))
 	log.event("hardware", device=run.hardware, cpus=os.cpu_count(),
 		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
 def fitting_accumulation(cfg, rt):
@@ -1413,12 +1406,12 @@ def out_of_memory(cfg, rt):
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
 		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
 def resume_command(cfg, env):
-	"""Goes on with this run, in a shell."""
+	"""Goes on with this run."""
 	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
-	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
+	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
 def execute(cfg, env, warnings):
-	"""To an exit code. A foreseeable failure is one line, any other a traceback."""
+	"""An exit code. A foreseeable failure is one line."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
 		rt = Runtime.start(cfg, env)
@@ -1426,10 +1419,10 @@ def execute(cfg, env, warnings):
 		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
-		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg))
-		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
-		rt.watch.log = log
-		log.console(str(log.path))
+		found = rt.broadcast(rt.rank or find_checkpoint(cfg))
+		log = rt.watch.log = RunLog(cfg.run_id, rt.rank == 0, bool(found))
+		source = Path(__file__).read_text("utf-8")
+		log.console(log.path)
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
 		for warning in warnings: log.line(f"warning: {warning}")
@@ -1453,27 +1446,27 @@ def execute(cfg, env, warnings):
 		rt.close()
 	return code
 def last_words(log, code, status, problem, hint=""):
-	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
+	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
 	if not log: return
 	if problem: log.file(f"error: {problem}")
 	log.event("end", status=status, exit_code=code, error=problem)
 	log.console(f"{status}: see {log.path}{hint}")
 	log.close()
 def main():
-	environ, arguments = os.environ, sys.argv[1:]
+	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
-	cfg, faults = Config.from_environment(environ)
-	misspelt, warnings = foreign_names(environ)
+	cfg, faults = Config.from_environment(env)
+	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in environ])
-			for name, value in asdict(cfg).items()}, indent=1))
+		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
+			for name, value in vars(cfg).items()}, indent=1))
 		return 0
-	faults += cfg.problems(int(environ.get("WORLD_SIZE", 1)))
+	faults += cfg.problems(int(env.get("WORLD_SIZE", 1)))
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
-	if not faults: return execute(cfg, environ, warnings)
-	if int(environ.get("LOCAL_RANK", 0)) == 0:
+	if not faults: return execute(cfg, env, warnings)
+	if int(env.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
-# Python's own exit aborts now and then, in gloo's threads (torch 2.13: "terminate called ...").
+# Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
