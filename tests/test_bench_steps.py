@@ -29,12 +29,15 @@ class Settings:
     val_every: int = int(os.environ.get("VAL_LOSS_EVERY", 0))
     iterations: int = int(os.environ.get("ITERATIONS", 0))
 
-def optimizer_compiled(function): return "compiled"
+class Optimizers:
+    def update(self): pass
+
+def compiled(function, log): return "compiled"
 
 def main():
     s = Settings()
     with open(os.environ["NOTES"], "a") as notes:
-        print(NAME, os.getpid(), s.iterations, optimizer_compiled("plain"), file=notes)
+        print(NAME, os.getpid(), s.iterations, compiled("plain", print), file=notes)
     print("val_loader:shards pattern=* tokens:4096")
     for step in range(s.iterations + 1):
         if step == s.iterations or s.val_every and step % s.val_every == 0:
@@ -158,14 +161,12 @@ def test_arms_take_turns_one_process_each(tmp_path: Path) -> None:
 
 
 def test_an_arm_whose_lever_is_not_there_is_left_out(tmp_path: Path) -> None:
-    ours = write_script(tmp_path, "mine", "def optimizer_compiled(function): return \"compiled\"",
-                        "globals().update(optimizer_compile=str)").read_text().replace("optimizer_compiled(", "str(")
-    (tmp_path / "mine.py").write_text(ours)
-    said = bench(tmp_path, "--ours", tmp_path / "mine.py", "--arms", "eager-optimizer", "flash", "eager",
-                 "--repeats", 2, TORCH_COMPILE=0)
+    ours = write_script(tmp_path, "mine", "    def update(self): pass", "    pass")
+    said = bench(tmp_path, "--ours", ours, "--arms", "eager-optimizer", "flash", "eager", "--repeats", 2,
+                 TORCH_COMPILE=0)
     assert said.returncode == 0, said.stderr
     out = said.stdout
-    assert "arm eager-optimizer: left out:" in out and "mine.py has no optimizer_compiled to switch off" in out
+    assert "arm eager-optimizer: left out:" in out and "mine.py has no Optimizers.update to switch off" in out
     assert "arm flash: left out:" in out and "mine.py has no setting ATTENTION_BACKEND" in out
     assert "arm eager: left out: the environment has it so for all arms" in out
     assert len(notes(tmp_path)) == 3 and "eager-optimizer against" not in out
@@ -174,7 +175,31 @@ def test_an_arm_whose_lever_is_not_there_is_left_out(tmp_path: Path) -> None:
 def test_a_patch_needs_a_place_before_main(tmp_path: Path) -> None:
     (tmp_path / "flat.py").write_text("print('begun')\n")
     with pytest.raises(steps.Refused, match="flat.py has no `if __name__"):
-        steps.run_script(tmp_path / "flat.py", {"print": steps.eager})
+        steps.run_script(tmp_path / "flat.py", {"print": steps.there})
+
+
+def test_levers_without_a_setting_are_switched_off() -> None:
+    torch = train_gpt.torch
+    plain = steps.models_only(lambda function, log: "compiled")
+    model = torch.nn.Linear(3, 2)
+    assert plain(model, print) == "compiled" and plain(len, print) is len
+
+    def folded(self: torch.nn.Linear, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        return x @ (self.weight if scale is None else 100 * self.weight).T
+    x, scale = torch.randn(5, 3), torch.tensor([2.0, -1.0])
+    patched = steps.unfolded(folded)
+    torch.testing.assert_close(patched(model, x), x @ model.weight.T)
+    torch.testing.assert_close(patched(model, x, scale), scale * (x @ model.weight.T))
+    with pytest.raises(steps.Refused, match="no scale is folded"):
+        steps.unfolded(torch.nn.Linear.forward)
+
+
+@pytest.mark.parametrize(("facts", "words"), [
+    ({"attention_mode": "attention_mode:gqa num_heads:8 attention_backend:cudnn x:1"}, "cudnn"),
+    ({"attention_mode": "attention_mode:gqa", "sdp_backends": "sdp_backends:cudnn=False flash=True math=True"},
+     "flash or math"), ({}, "?")])
+def test_attention_is_as_logged(facts: dict[str, str], words: str) -> None:
+    assert steps.attention_of(dict(facts=facts)) == words
 
 
 def test_pinned_switches_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +254,12 @@ def test_a_run_that_fails_is_one_line(tmp_path: Path, old: str, new: str, words:
     said = bench(tmp_path, "--ours", write_script(tmp_path, "mine", old, new), "--arms", "--limit", 2)
     assert said.returncode == 1 and len(said.stderr.splitlines()) == 1
     assert said.stderr.startswith("steps bench: arm ours: ") and words in said.stderr
+
+
+def test_a_script_that_is_edited_meanwhile_ends_the_measurement(tmp_path: Path) -> None:
+    edit = "    s = Settings()\n    with open(__file__, 'a') as file: file.write('# more')\n"
+    said = bench(tmp_path, "--ours", write_script(tmp_path, "mine", "    s = Settings()\n", edit), "--arms")
+    assert said.returncode == 1 and "mine.py was edited since the first run" in said.stderr
 
 
 def test_arms_with_other_tokens_end_the_measurement() -> None:

@@ -34,6 +34,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -79,9 +80,29 @@ class Arm:
     cuda: bool = False  # only there
 
 
-def eager(compile_: Any) -> Patch:
-    """In the place of a function that compiles its argument."""
-    return lambda function, *_, **__: function
+class Refused(Exception):
+    """The arm cannot be what it says; one line."""
+
+
+def there(thing: Any) -> Any:
+    """Changes nothing: a script without that name is refused."""
+    return thing
+
+
+def models_only(compiled: Patch) -> Patch:
+    """In the place of a function that compiles its first argument."""
+    return lambda function, *rest: compiled(function, *rest) if hasattr(function, "parameters") else function
+
+
+def unfolded(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A product whose result is scaled, not its weight."""
+    if "scale" not in inspect.signature(forward).parameters:
+        raise Refused("no scale is folded into a weight")
+
+    def patched(self: Any, x: Any, scale: Any = None) -> Any:
+        y = forward(self, x)
+        return y if scale is None else scale.to(y.dtype) * y
+    return patched
 
 
 def pinned(value: bool) -> Patch:
@@ -105,7 +126,9 @@ ARMS = {  # a lever with no setting: the name that it goes by in the script, in 
     "eager": Arm("nothing compiled", env={"TORCH_COMPILE": "0"}),
     "auto-accumulation": Arm("micro-batches from free memory", env={"GRAD_ACCUM_STEPS": "auto"}, modes=("steps",)),
     "mix-order": Arm("mix-order reduction on", env={MIX_ORDER: "1"}, state={"mix_order": True}, modes=("steps",)),
-    "eager-optimizer": Arm("the optimizer step not compiled", patch={"optimizer_compiled": eager}, modes=("steps",)),
+    "eager-optimizer": Arm("the optimizer step not compiled", modes=("steps",),
+                           patch={"Optimizers.update": there, "compiled": models_only}),
+    "unfolded": Arm("residual scales applied to activations, not to weights", patch={"Linear.forward": unfolded}),
     "resident": Arm("the validation split stays on the device", env={"VAL_RESIDENT": "1"}, modes=("validation",)),
 }
 
@@ -139,10 +162,6 @@ def flops_a_token(settings: Mapping[str, Any]) -> float:
 
 # --- The driver: the script's process ---------------------------------------------------------------------------------
 
-class Refused(Exception):
-    """The arm cannot be what it says; one line."""
-
-
 class Mark(NamedTuple):
     """The line at which the clock is read."""
     kind: str  # train or val
@@ -168,7 +187,7 @@ class Recorder:
         return len(text)
 
     def heed(self, line: str) -> None:
-        for word in ("val_loader", "sdp_backends"):
+        for word in ("val_loader", "sdp_backends", "attention_mode"):
             if line.startswith(word):
                 self.facts[word] = line
         if not (found := LINE.match(line)):
@@ -379,6 +398,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder, self.count = options, folder, 0
         self.scripts = {OURS: options.ours, OTHER: options.against}
+        self.texts = {path: path.read_bytes() for path in filter(None, self.scripts.values())}
         self.environ = settings_of(os.environ, options, folder)
         self.gate: dict[str, dict[str, Any]] = {}          # arm -> the result of its first, untimed run
         self.runs: dict[str, list[dict[str, Any]]] = {}    # arm -> those of its timed ones
@@ -410,6 +430,8 @@ class Bench:
         folder = self.folder / f"run{self.count}"
         folder.mkdir()
         script, answer = self.scripts[arm.script], folder / "result.json"
+        if script.read_bytes() != self.texts[script]:
+            raise BenchError(f"{script} was edited since the first run: measure a copy")
         order = json.dumps(dict(arm=name, script=str(script), marks=plan.marks, result=str(answer)))
         env = self.environ | arm.env | {key: str(value) for key, value in plan.settings.items()} | {"RUN_ID": "run"}
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
@@ -565,6 +587,13 @@ def table(bench: Bench, reference: str) -> Iterator[str]:
                + " ".join(f"{run['ms']:.3f}" for run in found))
 
 
+def attention_of(result: Mapping[str, Any]) -> str:
+    """The backend that a script names, or else those that it says may be used."""
+    chosen = re.search(r"attention_backend:(\S+)", result["facts"].get("attention_mode", ""))
+    allowed = re.findall(r"(\w+)=True", result["facts"].get("sdp_backends", ""))
+    return chosen[1] if chosen else " or ".join(allowed) or "?"
+
+
 def loss_table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     steps = sorted(set().union(*map(losses_of, results.values())))
     yield f"{'loss at step':18}" + "".join(f"{step:8}" for step in steps)
@@ -585,6 +614,7 @@ def report(bench: Bench, reference: str) -> bool:
     peak, source = peak_of(first["device"])
     print(f"ratio: to {reference}; MFU: of {peak:g} TFLOP/s ({source})" if source else
           f"ratio: to {reference}; MFU: no peak known for {first['device']}")
+    print("attention, as logged: " + "; ".join(f"{name} {attention_of(runs[0])}" for name, runs in bench.runs.items()))
     for name in times:
         if name != reference:
             print(f"{name} against {reference}: {compared(times[reference], times[name])}")
