@@ -8,7 +8,7 @@ One pipeline feeds training and validation; off is a setting of it. An indent is
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
 import bisect, datetime, difflib, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
-import resource, select, shlex, signal, socket, sys, threading, time, uuid, zipfile, zlib
+import resource, select, shlex, signal, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -154,73 +154,41 @@ def runtime_faults(cfg):
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
 
-class Watch:
-	"""A thread that hears signals, as the main one may sit in a collective, tells all ranks, by the group's store, and
-	ends a wait for ranks that do not come: it names them."""
+class Runtime:
+	"""This process; collectives are the main thread's. As that may sit in one, a thread hears signals, tells all ranks, by
+	the group's store, and ends a wait for ranks that do not come: it names them."""
+	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place, store, log = math.inf, "", None, None  # waiting for ranks
-	def __init__(self, stall_seconds=60.0, rank=0, world_size=1):
-		self.stall_seconds, self.rank, self.world_size, self.met = stall_seconds, rank, world_size, set()
-	def start(self):
-		self.hears, self.wakes = socket.socketpair()
-		self.wakes.setblocking(False)
-		signal.set_wakeup_fd(self.wakes.fileno())
+	since, place = math.inf, ""  # waiting for ranks
+	def __init__(self, rank=0, world_size=1, stall_seconds=60.0):
+		self.rank, self.world_size, self.stall_seconds, self.met = rank, world_size, stall_seconds, set()
+	def start(self, cfg, env):
+		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
+		hears, wakes = os.pipe()
+		os.set_blocking(wakes, False)
+		signal.set_wakeup_fd(wakes)
 		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
-		threading.Thread(target=self._run, daemon=True).start()
+		threading.Thread(target=self._watch, args=[hears], daemon=True).start()
+		if cfg.device != "cpu" and torch.cuda.is_available():
+			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
+			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
+			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
+			self.device = device
+		if "RANK" not in env: return
+		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
+		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
+		self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+		with self.waiting("start"):  # bounds all waits, so the group need not
+			dist.init_process_group("nccl" if self.cuda else "gloo", store=store, rank=self.rank, world_size=self.world_size,
+				timeout=datetime.timedelta(1), device_id=self.device if self.cuda else None)
+	@property
+	def cuda(self): return self.device.type == "cuda"
 	@contextmanager
 	def waiting(self, place):
 		self.place, self.since = place, now()
 		yield
 		self.since = math.inf
 		self.met.add(place)
-	def _run(self):
-		while True:
-			heard = self.hears.recv(1) if select.select([self.hears], [], [], 0.5)[0] else b""
-			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
-				if heard: self.store.set("signal", str(heard[0]))
-				self.store.set(str(self.rank), str(self.meetings))
-				heard = heard or [self.store.add("signal", 0)]
-			self.signum = self.signum or sum(heard)
-			limit_s = max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
-			if self.signum: limit_s = LEAVE_SECONDS + 2 * self.longest_s
-			if now() - self.since > limit_s: self._leave(limit_s)
-	def _leave(self, limit_s):
-		late = []
-		with suppress(AttributeError, RuntimeError):
-			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
-		faulthandler.dump_traceback()  # of all threads
-		last_words(self.log, 1, "failed", f"rank {self.rank} waited {limit_s:.0f} s at the {self.place} for "
-			f"{', '.join(late) or 'its device'}")
-		os._exit(1)
-
-@dataclass(frozen=True)
-class Runtime:
-	"""This process; collectives are the main thread's."""
-	rank: int = 0
-	world_size: int = 1
-	device: torch.device = torch.device("cpu")
-	dtype: torch.dtype = torch.float32
-	watch: Watch = Watch()
-	@classmethod
-	def start(cls, cfg, env):
-		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
-		rank, W = (int(env.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-		device, dtype, watch = torch.device("cpu"), torch.float32, Watch(cfg.data_stall_seconds, rank, W)
-		watch.start()
-		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
-			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
-			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
-			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
-		if "RANK" in env:
-			store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
-			store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-			watch.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
-			with watch.waiting("start"):  # the watch bounds all waits
-				dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=W,
-					timeout=datetime.timedelta(1), device_id=device if cuda else None)
-		return cls(rank, W, device, dtype, watch)
-	@property
-	def cuda(self): return self.device.type == "cuda"
 	def all_reduce(self, tensor, place):
 		self._meet(place, dist.all_reduce, tensor)  # a sum, in place
 		return tensor
@@ -229,16 +197,34 @@ class Runtime:
 		self._meet("broadcast", dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
 	def _meet(self, place, call, *args, **options):
-		"""On one rank: nothing. Synchronisation point, but for a step's: Control reads that."""
-		self.watch.meetings += 1
-		with self.watch.waiting(place):
+		"""On one rank: nothing. Synchronisation point, but for a step's reduction: Control reads that."""
+		self.meetings += 1
+		with self.waiting(place):
 			try:
 				if dist.is_initialized(): call(*args, **options)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place != "step": self.synchronize()
+			if place != "reduction": self.synchronize()
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
 		if self.cuda: torch.cuda.synchronize(self.device)
+	def _watch(self, hears):
+		while now() - self.since <= self._limit_s():
+			heard = os.read(hears, 1) if select.select([hears], [], [], 0.5)[0] else b""
+			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
+				if heard: self.store.set("signal", str(heard[0]))
+				self.store.set(str(self.rank), str(self.meetings))
+				heard = heard or [self.store.add("signal", 0)]
+			self.signum = self.signum or sum(heard)
+		late = []
+		with suppress(AttributeError, RuntimeError):
+			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
+		faulthandler.dump_traceback()  # of all threads
+		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
+			f"{', '.join(late) or 'its device'}")
+		os._exit(1)
+	def _limit_s(self):
+		if self.signum: return LEAVE_SECONDS + 2 * self.longest_s
+		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
 
@@ -650,7 +636,7 @@ class Pipeline:
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
 		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap = name, spans, source.verify.digest(digest), overlap
-		self.stall_seconds, self.end, self.watch = source.cfg.data_stall_seconds, self.plan.num_batches(), rt.watch
+		self.stall_seconds, self.end, self.rt = source.cfg.data_stall_seconds, self.plan.num_batches(), rt
 		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.host_waits_ms, self.crossings, self.file = [], [], io.BytesIO()  # crossings: batches in a new shard or epoch
@@ -732,7 +718,7 @@ class Pipeline:
 		while True:
 			try: slot = self.ready.get(timeout=0.2)
 			except queue.Empty:
-				if self.watch.signum: raise Stop from None
+				if self.rt.signum: raise Stop from None
 				if now() - self.since < self.stall_seconds: continue
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} has waited for {self.where} over DATA_STALL_SECONDS={self.stall_seconds:g}: move "
@@ -745,7 +731,7 @@ class Pipeline:
 	def __next__(self):
 		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
 		if self.handed >= self.end: raise StopIteration
-		if self.watch.signum: raise Stop
+		if self.rt.signum: raise Stop
 		self.stage.ask()
 		if self.taken == self.handed:
 			self.late_copies += self.handed > 0 < self.slots
@@ -781,28 +767,25 @@ def attend(q, k, v):
 	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
 	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
 	return y.transpose(1, 2)
-def use_attention(backend):
-	"""For scaled_dot_product_attention, from now on; an error if it is not there."""
-	if backend == "fa3": attention_impls.activate_flash_attention_impl("FA3")
-	for name in "cudnn", "flash", "mem_efficient", "math":
-		getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == {"fa3": "flash"}.get(backend, backend))
+SDP = "cudnn", "flash", "mem_efficient", "math"
 def choose_attention(cfg, rt):
-	"""The first backend whose output and gradients on one batch are those of math in float32."""
-	shape = 2, min(cfg.train_seq_len, 1024), cfg.num_heads, cfg.model_dim // cfg.num_heads
-	q, y = (torch.randn(shape, device=rt.device, dtype=rt.dtype) for _ in "qy")
-	inputs = [t.detach().requires_grad_() for t in (q, q.flip(1)[:, :, :cfg.num_kv_heads], y[:, :, :cfg.num_kv_heads])]
-	def results(backend, dtype):
-		use_attention(backend)
-		out = attend(*(t.to(dtype) for t in inputs))
-		return [out, *torch.autograd.grad(out, inputs, y.to(dtype))]
+	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
+	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
+	q, k, v, y = (torch.randn(2, T, heads, cfg.model_dim // H, device=rt.device, dtype=rt.dtype).requires_grad_()
+		for heads in (H, KV, KV, H))
+	def results(backend, dtype=rt.dtype):
+		if backend == "fa3": attention_impls.activate_flash_attention_impl("FA3")
+		for name in SDP: getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend.replace("fa3", "flash"))
+		out = attend(*(t.to(dtype) for t in (q, k, v)))
+		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
 	expected = results("math", torch.float32)
 	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
-		try: off = max(float((a - b).norm() / b.norm()) for a, b in zip(results(backend, rt.dtype), expected))
-		except (RuntimeError, ImportError, AttributeError) as error: off = first_line(error)
-		else:
+		try:
+			off = max(float((a - b).norm() / b.norm()) for a, b in zip(results(backend), expected))
 			if off < 0.02: return backend
+		except Exception as error: off = first_line(error)  # whatever one raises that is not there
 		if backend == "fa3": attention_impls.restore_flash_attention_impl(_raise_warn=False)
-	raise RunError(f"ATTENTION_BACKEND={backend}: does not work here, or is wrong ({off}): set auto")
+	raise RunError(f"ATTENTION_BACKEND={backend} does not work here, or is wrong ({off}): set auto")
 
 class Attention(nn.Module):
 	"""Causal, grouped queries, rms norm on queries and keys, a gain per query head."""
@@ -888,17 +871,15 @@ def newton_schulz(x, steps, dtype):
 class Flat:
 	"""Parameters and gradients as views of one float32 vector each: one reduction a step, which `tail` elements ride."""
 	def __init__(self, groups, tail):
-		sizes, device = [-(-sum(p.numel() for p in group) // 64) * 64 for group in groups], groups[0][0].device  # aligned
-		self.values, self.reduced = (torch.zeros(sum(sizes) + n, device=device) for n in (0, tail))
-		self.grads, self.tail = self.reduced.split((sum(sizes), tail))
-		self.halted, self.groups = torch.zeros((), dtype=torch.bool, device=device), []  # 1-D (values, gradients)
-		for group, values, grads in zip(groups, self.values.split(sizes), self.grads.split(sizes)):
-			end = 0
-			for p in group:
-				here = slice(end, end := end + p.numel())
-				values[here] = p.detach().flatten()
-				p.data, p.grad = values[here].view(p.shape), grads[here].view(p.shape)
-			self.groups.append((values[:end], grads[:end]))
+		members = [*itertools.chain(*groups)]
+		self.values = torch.cat([p.detach().flatten() for p in members])
+		self.reduced = self.values.new_zeros(len(self.values) + tail)
+		self.grads, self.tail = self.reduced.tensor_split([len(self.values)])
+		self.halted = self.values.new_zeros((), dtype=torch.bool)
+		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))  # 1-D (values, gradients)
+		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
+			p.data, p.grad = values.view_as(p), grads.view_as(p)
+		self.groups = [*cut([sum(p.numel() for p in group) for group in groups])]
 
 class Optimizers:
 	"""Muon on the blocks' matrices; Adam on all else."""
@@ -970,18 +951,18 @@ class Control:
 		(sent, received), rt, flat = self.ring[step % 4], self.rt, self.flat
 		tail, grads, bad = flat.tail, flat.grads, flat.tail[self.FIELDS + rt.world_size:]
 		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
-		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.watch.signum])
+		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
 		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
-		rt.all_reduce(flat.reduced, "step")
+		rt.all_reduce(flat.reduced, "reduction")
 		flat.halted |= tail[5] + bad.sum() > 0
 		grads.masked_fill_(flat.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
 		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now)."""
-		with self.rt.watch.waiting("step"):
+		with self.rt.waiting("step"):
 			if self.rt.cuda: self.events[step % 4].synchronize()
 		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 4][1].tolist()
 		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
@@ -1050,7 +1031,7 @@ class Validation:
 				if every and k % every == 0:  # a synchronisation point
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.watch.signum
+		sums[2] = self.rt.signum
 		place = "validation" if scope[0] == "s" else scope  # synchronisation point: its end
 		nats, counted, stop = self.rt.all_reduce(sums, place).tolist()
 		if stop: raise Halt(stop)
@@ -1234,7 +1215,7 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 		run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(), wait_ms=batches.stage.wait_ms, data_crc=crc)
 	with spans("grad_clip"): run.optimizers.clip()
 	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
-	run.rt.watch.longest_s = max(run.rt.watch.longest_s, now() - started)
+	run.rt.longest_s = max(run.rt.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps, off the clock, rolled back."""
@@ -1373,7 +1354,7 @@ def log_header(run, source):
 	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
+	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in SDP)
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
@@ -1395,11 +1376,9 @@ def log_header(run, source):
 def fitting_accumulation(cfg, rt):
 	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
 	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
-	model, rows = GPT(cfg, rt.dtype).to(rt.device), cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
-	x = torch.zeros(min(rows, 8), cfg.train_seq_len, dtype=torch.int64, device=rt.device)
-	free, before = torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated()
-	model(x, x).backward()
-	fit = 0.9 * free * len(x) / (torch.cuda.max_memory_allocated() - before)
+	rows, x = cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size, torch.zeros(8, cfg.train_seq_len).long()
+	GPT(cfg, rt.dtype).to(rt.device)(x.to(rt.device), x.to(rt.device)).backward()
+	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
 	return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows / n <= fit or n == rows))
 def out_of_memory(cfg, rt):
 	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
@@ -1412,15 +1391,16 @@ def resume_command(cfg, env):
 	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
 def execute(cfg, env, warnings):
 	"""An exit code. A foreseeable failure is one line."""
-	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
+	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
+	log, code, status, problem, hint = None, 1, "failed", "", ""
 	try:
-		rt = Runtime.start(cfg, env)
+		rt.start(cfg, env)
 		run_id, steps = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt)))
 		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
 		found = rt.broadcast(rt.rank or find_checkpoint(cfg))
-		log = rt.watch.log = RunLog(cfg.run_id, rt.rank == 0, bool(found))
+		log = rt.log = RunLog(cfg.run_id, rt.rank == 0, bool(found))
 		source = Path(__file__).read_text("utf-8")
 		log.console(log.path)
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
@@ -1435,7 +1415,7 @@ def execute(cfg, env, warnings):
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
 		signum, *what = halt.args
-		if signum: signum = rt.watch.signum or (signum if signum == signal.SIGINT else signal.SIGTERM)
+		if signum: signum = rt.signum or (signum if signum == signal.SIGINT else signal.SIGTERM)
 		code, status = (128 + signum, "interrupted") if signum else (1, "nonfinite")
 		if rt.rank == 0: problem = "".join(what) or f"{status} after step {run.step}"
 		if saved and signum: hint = f"\n{resume_command(cfg, env)}"

@@ -99,7 +99,7 @@ def test_what_the_ranks_agree_on_is_exact(ranks: int) -> None:
     Reduced.total, crcs = torch.zeros(1), [(0x9E3779B1 * (rank + 1)) % 2**32 for rank in range(ranks)]
     for rank in range(ranks):
         runtime = Reduced(rank, ranks)
-        runtime.watch.signum = 15 if rank in (3, ranks - 1) else 0
+        runtime.signum = 15 if rank in (3, ranks - 1) else 0
         reduced = torch.zeros(4 + train_gpt.Control.FIELDS + 2 * ranks)  # four gradients, and the vector
         flat = SimpleNamespace(reduced=reduced, grads=reduced[:4], tail=reduced[4:], halted=torch.tensor(False))
         control = train_gpt.Control(flat, runtime)

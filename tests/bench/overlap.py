@@ -49,7 +49,8 @@ def synthetic_data(folder: Path, vocab_size: int, shard_tokens: int, val_tokens:
 class Bench:
     """One model and its optimizers, trained under any of the arms."""
     def __init__(self, config: train_gpt.Config) -> None:
-        self.runtime = train_gpt.Runtime.start(config, {})
+        self.runtime = train_gpt.Runtime()
+        self.runtime.start(config, {})
         quiet = SimpleNamespace(line=lambda text: None, console=lambda text: None, say=lambda *_, **__: None,
                                 event=lambda *_, **__: None)
         self.config, self.run = config, train_gpt.Run(config, self.runtime, quiet)

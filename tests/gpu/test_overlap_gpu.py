@@ -26,7 +26,8 @@ def stalled_batches(folder: Path, depth: int, copy_stream: int) -> tuple[np.ndar
     write_split(folder, "train", np.random.default_rng(3).permutation(2**16)[:20 * SPAN], [3 * SPAN + 100])
     config = config_of(DATA_PATH=folder, TRAIN_SEQ_LEN=SEQ_LEN, TRAIN_BATCH_TOKENS=8 * SEQ_LEN * ROWS,
                        GPU_PREFETCH=depth, TRAIN_COPY_STREAM=copy_stream, TRAIN_PREFETCH_QUEUE=4)
-    runtime = train_gpt.Runtime(device=torch.device("cuda", torch.cuda.current_device()))
+    runtime = train_gpt.Runtime()
+    runtime.device = torch.device("cuda", torch.cuda.current_device())
     weights = torch.ones(2**16, device=runtime.device, requires_grad=True)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     with contextlib.closing(open_pipeline(config, runtime=runtime)) as batches:
