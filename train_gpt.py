@@ -843,19 +843,21 @@ class GPT(nn.Module):
 		logits = F.linear(rms_norm(x), (self.lm_head or self.tok_emb).weight.to(x.dtype))
 		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
 
-def compiled(function, log):
-	"""`function` compiled; eager, with one warning, where that cannot work."""
-	if torch.__version__.startswith("2.11.") and "TORCHINDUCTOR_MIX_ORDER_REDUCTION" not in os.environ:
-		from torch._inductor import config
-		config.triton.mix_order_reduction = False  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
-	calls = [torch.compile(function, dynamic=False, fullgraph=True), function]
-	def call(*args):
-		try: return calls[0](*args)
-		except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
-			if calls.pop(0) is function: raise
-			log.line(f"warning: torch.compile does not work here: {first_line(error)}")
-			return function(*args)
-	return call
+def compiled(log, *functions):
+	"""`functions` compiled; eager, with one warning, where that cannot work."""
+	if "2.11." in torch.__version__:  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
+		os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
+	broken = []
+	def calling(fast, slow):
+		def call(*args):
+			try:
+				if not broken: return fast(*args)
+			except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
+				log.line(f"warning: torch.compile does not work here: {first_line(error)}")
+				broken.append(error)
+			return slow(*args)
+		return call
+	return [calling(torch.compile(function, dynamic=False, fullgraph=True), function) for function in functions]
 
 # === OPTIMIZERS ===
 def newton_schulz(x, steps, dtype):
@@ -1124,9 +1126,9 @@ class Run:
 		self.step_tokens = cfg.train_batch_tokens + SPANS_A_STEP  # read by one step
 		self.model = GPT(cfg, rt.dtype).to(rt.device)
 		self.compiles = {"0": False, "1": True}.get(cfg.torch_compile, rt.cuda)
-		self.loss_of = compiled(self.model, log) if self.compiles else self.model
+		self.loss_of = self.model
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
-		if self.compiles: self.optimizers.update = compiled(self.optimizers.update, log)
+		if self.compiles: self.loss_of, self.optimizers.update = compiled(log, self.model, self.optimizers.update)
 		self.control = Control(self.optimizers.flat, rt)
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
@@ -1242,7 +1244,7 @@ def validate(run, step, spans):
 	run.clock.start()
 
 # Dense bfloat16, NVIDIA's data sheets; the first that fits counts.
-PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A100": 312, "4090": 165}
+PEAK_TFLOPS = {"B200": 2250, "NVL": 835, "H100 PCIe": 756, "H100": 989, "H200": 989, "A100": 312, "4090": 165}
 def log_step(run, step):
 	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()

@@ -90,8 +90,9 @@ def there(thing: Any) -> Any:
 
 
 def models_only(compiled: Patch) -> Patch:
-    """In the place of a function that compiles its first argument."""
-    return lambda function, *rest: compiled(function, *rest) if hasattr(function, "parameters") else function
+    """In the place of what takes a log and functions, and gives these compiled."""
+    return lambda log, *functions: [compiled(log, function)[0] if hasattr(function, "parameters") else function
+                                    for function in functions]
 
 
 def unfolded(forward: Callable[..., Any]) -> Callable[..., Any]:
