@@ -781,7 +781,7 @@ def choose_attention(cfg, rt):
 	expected = results("math", torch.float32)
 	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
 		try:
-			off = max(float((a - b).norm() / b.norm()) for a, b in zip(results(backend), expected))
+			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
 			if off < 0.02: return backend
 		except Exception as error: off = first_line(error)  # whatever one raises that is not there
 		if backend == "fa3": attention_impls.restore_flash_attention_impl(_raise_warn=False)
@@ -1139,7 +1139,6 @@ class Run:
 		self.writer.start()
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
-		self.peak = next((1e12 * n for name, n in PEAK_TFLOPS.items() if rt.cuda and name in self.hardware), None)
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
@@ -1245,6 +1244,7 @@ def validate(run, step, spans):
 
 # Dense bfloat16, NVIDIA's data sheets; the first that fits counts.
 PEAK_TFLOPS = {"B200": 2250, "NVL": 835, "H100 PCIe": 756, "H100": 989, "H200": 989, "A100": 312, "4090": 165}
+def peak_tflops(gpu): return next((n for name, n in PEAK_TFLOPS.items() if name in gpu), 0)
 def log_step(run, step):
 	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()
@@ -1254,7 +1254,8 @@ def log_step(run, step):
 	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * c.max_wallclock_seconds
 	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
 	tok_s = 1e3 * (step - last_step) * c.train_batch_tokens / since_ms
-	mfu = {} if not run.peak else {"mfu_percent": 100 * tok_s * run.model.flops / run.rt.world_size / run.peak}
+	peak = 1e12 * run.rt.world_size * peak_tflops(run.hardware)
+	mfu = {"mfu_percent": 100 * tok_s * run.model.flops / peak} if peak else {}
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
 		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
 		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,

@@ -1,0 +1,188 @@
+"""Proves that what makes a step faster is chosen rightly, leaves the mathematics alone, and is told in the log."""
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, SMALL_MODEL, Corpus, config_of, run_trainer, train_gpt
+
+pytestmark = pytest.mark.timeout(120)
+CPU = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
+SHAPE = dict(TRAIN_SEQ_LEN=24, MODEL_DIM=32, NUM_HEADS=4, NUM_KV_HEADS=2)
+FLAGS = [(getattr(torch.backends.cuda, f"enable_{name}_sdp"), getattr(torch.backends.cuda, f"{name}_sdp_enabled"))
+         for name in train_gpt.SDP]
+
+
+@pytest.fixture(autouse=True)
+def flags():
+    """Whatever a test switches is switched back."""
+    before = [enabled() for _, enabled in FLAGS]
+    yield
+    for (enable, _), value in zip(FLAGS, before):
+        enable(value)
+
+
+def enabled() -> list[str]:
+    return [name for name, (_, is_on) in zip(train_gpt.SDP, FLAGS) if is_on()]
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+def test_the_first_backend_that_works_and_agrees_is_taken() -> None:
+    assert train_gpt.choose_attention(config_of(**SHAPE), CPU) == "flash"  # no FlashAttention-3, no cuDNN on a CPU
+    assert enabled() == ["flash"]
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_a_backend_that_is_asked_for_is_the_only_one_enabled(backend: str) -> None:
+    assert train_gpt.choose_attention(config_of(**SHAPE, ATTENTION_BACKEND=backend), CPU) == backend
+    assert enabled() == [backend]
+
+
+@pytest.mark.parametrize("backend", ["fa3", "cudnn"])
+def test_a_backend_that_is_not_there_is_refused_in_one_line(backend: str) -> None:
+    with pytest.raises(train_gpt.RunError, match=f"ATTENTION_BACKEND={backend} does not work here.*set auto") as caught:
+        train_gpt.choose_attention(config_of(**SHAPE, ATTENTION_BACKEND=backend), CPU)
+    assert "\n" not in str(caught.value)
+
+
+def spoilt(part: str):
+    """attend(), wrong where the flash backend runs: in the output, in one gradient alone, or not a number."""
+    attend = train_gpt.attend
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if enabled() != ["flash"]:
+            return attend(q, k, v)
+        if part == "output":
+            return 1.03 * attend(q, k, v)
+        if part == "nan":
+            return attend(q, k, v) * float("nan")
+        inputs, (name, *nan) = {"q": q, "k": k, "v": v}, part.split()
+        share = float("nan") if nan else 0.9
+        inputs[name] = inputs[name].clone()
+        inputs[name].register_hook(lambda gradient: share * gradient)
+        return attend(**inputs)
+    return wrong
+
+
+@pytest.mark.parametrize("part", ["output", "q", "k", "v", "nan", "v nan"])
+def test_a_backend_that_computes_something_else_is_passed_over(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_gpt, "attend", spoilt(part))
+    assert train_gpt.choose_attention(config_of(**SHAPE), CPU) == "math"
+    assert enabled() == ["math"]
+    with pytest.raises(train_gpt.RunError, match="or is wrong"):
+        train_gpt.choose_attention(config_of(**SHAPE, ATTENTION_BACKEND="flash"), CPU)
+
+
+def test_flash_attention_3_comes_first_and_leaves_no_trace_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, attend = [], train_gpt.attend
+    impls = SimpleNamespace(activate_flash_attention_impl=calls.append,
+                            restore_flash_attention_impl=lambda **_: calls.append("restored"))
+    monkeypatch.setattr(train_gpt, "attention_impls", impls)
+    assert train_gpt.choose_attention(config_of(**SHAPE), CPU) == "fa3" and calls == ["FA3"] and enabled() == ["flash"]
+    calls.clear()
+    monkeypatch.setattr(train_gpt, "attend", lambda *qkv: attend(*qkv) * (1 + (calls == ["FA3"])))
+    assert train_gpt.choose_attention(config_of(**SHAPE), CPU) == "flash" and calls == ["FA3", "restored"]
+
+
+# --- Micro-batches ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("free_rows", "world_size", "micro_steps"), [
+    (1000, 1, 1), (64, 1, 2), (36, 1, 2), (35, 1, 4), (17, 1, 8), (2, 1, 64), (0.1, 1, 64), (18, 2, 2), (8, 8, 2)])
+def test_accumulation_follows_the_free_memory(
+        free_rows: float, world_size: int, micro_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 rows a step; the trial of eight rows is said to have taken 8 GB; a tenth stays free."""
+    shape = dict(TRAIN_SEQ_LEN=8, TRAIN_BATCH_TOKENS=64 * 8, VAL_BATCH_SIZE=64 * 8, DATA_PATH="/nowhere")
+    config = config_of(**{**SMALL_MODEL, **shape, "GRAD_ACCUM_STEPS": "auto"})
+    runtime = SimpleNamespace(**vars(CPU), cuda=True, world_size=world_size)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free_rows * 2**30), 0))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 8 * 2**30)
+    assert train_gpt.fitting_accumulation(config, runtime) == micro_steps
+    resolved = config_of(**{**SMALL_MODEL, **shape, "GRAD_ACCUM_STEPS": micro_steps})
+    assert not any("GRAD_ACCUM" in fault for fault in resolved.problems(world_size))
+
+
+def test_accumulation_without_a_gpu_is_the_default() -> None:
+    config = config_of(GRAD_ACCUM_STEPS="auto")
+    assert train_gpt.fitting_accumulation(config, SimpleNamespace(cuda=False)) == "auto"
+    assert [config.accumulation(ranks) for ranks in (1, 2, 8, 16)] == [8, 4, 1, 1]
+    assert train_gpt.fitting_accumulation(config_of(GRAD_ACCUM_STEPS=3), SimpleNamespace(cuda=True)) == 3
+
+
+# --- What a step costs, and what it could -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("tied", "expected"), [(1, 130.55e6), (0, 130.55e6)])
+def test_operations_a_token_are_those_of_the_matrices_and_the_causal_half(tied: int, expected: float) -> None:
+    with torch.device("meta"):
+        model = train_gpt.GPT(config_of(TIE_EMBEDDINGS=tied), torch.float32)
+    matrices = 9 * (512 * 512 * 2 + 512 * 256 * 2 + 512 * 1024 * 2) + 1024 * 512
+    assert model.flops == 6 * (matrices + 9 * 1024 * 512) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "tflops"), [
+    ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
+    ("NVIDIA H200 NVL", 835), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA B200", 2250),
+    ("NVIDIA GeForce GTX 1080", 0),
+    ("x86_64", 0)])
+def test_the_peak_is_that_of_the_gpu(name: str, tflops: int) -> None:
+    assert train_gpt.peak_tflops(name) == tflops
+
+
+def test_step_lines_end_with_the_share_of_the_peak(corpus: Corpus, tmp_path: Path) -> None:
+    """With a peak of a millionth of a TFLOP/s, as a CPU has none: the log's own rate has to give the share again."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import train_gpt\n"
+                      "train_gpt.PEAK_TFLOPS = {'': 1e-6}\nsys.exit(train_gpt.main())")
+    env = {**corpus.env, **SMALL_MODEL, "ITERATIONS": 3, "VAL_LOSS_EVERY": 0, "RUN_ID": "mfu"}
+    done = run_trainer(tmp_path, script=script, **env)
+    assert done.code == 0, done.err[-2000:]
+    flops = train_gpt.GPT(config_of(**env), torch.float32).flops
+    found = re.findall(r"train_loss:.* tok_s:(\d+) .* eta:\d+s mfu:([\d.]+)%$", done.text, re.M)
+    assert len(found) == 3
+    for tokens_a_second, percent in found:
+        assert float(percent) == pytest.approx(100 * float(tokens_a_second) * flops / 1e6, rel=1e-3)
+    events = map(json.loads, (tmp_path / "logs" / "mfu.jsonl").read_text().splitlines())
+    assert [event["mfu_percent"] > 0 for event in events if event["event"] == "step"] == [True] * 3
+
+
+# --- The optimizer's step, compiled -----------------------------------------------------------------------------------
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler")
+@pytest.mark.timeout(300)
+def test_the_compiled_step_is_the_plain_one() -> None:
+    """Three steps, the last one halted; schedules change and nothing is compiled again."""
+    config, results = config_of(**{**SMALL_MODEL, "NUM_LAYERS": 1}), []
+    for compiles in (False, True):
+        torch.manual_seed(3)
+        optimizers = train_gpt.Optimizers(train_gpt.GPT(config, torch.float32), config, tail=2)
+        if compiles:
+            torch._dynamo.reset()
+            log = SimpleNamespace(line=lambda text: pytest.fail(text))
+            optimizers.update, = train_gpt.compiled(log, optimizers.update)
+        for step, (lr_scale, momentum) in enumerate([(1.0, 0.85), (0.7, 0.9), (0.5, 0.95)]):
+            gradients = torch.randn(len(optimizers.flat.grads), generator=torch.Generator().manual_seed(step))
+            optimizers.flat.grads.copy_(gradients)
+            optimizers.flat.halted.fill_(step == 2)
+            optimizers.step(lr_scale, momentum)
+        results.append(optimizers.snapshot())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for plain, compiled in zip(*results):
+        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_log_says_which_attention_runs(corpus: Corpus, tmp_path: Path) -> None:
+    settings = dict(ITERATIONS=1, VAL_LOSS_EVERY=0, ATTENTION_BACKEND="math", GRAD_ACCUM_STEPS="auto")
+    run = run_trainer(tmp_path, **{**corpus.env, **SMALL_MODEL, **settings})
+    assert run.code == 0, run.err[-2000:]
+    assert re.search(r"^attention_mode:gqa num_heads:\d+ num_kv_heads:\d+ attention_backend:math$", run.text, re.M)
+    assert "sdp_backends:cudnn=False flash=False mem_efficient=False math=True" in run.text
+    assert "grad_accum_steps:8" in run.text and "mfu:" not in run.text
+
+
+def test_an_attention_that_is_not_there_ends_the_run_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
+    done = run_trainer(tmp_path, **{**corpus.env, **SMALL_MODEL, "ATTENTION_BACKEND": "cudnn"})
+    assert done.code == 1 and "Traceback" not in done.err
+    assert re.search(r"^train_gpt.py: ATTENTION_BACKEND=cudnn does not work here", done.err, re.M), done.err
