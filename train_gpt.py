@@ -582,12 +582,12 @@ class DeviceRing(HostHandOut):
 	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
-		self.spans, self.resident, self.compute = spans, overlap.resident, torch.cuda.current_stream(device)
+		self.spans, self.compute = spans, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
 		self.idle, self.full, self.empty = [], [], []
-		for _ in range(plan.num_batches() if self.resident else overlap.device_slots):
+		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
-			if self.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
+			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
 	def ask(self):
@@ -623,7 +623,7 @@ class DeviceRing(HostHandOut):
 		self.idle.append(self.wait)
 		widen(slot.x, slot.y, slot.tokens, slot.segments)
 		slot.free.record(self.compute)
-		(self.full if self.resident else self.empty).append(slot)
+		self.empty.append(slot)
 		return slot.batch()
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
@@ -741,6 +741,10 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return batch
+	def again(self, spans):
+		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
+		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
+		return self
 	def close(self):
 		"""Within a second; a reader stuck in a read is left."""
 		self.closed = True
@@ -1017,9 +1021,8 @@ class Validation:
 		every, log, seen, total = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
 		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
-		pipeline = self.resident or Pipeline(self, "val", self.host_bytes, spans)
+		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
 		if self.overlap.resident: self.resident = pipeline
-		pipeline.spans, pipeline.handed = spans, 0  # from its start
 		with suppress(Stop), closing(pipeline), spans("validate"):
 			next(foretell)
 			for k, batch in enumerate(pipeline, 1):

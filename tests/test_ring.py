@@ -109,7 +109,7 @@ class Machine(TorchFunctionMode):
             to, source = args[0], args[-1]
             if (cell := self.memory.get(address(to))) and cell[0] == "tokens":
                 self.current.issue("copy", cell, ("host", address(source)), self.submitted)
-            elif cell:
+            elif cell and isinstance(source, torch.Tensor):  # a number fills rows to spare
                 self.current.issue("widen", cell, self.memory[address(source)], self.handed)
         return func(*args, **(kwargs or {}))
 
@@ -513,3 +513,54 @@ def test_close_waits_for_the_copies(folder: Path, depth: int) -> None:
             pipeline.close()
             pipeline.close()
         assert machine.host[-1] == ("observe", (machine.copy, len(machine.copy.program)))
+
+
+# --- Validation that stays on the device ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_resident_validation_is_uploaded_once_and_read_the_same(tmp_path: Path, depth: int) -> None:
+    """24 rows by 2: twelve uploads, then none; nothing is overwritten too early in the pass that uploads."""
+    token = np.arange(SEQ_LEN * 24 + 1)
+    write_split(tmp_path, "val", SPAN * (token // 4) + token % 4, [17])  # four tokens a batch, which they name
+    config = config_of(DATA_PATH=tmp_path, TRAIN_SEQ_LEN=SEQ_LEN, VAL_BATCH_SIZE=2 * SEQ_LEN, GRAD_ACCUM_STEPS=1,
+                       GPU_PREFETCH=depth, VAL_RESIDENT=1)
+    overlap, passes = train_gpt.Overlap.of(config, "val", True), []
+    assert overlap.resident and overlap.words.count("resident:1") == 1
+    assert not train_gpt.Overlap.of(config, "train", True).resident
+    with machine_of(chance(depth)) as machine:
+        with contextlib.closing(open_pipeline(config, "val", overlap=overlap)) as pipeline:
+            for number in range(3):
+                batches = []
+                for k, (x, y, _) in enumerate(pipeline.again(train_gpt.Spans()) if number else pipeline):
+                    if number == 0:
+                        machine.use(k, (x, y))
+                    batches.append((x.tolist(), y.tolist()))
+                passes.append(batches)
+                if number == 0:
+                    assert not machine.faults()
+        assert machine.submitted == 12 and len(passes[0]) == 12
+    assert passes[0] == passes[1] == passes[2]
+    assert [x[0][0] for x, _ in passes[0]] == [SPAN * k for k in range(12)]
+
+
+def test_resident_validations_score_what_others_do(tmp_path: Path) -> None:
+    """The last batch has rows to spare: they count neither as tokens nor as bytes."""
+    write_split(tmp_path, "val", np.arange(4, 4 + SEQ_LEN * 23 + 1), [])
+    (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 4}')
+    config = config_of(DATA_PATH=tmp_path, TOKENIZER_PATH=tmp_path / "byte.json", TRAIN_SEQ_LEN=SEQ_LEN, VOCAB_SIZE=260,
+                       VAL_BATCH_SIZE=4 * SEQ_LEN, GRAD_ACCUM_STEPS=1, VAL_RESIDENT=1)
+    log, scores = train_gpt.RunLog("r", False), {}
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert x.shape == y.shape == (4, SEQ_LEN)  # one shape: nothing is compiled twice
+        return y[y >= 0].float().mean()
+    for resident in (False, True):
+        with machine_of(ANSWERS["always"]) as machine:
+            validation = train_gpt.Validation(config, train_gpt.Runtime(), log, train_gpt.Verify(True, log))
+            overlap = train_gpt.Overlap.of(config, "val", True)
+            validation.overlap = overlap if resident else overlap._replace(resident=False)
+            scores[resident] = [validation.evaluate(loss_of, f"step_{n}", False, train_gpt.Spans())[:2] for n in range(3)]
+            assert machine.submitted == (6 if resident else 18)
+            assert validation.bytes == 23 * SEQ_LEN
+    mean = 4 + (23 * SEQ_LEN + 1) / 2
+    assert scores[True] == scores[False] == [(pytest.approx(mean), pytest.approx(mean / np.log(2)))] * 3
