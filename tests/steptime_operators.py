@@ -138,9 +138,9 @@ def test_the_mlp_keeps_what_is_not_a_number() -> None:
 
 def test_operators_are_registered_as_torch_wants_them() -> None:
     packed, gain, rotary = numbers(2, 9, 7 * 16), numbers(3), numbers(2, 9, 8).detach()
-    opcheck(record.heads, (packed, gain, rotary, 2))
-    grads = [torch.ones_like(t) for t in record.heads(packed.detach(), gain.detach(), rotary, 2)]
-    opcheck(record.heads_grad, (*grads, packed.detach(), gain.detach(), rotary))
+    opcheck(record.split_heads, (packed, gain, rotary, 2))
+    grads = [torch.ones_like(t) for t in record.split_heads(packed.detach(), gain.detach(), rotary, 2)]
+    opcheck(record.split_heads_grad, (*grads, packed.detach(), gain.detach(), rotary))
     x, up, down = numbers(2, 5, 24), numbers(40, 24), numbers(24, 40)
     opcheck(record.mlp, (x, up, down))
     y, a = record.mlp(x, up, down)

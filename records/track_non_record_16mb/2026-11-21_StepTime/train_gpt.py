@@ -5,7 +5,8 @@
   python train_gpt.py --help | --print-config  (the settings, environment variables | their values)
 
 One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
-Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, OPERATORS, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
+Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, OPERATORS, MODEL, OPTIMIZERS,
+EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
 from __future__ import annotations
 import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
@@ -765,7 +766,7 @@ def put(at, half, here, left, right):
 	tl.store(at, left, here)
 	tl.store(at + half, right, here)
 @kernel
-def tokens(rotary, rows, T, half: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def rows_here(rotary, rows, T, half: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 	"""This program's rows, the channels of a half (WIDTH: the next power of two), which of them exist, their angles."""
 	row, channel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None], tl.arange(0, WIDTH)[None, :]
 	here, at = (row < rows) & (channel < half), rotary + row % T * half + channel
@@ -773,7 +774,7 @@ def tokens(rotary, rows, T, half: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.c
 @kernel
 def heads_kernel(packed, gain, rotary, q, k, v, rows, T, eps, H: tl.constexpr, KV: tl.constexpr, half: tl.constexpr,
 		BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-	row, channel, here, cos, sin = tokens(rotary, rows, T, half, BLOCK, WIDTH)
+	row, channel, here, cos, sin = rows_here(rotary, rows, T, half, BLOCK, WIDTH)
 	at = packed + row * ((H + 2 * KV) * 2 * half) + channel
 	for head in range(H):
 		left, right, _ = normed(at + head * 2 * half, half, here, eps)
@@ -799,7 +800,7 @@ def unnormed(at, grad_at, out, half, here, eps, g, cos, sin):
 @kernel
 def heads_grad_kernel(dq, dk, dv, packed, gain, rotary, grad, gain_grad, rows, T, eps, H: tl.constexpr,
 		KV: tl.constexpr, half: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-	row, channel, here, cos, sin = tokens(rotary, rows, T, half, BLOCK, WIDTH)
+	row, channel, here, cos, sin = rows_here(rotary, rows, T, half, BLOCK, WIDTH)
 	at = row * ((H + 2 * KV) * 2 * half) + channel
 	for head in range(H):
 		to, g = at + head * 2 * half, tl.load(gain + head).to(tl.float32)
@@ -819,23 +820,23 @@ def heads_empty(packed, gain, rotary, kv):
 	(B, T, width), H = packed.shape, len(gain)
 	return tuple(packed.new_empty(B, T, n, width // (H + 2 * kv)) for n in (H, kv, kv))
 @operator("heads(Tensor packed, Tensor gain, Tensor rotary, int kv) -> (Tensor, Tensor, Tensor)")
-def heads(packed, gain, rotary, kv):
+def split_heads(packed, gain, rotary, kv):
 	"""q (B, T, H, d), k, v (B, T, kv, d) of packed (B, T, (H + 2 kv) d); gain (H,), rotary (2, T, d / 2)."""
 	grid, sizes, constants = heads_sizes(packed, gain, rotary, kv)
 	out = heads_empty(packed, gain, rotary, kv)
 	heads_kernel[grid](packed.contiguous(), gain.contiguous(), rotary.contiguous(), *out, *sizes, **constants)
 	return out
 @operator("heads_grad(Tensor dq, Tensor dk, Tensor dv, Tensor packed, Tensor gain, Tensor rotary) -> (Tensor, Tensor)")
-def heads_grad(dq, dk, dv, packed, gain, rotary):
+def split_heads_grad(dq, dk, dv, packed, gain, rotary):
 	"""The gradients of packed, all of it in one tensor, and of gain: partial sums by program, so that runs repeat."""
 	grid, sizes, constants = heads_sizes(packed, gain, rotary, dk.size(2))
 	grad, parts = packed.new_empty(packed.shape), gain.new_empty(*grid, len(gain), dtype=torch.float32)
 	sources = (t.contiguous() for t in (dq, dk, dv, packed, gain, rotary))
 	heads_grad_kernel[grid](*sources, grad, parts, *sizes, **constants)
 	return grad, parts.sum(0).to(gain.dtype)
-heads.register_fake(heads_empty)
-heads_grad.register_fake(lambda *inputs: (inputs[3].new_empty(inputs[3].shape), inputs[4].new_empty(len(inputs[4]))))
-heads.register_autograd(lambda ctx, *grads: (*heads_grad(*grads, *ctx.saved_tensors), None, None),
+split_heads.register_fake(heads_empty)
+split_heads_grad.register_fake(lambda *inputs: (inputs[3].new_empty(inputs[3].shape), inputs[4].new_empty(len(inputs[4]))))
+split_heads.register_autograd(lambda ctx, *grads: (*split_heads_grad(*grads, *ctx.saved_tensors), None, None),
 	setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3]))
 
 @kernel
@@ -897,7 +898,7 @@ def qkv_eager(x, weights, gain, rotary):
 		return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
 	return turn(q) * gain.to(q.dtype)[:, None], turn(k), v
 def qkv_operator(x, weights, gain, rotary):
-	return heads(F.linear(x, torch.cat(weights)), gain, rotary, len(weights[1]) // (2 * rotary.size(-1)))
+	return split_heads(F.linear(x, torch.cat(weights)), gain, rotary, len(weights[1]) // (2 * rotary.size(-1)))
 def mlp_eager(x, up, down): return F.linear(F.relu(F.linear(x, up)).square(), down)
 def mlp_operator(x, up, down): return mlp(x, up, down)[0]
 FORMS = dict(qkv=(qkv_eager, qkv_operator), mlp=(mlp_eager, mlp_operator))
