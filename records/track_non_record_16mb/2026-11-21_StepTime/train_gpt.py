@@ -835,7 +835,8 @@ def split_heads_grad(dq, dk, dv, packed, gain, rotary):
 	heads_grad_kernel[grid](*sources, grad, parts, *sizes, **constants)
 	return grad, parts.sum(0).to(gain.dtype)
 split_heads.register_fake(heads_empty)
-split_heads_grad.register_fake(lambda *inputs: (inputs[3].new_empty(inputs[3].shape), inputs[4].new_empty(len(inputs[4]))))
+split_heads_grad.register_fake(lambda dq, dk, dv, packed, gain, rotary:
+	(packed.new_empty(packed.shape), gain.new_empty(len(gain))))
 split_heads.register_autograd(lambda ctx, *grads: (*split_heads_grad(*grads, *ctx.saved_tensors), None, None),
 	setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3]))
 
