@@ -150,7 +150,8 @@ def test_the_list_of_what_decides_the_mathematics_is_whole() -> None:
                   "TRAIN_PREFETCH", "TRAIN_PREFETCH_QUEUE", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_PREFETCH_QUEUE",
                   "VAL_COPY_STREAM", "GPU_PREFETCH", "VAL_BYTECOUNT_DEVICE", "TRAINING_TIMING_BREAKDOWN",
                   "TRAINING_TIMING_EVERY", "TRACE_STEPS", "DATA_VERIFY", "DATA_STALL_SECONDS", "CHECKPOINT_EVERY",
-                  "CHECKPOINT_KEEP", "RESUME", "DEVICE", "TORCH_COMPILE", "GRAD_ACCUM_STEPS"}
+                  "CHECKPOINT_KEEP", "RESUME", "DEVICE", "TORCH_COMPILE", "GRAD_ACCUM_STEPS",
+                  "ATTENTION_BACKEND", "VAL_RESIDENT"}
     names = {name.upper() for name in train_gpt.Config.__dataclass_fields__}
     bound = {*OTHER, "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE", "INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"}
     assert names - may_differ == bound

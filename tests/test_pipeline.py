@@ -270,7 +270,7 @@ def failed(batches: train_gpt.Pipeline) -> None:
 
 STATES: dict[str, Callable[[train_gpt.Pipeline], None]] = {
     "never used": lambda batches: None,
-    "full queue": lambda batches: settle(batches, 2 * BATCH_BYTES if batches.overlap.prefetch else 0),
+    "full queue": lambda batches: settle(batches, 2 * BATCH_BYTES if batches.overlap.queue else 0),
     "in use": functools.partial(used, count=3),
     "after an error": failed,
     "exhausted": functools.partial(used, count=VAL_BATCHES),
@@ -441,11 +441,10 @@ def test_the_switches_in_effect_are_logged_with_their_reasons(
                           "GPU_PREFETCH": slots})
     overlap = train_gpt.Overlap.of(config, split, cuda)
     effective = (slots if prefetch else 1) if cuda else 0
-    assert (overlap.prefetch, overlap.copy_stream, overlap.device_slots) == (prefetch, stream and cuda, effective)
-    assert overlap.queue == (3 if prefetch else 1)
+    assert (overlap.queue, overlap.copy_stream, overlap.device_slots) == (3 * prefetch, stream and cuda, effective)
     reason = "(no_cuda)" if not cuda else "(prefetch_off)" if effective != slots else ""
     if split == "val":
-        words = f"overlap:{bool(prefetch or stream and cuda)} {words} bytecount_device:cpu"
+        words = f"overlap:{bool(prefetch or stream and cuda)} {words} bytecount_device:cpu resident:0"
     assert overlap.words == f"{words} gpu_prefetch:{effective}{reason}"
 
 

@@ -100,7 +100,7 @@ class Machine(TorchFunctionMode):
             self.current = before
 
     def know(self, ring: train_gpt.DeviceRing) -> None:
-        for number, slot in enumerate(ring.slots):
+        for number, slot in enumerate(ring.empty):
             for part in ("tokens", "x", "y"):
                 self.memory[address(getattr(slot, part))] = (part, number)
 
@@ -217,10 +217,10 @@ class Ring(train_gpt.DeviceRing):
         self.machine.handed += 1
         return batch
 
-    def recycle(self, block: bool = False) -> list[train_gpt.Slot]:
-        done = super().recycle(block)
-        self.machine.host += [("recycle", ("host", address(slot.tokens))) for slot in done]
-        return done
+    def recycle(self, block: bool) -> train_gpt.Slot | None:
+        if slot := super().recycle(block):
+            self.machine.host.append(("recycle", ("host", address(slot.tokens))))
+        return slot
 
 
 @contextlib.contextmanager
@@ -247,13 +247,12 @@ class Host:
         self.ring = ring(self.plan, overlap, torch.device("cpu"))
         self.free: collections.deque[train_gpt.Slot] = collections.deque()
         for _ in range(host_slots):
-            self.free.append(train_gpt.Slot(self.plan, torch.device("cpu"), widened=False))
+            self.free.append(train_gpt.Slot(self.plan, torch.device("cpu")))
             self.free[-1].begun, self.free[-1].copied = (torch.cuda.Event(enable_timing=True) for _ in "bc")
 
     def submit(self, number: int) -> None:
-        self.free += self.ring.recycle()
-        if not self.free:
-            self.free += self.ring.recycle(block=True)
+        while self.ring.pending and (done := self.ring.recycle(block=not self.free)):
+            self.free.append(done)
         slot, rows = self.free.popleft(), self.plan.rows(number)
         first, slot.size = self.plan.tokens(rows)
         slot.rows, slot.segments, slot.digest = len(rows), self.plan.segments(rows), number
@@ -308,7 +307,7 @@ def test_a_copy_beyond_the_depth_is_refused(depth: int) -> None:
         for number in range(depth):
             host.submit(number)
         programs = len(machine.copy.program), len(machine.compute.program)
-        with pytest.raises(RuntimeError, match=f"copy {depth} "):
+        with pytest.raises(RuntimeError, match="beyond the ring"):
             host.submit(depth)
         assert (len(machine.copy.program), len(machine.compute.program)) == programs
         host.ring.ask()
@@ -337,21 +336,24 @@ def test_x_and_y_live_until_the_depth_th_later_call(depth: int) -> None:
 class NoConstructionRecord(Ring):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        for slot in self.slots:
+        for slot in self.empty:
             slot.free.latest = None
 
 
 class BeyondTheDepth(Ring):
     """Copies are issued before the read of the slot was recorded: the wait finds the record before that."""
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.all_slots = list(self.empty)
+
     def submit(self, slot: train_gpt.Slot) -> None:
-        self.handed += 1
+        self.empty.insert(0, self.all_slots[self.machine.submitted % len(self.all_slots)])
         super().submit(slot)
-        self.handed -= 1
 
 
 class FreeBeforeTheRead(Ring):
     def hand_out(self) -> tuple:
-        event = self.slots[self.handed % self.depth].free
+        event = self.full[0].free
         event.record(self.compute)
         event.frozen = True
         batch = super().hand_out()
@@ -361,7 +363,7 @@ class FreeBeforeTheRead(Ring):
 
 class ReadyBeforeTheCopy(Ring):
     def submit(self, slot: train_gpt.Slot) -> None:
-        event = self.slots[self.submitted % self.depth].ready
+        event = self.empty[0].ready
         event.record(self.copy)
         event.frozen = True
         super().submit(slot)
@@ -377,19 +379,18 @@ class CopiedBeforeTheCopy(Ring):
 
 
 class RecycledAtOnce(Ring):
-    def recycle(self, block: bool = False) -> list[train_gpt.Slot]:
-        done = list(self.pending)
-        self.pending.clear()
-        self.machine.host += [("recycle", ("host", address(slot.tokens))) for slot in done]
-        return done
+    def recycle(self, block: bool) -> train_gpt.Slot:
+        slot = self.pending.pop(0)
+        self.machine.host.append(("recycle", ("host", address(slot.tokens))))
+        return slot
 
 
 class OneXAndY(Ring):
     """All slots share the x and y of the first."""
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        for slot in self.slots:
-            slot.x, slot.y = self.slots[0].x, self.slots[0].y
+        for slot in self.empty:
+            slot.x, slot.y = self.empty[0].x, self.empty[0].y
 
 
 def no_wait_of(name: str) -> Callable[[Stream, Event], bool]:

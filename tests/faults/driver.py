@@ -8,7 +8,6 @@ signal; hang waits for ever; nan spoils the loss; raise and kill end it. Each le
 process writes its pid to pids/<rank>.<restart>, and at its end the number of its calls to calls.<rank>.
 {"settled": true} stands for a disk that is always faster than training: writers end before training goes on.
 """
-import datetime
 import importlib.util
 import json
 import os
@@ -99,7 +98,7 @@ def main() -> None:
     if fault.get("settled"):
         settle()
     if "wait_s" in fault:  # the longest wait for another rank
-        trainer.GROUP_TIMEOUT = datetime.timedelta(seconds=fault["wait_s"])
+        trainer.FIRST_WAIT_SECONDS = fault["wait_s"]
     if "artifact" in fault:
         trainer.pack = lambda *_: (Path(fault["artifact"]).read_bytes(), 1, 1)
     code = trainer.main()

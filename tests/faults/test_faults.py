@@ -176,13 +176,7 @@ def test_a_signal(tmp_path: Path, data: dict, reference: Live, see: See, case: s
 STARVED = {"": (0, None), ", to the launcher": (2, None), ", to rank 1 of 2": (2, 1)}
 
 
-# To one rank alone (launchers signal all): ranks that wait for data do not hear of it, and the state since the last
-# checkpoint is lost.
-ALONE = pytest.mark.xfail(reason="a signal to one rank alone does not reach ranks that wait for data", strict=True)
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=ALONE) if target else case
-                                  for case, (_, target) in STARVED.items()])
+@pytest.mark.parametrize("case", STARVED)
 @row("SIGTERM while waiting for data..", "saved within seconds; same result when resumed")
 def test_a_signal_while_starved(tmp_path: Path, see: See, case: str) -> None:
     ranks, target = STARVED[case]
@@ -362,7 +356,6 @@ def test_a_rank_that_raises(tmp_path: Path, data: dict, see: See) -> None:
     see(f"ended after {took:.1f} s, with the error's traceback")
 
 
-@pytest.mark.xfail(reason="the job ends in time, but does not name the rank that hung", strict=True)
 @pytest.mark.parametrize("place", ["train", "validation", "export"])
 @row("rank 1 of 2 hangs: ..", "ends at the group's timeout; rank 1 is named")
 def test_a_rank_that_hangs(tmp_path: Path, data: dict, see: See, place: str) -> None:
