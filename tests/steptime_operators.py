@@ -56,7 +56,7 @@ def assert_near(found: list[torch.Tensor], wanted: list[torch.Tensor], relative:
 def of_heads(form: Callable, sizes: tuple[int, ...], *, scale: float = 1.0, dtype: torch.dtype = torch.float32,
              gain: torch.Tensor | None = None, permute: bool = False) -> list[torch.Tensor]:
     B, T, H, KV, d = sizes
-    x, angle = numbers(B, T, 40, scale=scale, dtype=dtype), numbers(T, d // 2).detach()
+    x, angle = numbers(B, T, 40, scale=scale, dtype=dtype), numbers(T, 1, d // 2).detach()
     weights = [numbers(n * d, 40, seed=i, scale=0.2, dtype=dtype) for i, n in enumerate((H, KV, KV))]
     gain = numbers(H) if gain is None else gain
     outputs = form(x, weights, gain, torch.stack((angle.cos(), angle.sin())))
@@ -137,7 +137,7 @@ def test_the_mlp_keeps_what_is_not_a_number() -> None:
 
 
 def test_operators_are_registered_as_torch_wants_them() -> None:
-    packed, gain, rotary = numbers(2, 9, 7 * 16), numbers(3), numbers(2, 9, 8).detach()
+    packed, gain, rotary = numbers(2, 9, 7 * 16), numbers(3), numbers(2, 9, 1, 8).detach()
     opcheck(record.split_heads, (packed, gain, rotary, 2))
     grads = [torch.ones_like(t) for t in record.split_heads(packed.detach(), gain.detach(), rotary, 2)]
     opcheck(record.split_heads_grad, (*grads, packed.detach(), gain.detach(), rotary))

@@ -8,11 +8,10 @@ One pipeline feeds training and validation; off is a setting of it. An indent is
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, OPERATORS, MODEL, OPTIMIZERS,
 EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-from __future__ import annotations
-import bisect, contextlib, datetime, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
-import resource, shlex, signal, socket, subprocess, sys, threading, time, uuid, zipfile, zlib
+import bisect, datetime, difflib, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
+import resource, select, shlex, signal, socket, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
@@ -20,10 +19,11 @@ from time import perf_counter as now
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
 from torch import nn
+from torch.nn import attention as attention_impls
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
-# Kinds of settings: in words, and from text to value (of another text it raises).
+# Kinds of settings: (in words, from text to value or an error).
 def within(low, below=math.inf):
 	def parse(text):
 		if low <= (value := type(low)(text)) < below: return value
@@ -36,11 +36,12 @@ name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r
 where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
 switch = "0 or 1", {"0": False, "1": True}.__getitem__
 choice = word("auto|0|qkv|mlp")
-resumable = "auto or a path", str.strip
+steps, attention = ("auto or a count", lambda t: t if t == "auto" else natural[1](t)), word("auto|fa3|cudnn|flash|math")
+resumable = "", str.strip
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting (its variable: in upper case), README.md has units and meanings."""
+	"""Every setting; README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: natural = 1337
@@ -58,51 +59,53 @@ class Config:
 	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
 	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
 	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
-	gpu_prefetch: count = 2; val_bytecount_device: counter = "cpu"
+	gpu_prefetch: count = 2; val_resident: switch = False; val_bytecount_device: counter = "cpu"
 	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
 	data_verify: switch = False; data_stall_seconds: positive = 60.0
 	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: resumable = ""
-	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: natural = 0
+	device: where = "auto"; torch_compile: mode = "auto"; attention_backend: attention = "auto"
+	grad_accum_steps: steps = 0
 	operators: choice = "auto"
 	@classmethod
-	def from_environment(cls, environ):
-		"""(the settings, a fault for each value not of its kind: there the default stays)."""
+	def from_environment(cls, env):
+		"""(the settings, faults: of a wrong value the default is taken)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
-		for name in filter(environ.__contains__, SETTINGS):
-			meaning, parse = globals()[SETTINGS[name].type]
-			try: values[name.lower()] = parse(environ[name])
-			except (LookupError, TypeError, ValueError): faults.append(
-				f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
-		if values.get("resume") == "auto" and "RUN_ID" not in environ: faults.append("RESUME=auto: set RUN_ID, too")
+		for name in filter(env.__contains__, SETTINGS):
+			meaning, parse = SETTINGS[name].type
+			try: values[name.lower()] = parse(env[name])
+			except Exception:  # whatever a wrong text raises
+				faults.append(f"{name}={env[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
-	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
-	def problems(self, world_size):
-		"""Every fault, with value and remedy; starts nothing."""
-		faults = runtime_faults(self), self._shape_faults(world_size), tokenizer_faults(self), dataset_faults(self)
-		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
-			for name, text in itertools.chain(*faults)]
-	def _shape_faults(self, world_size):
-		"""(a setting or "", what is wrong, what to do)."""
-		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
-		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
-		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
-			if (value := getattr(self, name)) % of:
-				yield name, f"must divide by {words}: set {of * max(1, round(value / of))}"
-		if heads % self.num_kv_heads:
-			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
-		if self.train_batch_tokens % unit == 0 and rows % parts:
-			fits = [g for g in range(1, rows + 1) if rows % (world_size * g) == 0] or [0]
-			fit = min(fits, key=lambda g: (g < steps, abs(g - steps)))
-			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set " +
-				f"{fit}, or " * (fit > 0) + f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-		if self.val_batch_size < parts * T:
-			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
-		if self.trace_steps and self.training_timing_breakdown:
-			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+	def accumulation(self, W):
+		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
+	def problems(self, W):
+		"""Every fault on W ranks, with value and remedy."""
+		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
+			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
+
+def shape_faults(cfg, W):
+	"""(a setting or "", what is wrong, what to do)."""
+	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
+	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
+	if over := cfg.model_dim % (2 * heads):
+		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
+	if heads % cfg.num_kv_heads:
+		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
+	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
+	elif rows % parts:
+		near = *range(steps, rows + 1), *range(steps, 0, -1)
+		fit = next((f"{g}, or " for g in near if rows % (W * g) == 0), "")
+		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+	if cfg.val_batch_size < parts * T:
+		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
+	if cfg.trace_steps and cfg.training_timing_breakdown:
+		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_WD|"
-	r"MUON_BETA2|ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL|VAL_RESIDENT|ATTENTION_BACKEND")
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
+	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 @functools.cache
 def edit_distance(a, b):
@@ -111,15 +114,15 @@ def edit_distance(a, b):
 	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
 	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
 	return 1 + min(itertools.starmap(edit_distance, rests))
-def foreign_names(environ):
-	"""(faults: nearly a setting; warnings: a setting of other scripts)."""
-	names, faults = sorted(environ.keys() - SETTINGS.keys() - {"MODEL_DIR"}), []  # common, a letter from ours
-	for name in itertools.filterfalse(FOREIGN.fullmatch, names):
-		near = (o for o in SETTINGS if abs(len(o) - len(name)) <= 2 >= len(set(o) - set(name)))
+def foreign_names(env):
+	"""(faults: nearly a setting; warnings: other scripts' settings)."""
+	faults, others = [], []
+	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
+		near = difflib.get_close_matches(name, SETTINGS, 9)
 		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
-		if distance <= 1 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
-	others = ", ".join(filter(FOREIGN.fullmatch, names))
-	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
+		if FOREIGN.fullmatch(name): others.append(name)
+		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
+	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
 	print(__doc__)
@@ -132,39 +135,65 @@ def print_help():
 	return 0
 
 # === RUNTIME ===
-GROUP_TIMEOUT, LEAVE_SECONDS = datetime.timedelta(minutes=5), 5  # longest wait for a rank; once told to stop
+FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """Told to stop: the others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, cuda, driver = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available(), ""
+	version, driver = torch.__version__, ""
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
-	if cuda and int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-		yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+	if cfg.device != "cpu" and torch.cuda.is_available():
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		return
+	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
+	if cfg.device == "cpu": return
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if not cuda and cfg.device != "cpu" and (driver or os.path.exists("/dev/nvidia0")):
+	if driver or os.path.exists("/dev/nvidia0"):
 		number = re.search(r"\d+\.\d[\d.]*|$", driver).group() or "?"
 		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda" and not cuda: yield "device", "torch sees no CUDA device: set auto or cpu"
-	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
+	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
 
 class Watch:
-	"""A thread hears signals, as the main one may sit in a collective, and leaves if then that does not end."""
-	signum, since, longest_s = 0, math.inf, 0.0  # heard; in a collective since; longest step
+	"""A thread that hears signals, as the main one may sit in a collective, tells all ranks, by the group's store, and
+	ends a wait for ranks that do not come: it names them."""
+	signum = meetings = longest_s = 0  # heard; begun; longest step
+	since, place, store, log = math.inf, "", None, None  # waiting for ranks
+	def __init__(self, stall_seconds=60.0, rank=0, world_size=1):
+		self.stall_seconds, self.rank, self.world_size, self.met = stall_seconds, rank, world_size, set()
 	def start(self):
 		self.hears, self.wakes = socket.socketpair()
 		self.wakes.setblocking(False)
 		signal.set_wakeup_fd(self.wakes.fileno())
 		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._run, daemon=True).start()
+	@contextmanager
+	def waiting(self, place):
+		self.place, self.since = place, now()
+		yield
+		self.since = math.inf
+		self.met.add(place)
 	def _run(self):
-		self.signum = self.hears.recv(1)[0]
-		while now() - self.since < LEAVE_SECONDS + 2 * self.longest_s: time.sleep(0.2)
-		print("told to stop, but others do not come", file=sys.stderr)
+		while True:
+			heard = self.hears.recv(1) if select.select([self.hears], [], [], 0.5)[0] else b""
+			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
+				if heard: self.store.set("signal", str(heard[0]))
+				self.store.set(str(self.rank), str(self.meetings))
+				heard = heard or [self.store.add("signal", 0)]
+			self.signum = self.signum or sum(heard)
+			limit_s = max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
+			if self.signum: limit_s = LEAVE_SECONDS + 2 * self.longest_s
+			if now() - self.since > limit_s: self._leave(limit_s)
+	def _leave(self, limit_s):
+		late = []
+		with suppress(AttributeError, RuntimeError):
+			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
 		faulthandler.dump_traceback()  # of all threads
+		last_words(self.log, 1, "failed", f"rank {self.rank} waited {limit_s:.0f} s at the {self.place} for "
+			f"{', '.join(late) or 'its device'}")
 		os._exit(1)
 
 @dataclass(frozen=True)
@@ -178,36 +207,38 @@ class Runtime:
 	@classmethod
 	def start(cls, cfg, env):
 		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
-		device, dtype, watch = torch.device("cpu"), torch.float32, Watch()
+		rank, W = (int(env.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+		device, dtype, watch = torch.device("cpu"), torch.float32, Watch(cfg.data_stall_seconds, rank, W)
 		watch.start()
 		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
 			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
 			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
-			torch.backends.cuda.enable_cudnn_sdp(False)
 		if "RANK" in env:
-			store, rank, W = next(dist.rendezvous("env://", timeout=GROUP_TIMEOUT))
+			store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
 			store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-			dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=W, timeout=GROUP_TIMEOUT,
-				device_id=device if cuda else None)
-		return cls(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), device, dtype, watch)
+			watch.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+			with watch.waiting("start"):  # the watch bounds all waits
+				dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=W,
+					timeout=datetime.timedelta(1), device_id=device if cuda else None)
+		return cls(rank, W, device, dtype, watch)
 	@property
 	def cuda(self): return self.device.type == "cuda"
-	def all_reduce(self, tensor):
-		self._collective(dist.all_reduce, tensor)  # a sum, in place
+	def all_reduce(self, tensor, place):
+		self._meet(place, dist.all_reduce, tensor)  # a sum, in place
 		return tensor
 	def broadcast(self, value):
 		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._collective(dist.broadcast_object_list, box := [value], src=0, device=self.device)
+		self._meet("broadcast", dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
-	def _collective(self, call, *args, **options):
-		"""On one rank: nothing."""
-		self.watch.since = now()
-		try:
-			if dist.is_initialized(): call(*args, **options)
-		except RuntimeError as error:
-			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: {first_line(error)}")
-		self.watch.since = math.inf
+	def _meet(self, place, call, *args, **options):
+		"""On one rank: nothing. Synchronisation point, but for a step's: Control reads that."""
+		self.watch.meetings += 1
+		with self.watch.waiting(place):
+			try:
+				if dist.is_initialized(): call(*args, **options)
+			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
+			if place != "step": self.synchronize()
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
 		if self.cuda: torch.cuda.synchronize(self.device)
@@ -215,16 +246,15 @@ class Runtime:
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log, unless resumed, is kept under its time."""
+	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.lost = Path("logs", f"{run_id}.txt"), set()
-		names = self.path, self.path.with_suffix(".jsonl")
+		files, mark = (self.path, self.path.with_suffix(".jsonl")), time.time_ns()
 		try:
-			if enabled:
-				self.path.parent.mkdir(exist_ok=True)
-				mark = time.time_ns()
-				for name in () if resumed else filter(Path.exists, names): name.rename(name.with_suffix(f".{mark}{name.suffix}"))
-			self.text, self.events = (open(name if enabled else os.devnull, "a", 1, encoding="utf-8") for name in names)
+			if enabled: self.path.parent.mkdir(exist_ok=True)
+			for file in filter(Path.exists, files * (enabled and not resumed)):
+				file.rename(file.with_suffix(f".{mark}{file.suffix}"))
+			self.text, self.events = (open(file if enabled else os.devnull, "a", encoding="utf-8") for file in files)
 		except OSError as error:
 			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write")
 		self.stdout = sys.stdout if enabled else self.text
@@ -232,13 +262,13 @@ class RunLog:
 		"""A full disk or a closed terminal costs the log, not the run."""
 		try: print(text, file=getattr(self, stream), flush=True)
 		except OSError as error:
-			if stream not in self.lost: print(f"warning: {self.path}: lines of its {stream} are lost: {error}", file=sys.stderr)
+			if stream not in self.lost: print(f"warning: {self.path}: {stream} lines are lost: {error}", file=sys.stderr)
 			self.lost.add(stream)
 	def file(self, text): self._print("text", text)
 	def console(self, text): self._print("stdout", text)
 	def line(self, text): self.file(text), self.console(text)
 	def event(self, name, **fields):
-		self._print("events", json.dumps({"event": name, "time": round(time.time(), 3), **fields}))
+		self._print("events", json.dumps(dict(event=name, time=round(time.time(), 3), **fields)))
 	def say(self, event, template, **fields):
 		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
@@ -250,7 +280,7 @@ def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
 	"""The whole file or none."""
-	temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file:
 			file.write(data)
@@ -275,27 +305,26 @@ class Clock:
 		self.rt.synchronize()
 		self.total_ms, self.since = self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced around each piece of work; once one ran (not the one that compiles) it tells how long all take."""
+	"""Advanced around pieces of work; from the first (after one that compiles) it tells how long all take."""
 	for _ in range(1 + compiles):
 		start = rt.synchronize() or now()  # synchronisation points: four at most
 		yield
 		unit_s = pieces * ((rt.synchronize() or now()) - start)
 		yield
-	total_s = min(count * unit_s, cap_s if cap_s > 0 else math.inf)
+	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
-	nothing = contextlib.nullcontext()
-	def __init__(self, *_): pass
-	def __call__(self, name, track=DEVICE): return self.nothing
-	instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close may come twice
-class Recorder(Spans):
-	def __init__(self, *run):
-		self.cfg, self.rt, self.log = run
+	nothing = nullcontext()
+	def __init__(self, cfg=None, rt=None, log=None):
+		self.cfg, self.rt, self.log = cfg, rt, log
 		self.begin()
+	def __call__(self, name, track=DEVICE): return self.nothing
+	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close: twice, too
+class Recorder(Spans):
 	@contextmanager
 	def __call__(self, name, track=DEVICE):
 		begin = self.mark(track)
@@ -305,7 +334,7 @@ class Breakdown(Recorder):
 	"""Each phase alone, a synchronisation point at both its ends."""
 	def begin(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: costs all overlap, two waits for the device a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two waits for the device a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
 		start, end = now(), self.rt.synchronize() or now()
@@ -315,26 +344,23 @@ class Breakdown(Recorder):
 		if name == "validate": self.ms.clear()  # of its own phases
 		self.ms[name] += 1e3 * (end - begin)
 	def step_done(self, step):
-		ms, n = self.ms, self.cfg.accumulation(self.rt.world_size)
-		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (now() - self.since) - ms["validate"]))
+		ms, self.ms, n, start = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size), self.since
 		self.since = now()
-		if step > 10 and step % self.cfg.training_timing_every: return ms.clear()
-		phases = zip("batch_cpu batch_h2d forward backward grad_clip optimizer val explicit_sync".split(),
-			"input_wait h2d forward backward grad_clip optimizer validate sync".split(), [n] * 4 + [1] * 4)
-		shown = words({f"{label}_ms": ms[name] / parts for label, name, parts in phases})
+		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
+		if step > 10 and step % self.cfg.training_timing_every: return
+		shown = words(dict(batch_cpu_ms=ms["input_wait"] / n, batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n,
+			backward_ms=ms["backward"] / n, grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"],
+			explicit_sync_ms=ms["sync"]))
 		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} {shown} (per_optimizer_step; forward/backward/batch "
 			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
-		ms.clear()
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
-		self.log.line(f"overlappable: {share}: the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
 class Trace(Recorder):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def begin(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
-		self.path = self.log.path.with_suffix(".trace.json.gz")
 		self.rt.synchronize()  # synchronisation point: host and device times meet
 		self.base = self.mark(DEVICE)
 		self.instant("warm_up_end", HOST)
@@ -346,28 +372,27 @@ class Trace(Recorder):
 		return super().__call__(name, track) if self.on else self.nothing
 	def add(self, *event):
 		if len(self.events) < TRACE_EVENTS: self.events.append(event)
-	def instant(self, name, track):
-		if self.on: self.add(name, track, self.mark(HOST), None)
+	def instant(self, name, track, **kind):
+		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
 	def handed(self, pipe):
 		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		self.instant(f"{pipe.name} queues", dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
+		ready = dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed)
+		self.instant(f"{pipe.name} queues", HOST, ph="C", args=ready)
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
 		tracks = defaultdict(itertools.count().__next__)  # name -> thread id
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
-			kind = dict(ph="X", dur=micros(begin, end)) if end else dict(ph="i", s="p")
-			if isinstance(track, dict): kind = dict(ph="C", args=track)
-			else: kind["tid"] = tracks[track if begin[1] or track != DEVICE else HOST]
-			yield dict(name=name, pid=0, ts=micros(self.base, begin), **kind)
+			kind = end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))
+			tid = tracks[track if begin[1] or track != DEVICE else HOST]
+			yield dict(name=name, pid=0, tid=tid, ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
-		path, self.path, self.on = self.path, None, False
-		if not path: return
+		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
 		try:
 			self.rt.synchronize()  # synchronisation point
-			write_atomic(path, gzip.compress(json.dumps({"traceEvents": list(self.rows())}).encode()))
+			write_atomic(path, gzip.compress(json.dumps(dict(traceEvents=[*self.rows()])).encode()))
 			self.log.line(f"trace: {path}")
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
@@ -379,7 +404,7 @@ class Verify:
 		def summed(plan, rows, tokens):
 			x, y = np.empty((2, len(rows), plan.seq_len), np.int64)
 			widen(x, y, tokens, plan.segments(rows))
-			return plain(plan, rows, tokens) & CRC | int(batch_sum(x, y)) << 32
+			return plain(plan, rows, tokens) | int(batch_sum(x, y)) << 32
 		return summed if self.on else plain
 	def consumed(self, pipe, batch, place):
 		if not self.on: return
@@ -400,9 +425,8 @@ HEADER_BYTES, TOKEN_BYTES = 1024, 2  # of a shard
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
-	try: header, (size, _) = np.fromfile(path, "<i4", 3).tolist(), stamp(path)
+	try: (magic, version, n), (size, _) = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3], stamp(path)
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it")
-	magic, version, n = (header + [0] * 3)[:3]
 	whole = HEADER_BYTES + TOKEN_BYTES * n
 	if (magic, version) == (20240520, 1) and size == whole > HEADER_BYTES: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
@@ -452,12 +476,12 @@ class Shards:
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (file index, byte offset, tokens)."""
+		"""A stretch of the stream as (epoch, file index, byte offset, tokens)."""
 		while count > 0:
-			at = first % self.total
+			epoch, at = divmod(first, self.total)
 			i = bisect.bisect_right(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
-			yield i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
+			yield epoch, i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
@@ -473,7 +497,7 @@ def dataset_faults(cfg):
 			try: tokens += shard_tokens(path)
 			except RunError as error: yield "", str(error)
 			else:
-				ids = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
+				ids = np.memmap(path, "<u2", "r", HEADER_BYTES)
 				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
 					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
 	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
@@ -498,7 +522,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, max(1, end - first))
+		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k):
@@ -519,18 +543,19 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
 	data, step = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len
-	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i & CRC)
+	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i)
 		for row, n, begin in plan.segments(rows) for i in range(n)) & CRC
 def widen(x, y, tokens, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows of y to spare: -100, no targets."""
+	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
 	for row, n, begin in segments:
 		part = tokens[begin:begin + n * T + 1]
 		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if row + n < len(y): y[row + n:] = -100
+	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
 
-class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots words")):
-	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; words: logged."""
+class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
+	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: a slot for
+	each batch; words: logged."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
@@ -538,18 +563,20 @@ class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots wor
 		why, stream_why = off * on, (off or no_cuda) * stream
 		on, stream = on and not why, stream and not stream_why
 		slots = int(cuda and (cfg.gpu_prefetch if on else 1))
-		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth if on else '0(prefetch_off)'}"
-		if split == "val": words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device}"
-		why = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch)
-		return cls(on, depth if on else 1, stream, slots, f"{words} gpu_prefetch:{slots}{why}")
+		depth, no_prefetch, stay, no_stay = depth * on, "(prefetch_off)" * (not on), cfg.val_resident, off or no_cuda
+		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth}{no_prefetch}"
+		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} resident:"
+			f"{int(stay and not no_stay)}{no_stay * stay}")
+		why = no_cuda or no_prefetch * (slots != cfg.gpu_prefetch)
+		return cls(depth, stream, slots, split == "val" and stay and not no_stay, f"{words} gpu_prefetch:{slots}{why}")
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
-	def __init__(self, plan, device, widened=True):
+	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device,
-			pin_memory=not widened and torch.cuda.is_available())
-		self.x, self.y = (torch.zeros(rows * widened, T, dtype=torch.int64, device=device) for _ in "xy")
+		size = rows * T + rows // plan.span_rows + 2
+		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
 	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
@@ -562,9 +589,9 @@ class HostHandOut:
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block=False):
-		"""Host slots no longer needed; block: at least one."""
-		return [self.pending.pop(0) for _ in [*self.pending]]
+	def recycle(self, block):
+		"""The first host slot in use, if no longer needed; block: once it is."""
+		return self.pending.pop(0)
 	def hand_out(self): return self.pending[-1].batch()
 
 class DeviceRing(HostHandOut):
@@ -572,24 +599,25 @@ class DeviceRing(HostHandOut):
 	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
-		self.depth, self.submitted, self.handed, self.spans = overlap.device_slots, 0, 0, spans
-		self.compute = torch.cuda.current_stream(device)
+		self.spans, self.resident, self.compute = spans, overlap.resident, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.idle, self.slots = [], [Slot(plan, device) for _ in range(self.depth)]  # (asked, fed) events
-		for slot in self.slots:
+		self.idle, self.full, self.empty = [], [], []
+		for _ in range(plan.num_batches() if self.resident else overlap.device_slots):
+			self.empty.append(slot := Slot(plan, device))
+			if self.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
 	def ask(self):
 		"""The compute stream begins to wait here."""
-		while self.idle and self.idle[0][1].query():
+		while self.idle and self.idle[0][1].query():  # (asked, fed) events
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
 		self.wait = timed_event(), timed_event()
 		self.wait[0].record(self.compute)
 	def submit(self, slot):
 		"""The one crossing from host to device."""
-		if self.submitted - self.handed >= self.depth: raise RuntimeError(f"copy {self.submitted} is beyond the ring")
-		target, n = self.slots[self.submitted % self.depth], slot.size
+		if not self.empty: raise RuntimeError("a copy beyond the ring")
+		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
 			slot.begun.record(self.copy)
@@ -597,46 +625,46 @@ class DeviceRing(HostHandOut):
 			target.ready.record(self.copy)
 			slot.copied.record(self.copy)
 		target.segments, target.digest = slot.segments, slot.digest
-		self.pending.append(slot)
-		self.submitted, self.bytes_copied = self.submitted + 1, self.bytes_copied + TOKEN_BYTES * n
-	def recycle(self, block=False):
-		if block: self.pending[0].copied.synchronize()  # synchronisation point: every host slot waits
-		done = []
-		while self.pending and self.pending[0].copied.query():
-			done.append(slot := self.pending.pop(0))
-			self.copy_ms += slot.begun.elapsed_time(slot.copied)
-		return done
+		self.full.append(target), self.pending.append(slot)
+		self.bytes_copied += TOKEN_BYTES * n
+	def recycle(self, block):
+		slot = self.pending[0]
+		if block: slot.copied.synchronize()  # synchronisation point: every host slot waits
+		if not slot.copied.query(): return None
+		self.copy_ms += slot.begun.elapsed_time(slot.copied)
+		return self.pending.pop(0)
 	def hand_out(self):
-		slot = self.slots[self.handed % self.depth]
+		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
 		self.wait[1].record(self.compute)
 		self.idle.append(self.wait)
 		widen(slot.x, slot.y, slot.tokens, slot.segments)
 		slot.free.record(self.compute)
-		self.handed += 1
+		(self.full if self.resident else self.empty).append(slot)
 		return slot.batch()
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
 	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
 	error comes as RunError after the good batches."""
+	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
+	place = opened = error = None  # (epoch, shard); shard
+	where, since = "no file", math.inf  # in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
 		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap = name, spans, source.verify.digest(digest), overlap
 		self.stall_seconds, self.end, self.watch = source.cfg.data_stall_seconds, self.plan.num_batches(), rt.watch
 		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.given = self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = self.closed = 0
-		self.read_ms = self.busy_ms = 0  # of the reader
-		self.host_waits_ms, self.crossings, self.spare = [], [], []  # ms; batches in a new shard or epoch; slots at rest
+		self.host_waits_ms, self.crossings, self.file = [], [], io.BytesIO()  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
-		self.place = self.opened = self.error = None  # (epoch, shard); shard
-		self.where, self.since, self.file = "no file", math.inf, io.BytesIO()  # in a read since
-		for _ in range(overlap.queue + max(1, slots)):
-			self.spare.append(slot := Slot(self.plan, "cpu", widened=not slots))
+		for i in range(overlap.queue + max(1, slots)):
+			slot = Slot(self.plan, "cpu", pinned=rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if slots: slot.begun, slot.copied = timed_event(), timed_event()
-		if overlap.prefetch: self._feed()
+			if slots:
+				slot.begun, slot.copied = timed_event(), timed_event()
+				slot.begun.record(), slot.copied.record()
+			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
 	def _read_all(self):
@@ -656,10 +684,10 @@ class Pipeline:
 		start, (first, slot.size), at, track = now(), plan.tokens(rows), 0, self.thread.name
 		slot.segments, tokens = plan.segments(rows), slot.host[0][:slot.size]
 		with self.spans("disk_read", track):
-			for i, offset, n in self.shards.pieces(first, slot.size):
-				before, self.place = self.place, ((first + at) // self.shards.total, i)
+			for epoch, i, offset, n in self.shards.pieces(first, slot.size):
+				before, self.place = self.place, (epoch, i)
 				if before and before != self.place:
-					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", track)
+					self.spans.instant("shard_boundary" if before[0] == epoch else "epoch", track)
 					self.crossings.append(k)
 				self._read(i, offset, memoryview(tokens[at:at + n]).cast("B"))
 				at += n
@@ -669,15 +697,15 @@ class Pipeline:
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
 		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
-		done, file = 0, self._open(i, offset)
+		file = self._open(i, offset)
 		file.seek(offset)
-		while done < len(out):
-			n = file.readinto(out[done:])
-			if not n: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short")
-			done += n
+		while out:
+			n = file.readinto(out)
+			if not n: raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			out, self.bytes_read = out[n:], self.bytes_read + n
 		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
 			raise EOFError("changed since this run began")
-		self.bytes_read, self.since = self.bytes_read + done, math.inf
+		self.since = math.inf
 	def _open(self, i, offset):
 		path = self.shards.paths[i]
 		self.where, self.since = f"{path} at byte {offset}", now()
@@ -689,23 +717,17 @@ class Pipeline:
 		"""Has the kernel read batch k ahead."""
 		if k >= self.end or self.shards.growing: return
 		with suppress(OSError, AttributeError):  # macOS has no such call
-			for i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
+			for _, i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, TOKEN_BYTES * n, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _feed(self, slots=()):
-		"""Takes slots back, hands out those to fill."""
-		self.spare += slots
-		while self.spare and self.given < self.taken + self.overlap.queue:
-			self.given += 1
-			self.free.put(self.spare.pop(0))
 	def _take(self):
-		self._feed(self.stage.recycle())
-		while self.ready.empty() and self.stage.pending:  # the device is busy with what copies wait for
-			self._feed(self.stage.recycle(block=True))
+		"""A slot back for each taken: the reader fills no more than the queue ahead."""
+		while len(self.stage.pending) >= (self.slots or 1):
+			if not (slot := self.stage.recycle(self.ready.empty())): break
+			self.free.put(slot)
 		start = now()
 		with self.spans("input_wait", HOST): slot = self._await()
 		self.taken += 1
-		if self.overlap.prefetch: self._feed()
 		self.host_waits_ms.append(ms := 1e3 * (now() - start))
 		if not self.slots: self.stage.waited(ms)
 		self.stage.submit(slot)
@@ -747,7 +769,7 @@ class Pipeline:
 # Two Triton operators beside their eager references. Outside this section: qkv_heads, relu2_mlp, use_operators.
 try: import triton, triton.language as tl
 except ImportError: triton = None  # all is eager then
-kernel = triton.jit if triton else lambda function: function
+kernel, constexpr = (triton.jit, tl.constexpr) if triton else (lambda function: function, None)
 OPERATORS = frozenset()  # those in use, of "qkv" and "mlp"; the others are eager
 RMS_EPS, INTERPRETED = torch.finfo(torch.float32).eps, os.getenv("TRITON_INTERPRET") == "1"  # F.rms_norm's, any dtype
 def operator(schema): return torch.library.custom_op("steptime::" + schema.split("(")[0], mutates_args=(),
@@ -766,14 +788,15 @@ def put(at, half, here, left, right):
 	tl.store(at, left, here)
 	tl.store(at + half, right, here)
 @kernel
-def rows_here(rotary, rows, T, half: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def rows_here(rotary, rows, T, half: constexpr, BLOCK: constexpr, WIDTH: constexpr):
 	"""This program's rows, the channels of a half (WIDTH: the next power of two), which of them exist, their angles."""
-	row, channel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None], tl.arange(0, WIDTH)[None, :]
+	row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
+	channel = tl.arange(0, WIDTH)[None, :]
 	here, at = (row < rows) & (channel < half), rotary + row % T * half + channel
 	return row, channel, here, tl.load(at, here, 0.0).to(tl.float32), tl.load(at + T * half, here, 0.0).to(tl.float32)
 @kernel
-def heads_kernel(packed, gain, rotary, q, k, v, rows, T, eps, H: tl.constexpr, KV: tl.constexpr, half: tl.constexpr,
-		BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def heads_kernel(packed, gain, rotary, q, k, v, rows, T, eps, H: constexpr, KV: constexpr, half: constexpr,
+		BLOCK: constexpr, WIDTH: constexpr):
 	row, channel, here, cos, sin = rows_here(rotary, rows, T, half, BLOCK, WIDTH)
 	at = packed + row * ((H + 2 * KV) * 2 * half) + channel
 	for head in range(H):
@@ -798,8 +821,8 @@ def unnormed(at, grad_at, out, half, here, eps, g, cos, sin):
 	put(out, half, here, g * scale * (dleft - left * mean), g * scale * (dright - right * mean))
 	return along
 @kernel
-def heads_grad_kernel(dq, dk, dv, packed, gain, rotary, grad, gain_grad, rows, T, eps, H: tl.constexpr,
-		KV: tl.constexpr, half: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def heads_grad_kernel(dq, dk, dv, packed, gain, rotary, grad, gain_grad, rows, T, eps, H: constexpr,
+		KV: constexpr, half: constexpr, BLOCK: constexpr, WIDTH: constexpr):
 	row, channel, here, cos, sin = rows_here(rotary, rows, T, half, BLOCK, WIDTH)
 	at = row * ((H + 2 * KV) * 2 * half) + channel
 	for head in range(H):
@@ -821,7 +844,7 @@ def heads_empty(packed, gain, rotary, kv):
 	return tuple(packed.new_empty(B, T, n, width // (H + 2 * kv)) for n in (H, kv, kv))
 @operator("heads(Tensor packed, Tensor gain, Tensor rotary, int kv) -> (Tensor, Tensor, Tensor)")
 def split_heads(packed, gain, rotary, kv):
-	"""q (B, T, H, d), k, v (B, T, kv, d) of packed (B, T, (H + 2 kv) d); gain (H,), rotary (2, T, d / 2)."""
+	"""q (B, T, H, d), k, v (B, T, kv, d) of packed (B, T, (H + 2 kv) d); gain (H,), rotary (2, T, 1, d / 2)."""
 	grid, sizes, constants = heads_sizes(packed, gain, rotary, kv)
 	out = heads_empty(packed, gain, rotary, kv)
 	heads_kernel[grid](packed.contiguous(), gain.contiguous(), rotary.contiguous(), *out, *sizes, **constants)
@@ -841,8 +864,8 @@ split_heads.register_autograd(lambda ctx, *grads: (*split_heads_grad(*grads, *ct
 	setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3]))
 
 @kernel
-def relu2_kernel(x, w, a, out, M, N, K, w_n, w_k, GRAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-		BK: tl.constexpr):
+def relu2_kernel(x, w, a, out, M, N, K, w_n, w_k, GRAD: constexpr, BM: constexpr, BN: constexpr,
+		BK: constexpr):
 	"""A tile of out (M, N): relu(x w)^2, or 2 sqrt(a) (x w) with GRAD; x (M, K), w (K, N) by its strides, a (M, N)."""
 	tiles = tl.cdiv(N, BN)  # neighbours share rows of x; all of w stays in the second-level cache
 	row = (tl.program_id(0) // tiles).to(tl.int64) * BM + tl.arange(0, BM)[:, None]
@@ -894,10 +917,7 @@ mlp.register_autograd(mlp_backward, setup_context=mlp_context)
 
 def qkv_eager(x, weights, gain, rotary):
 	q, k, v = (F.linear(x, w).unflatten(-1, (-1, 2 * rotary.size(-1))) for w in weights)
-	def turn(x):
-		(left, right), (cos, sin) = F.rms_norm(x, (x.size(-1),)).chunk(2, dim=-1), rotary.to(x.dtype)[:, :, None]
-		return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
-	return turn(q) * gain.to(q.dtype)[:, None], turn(k), v
+	return rotate(rms_norm(q), rotary) * gain.to(q.dtype)[:, None], rotate(rms_norm(k), rotary), v
 def qkv_operator(x, weights, gain, rotary):
 	return split_heads(F.linear(x, torch.cat(weights)), gain, rotary, len(weights[1]) // (2 * rotary.size(-1)))
 def mlp_eager(x, up, down): return F.linear(F.relu(F.linear(x, up)).square(), down)
@@ -906,7 +926,7 @@ FORMS = dict(qkv=(qkv_eager, qkv_operator), mlp=(mlp_eager, mlp_operator))
 def qkv_heads(x, weights, gain, rotary):
 	"""Normed, rotated, scaled queries (B, T, H, d), keys and values (B, T, KV, d) of x (B, T, D).
 
-	weights: three matrices (heads d, D) in x's dtype; gain (H,); rotary (2, T, d / 2), halves of a head paired.
+	weights: three matrices (heads d, D) in x's dtype; gain (H,); rotary (2, T, 1, d / 2), halves of a head paired.
 	The operator is one product with the stacked matrices, then one pass over its output, (H + 2 KV) d numbers a token:
 	in and out once; backward, they and their gradients in, one packed gradient out. Eager, each of norm, rotation,
 	gain and layout is such a pass, and three products read x, three more write and add up its gradient."""
@@ -929,7 +949,7 @@ def trial(name, form, cfg, rt):
 	kv, wide = d * cfg.num_kv_heads, cfg.mlp_mult * D
 	sizes = ((D, D), (kv, D), (kv, D)) if name == "qkv" else ((wide, D), (D, wide))
 	x, weights = draw(2, T, D), [draw(*size, scale=D ** -0.5) for size in sizes]
-	gain, rotary = draw(H, dtype=torch.float32), draw(2, T, d // 2, dtype=torch.float32)
+	gain, rotary = draw(H, dtype=torch.float32), draw(2, T, 1, d // 2, dtype=torch.float32)
 	outputs = form(x, weights, gain, rotary) if name == "qkv" else [form(x, *weights)]
 	inputs = [x, *weights, *[gain] * (name == "qkv")]
 	return [*outputs, *torch.autograd.grad(outputs, inputs, [draw(*t.shape) for t in outputs])]
@@ -948,7 +968,7 @@ def use_operators(cfg, rt, log):
 	auto = cfg.operators == "auto" and (rt.cuda or INTERPRETED)
 	faults = {name: fault_of(name, cfg, rt) for name in FORMS if auto or cfg.operators == name}
 	sound = torch.tensor([not fault for fault in faults.values()], dtype=torch.float32, device=rt.device)
-	rt.all_reduce(sound)
+	rt.all_reduce(sound, "operators")
 	OPERATORS = frozenset(name for name, ranks in zip(faults, sound.tolist()) if ranks == rt.world_size)
 	for name in sorted(faults.keys() - OPERATORS):
 		log.line(f"warning: operator {name} does not work here, it is eager: {faults[name] or 'so on another rank'}")
@@ -960,27 +980,55 @@ class Linear(nn.Linear):
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x): return F.linear(x, self.weight.to(x.dtype))
+	def forward(self, x, scale=None):
+		"""scale (outputs): multiplied into the small weight, not the large result."""
+		return F.linear(x, (self.weight if scale is None else scale[:, None] * self.weight).to(x.dtype))
 def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
 def rotate(x, rotary):
-	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, heads, T, d), rotary (2, T, d / 2)."""
+	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
 	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
 	return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
+def attend(q, k, v):
+	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
+	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
+	return y.transpose(1, 2)
+def use_attention(backend):
+	"""For scaled_dot_product_attention, from now on; an error if it is not there."""
+	if backend == "fa3": attention_impls.activate_flash_attention_impl("FA3")
+	for name in "cudnn", "flash", "mem_efficient", "math":
+		getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == {"fa3": "flash"}.get(backend, backend))
+def choose_attention(cfg, rt):
+	"""The first backend whose output and gradients on one batch are those of math in float32."""
+	shape = 2, min(cfg.train_seq_len, 1024), cfg.num_heads, cfg.model_dim // cfg.num_heads
+	q, y = (torch.randn(shape, device=rt.device, dtype=rt.dtype) for _ in "qy")
+	inputs = [t.detach().requires_grad_() for t in (q, q.flip(1)[:, :, :cfg.num_kv_heads], y[:, :, :cfg.num_kv_heads])]
+	def results(backend, dtype):
+		use_attention(backend)
+		out = attend(*(t.to(dtype) for t in inputs))
+		return [out, *torch.autograd.grad(out, inputs, y.to(dtype))]
+	expected = results("math", torch.float32)
+	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
+		try: off = max(float((a - b).norm() / b.norm()) for a, b in zip(results(backend, rt.dtype), expected))
+		except (RuntimeError, ImportError, AttributeError) as error: off = first_line(error)
+		else:
+			if off < 0.02: return backend
+		if backend == "fa3": attention_impls.restore_flash_attention_impl(_raise_warn=False)
+	raise RunError(f"ATTENTION_BACKEND={backend}: does not work here, or is wrong ({off}): set auto")
 
 class Attention(nn.Module):
 	"""Causal, grouped queries, rms norm on queries and keys, a gain per query head."""
 	def __init__(self, cfg):
 		super().__init__()
-		D, self.gqa = cfg.model_dim, cfg.num_heads != cfg.num_kv_heads
+		D = cfg.model_dim
 		self.head_dim = D // cfg.num_heads
 		self.c_q, self.proj = Linear(D, D), Linear(D, D, zero=True)
 		self.c_k, self.c_v = (Linear(D, cfg.num_kv_heads * self.head_dim) for _ in "kv")
 		self.q_gain = nn.Parameter(torch.full((cfg.num_heads,), cfg.qk_gain_init))
-	def forward(self, x, rotary):
+	def forward(self, x, rotary, scale):
 		weights = [c.weight.to(x.dtype) for c in (self.c_q, self.c_k, self.c_v)]
-		q, k, v = (t.transpose(1, 2) for t in qkv_heads(x, weights, self.q_gain, rotary))  # (B, heads, T, head_dim)
-		y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.gqa)
-		return self.proj(y.transpose(1, 2).flatten(2))
+		q, k, v = qkv_heads(x, weights, self.q_gain, rotary)  # (B, T, heads, d)
+		return self.proj(attend(q, k, v).flatten(2), scale)
 
 class Block(nn.Module):
 	"""Attention and the MLP down(relu(up x)^2) (arXiv:2109.08668), scaled by channel; x0, the embedding, is mixed in."""
@@ -994,9 +1042,9 @@ class Block(nn.Module):
 	def forward(self, x, x0, rotary):
 		a, b = self.resid_mix.to(x.dtype)
 		x = a * x + b * x0
-		x = x + self.attn_scale.to(x.dtype) * self.attn(rms_norm(x), rotary)
-		fc, proj = (c.weight.to(x.dtype) for c in (self.mlp.fc, self.mlp.proj))
-		return x + self.mlp_scale.to(x.dtype) * relu2_mlp(rms_norm(x), fc, proj)
+		x = x + self.attn(rms_norm(x), rotary, self.attn_scale)
+		fc, proj = self.mlp.fc.weight, self.mlp_scale[:, None] * self.mlp.proj.weight
+		return x + relu2_mlp(rms_norm(x), fc.to(x.dtype), proj.to(x.dtype))
 
 class GPT(nn.Module):
 	"""The challenge's baseline: half of the blocks push their outputs, the others add them back."""
@@ -1008,8 +1056,11 @@ class GPT(nn.Module):
 		self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.num_layers))
 		self.lm_head = None if cfg.tie_embeddings else Linear(D, cfg.vocab_size, zero=True)
 		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
+		# Operations a token, with gradients: every matrix, and attention's causal half.
+		matrices = (m.weight.numel() for m in self.blocks.modules() if isinstance(m, Linear))
+		self.flops = 6 * (sum(matrices) + cfg.vocab_size * D + cfg.num_layers * cfg.train_seq_len * D)
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
-		angle = torch.arange(cfg.train_seq_len)[:, None] * cfg.rope_base ** -channels
+		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
 	def forward(self, x, y):
 		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
@@ -1022,15 +1073,18 @@ class GPT(nn.Module):
 		logits = F.linear(rms_norm(x), (self.lm_head or self.tok_emb).weight.to(x.dtype))
 		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
 
-def compiled(model, log):
-	"""`model` compiled; eager, with one warning, where that cannot work."""
-	calls = [torch.compile(model, dynamic=False, fullgraph=True), model]
-	def call(x, y):
-		try: return calls[0](x, y)
+def compiled(function, log):
+	"""`function` compiled; eager, with one warning, where that cannot work."""
+	if torch.__version__.startswith("2.11.") and "TORCHINDUCTOR_MIX_ORDER_REDUCTION" not in os.environ:
+		from torch._inductor import config
+		config.triton.mix_order_reduction = False  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
+	calls = [torch.compile(function, dynamic=False, fullgraph=True), function]
+	def call(*args):
+		try: return calls[0](*args)
 		except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
-			if calls.pop(0) is model: raise
+			if calls.pop(0) is function: raise
 			log.line(f"warning: torch.compile does not work here: {first_line(error)}")
-			return model(x, y)
+			return function(*args)
 	return call
 
 # === OPTIMIZERS ===
@@ -1070,31 +1124,37 @@ class Optimizers:
 		self.flat = Flat([*banks.values(), *adam, small], tail)
 		self.banks = [[flat.view(-1, *shape) for flat in group]  # values, gradients: (n, rows, cols)
 			for shape, group in zip(banks, self.flat.groups)]
-		self.averages, groups, state = [torch.zeros_like(values) for values, _ in self.banks], [], {}
-		for (values, grads), lr in zip(self.flat.groups[len(banks):], [*rates, cfg.scalar_lr]):
-			(p := nn.Parameter(values)).grad = grads
-			groups.append(dict(params=[p], lr=lr, base_lr=lr))
-			state[p] = dict(step=p.new_zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-		self.adam = torch.optim.Adam(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
-		self.adam.state.update(state)  # as its first step would
+		self.adam = [(*group, lr) for group, lr in zip(self.flat.groups[len(banks):], [*rates, cfg.scalar_lr])]
+		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
+			for parts in (self.banks, self.adam, self.adam))
+		self.count, self.lr_scale, self.momentum = torch.zeros(3, device=self.flat.values.device).unbind()
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0:
 			self.flat.grads.mul_((limit / (self.flat.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
-		"""Muon's update is scaled by sqrt(max(1, rows / cols)). Once flat.halted is set nothing changes."""
-		self.adam.found_inf = (halted := self.flat.halted).float()
-		dtype = (torch.float32, torch.bfloat16)[halted.is_cuda]
+		self.lr_scale.fill_(lr_scale)
+		self.momentum.fill_(momentum)
+		self.update()
+	def update(self):
+		"""By the schedules on the device; one graph if compiled. Muon's is scaled by sqrt(max(1, rows / cols)). Once
+		flat.halted is set nothing changes."""
+		cfg, halted, dtype = self.cfg, self.flat.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
 		for (values, grads), average in zip(self.banks, self.averages):
-			average.mul_(torch.where(halted, 1.0, momentum)).add_(grads)
-			update = newton_schulz(grads.add(average, alpha=momentum), self.cfg.muon_backend_steps, dtype)
-			rate = self.cfg.matrix_lr * lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
-			values.add_(update.masked_fill(halted, 0), alpha=-rate)
-		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
-		self.adam.step()
+			average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
+			update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
+			rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
+			values.sub_((rate * update).masked_fill(halted, 0))
+		self.count.add_(~halted)
+		for (values, grads, lr), mean, square in zip(self.adam, self.means, self.squares):
+			mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
+			square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
+			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
+			update = lr * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
+			values.sub_(update.masked_fill(halted, 0))
 	def snapshot(self): return [t.clone() for t in self.tensors()]
 	def tensors(self):
-		return [self.flat.values, *self.averages, *(t for p in self.adam.state.values() for t in p.values())]
+		return [self.flat.values, *self.averages, *self.means, *self.squares, self.count]
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved): mine.copy_(theirs)
 
@@ -1127,16 +1187,15 @@ class Control:
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
 		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
-		rt.all_reduce(flat.reduced)
+		rt.all_reduce(flat.reduced, "step")
 		flat.halted |= tail[5] + bad.sum() > 0
 		grads.masked_fill_(flat.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
 		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now)."""
-		self.rt.watch.since = now()
-		if self.rt.cuda: self.events[step % 4].synchronize()
-		self.rt.watch.since = math.inf
+		with self.rt.watch.waiting("step"):
+			if self.rt.cuda: self.events[step % 4].synchronize()
 		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 4][1].tolist()
 		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
 		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
@@ -1178,7 +1237,7 @@ class Validation:
 		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
 		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device = cfg.val_bytecount_device == "cuda"
+		self.on_device, self.resident = cfg.val_bytecount_device == "cuda", None  # the pipeline that keeps its batches
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
@@ -1188,7 +1247,10 @@ class Validation:
 		every, log, seen, total = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
 		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
-		with suppress(Stop), closing(Pipeline(self, "val", self.host_bytes, spans)) as pipeline, spans("validate"):
+		pipeline = self.resident or Pipeline(self, "val", self.host_bytes, spans)
+		if self.overlap.resident: self.resident = pipeline
+		pipeline.spans, pipeline.handed = spans, 0  # from its start
+		with suppress(Stop), closing(pipeline), spans("validate"):
 			next(foretell)
 			for k, batch in enumerate(pipeline, 1):
 				x, y, digest = batch
@@ -1202,7 +1264,8 @@ class Validation:
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
 		sums[2] = self.rt.watch.signum
-		nats, counted, stop = self.rt.all_reduce(sums).tolist()  # synchronisation point: the end of a validation
+		place = "validation" if scope[0] == "s" else scope  # synchronisation point: its end
+		nats, counted, stop = self.rt.all_reduce(sums, place).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
@@ -1227,7 +1290,7 @@ def saved(thing):
 	return buffer.getvalue()
 def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
-	parts = quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
+	quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
 	for name, t in state.items():
 		dtype, real = str(t.dtype).removeprefix("torch."), t.is_floating_point()
 		if real and t.numel() > SMALL_ELEMENTS:
@@ -1236,15 +1299,15 @@ def pack(state, cfg):
 		elif real and not named(name, cfg.int8_keep_float_fp32_name_patterns):
 			kept[name], originals[name] = t.half(), dtype
 		else: kept[name] = t.float() if real else t
-	names = "quantized", "scales", "dtypes", "passthrough", "qmeta", "passthrough_orig_dtypes"
-	raw = saved({"__quant_format__": QUANT_FORMAT, **dict(zip(names, parts))})
+	raw = saved(dict(__quant_format__=QUANT_FORMAT, quantized=quantized, scales=scales, dtypes=dtypes, passthrough=kept,
+		qmeta=meta, passthrough_orig_dtypes=originals))
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
+	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
 	with zipfile.ZipFile(io.BytesIO(data)) as archive:
-		size = sum(entry.file_size for entry in archive.infolist())
-		if size > limit: raise ValueError(f"it holds {size} bytes, over {limit}")
+		if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
 		if any(b"bytearray" in archive.read(name) for name in archive.namelist() if name.endswith(".pkl")):
 			raise ValueError("it asks for memory")  # bytearray(n)
 	try: return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -1257,14 +1320,14 @@ def unpack(data, expected):
 		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
 		file = load(raw, limit)
 		if file["__quant_format__"] != QUANT_FORMAT: raise ValueError(f"its format is {file['__quant_format__']}")
-		found = {name: t.shape for name, t in [*file["quantized"].items(), *file["passthrough"].items()]}
-		wanted = {name: t.shape for name, t in expected.items()}
-		if wrong := sorted(name for name in found.keys() | wanted if found.get(name) != wanted.get(name)):
+		quantized, scales, plain = (file[part] for part in ("quantized", "scales", "passthrough"))
+		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
+		if wrong := sorted({name for name, _ in found ^ wanted}):
 			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
-		pairs = {name: (q, file["scales"][name]) for name, q in file["quantized"].items()}
-		if any(scale.shape not in ((), q.shape[:1]) for q, scale in pairs.values()): raise ValueError("its scales misfit")
-		return {name: dequantize(*pair) for name, pair in pairs.items()} | {
-			name: t.to(expected[name].dtype) for name, t in file["passthrough"].items()}
+		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()):
+			raise ValueError("its scales misfit")
+		return {name: dequantize(q, scales[name]) for name, q in quantized.items()} | {
+			name: t.to(expected[name].dtype) for name, t in plain.items()}
 	except Exception as error:  # whatever a damaged or hostile file raises
 		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}")
 
@@ -1275,49 +1338,50 @@ def fingerprint(cfg):
 	bound = ["seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
 def find_checkpoint(cfg):
-	"""(path, bytes) of the checkpoint that RESUME names; None: start anew."""
+	"""The path of the checkpoint that RESUME names; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
-	try: return path and (path, path.read_bytes())
+	try: return path and path.stat() and path
 	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint")
 
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
+	step = first = heeded = crc = 0  # steps taken, at the start, looked at; data_crc at the start
+	resumed_ms, final = 0.0, None  # training time at the start; the state before the export
 	def __init__(self, cfg, rt, log):
+		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
-		self.cfg, self.rt, self.log, self.clock = cfg, rt, log, Clock(rt)
 		self.accumulation = cfg.accumulation(rt.world_size)
 		self.step_tokens = cfg.train_batch_tokens + SPANS_A_STEP  # read by one step
 		self.model = GPT(cfg, rt.dtype).to(rt.device)
-		self.compiles = cfg.torch_compile == "1" or cfg.torch_compile == "auto" and rt.cuda
+		self.compiles = {"0": False, "1": True}.get(cfg.torch_compile, rt.cuda)
 		self.loss_of = compiled(self.model, log) if self.compiles else self.model
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
+		if self.compiles: self.optimizers.update = compiled(self.optimizers.update, log)
 		self.control = Control(self.optimizers.flat, rt)
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
 		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * bool(cfg.val_tokens)
-		self.generators = [torch.default_generator, *(torch.cuda.default_generators if rt.cuda else [])]
-		self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state before the export
+		self.generators = [torch.default_generator, *torch.cuda.default_generators]
+		self.writer, self.history = threading.Thread(), []  # of a checkpoint; (step, val_loss, val_bpb, ms) of validations
 		self.writer.start()
-		self.step = self.first = self.heeded = self.crc = 0  # steps taken, at the start, looked at; data_crc at the start
-		self.resumed_ms, self.history = 0.0, []  # of validations: (step, val_loss, val_bpb, ms)
 		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
+		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
+		self.peak = next((1e12 * n for name, n in PEAK_TFLOPS.items() if rt.cuda and name in self.hardware), None)
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
-		for self.heeded in range(self.heeded, step):
-			said = self.control.read(self.heeded)
-			if said.stop or any(said.bad):
-				self.step = self.heeded
-				if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
-					"lower the learning rates")
-				raise Halt(said.stop)
-			self.heeded += 1
+		while self.heeded < step:
+			said, self.heeded = self.control.read(self.heeded), self.heeded + 1
+			if said.stop or any(said.bad): self.step = self.heeded - 1
+			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.heeded}: loss or gradient not finite: "
+				"lower the learning rates")
+			if said.stop: raise Halt(said.stop)
 	def state(self):
 		"""What training goes on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
-		tensors = [t.detach().to("cpu", copy=True, non_blocking=self.rt.cuda) for t in self.optimizers.tensors()]
+		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
 		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(),
 			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
@@ -1341,24 +1405,25 @@ class Run:
 		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: a busy disk")
 		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
 		self.writer.start()
-	def resume(self, path, data):
+	def resume(self, path):
 		"""RunError if it is another configuration's, or no checkpoint."""
 		mine = self.optimizers.tensors()
+		limit = sum(t.nbytes for t in mine) + (1 << 22)
 		try:
-			state = load(data, sum(t.nbytes for t in mine) + (1 << 22))
+			state = load(self.rt.broadcast(None if self.rt.rank else open(path, "rb").read(limit + 1)), limit)
 			theirs, ours = state["config"], fingerprint(self.cfg)
 			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
 			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
 			for generator, saved in zip(self.generators, state["rng"]): generator.set_state(saved)
-			self.step, self.crc, self.history = int(state["step"]), int(state["data_crc"]), []
-			for row in state["history"]: self.history.append(tuple(map(float, row)))
-			self.clock.total_ms = self.resumed_ms = float(state["train_ms"])
+			self.first = self.step = int(state["step"])
+			self.crc, self.clock.total_ms = int(state["data_crc"]), float(state["train_ms"])
+			self.history = [tuple(map(float, row)) for row in state["history"]]
 		except Exception as error:  # whatever a damaged or hostile file raises
 			raise RunError(f"RESUME={path}: {first_line(error)}")
 		self.optimizers.restore(state["tensors"])
-		self.first, first_row = self.step, self.plan.first_row + self.step * self.accumulation * self.plan.stride
-		self.plan = self.plan._replace(first_row=first_row)
+		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
+		self.resumed_ms = self.clock.total_ms
 		self.logged = self.step, self.resumed_ms, self.logged[2]
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.resumed_ms)
@@ -1408,6 +1473,8 @@ def validate(run, step, spans):
 	run.history.append((step, val_loss, val_bpb, val_ms))
 	run.clock.start()
 
+# Dense bfloat16, NVIDIA's data sheets; the first that fits counts.
+PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A100": 312, "4090": 165}
 def log_step(run, step):
 	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()
@@ -1416,17 +1483,20 @@ def log_step(run, step):
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
 	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * c.max_wallclock_seconds
 	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
+	tok_s = 1e3 * (step - last_step) * c.train_batch_tokens / since_ms
+	mfu = {} if not run.peak else {"mfu_percent": 100 * tok_s * run.model.flops / run.rt.world_size / run.peak}
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
-		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s", step=step, iterations=c.iterations, train_loss=agreed.train_loss,
-		train_time_ms=ms, step_avg_ms=ms / step, tok_s=1e3 * (step - last_step) * c.train_batch_tokens / since_ms,
+		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
+		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
 		input_wait_percent=100 * max(a - b for a, b in zip(agreed.wait_ms, last_waits)) / since_ms,
-		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3)
+		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3, **mfu)
 	run.logged = step, ms, agreed.wait_ms
 
 def train(run):
-	c, log, clock, left = run.cfg, run.log, run.clock, run.cfg.iterations - run.step
+	c, log, clock = run.cfg, run.log, run.clock
+	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
-		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
+		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
 	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == run.rt.rank else Spans
 	with closing(kind(c, run.rt, log)) as spans, closing(run.batches(spans)) as batches:
@@ -1437,8 +1507,7 @@ def train(run):
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= run.first + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
-			over_ms = elapsed_ms + elapsed_ms / max(step, 1) - 1e3 * c.max_wallclock_seconds
-			capped = c.max_wallclock_seconds > 0 and over_ms >= 0 and step < c.iterations
+			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
 			if last: break
@@ -1454,8 +1523,8 @@ def train(run):
 		report(run, batches, step)
 def waits(waits_ms, batches, micro_steps, train_ms, first=0):
 	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
-	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100)).tolist()
-	return dict(total_ms=float(total), percent=float(100 * total / train_ms), median_ms=median, p99_ms=p99, max_ms=most,
+	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100))
+	return dict(total_ms=total, percent=100 * total / train_ms, median_ms=median, p99_ms=p99, max_ms=most,
 		worst_step=first + worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
@@ -1465,8 +1534,8 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	need = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
-	return f"reads are the limit: {need}: move DATA_PATH to a local disk"
+	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
+		"move DATA_PATH to a local disk")
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
@@ -1482,7 +1551,7 @@ def report(run, batches, step):
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
 	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
-	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered, run.shards.awaited)
+	advice = verdict(percent, hidden, run.overlap.queue, needed, delivered, run.shards.awaited)
 	val_ms = sum(row[3] for row in run.history)
 	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
 		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
@@ -1495,7 +1564,7 @@ def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
 	log, data, run.final = run.log, None, run.state()
 	if run.rt.rank == 0:
-		state = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
+		state = {name: t.to("cpu", copy=True) for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)
@@ -1513,10 +1582,8 @@ def export_and_score(run, code_bytes):
 
 # === MAIN ===
 def log_header(run, source):
-	c, log, rt, val, shards, smi = run.cfg, run.log, run.rt, run.validation, run.shards, ""
-	with suppress(OSError, subprocess.SubprocessError):
-		smi = subprocess.run("nvidia-smi", capture_output=True, text=True, timeout=30).stdout
-	rule, found = "=" * 100, len(shards.paths)
+	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
+	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
@@ -1526,7 +1593,7 @@ def log_header(run, source):
 		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
 		f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
 		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{' '.join(sdp)}\n"
-		f"attention_mode:gqa {of('num_heads num_kv_heads')}\n"
+		f"attention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:{run.attention}\n"
 		f"{of('tie_embeddings')} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} "
 		f"head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of('matrix_lr scalar_lr')}\n"
 		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
@@ -1535,34 +1602,45 @@ def log_header(run, source):
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
 	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
-	log.event("config", **asdict(c))
-	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else os.uname().machine, cpus=os.cpu_count(),
+	log.event("config", **vars(c))
+	log.event("hardware", device=run.hardware, cpus=os.cpu_count(),
 		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
+def fitting_accumulation(cfg, rt):
+	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
+	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
+	model, rows = GPT(cfg, rt.dtype).to(rt.device), cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
+	x = torch.zeros(min(rows, 8), cfg.train_seq_len, dtype=torch.int64, device=rt.device)
+	free, before = torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated()
+	model(x, x).backward()
+	fit = 0.9 * free * len(x) / (torch.cuda.max_memory_allocated() - before)
+	return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows / n <= fit or n == rows))
 def out_of_memory(cfg, rt):
 	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
 	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
 		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
 def resume_command(cfg, env):
-	"""Goes on with this run, in a shell."""
+	"""Goes on with this run."""
 	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
-	return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), launch, shlex.quote(sys.argv[0])])
+	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
 def execute(cfg, env, warnings):
-	"""To an exit code. A foreseeable failure is one line, any other a traceback."""
+	"""An exit code. A foreseeable failure is one line."""
 	rt, log, code, status, problem, hint = Runtime(), None, 1, "failed", "", ""
 	try:
 		rt = Runtime.start(cfg, env)
-		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
+		run_id, steps = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt)))
+		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
-		found = rt.broadcast(None if rt.rank else find_checkpoint(cfg))
-		log, source = RunLog(cfg.run_id, rt.rank == 0, bool(found)), Path(__file__).read_text(encoding="utf-8")
-		log.console(str(log.path))
+		found = rt.broadcast(rt.rank or find_checkpoint(cfg))
+		log = rt.watch.log = RunLog(cfg.run_id, rt.rank == 0, bool(found))
+		source = Path(__file__).read_text("utf-8")
+		log.console(log.path)
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
 		for warning in warnings: log.line(f"warning: {warning}")
 		use_operators(cfg, rt, log)
-		if found: run.resume(*found)
+		if found: run.resume(found)
 		train(run)
 		export_and_score(run, len(source.encode()))
 		run.writer.join(60)
@@ -1578,29 +1656,31 @@ def execute(cfg, env, warnings):
 	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
 	except RunError as error: problem = str(error)
 	finally:
-		if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
-		if log:
-			if problem: log.file(f"error: {problem}")
-			log.event("end", status=status, exit_code=code, error=problem)
-			log.console(f"{status}: see {log.path}{hint}")
-			log.close()
+		last_words(log, code, status, problem, hint)
 		rt.close()
 	return code
+def last_words(log, code, status, problem, hint=""):
+	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
+	if not log: return
+	if problem: log.file(f"error: {problem}")
+	log.event("end", status=status, exit_code=code, error=problem)
+	log.console(f"{status}: see {log.path}{hint}")
+	log.close()
 def main():
-	environ, arguments = os.environ, sys.argv[1:]
+	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
-	cfg, faults = Config.from_environment(environ)
-	misspelt, warnings = foreign_names(environ)
+	cfg, faults = Config.from_environment(env)
+	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in environ])
-			for name, value in asdict(cfg).items()}, indent=1))
+		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
+			for name, value in vars(cfg).items()}, indent=1))
 		return 0
-	faults += cfg.problems(int(environ.get("WORLD_SIZE", 1)))
+	faults += cfg.problems(int(env.get("WORLD_SIZE", 1)))
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
-	if not faults: return execute(cfg, environ, warnings)
-	if int(environ.get("LOCAL_RANK", 0)) == 0:
+	if not faults: return execute(cfg, env, warnings)
+	if int(env.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
-# Python's own exit aborts now and then, in gloo's threads (torch 2.13: "terminate called ...").
+# Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
