@@ -112,6 +112,23 @@ def test_what_the_ranks_agree_on_is_exact(ranks: int) -> None:
     assert said.stop > 0 and bool(flat.halted)
 
 
+def test_how_long_a_rank_waits_for_others() -> None:
+    """Five minutes where they meet for the first time; then as long as for data, or twenty steps; briefly once told."""
+    runtime = train_gpt.Runtime(stall_seconds=45)
+    with runtime.waiting("validation"):
+        runtime.longest_s = 2.0
+        assert runtime._limit_s() == 300
+    assert runtime.since == float("inf")
+    with runtime.waiting("validation"):
+        assert runtime._limit_s() == 45 + 60
+        runtime.longest_s = 70.0
+        assert runtime._limit_s() == 20 * 70
+    with runtime.waiting("export"):
+        assert runtime._limit_s() == 300
+        runtime.signum = 15
+        assert runtime._limit_s() == 5 + 2 * 70
+
+
 @pytest.mark.slow
 def test_two_agents_that_share_no_disk(corpus: Corpus, tmp_path: Path) -> None:
     """Two launchers with one rank each, folders and data of their own: the run of one launcher with two ranks."""
