@@ -7,7 +7,7 @@
 One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-import bisect, datetime, difflib, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
+import bisect, datetime, faulthandler, gzip, io, itertools, json, math, os, pickle, queue, re
 import resource, select, shlex, signal, socket, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -27,12 +27,11 @@ def within(low, below=math.inf):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
 def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-natural, count, vocab, share = within(0, 2**63), within(1, 2**63), within(1, 65_537), within(0.0, 1.0)
+natural, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
 number, rate, positive = within(-1e300), within(0.0), within(1e-6)
 name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
-where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
 switch = "0 or 1", {"0": False, "1": True}.__getitem__
-steps, attention = ("auto or a count", lambda t: t if t == "auto" else natural[1](t)), word("auto|fa3|cudnn|flash|math")
+steps = "auto or a count", lambda t: t if t == "auto" else natural[1](t)
 
 @dataclass(frozen=True)
 class Config:
@@ -44,9 +43,9 @@ class Config:
 	val_progress_log_every: natural = 0; train_log_every: natural = 200
 	iterations: natural = 20_000; warmdown_iters: natural = 1200; warmup_steps: natural = 20
 	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
-	vocab_size: vocab = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8; num_kv_heads: count = 4
-	mlp_mult: count = 2; tie_embeddings: switch = True
-	rope_base: positive = 10_000.0; logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
+	vocab_size: within(1, 65_537) = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8
+	num_kv_heads: count = 4; mlp_mult: count = 2; tie_embeddings: switch = True; rope_base: positive = 10_000.0
+	logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
 	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.05; tied_embed_init_std: rate = 0.005
 	matrix_lr: rate = 0.04; muon_momentum: share = 0.95; muon_backend_steps: count = 5
 	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: natural = 500
@@ -54,12 +53,12 @@ class Config:
 	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
 	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
 	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
-	gpu_prefetch: count = 2; val_resident: switch = False; val_bytecount_device: counter = "cpu"
+	gpu_prefetch: count = 2; val_resident: switch = False; val_bytecount_device: word("cpu|cuda") = "cpu"
 	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
 	data_verify: switch = False; data_stall_seconds: positive = 60.0
 	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: ("", str.strip) = ""
-	device: where = "auto"; torch_compile: mode = "auto"; attention_backend: attention = "auto"
-	grad_accum_steps: steps = 0
+	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"; grad_accum_steps: steps = 0
+	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
 	@classmethod
 	def from_environment(cls, env):
 		"""(the settings, faults: of a wrong value the default is taken)."""
@@ -101,21 +100,18 @@ SETTINGS = {f.name.upper(): f for f in fields(Config)}
 FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
 	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
-@functools.cache
-def edit_distance(a, b):
-	"""Damerau-Levenshtein."""
-	if not a or not b: return len(a + b)
-	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
+def similar(a, b, slips):
+	"""Damerau-Levenshtein distance at most `slips`."""
+	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
 	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
-	return 1 + min(edit_distance(a[i:], b[j:]) for i, j in cuts)
+	return slips > 0 and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
 def foreign_names(env):
 	"""(faults: nearly a setting; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = difflib.get_close_matches(name, SETTINGS, 9)
-		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
+		near = (other for slips in range(1, 2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
 		if FOREIGN.fullmatch(name): others.append(name)
-		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
+		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
 	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
@@ -136,7 +132,7 @@ class Halt(Exception): """All ranks end after one step: (their signals' sum,) or
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, ""
+	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
 		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
@@ -145,9 +141,8 @@ def runtime_faults(cfg):
 	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
 	if cfg.device == "cpu": return
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if driver or os.path.exists("/dev/nvidia0"):
-		number = re.search(r"\d+\.\d[\d.]*|$", driver)[0] or "?"
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
+	if driver:
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use the NVIDIA driver {first_line(driver)} "
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
 
@@ -248,9 +243,8 @@ class RunLog:
 			for path in files * enabled:
 				path.parent.mkdir(exist_ok=True)
 				if path.exists() and not resumed: path.rename(path.with_suffix(f".{mark}{path.suffix}"))
-				self.streams[path] = open(path, "a", encoding="utf-8")
-		except OSError as error:
-			raise RunError(f"{path}: cannot open the log: {error.strerror}: run where you can write")
+				self.streams[path] = path.open("a", encoding="utf-8")
+		except OSError as error: raise RunError(f"{path}: cannot open the log: {error.strerror}: run where you can write")
 	def _print(self, text, *names):
 		"""A full disk or a closed terminal costs the log, not the run."""
 		for name in filter(self.streams.get, names):
@@ -345,7 +339,8 @@ class Breakdown(Recorder):
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can "
+			"win here")
 class Trace(Recorder):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def begin(self):
@@ -1363,17 +1358,17 @@ def log_header(run, source):
 	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
 	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
-	embed_lr, head_lr = (c.tied_embed_lr, 0.0) if c.tie_embeddings else (c.embed_lr, c.head_lr)
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
 		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\nmodel_params:"
 		f"{sum(p.numel() for p in run.model.parameters())}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}"
-		f"\nsdp_backends:{' '.join(sdp)}\nattention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:{run.attention}"
-		f"\n{of('tie_embeddings')} embed_lr:{embed_lr} head_lr:{head_lr} {of('matrix_lr scalar_lr')}\n"
-		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
-		f"{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
+		f"\nsdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} "
+		f"attention_backend:{run.attention}\n{of('tie_embeddings')} "
+		f"embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} head_lr:{c.head_lr * (not c.tie_embeddings)} "
+		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
+		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
+		f"val_io:{val.overlap.words}")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
