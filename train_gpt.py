@@ -27,36 +27,36 @@ def within(low, below=math.inf):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
 def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-natural, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
+whole, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
 number, rate, positive = within(-1e300), within(0.0), within(1e-6)
 name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
-switch = "0 or 1", {"0": False, "1": True}.__getitem__
-steps = "auto or a count", lambda t: t if t == "auto" else natural[1](t)
+flag = "0 or 1", {"0": False, "1": True}.__getitem__
+steps = "auto or a count", lambda t: t if t == "auto" else whole[1](t)
 
 @dataclass(frozen=True)
 class Config:
 	"""Every setting; README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: natural = 1337
-	val_batch_size: count = 524_288; val_loss_every: natural = 1000; val_tokens: natural = 0
-	val_progress_log_every: natural = 0; train_log_every: natural = 200
-	iterations: natural = 20_000; warmdown_iters: natural = 1200; warmup_steps: natural = 20
+	run_id: name = "random_uuid4"; seed: whole = 1337
+	val_batch_size: count = 524_288; val_loss_every: whole = 1000; val_tokens: whole = 0
+	val_progress_log_every: whole = 0; train_log_every: whole = 200
+	iterations: whole = 20_000; warmdown_iters: whole = 1200; warmup_steps: whole = 20
 	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
 	vocab_size: within(1, 65_537) = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8
-	num_kv_heads: count = 4; mlp_mult: count = 2; tie_embeddings: switch = True; rope_base: positive = 10_000.0
+	num_kv_heads: count = 4; mlp_mult: count = 2; tie_embeddings: flag = True; rope_base: positive = 10_000.0
 	logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
 	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.05; tied_embed_init_std: rate = 0.005
 	matrix_lr: rate = 0.04; muon_momentum: share = 0.95; muon_backend_steps: count = 5
-	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: natural = 500
+	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: whole = 500
 	scalar_lr: rate = 0.04; beta1: share = 0.9; beta2: share = 0.95; adam_eps: rate = 1e-8; grad_clip_norm: rate = 0.0
 	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
-	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
-	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
-	gpu_prefetch: count = 2; val_resident: switch = False; val_bytecount_device: word("cpu|cuda") = "cpu"
-	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
-	data_verify: switch = False; data_stall_seconds: positive = 60.0
-	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: ("", str.strip) = ""
+	train_prefetch: flag = True; train_prefetch_queue: count = 2; train_copy_stream: flag = True
+	val_prefetch: flag = True; val_prefetch_queue: count = 2; val_copy_stream: flag = True
+	gpu_prefetch: count = 2; val_resident: flag = False; val_bytecount_device: word("cpu|cuda") = "cpu"
+	training_timing_breakdown: flag = False; training_timing_every: count = 200; trace_steps: whole = 0
+	data_verify: flag = False; data_stall_seconds: positive = 60.0
+	checkpoint_every: whole = 0; checkpoint_keep: count = 3; resume: ("", str.strip) = ""
 	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"; grad_accum_steps: steps = 0
 	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
 	@classmethod
@@ -87,8 +87,7 @@ def shape_faults(cfg, W):
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
 	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
 	elif rows % parts:
-		near = range(min(steps, rows // W) or 1, rows + 1)
-		fit = next((f"{g}, or " for g in near if rows % (W * g) == 0), "")
+		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
 		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
 			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
 	if cfg.val_batch_size < parts * T:
@@ -133,15 +132,14 @@ def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
 	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
 		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
 			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
 		return
 	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
-	if cfg.device == "cpu": return
-	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if driver:
+	if driver and cfg.device != "cpu":
 		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use the NVIDIA driver {first_line(driver)} "
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
@@ -245,18 +243,17 @@ class RunLog:
 				if path.exists() and not resumed: path.rename(path.with_suffix(f".{mark}{path.suffix}"))
 				self.streams[path] = path.open("a", encoding="utf-8")
 		except OSError as error: raise RunError(f"{path}: cannot open the log: {error.strerror}: run where you can write")
-	def _print(self, text, *names):
+	def write(self, text, *names):
 		"""A full disk or a closed terminal costs the log, not the run."""
 		for name in filter(self.streams.get, names):
 			try: print(text, file=self.streams[name], flush=True)
 			except OSError as error:
 				if name not in self.lost: print(f"warning: {name}: lines are lost: {error}", file=sys.stderr)
 				self.lost.add(name)
-	def file(self, text): self._print(text, self.path)
-	def console(self, text): self._print(text, "stdout")
-	def line(self, text): self._print(text, self.path, "stdout")
+	def console(self, text): self.write(text, "stdout")
+	def line(self, text): self.write(text, self.path, "stdout")
 	def event(self, name, **fields):
-		self._print(json.dumps(dict(event=name, time=round(time.time(), 3), **fields)), self.events)
+		self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **fields)), self.events)
 	def say(self, event, template, **fields):
 		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
@@ -268,13 +265,9 @@ def write_atomic(path, data):
 	"""The whole file or none."""
 	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
-		with open(temporary, "wb") as file:
-			file.write(data)
-			file.flush()
-			os.fsync(file)
+		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file)
 		os.replace(temporary, path)
-	except OSError as error:
-		raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
+	except OSError as error: raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
 	finally: temporary.unlink(missing_ok=True)
 
 # === INSTRUMENTS ===
@@ -1356,7 +1349,8 @@ def export_and_score(run, code_bytes):
 def log_header(run, source):
 	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
 	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
-	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
+	versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
+	log.write(f"{source}\n{rule}\n{versions}\n{smi}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
@@ -1413,10 +1407,10 @@ def execute(cfg, env, warnings):
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
 		signum, *what = halt.args
-		if signum: signum = rt.watch.signum or (signum if signum == signal.SIGINT else signal.SIGTERM)
-		code, status = (128 + signum, "interrupted") if signum else (1, "nonfinite")
-		problem = ("".join(what) or f"interrupted after step {run.step}") * (rt.rank == 0)
-		end = code, status, problem, f"\n{resume_command(cfg, env)}" if saved and signum else ""
+		problem, *hint = what or (f"interrupted after step {run.step}", f"\n{resume_command(cfg, env)}" * bool(saved))
+		heard = rt.watch.signum or (signal.SIGTERM, signal.SIGINT)[signum == signal.SIGINT]
+		code, status = (128 + heard, "interrupted") if signum else (1, "nonfinite")
+		end = code, status, problem * (rt.rank == 0), *hint
 	except torch.OutOfMemoryError:
 		steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
 		tokens = cfg.train_batch_tokens // (rt.world_size * steps)
@@ -1430,7 +1424,7 @@ def execute(cfg, env, warnings):
 def last_words(log, code, status, problem, hint=""):
 	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
 	if not log: return
-	if problem: log.file(f"error: {problem}")
+	if problem: log.write(f"error: {problem}", log.path)
 	log.event("end", status=status, exit_code=code, error=problem)
 	log.console(f"{status}: see {log.path}{hint}")
 def main():
