@@ -1412,10 +1412,9 @@ def execute(cfg, env, warnings):
 		code, status = (128 + heard, "interrupted") if signum else (1, "nonfinite")
 		end = code, status, problem * (rt.rank == 0), *hint
 	except torch.OutOfMemoryError:
-		steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
-		tokens = cfg.train_batch_tokens // (rt.world_size * steps)
-		end = 1, "failed", (f"rank {rt.rank}: out of memory at {tokens} tokens a micro-step, {free >> 20} of {total >> 20} "
-			f"MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
+		tokens = cfg.train_batch_tokens // (rt.world_size * (steps := cfg.accumulation(rt.world_size)))
+		end = 1, "failed", (f"rank {rt.rank}: out of memory at {tokens} tokens a micro-step, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
 	except RunError as error: end = 1, "failed", str(error)
 	finally:
 		last_words(log, *end)
