@@ -265,7 +265,7 @@ def write_atomic(path, data):
 	"""The whole file or none."""
 	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
-		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file)
+		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
 		os.replace(temporary, path)
 	except OSError as error: raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
 	finally: temporary.unlink(missing_ok=True)
