@@ -7,8 +7,8 @@
 One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-import bisect, datetime, difflib, faulthandler, functools, gzip, io, itertools, json, math, os, pickle, queue, re
-import resource, select, shlex, signal, sys, threading, time, uuid, zipfile, zlib
+import bisect, datetime, faulthandler, gzip, io, itertools, json, math, os, pickle, queue, re, resource, select, shlex
+import signal, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,45 +24,41 @@ from torch.nn import attention as attention_impls
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
 # Kinds of settings: (in words, from text to value or an error).
 def within(low, below=math.inf):
-	def parse(text):
-		if low <= (value := type(low)(text)) < below: return value
-		raise ValueError
-	return f"{low:g} <= {type(low).__name__} < {below:g}", parse
+	kind = type(low)
+	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
 def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-natural, count, vocab, share = within(0, 2**63), within(1, 2**63), within(1, 65_537), within(0.0, 1.0)
+whole, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
 number, rate, positive = within(-1e300), within(0.0), within(1e-6)
 name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
-where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
-switch = "0 or 1", {"0": False, "1": True}.__getitem__
-steps, attention = ("auto or a count", lambda t: t if t == "auto" else natural[1](t)), word("auto|fa3|cudnn|flash|math")
-resumable = "", str.strip
+flag = "0 or 1", {"0": False, "1": True}.__getitem__
+steps = "auto or a count", lambda t: t if t == "auto" else whole[1](t)
 
 @dataclass(frozen=True)
 class Config:
 	"""Every setting; README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: natural = 1337
-	val_batch_size: count = 524_288; val_loss_every: natural = 1000; val_tokens: natural = 0
-	val_progress_log_every: natural = 0; train_log_every: natural = 200
-	iterations: natural = 20_000; warmdown_iters: natural = 1200; warmup_steps: natural = 20
+	run_id: name = "random_uuid4"; seed: whole = 1337
+	val_batch_size: count = 524_288; val_loss_every: whole = 1000; val_tokens: whole = 0
+	val_progress_log_every: whole = 0; train_log_every: whole = 200
+	iterations: whole = 20_000; warmdown_iters: whole = 1200; warmup_steps: whole = 20
 	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
-	vocab_size: vocab = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8; num_kv_heads: count = 4
-	mlp_mult: count = 2; tie_embeddings: switch = True
-	rope_base: positive = 10_000.0; logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
+	vocab_size: within(1, 65_537) = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8
+	num_kv_heads: count = 4; mlp_mult: count = 2; tie_embeddings: flag = True; rope_base: positive = 10_000.0
+	logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
 	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.05; tied_embed_init_std: rate = 0.005
 	matrix_lr: rate = 0.04; muon_momentum: share = 0.95; muon_backend_steps: count = 5
-	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: natural = 500
+	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: whole = 500
 	scalar_lr: rate = 0.04; beta1: share = 0.9; beta2: share = 0.95; adam_eps: rate = 1e-8; grad_clip_norm: rate = 0.0
 	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
-	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
-	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
-	gpu_prefetch: count = 2; val_resident: switch = False; val_bytecount_device: counter = "cpu"
-	training_timing_breakdown: switch = False; training_timing_every: count = 200; trace_steps: natural = 0
-	data_verify: switch = False; data_stall_seconds: positive = 60.0
-	checkpoint_every: natural = 0; checkpoint_keep: count = 3; resume: resumable = ""
-	device: where = "auto"; torch_compile: mode = "auto"; attention_backend: attention = "auto"
-	grad_accum_steps: steps = 0
+	train_prefetch: flag = True; train_prefetch_queue: count = 2; train_copy_stream: flag = True
+	val_prefetch: flag = True; val_prefetch_queue: count = 2; val_copy_stream: flag = True
+	gpu_prefetch: count = 2; val_resident: flag = False; val_bytecount_device: word("cpu|cuda") = "cpu"
+	training_timing_breakdown: flag = False; training_timing_every: count = 200; trace_steps: whole = 0
+	data_verify: flag = False; data_stall_seconds: positive = 60.0
+	checkpoint_every: whole = 0; checkpoint_keep: count = 3; resume: ("", str.strip) = ""
+	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"; grad_accum_steps: steps = 0
+	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
 	@classmethod
 	def from_environment(cls, env):
 		"""(the settings, faults: of a wrong value the default is taken)."""
@@ -91,8 +87,7 @@ def shape_faults(cfg, W):
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
 	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
 	elif rows % parts:
-		near = *range(steps, rows + 1), *range(steps, 0, -1)
-		fit = next((f"{g}, or " for g in near if rows % (W * g) == 0), "")
+		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
 		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
 			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
 	if cfg.val_batch_size < parts * T:
@@ -104,21 +99,18 @@ SETTINGS = {f.name.upper(): f for f in fields(Config)}
 FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
 	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
-@functools.cache
-def edit_distance(a, b):
-	"""Damerau-Levenshtein."""
-	if not a or not b: return len(a + b)
-	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
-	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
-	return 1 + min(itertools.starmap(edit_distance, rests))
+def similar(a, b, slips):
+	"""Damerau-Levenshtein distance at most `slips`."""
+	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
+	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
+	return slips > 0 and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
 def foreign_names(env):
 	"""(faults: nearly a setting; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = difflib.get_close_matches(name, SETTINGS, 9)
-		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
+		near = (other for slips in range(1, 2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
 		if FOREIGN.fullmatch(name): others.append(name)
-		elif distance < 2 + (len(name) >= 12): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
+		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
 	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
@@ -139,18 +131,16 @@ class Halt(Exception): """All ranks end after one step: (their signals' sum,) or
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, ""
+	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
 		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
 			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
 		return
 	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
-	if cfg.device == "cpu": return
-	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if driver or os.path.exists("/dev/nvidia0"):
-		number = re.search(r"\d+\.\d[\d.]*|$", driver).group() or "?"
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
+	if driver and cfg.device != "cpu":
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use the NVIDIA driver {first_line(driver)} "
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
 
@@ -231,33 +221,29 @@ class Runtime:
 class RunLog:
 	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.lost = Path("logs", f"{run_id}.txt"), set()
-		files, mark = (self.path, self.path.with_suffix(".jsonl")), time.time_ns()
+		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
+		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
 		try:
-			if enabled: self.path.parent.mkdir(exist_ok=True)
-			for file in filter(Path.exists, files * (enabled and not resumed)):
-				file.rename(file.with_suffix(f".{mark}{file.suffix}"))
-			self.text, self.events = (open(file if enabled else os.devnull, "a", encoding="utf-8") for file in files)
-		except OSError as error:
-			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write")
-		self.stdout = sys.stdout if enabled else self.text
-	def _print(self, stream, text):
+			for path in files * enabled:
+				path.parent.mkdir(exist_ok=True)
+				if path.exists() and not resumed: path.rename(path.with_suffix(f".{mark}{path.suffix}"))
+				self.streams[path] = path.open("a", encoding="utf-8")
+		except OSError as error: raise RunError(f"{path}: cannot open the log: {error.strerror}: run where you can write")
+	def write(self, text, *names):
 		"""A full disk or a closed terminal costs the log, not the run."""
-		try: print(text, file=getattr(self, stream), flush=True)
-		except OSError as error:
-			if stream not in self.lost: print(f"warning: {self.path}: {stream} lines are lost: {error}", file=sys.stderr)
-			self.lost.add(stream)
-	def file(self, text): self._print("text", text)
-	def console(self, text): self._print("stdout", text)
-	def line(self, text): self.file(text), self.console(text)
+		for name in filter(self.streams.get, names):
+			try: print(text, file=self.streams[name], flush=True)
+			except OSError as error:
+				if name not in self.lost: print(f"warning: {name}: lines are lost: {error}", file=sys.stderr)
+				self.lost.add(name)
+	def console(self, text): self.write(text, "stdout")
+	def line(self, text): self.write(text, self.path, "stdout")
 	def event(self, name, **fields):
-		self._print("events", json.dumps(dict(event=name, time=round(time.time(), 3), **fields)))
+		self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **fields)), self.events)
 	def say(self, event, template, **fields):
 		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
-	def close(self):
-		with suppress(OSError): self.text.close(), self.events.close()
 
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
@@ -265,13 +251,9 @@ def write_atomic(path, data):
 	"""The whole file or none."""
 	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
-		with open(temporary, "wb") as file:
-			file.write(data)
-			file.flush()
-			os.fsync(file.fileno())
+		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
 		os.replace(temporary, path)
-	except OSError as error:
-		raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
+	except OSError as error: raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
 	finally: temporary.unlink(missing_ok=True)
 
 # === INSTRUMENTS ===
@@ -284,16 +266,13 @@ class Clock:
 	def __init__(self, rt): self.rt = rt
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
 	def start(self): self.since = self.rt.synchronize() or now()
-	def stop(self):
-		self.rt.synchronize()
-		self.total_ms, self.since = self.now_ms(), math.inf
+	def stop(self): self.total_ms, self.since = self.rt.synchronize() or self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced around pieces of work; from the first (after one that compiles) it tells how long all take."""
-	for _ in range(1 + compiles):
-		start = rt.synchronize() or now()  # synchronisation points: four at most
-		yield
-		unit_s = pieces * ((rt.synchronize() or now()) - start)
-		yield
+	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
+	yield from [None] * 2 * compiles
+	start = rt.synchronize() or now()  # a synchronisation point, and the next
+	yield
+	unit_s = pieces * ((rt.synchronize() or now()) - start)
 	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
@@ -339,13 +318,13 @@ class Breakdown(Recorder):
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can "
+			"win here")
 class Trace(Recorder):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def begin(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
-		self.rt.synchronize()  # synchronisation point: host and device times meet
-		self.base = self.mark(DEVICE)
+		self.base = self.rt.synchronize() or self.mark(DEVICE)  # synchronisation point: their times meet
 		self.instant("warm_up_end", HOST)
 	def mark(self, track):
 		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
@@ -359,8 +338,8 @@ class Trace(Recorder):
 		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
 	def handed(self, pipe):
 		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		ready = dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed)
-		self.instant(f"{pipe.name} queues", HOST, ph="C", args=ready)
+		self.instant(f"{pipe.name} queues", HOST, ph="C",
+			args=dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
@@ -1024,15 +1003,14 @@ class Validation:
 		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
 		if self.overlap.resident: self.resident = pipeline
 		with suppress(Stop), closing(pipeline), spans("validate"):
-			next(foretell)
 			for k, batch in enumerate(pipeline, 1):
+				next(foretell)
 				x, y, digest = batch
 				n = len(self.plan.rows(k - 1))
 				with spans("forward"): sums[0] += loss_of(x, y).double() * n * y.size(1)
 				sums[1] += self.table.count(x[:n], y[:n]) if self.on_device and not self.bytes else digest & CRC
 				self.verify.consumed(pipeline, batch, k)
 				seen, at = seen + n * y.size(1), f"{scope} batch {k}/{total}"
-				next(foretell), next(foretell)
 				if every and k % every == 0:  # a synchronisation point
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
@@ -1358,27 +1336,27 @@ def export_and_score(run, code_bytes):
 def log_header(run, source):
 	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
 	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
-	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
+	versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
+	log.write(f"{source}\n{rule}\n{versions}\n{smi}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in SDP)
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
-		f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
-		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{' '.join(sdp)}\n"
-		f"attention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:{run.attention}\n"
-		f"{of('tie_embeddings')} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} "
-		f"head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of('matrix_lr scalar_lr')}\n"
-		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
-		f"{c.max_wallclock_seconds:.3f}\nseed:{c.seed}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
+		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\nmodel_params:"
+		f"{sum(p.numel() for p in run.model.parameters())}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}"
+		f"\nsdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} "
+		f"attention_backend:{run.attention}\n{of('tie_embeddings')} "
+		f"embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} head_lr:{c.head_lr * (not c.tie_embeddings)} "
+		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
+		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
+		f"val_io:{val.overlap.words}")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
 	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
 	log.event("config", **vars(c))
-	log.event("hardware", device=run.hardware, cpus=os.cpu_count(),
-		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
+	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
+		python=sys.version.split()[0], world_size=rt.world_size)
 def fitting_accumulation(cfg, rt):
 	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
 	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
@@ -1386,58 +1364,54 @@ def fitting_accumulation(cfg, rt):
 	GPT(cfg, rt.dtype).to(rt.device)(x.to(rt.device), x.to(rt.device)).backward()
 	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
 	return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows / n <= fit or n == rows))
-def out_of_memory(cfg, rt):
-	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
-	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
-		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
 def resume_command(cfg, env):
-	"""Goes on with this run."""
 	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
 	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
 def execute(cfg, env, warnings):
 	"""An exit code. A foreseeable failure is one line."""
 	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
-	log, code, status, problem, hint = None, 1, "failed", "", ""
+	log, end = None, (1, "failed", "")
 	try:
 		rt.start(cfg, env)
-		run_id, steps = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt)))
-		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
 		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
 			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
-		found = rt.broadcast(rt.rank or find_checkpoint(cfg))
-		log = rt.log = RunLog(cfg.run_id, rt.rank == 0, bool(found))
+		run_id, steps, found = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt), rt.rank or find_checkpoint(cfg)))
+		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
+		log = rt.log = RunLog(run_id, rt.rank == 0, bool(found))
 		source = Path(__file__).read_text("utf-8")
 		log.console(log.path)
-		log.event("run", run_id=cfg.run_id, argv=sys.argv)
+		log.event("run", run_id=run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
 		for warning in warnings: log.line(f"warning: {warning}")
 		if found: run.resume(found)
 		train(run)
 		export_and_score(run, len(source.encode()))
 		run.writer.join(60)
-		code, status = 0, "finished"
+		end = 0, "finished", ""
 	except Halt as halt:
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
 		signum, *what = halt.args
-		if signum: signum = rt.signum or (signum if signum == signal.SIGINT else signal.SIGTERM)
-		code, status = (128 + signum, "interrupted") if signum else (1, "nonfinite")
-		if rt.rank == 0: problem = "".join(what) or f"{status} after step {run.step}"
-		if saved and signum: hint = f"\n{resume_command(cfg, env)}"
-	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
-	except RunError as error: problem = str(error)
+		problem, *hint = what or (f"interrupted after step {run.step}", f"\n{resume_command(cfg, env)}" * bool(saved))
+		heard = rt.signum or (signal.SIGTERM, signal.SIGINT)[signum == signal.SIGINT]
+		code, status = (128 + heard, "interrupted") if signum else (1, "nonfinite")
+		end = code, status, problem * (rt.rank == 0), *hint
+	except torch.OutOfMemoryError:
+		tokens = cfg.train_batch_tokens // (rt.world_size * (steps := cfg.accumulation(rt.world_size)))
+		end = 1, "failed", (f"rank {rt.rank}: out of memory at {tokens} tokens a micro-step, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
+	except RunError as error: end = 1, "failed", str(error)
 	finally:
-		last_words(log, code, status, problem, hint)
+		last_words(log, *end)
 		rt.close()
-	return code
+	return end[0]
 def last_words(log, code, status, problem, hint=""):
 	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
 	if not log: return
-	if problem: log.file(f"error: {problem}")
+	if problem: log.write(f"error: {problem}", log.path)
 	log.event("end", status=status, exit_code=code, error=problem)
 	log.console(f"{status}: see {log.path}{hint}")
-	log.close()
 def main():
 	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
