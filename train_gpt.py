@@ -1017,6 +1017,7 @@ def tokenizer_faults(cfg):
 	except Exception as error:	# whatever a damaged file raises
 		yield "tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one"
 
+def due(every, step): return every and step % every == 0
 class Validation:
 	"""The validation split: nats from the model; bytes from the tokens, counted once."""
 	def __init__(self, cfg, rt, log, verify):
@@ -1031,7 +1032,7 @@ class Validation:
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
 		"""(nats a token, bits per byte, ms). Halt: a signal came."""
-		every, log, plan, total = self.cfg.val_progress_log_every, self.log, self.plan, self.plan.num_batches()
+		log, plan, total = self.log, self.plan, self.plan.num_batches()
 		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
 		pipeline = self.resident or Pipeline(self, "val", self.host_bytes, spans)
@@ -1046,7 +1047,7 @@ class Validation:
 				self.verify.consumed(pipeline, (x, y, digest), k)
 				at = f"{scope} batch {k}/{total}"
 				next(foretell), next(foretell)
-				if every and k % every == 0:  # a synchronisation point
+				if due(self.cfg.val_progress_log_every, k):  # a synchronisation point
 					seen = (rows.stop - plan.first_row) * plan.seq_len
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
@@ -1089,23 +1090,28 @@ def pack(state, cfg):
 		qmeta=meta, passthrough_orig_dtypes=originals))
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
+@contextmanager
+def refused(what):
+	"""Whatever a damaged or hostile file raises is a RunError."""
+	try: yield
+	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
 	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
-	archive = zipfile.ZipFile(file := io.BytesIO(data))
+	archive = zipfile.ZipFile(io.BytesIO(data))
 	if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
 	if any(b"bytearray" in archive.read(name) for name in archive.namelist() if name.endswith(".pkl")):
 		raise ValueError("it asks for memory")  # bytearray(n)
-	try: return torch.load(file, "cpu", weights_only=True)
+	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
 	except pickle.UnpicklingError: raise ValueError("it holds code")
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
 	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
-	try:
+	with refused("the artifact cannot be loaded"):
 		raw = (stream := zlib.decompressobj()).decompress(data, limit)
 		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
 		file = load(raw, limit)
-		if file["__quant_format__"] != QUANT_FORMAT: raise ValueError(f"its format is {file['__quant_format__']}")
+		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
 		quantized, scales, plain = (file[part] for part in ("quantized", "scales", "passthrough"))
 		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
 		if wrong := sorted({name for name, _ in found ^ wanted}):
@@ -1114,8 +1120,6 @@ def unpack(data, expected):
 			raise ValueError("its scales misfit")
 		return {name: dequantize(q, scales[name]) for name, q in quantized.items()} | {
 			name: t.to(expected[name].dtype) for name, t in plain.items()}
-	except Exception as error:  # whatever a damaged or hostile file raises
-		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}")
 
 # === CHECKPOINT ===
 def fingerprint(cfg):
@@ -1127,8 +1131,7 @@ def find_checkpoint(cfg):
 	"""The path of the checkpoint that RESUME names; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
-	try: return path and path.stat() and path
-	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint")
+	with refused(f"name a checkpoint: RESUME={path}"): return path and path.stat() and path
 
 # === TRAINING ===
 class Run:
@@ -1171,17 +1174,17 @@ class Run:
 			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
 		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
-		folder, start = Path("checkpoints", self.cfg.run_id), now()
-		path = folder / f"step_{state['step']:08d}.pt"
+		folder, step, start = Path("checkpoints", self.cfg.run_id), state["step"], now()
+		path = folder / f"step_{step:08d}.pt"
 		try:
 			folder.mkdir(parents=True, exist_ok=True)
 			for rest in folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
 			write_atomic(path, saved(state))
 			for old in sorted(folder.glob("step_*.pt"))[:-self.cfg.checkpoint_keep]: old.unlink()
-			self.log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - start))
+			self.log.event("checkpoint", step=step, path=str(path), write_ms=1e3 * (now() - start))
 			return True
 		except (OSError, RunError) as error:
-			self.log.line(f"warning: no checkpoint of step {state['step']}: {first_line(error)}")
+			self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
 	def checkpoint(self, spans):
 		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
@@ -1192,19 +1195,16 @@ class Run:
 		"""RunError if it is another configuration's, or no checkpoint."""
 		mine = self.optimizers.tensors()
 		limit = sum(t.nbytes for t in mine) + (1 << 22)
-		try:
+		with refused(f"RESUME={path}"):
 			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
 			theirs, ours = state["config"], fingerprint(self.cfg)
 			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
 			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
-			self.step = int(state["step"])
-			self.crc, self.clock.total_ms = int(state["data_crc"]), float(state["train_ms"])
+			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
 			self.history = [tuple(map(float, row)) for row in state["history"]]
-		except Exception as error:  # whatever a damaged or hostile file raises
-			raise RunError(f"RESUME={path}: {first_line(error)}")
-		self.optimizers.restore(state["tensors"])
+			self.optimizers.restore(state["tensors"])
 		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.clock.total_ms)
@@ -1292,14 +1292,14 @@ def train(run):
 			if step >= run.start[0] + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
-			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
+			if last or due(c.val_loss_every, step): validate(run, step, spans)
 			if last: break
 			if step == run.shards.total // (c.train_batch_tokens + SPANS_A_STEP):
 				log.line(f"WARNING: step {step + 1} begins a second epoch of {len(run.shards.paths)} shards")
 			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
 			run.step = step = step + 1
-			if step <= 10 or c.train_log_every and step % c.train_log_every == 0: log_step(run, step)
-			if c.checkpoint_every and step % c.checkpoint_every == 0: run.checkpoint(spans)
+			if step <= 10 or due(c.train_log_every, step): log_step(run, step)
+			if due(c.checkpoint_every, step): run.checkpoint(spans)
 			spans.step_done(step)
 		clock.stop()
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
@@ -1314,40 +1314,38 @@ def waits(run, batches, waits_ms, train_ms):
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5: return f"{cost}: overlap " + (
-		"settings do not matter here" if hidden_percent < 0.5 else f"hides {hidden_percent:.2f} %")
+	if percent < 0.5 > hidden_percent: return f"{cost}: overlap settings do not matter here"
+	if percent < 0.5: return f"{cost}: overlap hides {hidden_percent:.2f} %"
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
-		"move DATA_PATH to a local disk")
+	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
-	stage, (first, first_ms, _), total_ms = batches.stage, run.start, run.clock.total_ms
+	stage, (first, first_ms, _), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
 	stage.ask()
 	train_ms, tokens = total_ms - first_ms, run.plan.token(step * SPANS_A_STEP * run.plan.span_rows)
 	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
 	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
 	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
-	percent = 100 * max(run.control.read(step - 1).wait_ms if step > first else [0]) / train_ms
-	hidden = 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"]
-	needed, delivered = (batches.bytes_read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
-	moved = dict(read=batches.bytes_read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
+	percent = 100 * (step > first) * max(run.control.read(step - 1).wait_ms) / train_ms
+	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
+	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
-	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
-	advice = verdict(percent, hidden, run.overlap.queue, needed, delivered, run.shards.awaited)
-	val_ms = sum(row[3] for row in run.history)
+	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
+	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
+		needed, delivered, run.shards.awaited)
 	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
 		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
 		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host,
-		device_wait=device, percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
+	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
+		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
 def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
-	log, data, run.final = run.log, None, run.state()
+	log, data, tag, run.final = run.log, None, "final_int8_zlib_roundtrip", run.state()
 	if run.rt.rank == 0:
 		state = {name: t.to("cpu", copy=True) for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
@@ -1360,10 +1358,9 @@ def export_and_score(run, code_bytes):
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
 		if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
-	loss, bpb, ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans())
-	log.say("score", "final_int8_zlib_roundtrip val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
-		"final_int8_zlib_roundtrip_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}",
-		val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
+	loss, bpb, ms = run.validation.evaluate(run.loss_of, tag, False, Spans())
+	log.say("score", tag + " val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
+		+ tag + "_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}", val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
 
 # === MAIN ===
 def log_header(run, source):
