@@ -1052,8 +1052,8 @@ class Validation:
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
 		sums[2] = self.rt.watch.signum
-		place = "validation" if scope[0] == "s" else scope  # synchronisation point: its end
-		nats, counted, stop = self.rt.all_reduce(sums, place).tolist()
+		# Synchronisation point: its end.
+		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
@@ -1064,8 +1064,8 @@ QUANT_FORMAT = "int8_clean_per_row_v1"
 def quantize(t):
 	"""Float tensor -> (int8 of its shape, scale): float16 (rows,) for a matrix, else a float32 scalar."""
 	t, matrix = t.float(), t.ndim == 2
-	clip = torch.quantile(t.abs(), 0.9999984, dim=1 if matrix else None, keepdim=True)
-	scale = (clip / 127).clamp(min=1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
+	clip = t.abs().quantile(0.9999984, 1 if matrix else None, True)
+	scale = (clip / 127).clamp(1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
@@ -1079,7 +1079,7 @@ def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
 	quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
 	for name, t in state.items():
-		dtype = str(t.dtype).removeprefix("torch.")
+		dtype = str(t.dtype)[6:]  # behind "torch."
 		if not t.is_floating_point(): kept[name] = t
 		elif t.numel() > 65_536:
 			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
@@ -1118,8 +1118,8 @@ def unpack(data, expected):
 			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
 		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()):
 			raise ValueError("its scales misfit")
-		return {name: dequantize(q, scales[name]) for name, q in quantized.items()} | {
-			name: t.to(expected[name].dtype) for name, t in plain.items()}
+		return {name: plain[name].to(t.dtype) if name in plain else dequantize(quantized[name], scales[name])
+			for name, t in expected.items()}
 
 # === CHECKPOINT ===
 def fingerprint(cfg):
@@ -1136,8 +1136,7 @@ def find_checkpoint(cfg):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
-	step = heeded = crc = 0  # steps taken, looked at; data_crc at the start
-	final = None  # the state before the export
+	step = heeded = crc = final = 0  # steps taken, looked at; data_crc at the start; the state before the export
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
@@ -1200,11 +1199,10 @@ class Run:
 			theirs, ours = state["config"], fingerprint(self.cfg)
 			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
-			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
+			for t, saved in zip(mine, state["tensors"], strict=True): t.copy_(saved.view_as(t))
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
 			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
 			self.history = [tuple(map(float, row)) for row in state["history"]]
-			self.optimizers.restore(state["tensors"])
 		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.clock.total_ms)
@@ -1212,7 +1210,7 @@ class Run:
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	spans, loss_share, started = batches.spans, torch.zeros((), device=run.rt.device), now()
+	spans, loss_share, started = batches.spans, 0.0, now()
 	run.optimizers.flat.reduced.zero_()
 	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
@@ -1245,12 +1243,12 @@ def warm_up(run, foretell):
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
-	loss, bpb, val_ms = run.validation.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
-	ms = run.clock.total_ms
+	val, ms = run.validation, run.clock.total_ms
+	loss, bpb, val_ms = val.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
 	run.log.say("validation", "step:{0}/{1} val_loss:{2:.4f} val_bpb:{3:.4f} train_time:{4:.0f}ms step_avg:{5:.2f}ms"
-		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations,
-		val_loss=loss, val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms,
-		val_tokens=run.validation.tokens - 1, val_bytes=run.validation.bytes)
+		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
+		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
+		val_bytes=val.bytes)
 	run.history.append((step, loss, bpb, val_ms))
 	run.clock.start()
 
@@ -1262,22 +1260,22 @@ def log_step(run, step):
 	run.heed(step)
 	run.verify.settle()
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
-	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * max(0, c.max_wallclock_seconds) or math.inf
-	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
-	tok_s = 1e3 * (step - last_step) * c.train_batch_tokens / since_ms
+	mark = step, ms, *agreed.wait_ms
+	(steps, since_ms, *waits_ms), run.logged = np.subtract(mark, run.logged), mark
+	tok_s = 1e3 * steps * c.train_batch_tokens / since_ms
+	left_ms = min((c.iterations - step) * ms / step, (1e3 * max(0, c.max_wallclock_seconds) or math.inf) - ms)
 	mfu = {"mfu_percent": 100 * tok_s * run.model.flops / run.rt.world_size / (1e12 * peak)
 		for gpu, peak in PEAK_TFLOPS.items() if gpu in run.hardware}
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
 		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
 		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
-		input_wait_percent=100 * max(a - b for a, b in zip(agreed.wait_ms, last_waits)) / since_ms,
-		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms)) / 1e3, **mfu)
-	run.logged = step, ms, agreed.wait_ms
+		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
+		**mfu)
 
 def train(run):
 	c, log, clock = run.cfg, run.log, run.clock
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
-	run.logged = run.start = run.step, clock.total_ms, [0.0] * run.rt.world_size  # input waits; at the last training line
+	run.logged = run.start = run.step, clock.total_ms, *[0.0] * run.rt.world_size  # input waits; at the last line
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
@@ -1322,7 +1320,7 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
-	stage, (first, first_ms, _), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
+	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
 	stage.ask()
 	train_ms, tokens = total_ms - first_ms, run.plan.token(step * SPANS_A_STEP * run.plan.span_rows)
 	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
@@ -1347,7 +1345,7 @@ def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
 	log, data, tag, run.final = run.log, None, "final_int8_zlib_roundtrip", run.state()
 	if run.rt.rank == 0:
-		state = {name: t.to("cpu", copy=True) for name, t in run.model.state_dict().items()}
+		state = {name: t.cpu().clone() for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)

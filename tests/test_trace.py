@@ -313,7 +313,7 @@ def test_the_report_adds_up(traced: Finished) -> None:
 @pytest.mark.parametrize("slow_step", [3, 7])
 def test_the_worst_step_and_its_shard_boundary_are_named(slow_step: int) -> None:
     """Ten steps of two micro-steps; batch 2 * 6 = 12 (step 7) was the first of another shard."""
-    run, batches = SimpleNamespace(accumulation=2, start=(0, 0.0, [])), SimpleNamespace(crossings=[12], handed=20)
+    run, batches = SimpleNamespace(accumulation=2, start=(0, 0.0, 0.0)), SimpleNamespace(crossings=[12], handed=20)
     times = [0.5] * 20
     times[2 * slow_step - 1] = 40.0
     found = train_gpt.waits(run, batches, [*times, 99.0], 1000.0)  # the last was not handed out
