@@ -11,7 +11,7 @@ import bisect, datetime, faulthandler, gzip, io, itertools, json, math, os, pick
 import signal, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 
@@ -962,14 +962,14 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
 			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
-			return cls(1 - boundary, np.zeros_like(boundary), boundary)
+			return cls(1 - boundary, 0 * boundary, boundary)
 		model = sentencepiece.SentencePieceProcessor(model_file=path)
-		ids = list(range(len(model)))
+		ids = [*range(len(model))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
-		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], axis=0)
+		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
 		space = np.array([piece[:1] == " " for piece in pieces]) & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
-		return cls(np.where(boundary, 0, base), space, boundary)
+		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
 		"""Bytes of the ids `target`, each after its `previous`."""
 		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
@@ -983,6 +983,7 @@ def tokenizer_faults(cfg):
 	except Exception as error:	# whatever a damaged file raises
 		yield "tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one"
 
+def due(every, step): return every and step % every == 0
 class Validation:
 	"""The validation split: nats from the model; bytes from the tokens, counted once."""
 	def __init__(self, cfg, rt, log, verify):
@@ -997,39 +998,38 @@ class Validation:
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
 		"""(nats a token, bits per byte, ms). Halt: a signal came."""
-		every, log, seen, total = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
+		log, plan, total = self.log, self.plan, self.plan.num_batches()
 		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
 		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
 		if self.overlap.resident: self.resident = pipeline
 		with suppress(Stop), closing(pipeline), spans("validate"):
-			for k, batch in enumerate(pipeline, 1):
+			for k, (x, y, digest) in enumerate(pipeline, 1):
 				next(foretell)
-				x, y, digest = batch
-				n = len(self.plan.rows(k - 1))
-				with spans("forward"): sums[0] += loss_of(x, y).double() * n * y.size(1)
+				n = len(rows := plan.rows(k - 1))
+				with spans("forward"): sums[0] += loss_of(x, y).double() * n * plan.seq_len
 				sums[1] += self.table.count(x[:n], y[:n]) if self.on_device and not self.bytes else digest & CRC
-				self.verify.consumed(pipeline, batch, k)
-				seen, at = seen + n * y.size(1), f"{scope} batch {k}/{total}"
-				if every and k % every == 0:  # a synchronisation point
+				self.verify.consumed(pipeline, (x, y, digest), k)
+				at = f"{scope} batch {k}/{total}"
+				if due(self.cfg.val_progress_log_every, k):  # a synchronisation point
+					seen = (rows.stop - plan.first_row) * plan.seq_len
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
 		sums[2] = self.rt.signum
-		place = "validation" if scope[0] == "s" else scope  # synchronisation point: its end
-		nats, counted, stop = self.rt.all_reduce(sums, place).tolist()
+		# Synchronisation point: its end.
+		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
 		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - start)
 
 # === ARTIFACT ===
-CAP_BYTES = 16_000_000  # of script and artifact together
-SMALL_ELEMENTS, CLIP_QUANTILE, QUANT_FORMAT = 65_536, 0.9999984, "int8_clean_per_row_v1"
+QUANT_FORMAT = "int8_clean_per_row_v1"
 def quantize(t):
 	"""Float tensor -> (int8 of its shape, scale): float16 (rows,) for a matrix, else a float32 scalar."""
 	t, matrix = t.float(), t.ndim == 2
-	clip = torch.quantile(t.abs(), CLIP_QUANTILE, dim=1 if matrix else None, keepdim=True)
-	scale = (clip / 127).clamp(min=1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
+	clip = t.abs().quantile(0.9999984, 1 if matrix else None, True)
+	scale = (clip / 127).clamp(1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
@@ -1043,72 +1043,70 @@ def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
 	quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
 	for name, t in state.items():
-		dtype, real = str(t.dtype).removeprefix("torch."), t.is_floating_point()
-		if real and t.numel() > SMALL_ELEMENTS:
+		dtype = str(t.dtype)[6:]  # behind "torch."
+		if not t.is_floating_point(): kept[name] = t
+		elif t.numel() > 65_536:
 			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
 			if t.ndim == 2: meta[name] = {"scheme": "per_row", "axis": 0}
-		elif real and not named(name, cfg.int8_keep_float_fp32_name_patterns):
-			kept[name], originals[name] = t.half(), dtype
-		else: kept[name] = t.float() if real else t
+		elif named(name, cfg.int8_keep_float_fp32_name_patterns): kept[name] = t.float()
+		else: kept[name], originals[name] = t.half(), dtype
 	raw = saved(dict(__quant_format__=QUANT_FORMAT, quantized=quantized, scales=scales, dtypes=dtypes, passthrough=kept,
 		qmeta=meta, passthrough_orig_dtypes=originals))
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
+@contextmanager
+def refused(what):
+	"""Whatever a damaged or hostile file raises is a RunError."""
+	try: yield
+	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
 	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
-	with zipfile.ZipFile(io.BytesIO(data)) as archive:
-		if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
-		if any(b"bytearray" in archive.read(name) for name in archive.namelist() if name.endswith(".pkl")):
-			raise ValueError("it asks for memory")  # bytearray(n)
-	try: return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+	archive = zipfile.ZipFile(io.BytesIO(data))
+	if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
+	if any(b"bytearray" in archive.read(name) for name in archive.namelist()): raise ValueError("it asks for memory")
+	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
 	except pickle.UnpicklingError: raise ValueError("it holds code")
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
 	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
-	try:
+	with refused("the artifact cannot be loaded"):
 		raw = (stream := zlib.decompressobj()).decompress(data, limit)
 		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
 		file = load(raw, limit)
-		if file["__quant_format__"] != QUANT_FORMAT: raise ValueError(f"its format is {file['__quant_format__']}")
+		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
 		quantized, scales, plain = (file[part] for part in ("quantized", "scales", "passthrough"))
 		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
 		if wrong := sorted({name for name, _ in found ^ wanted}):
 			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
 		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()):
 			raise ValueError("its scales misfit")
-		return {name: dequantize(q, scales[name]) for name, q in quantized.items()} | {
-			name: t.to(expected[name].dtype) for name, t in plain.items()}
-	except Exception as error:  # whatever a damaged or hostile file raises
-		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}")
+		return {name: plain[name].to(t.dtype) if name in plain else dequantize(quantized[name], scales[name])
+			for name, t in expected.items()}
 
 # === CHECKPOINT ===
 def fingerprint(cfg):
 	"""What a checkpoint is bound to."""
-	names = list(fields := asdict(cfg))
-	bound = ["seed", *names[names.index("iterations"):names.index("train_prefetch")]]
-	return {name: fields[name] for name in bound} | {n: Path(fields[n]).name for n in ("data_path", "tokenizer_path")}
+	names = [*(values := vars(cfg))]
+	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
+	return {n: Path(values[n]).name if n.endswith("_path") else values[n] for n in bound}
 def find_checkpoint(cfg):
 	"""The path of the checkpoint that RESUME names; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
-	try: return path and path.stat() and path
-	except OSError as error: raise RunError(f"RESUME={path}: {error.strerror}: name a checkpoint")
+	with refused(f"name a checkpoint: RESUME={path}"): return path and path.stat() and path
 
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
-	step = first = heeded = crc = 0  # steps taken, at the start, looked at; data_crc at the start
-	resumed_ms, final = 0.0, None  # training time at the start; the state before the export
+	step = heeded = crc = final = 0  # steps taken, looked at; data_crc at the start; the state before the export
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
 		self.accumulation = cfg.accumulation(rt.world_size)
-		self.step_tokens = cfg.train_batch_tokens + SPANS_A_STEP  # read by one step
-		self.model = GPT(cfg, rt.dtype).to(rt.device)
-		self.compiles = {"0": False, "1": True}.get(cfg.torch_compile, rt.cuda)
-		self.loss_of = self.model
+		self.loss_of = self.model = GPT(cfg, rt.dtype).to(rt.device)
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
+		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		if self.compiles: self.loss_of, self.optimizers.update = compiled(log, self.model, self.optimizers.update)
 		self.control = Control(self.optimizers.flat, rt)
 		self.shards = Shards(cfg.data_path, "train")
@@ -1118,7 +1116,6 @@ class Run:
 		self.generators = [torch.default_generator, *torch.cuda.default_generators]
 		self.writer, self.history = threading.Thread(), []  # of a checkpoint; (step, val_loss, val_bpb, ms) of validations
 		self.writer.start()
-		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
@@ -1134,21 +1131,21 @@ class Run:
 		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
 		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(),
-			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.first else self.crc,
-			history=self.history[:], rng=[generator.get_state() for generator in self.generators], tensors=tensors)
+			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.start[0] else self.crc,
+			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
 		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
-		folder, start = Path("checkpoints", self.cfg.run_id), now()
-		path = folder / f"step_{state['step']:08d}.pt"
+		folder, step, start = Path("checkpoints", self.cfg.run_id), state["step"], now()
+		path = folder / f"step_{step:08d}.pt"
 		try:
 			folder.mkdir(parents=True, exist_ok=True)
 			for rest in folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
 			write_atomic(path, saved(state))
 			for old in sorted(folder.glob("step_*.pt"))[:-self.cfg.checkpoint_keep]: old.unlink()
-			self.log.event("checkpoint", step=state["step"], path=str(path), write_ms=1e3 * (now() - start))
+			self.log.event("checkpoint", step=step, path=str(path), write_ms=1e3 * (now() - start))
 			return True
 		except (OSError, RunError) as error:
-			self.log.line(f"warning: no checkpoint of step {state['step']}: {first_line(error)}")
+			self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
 	def checkpoint(self, spans):
 		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
@@ -1159,29 +1156,23 @@ class Run:
 		"""RunError if it is another configuration's, or no checkpoint."""
 		mine = self.optimizers.tensors()
 		limit = sum(t.nbytes for t in mine) + (1 << 22)
-		try:
-			state = load(self.rt.broadcast(None if self.rt.rank else open(path, "rb").read(limit + 1)), limit)
+		with refused(f"RESUME={path}"):
+			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
 			theirs, ours = state["config"], fingerprint(self.cfg)
 			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
-			if [t.shape for t in state["tensors"]] != [t.shape for t in mine]: raise ValueError("its tensors have other shapes")
-			for generator, saved in zip(self.generators, state["rng"]): generator.set_state(saved)
-			self.first = self.step = int(state["step"])
-			self.crc, self.clock.total_ms = int(state["data_crc"]), float(state["train_ms"])
+			for t, saved in zip(mine, state["tensors"], strict=True): t.copy_(saved.view_as(t))
+			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
+			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
 			self.history = [tuple(map(float, row)) for row in state["history"]]
-		except Exception as error:  # whatever a damaged or hostile file raises
-			raise RunError(f"RESUME={path}: {first_line(error)}")
-		self.optimizers.restore(state["tensors"])
 		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
-		self.resumed_ms = self.clock.total_ms
-		self.logged = self.step, self.resumed_ms, self.logged[2]
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
-			train_time_ms=self.resumed_ms)
+			train_time_ms=self.clock.total_ms)
 	def batches(self, spans=Spans()): return Pipeline(self, "train", data_crc, spans)
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	spans, loss_share, started = batches.spans, torch.zeros((), device=run.rt.device), now()
+	spans, loss_share, started = batches.spans, 0.0, now()
 	run.optimizers.flat.reduced.zero_()
 	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
@@ -1214,39 +1205,39 @@ def warm_up(run, foretell):
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
-	val_loss, val_bpb, val_ms = run.validation.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
-	ms = run.clock.total_ms
+	val, ms = run.validation, run.clock.total_ms
+	loss, bpb, val_ms = val.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
 	run.log.say("validation", "step:{0}/{1} val_loss:{2:.4f} val_bpb:{3:.4f} train_time:{4:.0f}ms step_avg:{5:.2f}ms"
-		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations,
-		val_loss=val_loss, val_bpb=val_bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms,
-		val_tokens=run.validation.tokens - 1, val_bytes=run.validation.bytes)
-	run.history.append((step, val_loss, val_bpb, val_ms))
+		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
+		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
+		val_bytes=val.bytes)
+	run.history.append((step, loss, bpb, val_ms))
 	run.clock.start()
 
-# Dense bfloat16, NVIDIA's data sheets; the first that fits counts.
-PEAK_TFLOPS = {"B200": 2250, "NVL": 835, "H100 PCIe": 756, "H100": 989, "H200": 989, "A100": 312, "4090": 165}
-def peak_tflops(gpu): return next((n for name, n in PEAK_TFLOPS.items() if name in gpu), 0)
+# Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
+PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 def log_step(run, step):
 	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()
 	run.heed(step)
 	run.verify.settle()
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
-	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * c.max_wallclock_seconds
-	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
-	tok_s = 1e3 * (step - last_step) * c.train_batch_tokens / since_ms
-	peak = 1e12 * run.rt.world_size * peak_tflops(run.hardware)
-	mfu = {"mfu_percent": 100 * tok_s * run.model.flops / peak} if peak else {}
+	mark = step, ms, *agreed.wait_ms
+	(steps, since_ms, *waits_ms), run.logged = np.subtract(mark, run.logged), mark
+	tok_s = 1e3 * steps * c.train_batch_tokens / since_ms
+	left_ms = min((c.iterations - step) * ms / step, (1e3 * max(0, c.max_wallclock_seconds) or math.inf) - ms)
+	mfu = {"mfu_percent": tok_s * run.model.flops / run.rt.world_size / peak / 1e10
+		for gpu, peak in PEAK_TFLOPS.items() if gpu in run.hardware}
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
 		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
 		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
-		input_wait_percent=100 * max(a - b for a, b in zip(agreed.wait_ms, last_waits)) / since_ms,
-		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3, **mfu)
-	run.logged = step, ms, agreed.wait_ms
+		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
+		**mfu)
 
 def train(run):
 	c, log, clock = run.cfg, run.log, run.clock
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
+	run.logged = run.start = run.step, clock.total_ms, *[0.0] * run.rt.world_size  # input waits; at the last line
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
@@ -1258,65 +1249,65 @@ def train(run):
 			step = run.step
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
-			if step >= run.first + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
+			if step >= run.start[0] + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
-			if last or c.val_loss_every and step % c.val_loss_every == 0: validate(run, step, spans)
+			if last or due(c.val_loss_every, step): validate(run, step, spans)
 			if last: break
-			if step == run.shards.total // run.step_tokens:
+			if step == run.shards.total // (c.train_batch_tokens + SPANS_A_STEP):
 				log.line(f"WARNING: step {step + 1} begins a second epoch of {len(run.shards.paths)} shards")
 			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
 			run.step = step = step + 1
-			if step <= 10 or c.train_log_every and step % c.train_log_every == 0: log_step(run, step)
-			if c.checkpoint_every and step % c.checkpoint_every == 0: run.checkpoint(spans)
+			if step <= 10 or due(c.train_log_every, step): log_step(run, step)
+			if due(c.checkpoint_every, step): run.checkpoint(spans)
 			spans.step_done(step)
 		clock.stop()
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
 		report(run, batches, step)
-def waits(waits_ms, batches, micro_steps, train_ms, first=0):
-	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
-	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100))
-	return dict(total_ms=total, percent=100 * total / train_ms, median_ms=median, p99_ms=p99, max_ms=most,
-		worst_step=first + worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
+def waits(run, batches, waits_ms, train_ms):
+	n = run.accumulation
+	steps = np.reshape(waits_ms[:batches.handed] or [0.0] * n, (-1, n)).sum(1)
+	worst = int(steps.argmax())
+	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
+		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
+		at_shard_boundary=worst in {k // n for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5: return f"{cost}: overlap " + (
-		"settings do not matter here" if hidden_percent < 0.5 else f"hides {hidden_percent:.2f} %")
+	if percent < 0.5 > hidden_percent: return f"{cost}: overlap settings do not matter here"
+	if percent < 0.5: return f"{cost}: overlap hides {hidden_percent:.2f} %"
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	return (f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: "
-		"move DATA_PATH to a local disk")
+	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
-	stage, train_ms, tokens = batches.stage, run.clock.total_ms - run.resumed_ms, step * run.step_tokens
+	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
 	stage.ask()
-	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms, run.first)
-		for w in (batches.host_waits_ms, stage.waits_ms))
-	peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20] if run.rt.cuda else [
-		resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
-	percent = 100 * max(run.control.read(step - 1).wait_ms if step > run.first else [0]) / train_ms
-	hidden = 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"]
-	needed, delivered = (batches.bytes_read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
-	moved = dict(read=batches.bytes_read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
+	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
+	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
+	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
+	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
+	percent = 100 * (step > first) * max(run.control.read(step - 1).wait_ms) / train_ms
+	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
+	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
-	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
-	advice = verdict(percent, hidden, run.overlap.queue, needed, delivered, run.shards.awaited)
-	val_ms = sum(row[3] for row in run.history)
-	run.log.line(f"timing_train_loop_ms:{run.clock.total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
+	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
+	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
+		needed, delivered, run.shards.awaited)
+	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
 		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
 		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=run.clock.total_ms, val_total_ms=val_ms, host_wait=host,
-		device_wait=device, percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
+	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
+		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
 def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
-	log, data, run.final = run.log, None, run.state()
+	log, data, tag, run.final = run.log, None, "final_int8_zlib_roundtrip", run.state()
 	if run.rt.rank == 0:
-		state = {name: t.to("cpu", copy=True) for name, t in run.model.state_dict().items()}
+		state = {name: t.cpu().clone() for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)
@@ -1325,12 +1316,11 @@ def export_and_score(run, code_bytes):
 			" {} bytes", model_bytes=len(model), code_bytes=code_bytes, raw_total_bytes=len(model) + code_bytes,
 			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
-		if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the cap is {CAP_BYTES}")
+		if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
-	loss, bpb, ms = run.validation.evaluate(run.loss_of, "final_int8_zlib_roundtrip", False, Spans())
-	log.say("score", "final_int8_zlib_roundtrip val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
-		"final_int8_zlib_roundtrip_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}",
-		val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
+	loss, bpb, ms = run.validation.evaluate(run.loss_of, tag, False, Spans())
+	log.say("score", tag + " val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
+		+ tag + "_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}", val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
 
 # === MAIN ===
 def log_header(run, source):

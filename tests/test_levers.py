@@ -128,7 +128,8 @@ def test_operations_a_token_are_those_of_the_matrices_and_the_causal_half(tied: 
     ("NVIDIA GeForce GTX 1080", 0),
     ("x86_64", 0)])
 def test_the_peak_is_that_of_the_gpu(name: str, tflops: int) -> None:
-    assert train_gpt.peak_tflops(name) == tflops
+    fitting = [peak for part, peak in train_gpt.PEAK_TFLOPS.items() if part in name]
+    assert fitting[-1:] == [tflops] * bool(tflops)  # the last that fits
 
 
 def test_step_lines_end_with_the_share_of_the_peak(corpus: Corpus, tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_the_log_says_which_attention_runs(corpus: Corpus, tmp_path: Path) -> No
     run = run_trainer(tmp_path, **{**corpus.env, **SMALL_MODEL, **settings})
     assert run.code == 0, run.err[-2000:]
     assert re.search(r"^attention_mode:gqa num_heads:\d+ num_kv_heads:\d+ attention_backend:math$", run.text, re.M)
-    assert "sdp_backends:cudnn=False flash=False mem_efficient=False math=True" in run.text
+    assert "sdp_backends:math=True\n" in run.text
     assert "grad_accum_steps:8" in run.text and "mfu:" not in run.text
 
 

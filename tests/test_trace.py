@@ -313,10 +313,10 @@ def test_the_report_adds_up(traced: Finished) -> None:
 @pytest.mark.parametrize("slow_step", [3, 7])
 def test_the_worst_step_and_its_shard_boundary_are_named(slow_step: int) -> None:
     """Ten steps of two micro-steps; batch 2 * 6 = 12 (step 7) was the first of another shard."""
-    batches = SimpleNamespace(crossings=[12])
+    run, batches = SimpleNamespace(accumulation=2, start=(0, 0.0, 0.0)), SimpleNamespace(crossings=[12], handed=20)
     times = [0.5] * 20
     times[2 * slow_step - 1] = 40.0
-    found = train_gpt.waits(times, batches, 2, 1000.0)
+    found = train_gpt.waits(run, batches, [*times, 99.0], 1000.0)  # the last was not handed out
     assert found["worst_step"] == slow_step and found["max_ms"] == 40.5
     assert found["at_shard_boundary"] == (slow_step == 7)
     assert found["total_ms"] == 49.5 and found["percent"] == pytest.approx(4.95) and found["median_ms"] == 1.0
