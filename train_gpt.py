@@ -417,11 +417,11 @@ QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), os.path.getsize(path)
-	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it")
+	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
 	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
-		f"({n} tokens need {whole}): delete it, fetch it again")
+		f"({n} tokens need {whole}): delete it, fetch anew")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
@@ -458,10 +458,10 @@ class Shards:
 			state, path = producing(self.folder), self.following()
 			if path.exists(): self.add(path)
 			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
-			elif not state or "error" in state or now() - moved > reader.stall_seconds:
+			elif not state or "error" in state or now() - moved > reader.watch.stall_seconds:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
-				if done != state.get("progress"): moved, done = now(), state.get("progress")
+				if done != (said := state.get("progress")): moved, done = now(), said
 				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
@@ -479,7 +479,7 @@ def dataset_faults(cfg):
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
-		if not paths and not Shards(folder, split).growing:
+		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
 			yield "data_path", f"{len(paths)} of {whole} val shards for a score: fetch all"
@@ -490,12 +490,11 @@ def dataset_faults(cfg):
 					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
 			except RunError as error: yield "", str(error)
 	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
-		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
+		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
-		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
-	return (f"make some: `{QUICKSTART} --prepare-only`; or fetch it: `python3 data/cached_challenge_fineweb.py --variant "
-		"sp1024`")
+		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
+	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
 def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
@@ -514,20 +513,18 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
-	def rows(self, k):
-		return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
+	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):
 		"""(first token, tokens) of a batch."""
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
 	def last_token(self, rows):
 		"""Of the rows' step: every rank's reader waits for it."""
-		n = SPANS_A_STEP * self.span_rows
-		return self.token((rows.start // n + 1) * n) - 1
+		return self.token(rows.start - rows.start % (n := SPANS_A_STEP * self.span_rows) + n) - 1
 	def segments(self, rows):
 		"""The batch cut where spans end: (row, rows, token) in it."""
 		first, n = rows.start, self.span_rows
-		cuts = [first, *range((first // n + 1) * n, rows.stop, n), rows.stop]
+		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
@@ -542,21 +539,20 @@ def widen(x, y, tokens, segments):
 	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: a slot for
-	each batch; words: logged."""
+	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: one for
+	each batch."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
-		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		asked += [split == "val" and cfg.val_resident]
-		whys = [a * why for a, why in zip(asked, (off, off or no_cuda, off or no_cuda))]
-		on, stream, stay = (a and not why for a, why in zip(asked, whys))
+		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
+		asked, gone = (*asked, split == "val" and cfg.val_resident), off or no_cuda
+		on, stream, stay = (a and not why for a, why in zip(asked, (off, gone, gone)))
 		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{whys[0]} copy_stream:{stream}{whys[1]} prefetch_queue:{depth}{on_demand}"
-		if split == "val":
-			words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} resident:{stay:d}{whys[2]}"
-		why = no_cuda or on_demand * (slots != cfg.gpu_prefetch)
-		return cls(depth, stream, slots, stay, f"{words} gpu_prefetch:{slots}{why}")
+		words = f"prefetch:{on}{off * asked[0]} copy_stream:{stream}{gone * asked[1]} prefetch_queue:{depth}{on_demand}"
+		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
+			f"resident:{stay:d}{gone * asked[2]}")
+		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
+		return cls(depth, stream, slots, stay, words)
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
@@ -635,18 +631,17 @@ class Pipeline:
 	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
 	error comes as RunError after the good batches."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
-	place = None  # (epoch, shard)
-	where, since = "no file", math.inf  # in a read since
+	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
 		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
-		self.stall_seconds, self.end, self.watch = source.cfg.data_stall_seconds, self.plan.num_batches(), rt.watch
-		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
+		self.who, self.watch, self.end = f"rank {rt.rank}: the {name} reader", rt.watch, self.plan.num_batches()
+		self.slots = slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
-			slot = Slot(self.plan, "cpu", pinned=rt.cuda)
+			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots:
 				slot.begun, slot.copied = timed_event(), timed_event()
@@ -673,10 +668,10 @@ class Pipeline:
 		with self.spans("disk_read", track):
 			out = memoryview(tokens).cast("B")
 			for epoch, i, offset, size in self.shards.pieces(first, n):
-				before, self.place = self.place, (epoch, i)
-				if before and before != self.place:
-					self.spans.instant("shard_boundary" if before[0] == epoch else "epoch", track)
+				if self.place not in (None, (epoch, i)):
+					self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", track)
 					self.crossings.append(k)
+				self.place = epoch, i
 				self._read(i, offset, out[:size])
 				out = out[size:]
 		self.read_ms += 1e3 * (now() - start)
@@ -696,9 +691,9 @@ class Pipeline:
 			raise EOFError("changed since this run began")
 		self.since = math.inf
 	def _open(self, i, offset):
-		path = self.shards.paths[i]
+		path = str(self.shards.paths[i])
 		self.where, self.since = f"{path} at byte {offset}", now()
-		if self.file.name is not path:
+		if self.file.name != path:
 			old, self.file = self.file, open(path, "rb", buffering=0)
 			old.close()
 		return self.file
@@ -721,16 +716,17 @@ class Pipeline:
 		stage.submit(slot)
 	def _await(self):
 		while True:
-			with suppress(queue.Empty):
-				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
+			try: slot = self.ready.get(timeout=0.2)
+			except queue.Empty: pass
+			else:
+				if isinstance(slot, Slot): return slot
 				self.ready.put(slot)
 				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
 				raise RunError(f"{self.who} failed on {what}") from slot
 			if self.watch.signum: raise Stop
-			if now() - self.since > self.stall_seconds:
+			if now() - self.since > (limit_s := self.watch.stall_seconds):
 				faulthandler.dump_traceback()
-				raise RunError(f"{self.who} has waited for {self.where} over DATA_STALL_SECONDS={self.stall_seconds:g}: "
-					"move DATA_PATH to a local disk")
+				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
 	def __iter__(self): return self
 	def __next__(self):
 		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
@@ -745,8 +741,7 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return batch
-	def close(self):
-		"""Within a second; a reader stuck in a read is left."""
+	def close(self):  # within a second; a reader stuck in a read is left
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(timeout=0.8)
