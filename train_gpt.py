@@ -437,7 +437,7 @@ def producing(folder):
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream of tokens; those of a live producer join in turn."""
+	"""A split's files by name, an endless stream; those of a live producer join in turn."""
 	awaited = None
 	def __init__(self, folder, split):
 		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
@@ -452,7 +452,7 @@ class Shards:
 		self.paths += [path]
 		self.stamps += [stamp(path)]
 	def await_token(self, token, reader):
-		"""Until `token` is on disk, or the set complete. RunError if the producer fails."""
+		"""Until it is on disk, or the set complete. RunError if the producer fails."""
 		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path = producing(self.folder), self.following()
@@ -520,7 +520,8 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
 	def last_token(self, rows):
 		"""Of the rows' step: every rank's reader waits for it."""
-		return self.token(rows.start - rows.start % (n := SPANS_A_STEP * self.span_rows) + n) - 1
+		n = SPANS_A_STEP * self.span_rows
+		return self.token((rows.start // n + 1) * n) - 1
 	def segments(self, rows):
 		"""The batch cut where spans end: (row, rows, token) in it."""
 		first, n = rows.start, self.span_rows
@@ -565,7 +566,7 @@ class Slot:
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum of waits_ms, the input waits
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	ask = close = lambda self: None
 	def waited(self, ms):
@@ -573,7 +574,7 @@ class HostHandOut:
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
 	def recycle(self, block):
-		"""The first host slot in use, if no longer needed; block: once it is."""
+		"""The first in use, if no longer needed; block: once it is."""
 		return self.pending.pop(0)
 	def hand_out(self): return self.pending[-1].batch()
 
@@ -598,7 +599,6 @@ class DeviceRing(HostHandOut):
 		self.wait = timed_event(), timed_event()
 		self.wait[0].record(self.compute)
 	def submit(self, slot):
-		"""The one crossing from host to device."""
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
