@@ -362,16 +362,10 @@ def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by positi
 class Verify:
 	"""A batch's sum as read, above 32 bits of digest, against that of x and y after use."""
 	def __init__(self, on, log): self.on, self.log, self.pending, self.checked = on, log, [], 0
-	def digest(self, plain):
-		def summed(plan, rows, tokens):
-			x, y = np.empty((2, len(rows), plan.seq_len), np.int64)
-			widen(x, y, tokens, plan.segments(rows))
-			return plain(plan, rows, tokens) | int(batch_sum(x, y)) << 32
-		return summed if self.on else plain
 	def consumed(self, pipe, batch, place):
 		if not self.on: return
-		slot, n = (k := pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1), len(pipe.plan.rows(k))  # used in turn
-		self.pending.append((f"{pipe.who}, {place}, slot {slot}", batch[2] >> 32, batch_sum(batch[0][:n], batch[1][:n])))
+		slot, (x, y, digest) = (pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1), batch  # used in turn
+		self.pending.append((f"{pipe.who}, {place}, slot {slot}", digest >> 32, batch_sum(x, y)))
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
 		"""Synchronisation point; RunError if a batch changed while in use."""
@@ -383,67 +377,66 @@ class Verify:
 # === DATA ===
 CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES, TOKEN_BYTES = 1024, 2  # of a shard
+HEADER_BYTES = 1024  # of a shard; a token has 2
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
-	try: (magic, version, n), (size, _) = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3], stamp(path)
-	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it")
-	whole = HEADER_BYTES + TOKEN_BYTES * n
-	if (magic, version) == (20240520, 1) and size == whole > HEADER_BYTES: return n
+	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), os.path.getsize(path)
+	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
+	whole = HEADER_BYTES + 2 * n
+	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
-		f"({n} tokens need {whole}): delete it, fetch it again")
+		f"({n} tokens need {whole}): delete it, fetch anew")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
 def promised(folder, split):
 	"""How many shards the manifest promises; 0: unknown."""
-	with suppress(KeyError, TypeError, StopIteration): return next(d["stats"][f"files_{split}"]
-		for d in read_json(folder / "../../manifest.json")["datasets"] if d["name"] == folder.resolve().name)
-	return 0
+	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
+		if d["name"] == folder.resolve().name)
+	except (KeyError, TypeError): return 0
 def producing(folder):
 	"""What the producer at work there last said; {}: none is."""
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream of tokens; those of a live producer join in turn."""
+	"""A split's files by name, an endless stream; those of a live producer join in turn."""
+	awaited = None
 	def __init__(self, folder, split):
-		self.folder, self.awaited = Path(folder), None
+		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
 		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
-		paths = self.folder.glob(f"fineweb_{split}_*.bin")
-		if self.growing: paths = itertools.takewhile(Path.exists, map(self.numbered, itertools.count()))
-		self.paths, self.ends, self.stamps = [], [0], []
-		for path in sorted(paths): self.add(path)
+		for path in sorted(self.folder.glob(f"fineweb_{split}_*.bin")):
+			if not self.growing or path == self.following(): self.add(path)
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def numbered(self, i): return self.folder / f"fineweb_train_{i:06d}.bin"
+	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
 	def add(self, path):
 		self.ends += [self.ends[-1] + shard_tokens(path)]
 		self.paths += [path]
 		self.stamps += [stamp(path)]
 	def await_token(self, token, reader):
-		"""Until `token` is on disk, or the set complete. RunError if the producer fails."""
-		moved = now()
+		"""Until it is on disk, or the set complete. RunError if the producer fails."""
+		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
-			state, path = producing(self.folder), self.numbered(n := len(self.paths))
+			state, path = producing(self.folder), self.following()
 			if path.exists(): self.add(path)
-			elif n and (not state or state.get("shards_promised") == n): self.growing = False
-			elif not state or "error" in state or now() - moved > reader.stall_seconds:
+			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
+			elif not state or "error" in state or now() - moved > reader.rt.stall_seconds:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
-				if (done := state.get("progress")) != self.growing: moved, self.growing = now(), done or True
+				if done != (said := state.get("progress")): moved, done = now(), said
 				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (epoch, file index, byte offset, tokens)."""
+		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
 		while count > 0:
 			epoch, at = divmod(first, self.total)
 			i = bisect.bisect_right(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
-			yield epoch, i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
+			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
@@ -451,24 +444,22 @@ def dataset_faults(cfg):
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
-		if not paths and not Shards(folder, split).growing:
+		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards are there: a score needs all: fetch them"
+			yield "data_path", f"{len(paths)} of {whole} val shards for a score: fetch all"
 		for path in paths:
-			try: tokens += shard_tokens(path)
-			except RunError as error: yield "", str(error)
-			else:
-				ids = np.memmap(path, "<u2", "r", HEADER_BYTES)
+			try:
+				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
 				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
-	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
-		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
+					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
+			except RunError as error: yield "", str(error)
+	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
+		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
-		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
-	return (f"make some: `{QUICKSTART} --prepare-only`; or fetch it: `python3 data/cached_challenge_fineweb.py --variant "
-		"sp1024`")
+		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
+	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
 def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
@@ -487,8 +478,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
-	def rows(self, k):
-		return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
+	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):
 		"""(first token, tokens) of a batch."""
@@ -500,13 +490,12 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def segments(self, rows):
 		"""The batch cut where spans end: (row, rows, token) in it."""
 		first, n = rows.start, self.span_rows
-		cuts = [first, *range((first // n + 1) * n, rows.stop, n), rows.stop]
+		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
-	data, step = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len
-	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i)
-		for row, n, begin in plan.segments(rows) for i in range(n)) & CRC
+	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
+	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
 def widen(x, y, tokens, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
@@ -516,21 +505,20 @@ def widen(x, y, tokens, segments):
 	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: a slot for
-	each batch; words: logged."""
+	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: one for
+	each batch."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
-		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		why, stream_why = off * on, (off or no_cuda) * stream
-		on, stream = on and not why, stream and not stream_why
-		slots = int(cuda and (cfg.gpu_prefetch if on else 1))
-		depth, no_prefetch, stay, no_stay = depth * on, "(prefetch_off)" * (not on), cfg.val_resident, off or no_cuda
-		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth}{no_prefetch}"
-		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} resident:"
-			f"{int(stay and not no_stay)}{no_stay * stay}")
-		why = no_cuda or no_prefetch * (slots != cfg.gpu_prefetch)
-		return cls(depth, stream, slots, split == "val" and stay and not no_stay, f"{words} gpu_prefetch:{slots}{why}")
+		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
+		asked, gone = (*asked, split == "val" and cfg.val_resident), off or no_cuda
+		on, stream, stay = (a and not why for a, why in zip(asked, (off, gone, gone)))
+		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
+		words = f"prefetch:{on}{off * asked[0]} copy_stream:{stream}{gone * asked[1]} prefetch_queue:{depth}{on_demand}"
+		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
+			f"resident:{stay:d}{gone * asked[2]}")
+		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
+		return cls(depth, stream, slots, stay, words)
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
@@ -543,16 +531,15 @@ class Slot:
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum of waits_ms, the input waits
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
-	def ask(self): pass
-	close = ask
+	ask = close = lambda self: None
 	def waited(self, ms):
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
 	def recycle(self, block):
-		"""The first host slot in use, if no longer needed; block: once it is."""
+		"""The first in use, if no longer needed; block: once it is."""
 		return self.pending.pop(0)
 	def hand_out(self): return self.pending[-1].batch()
 
@@ -577,7 +564,6 @@ class DeviceRing(HostHandOut):
 		self.wait = timed_event(), timed_event()
 		self.wait[0].record(self.compute)
 	def submit(self, slot):
-		"""The one crossing from host to device."""
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
@@ -588,13 +574,13 @@ class DeviceRing(HostHandOut):
 			slot.copied.record(self.copy)
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
-		self.bytes_copied += TOKEN_BYTES * n
+		self.bytes_copied += 2 * n
 	def recycle(self, block):
 		slot = self.pending[0]
 		if block: slot.copied.synchronize()  # synchronisation point: every host slot waits
-		if not slot.copied.query(): return None
-		self.copy_ms += slot.begun.elapsed_time(slot.copied)
-		return self.pending.pop(0)
+		if slot.copied.query():
+			self.copy_ms += slot.begun.elapsed_time(slot.copied)
+			return self.pending.pop(0)
 	def hand_out(self):
 		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
@@ -610,18 +596,17 @@ class Pipeline:
 	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
 	error comes as RunError after the good batches."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
-	place = opened = error = None  # (epoch, shard); shard
-	where, since = "no file", math.inf  # in a read since
+	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
 		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap = name, spans, source.verify.digest(digest), overlap
-		self.stall_seconds, self.end, self.rt = source.cfg.data_stall_seconds, self.plan.num_batches(), rt
-		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
+		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
+		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
+		self.slots = slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.host_waits_ms, self.crossings, self.file = [], [], io.BytesIO()  # crossings: batches in a new shard or epoch
+		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
-			slot = Slot(self.plan, "cpu", pinned=rt.cuda)
+			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots:
 				slot.begun, slot.copied = timed_event(), timed_event()
@@ -633,29 +618,31 @@ class Pipeline:
 		try:
 			for k in range(self.end):
 				slot = self.free.get()
-				if self.closed: break
+				if self.closed: raise Stop
 				self._fill(slot, k)
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.error = error  # all, or the consumer waits for ever
-		finally: self.ready.put(None), self.file.close()
+		except BaseException as error: self.ready.put(error)  # all, or the consumer waits for ever
+		finally: self.file.close()
 	def _fill(self, slot, k):
 		rows = (plan := self.plan).rows(k)
 		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, slot.size), at, track = now(), plan.tokens(rows), 0, self.thread.name
-		slot.segments, tokens = plan.segments(rows), slot.host[0][:slot.size]
+		start, (first, n), track = now(), plan.tokens(rows), self.thread.name
+		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
 		with self.spans("disk_read", track):
-			for epoch, i, offset, n in self.shards.pieces(first, slot.size):
-				before, self.place = self.place, (epoch, i)
-				if before and before != self.place:
-					self.spans.instant("shard_boundary" if before[0] == epoch else "epoch", track)
+			out = memoryview(tokens).cast("B")
+			for epoch, i, offset, size in self.shards.pieces(first, n):
+				if self.place not in (None, (epoch, i)):
+					self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", track)
 					self.crossings.append(k)
-				self._read(i, offset, memoryview(tokens[at:at + n]).cast("B"))
-				at += n
+				self.place = epoch, i
+				self._read(i, offset, out[:size])
+				out = out[size:]
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on or not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
 		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
@@ -669,43 +656,42 @@ class Pipeline:
 			raise EOFError("changed since this run began")
 		self.since = math.inf
 	def _open(self, i, offset):
-		path = self.shards.paths[i]
+		path = str(self.shards.paths[i])
 		self.where, self.since = f"{path} at byte {offset}", now()
-		if self.opened != i:
-			self.opened = self.file.close()
-			self.opened, self.file = i, open(path, "rb", buffering=0)
+		if self.file.name != path:
+			old, self.file = self.file, open(path, "rb", buffering=0)
+			old.close()
 		return self.file
 	def _advise(self, k):
 		"""Has the kernel read batch k ahead."""
 		if k >= self.end or self.shards.growing: return
 		with suppress(OSError, AttributeError):  # macOS has no such call
-			for _, i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
-				os.posix_fadvise(self._open(i, offset).fileno(), offset, TOKEN_BYTES * n, os.POSIX_FADV_WILLNEED)
+			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
+				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
 	def _take(self):
 		"""A slot back for each taken: the reader fills no more than the queue ahead."""
-		while len(self.stage.pending) >= (self.slots or 1):
-			if not (slot := self.stage.recycle(self.ready.empty())): break
-			self.free.put(slot)
+		stage = self.stage
+		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
 		with self.spans("input_wait", HOST): slot = self._await()
 		self.taken += 1
 		self.host_waits_ms.append(ms := 1e3 * (now() - start))
-		if not self.slots: self.stage.waited(ms)
-		self.stage.submit(slot)
+		if not self.slots: stage.waited(ms)
+		stage.submit(slot)
 	def _await(self):
 		while True:
 			try: slot = self.ready.get(timeout=0.2)
-			except queue.Empty:
-				if self.rt.signum: raise Stop from None
-				if now() - self.since < self.stall_seconds: continue
+			except queue.Empty: pass
+			else:
+				if isinstance(slot, Slot): return slot
+				self.ready.put(slot)
+				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
+				raise RunError(f"{self.who} failed on {what}") from slot
+			if self.rt.signum: raise Stop
+			if now() - self.since > (limit_s := self.rt.stall_seconds):
 				faulthandler.dump_traceback()
-				raise RunError(f"{self.who} has waited for {self.where} over DATA_STALL_SECONDS={self.stall_seconds:g}: move "
-					"DATA_PATH to a local disk") from None
-			if slot: return slot
-			self.ready.put(None)
-			what = self.error if isinstance(self.error, RunError) else f"{self.where}: {self.error!r}"
-			raise RunError(f"{self.who} failed on {what}") from self.error
+				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
 	def __iter__(self): return self
 	def __next__(self):
 		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
@@ -724,8 +710,7 @@ class Pipeline:
 		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
-	def close(self):
-		"""Within a second; a reader stuck in a read is left."""
+	def close(self):  # within a second; a reader stuck in a read is left
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(timeout=0.8)

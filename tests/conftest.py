@@ -162,8 +162,9 @@ def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: tr
         tokens = train_gpt.cut_val_tokens(config, shards.total)
         plan = train_gpt.BatchPlan.val(config, tokens, runtime.rank, runtime.world_size)
     overlap = overlap or train_gpt.Overlap.of(config, split, runtime.cuda)
-    source = SimpleNamespace(cfg=dataclasses.replace(config, data_stall_seconds=stall_seconds), rt=runtime, log=log,
-                             verify=train_gpt.Verify(False, log), shards=shards, plan=plan, overlap=overlap)
+    runtime.stall_seconds = stall_seconds
+    source = SimpleNamespace(rt=runtime, log=log, verify=train_gpt.Verify(False, log), shards=shards, plan=plan,
+                             overlap=overlap)
     return train_gpt.Pipeline(source, split, digest, spans)
 
 

@@ -185,7 +185,7 @@ def test_a_producer_that_advances_slowly_is_waited_for(tmp_path: Path) -> None:
     done: list[object] = []
 
     def wait() -> None:
-        shards.await_token(0, SimpleNamespace(closed=False, stall_seconds=0.3, log=Quiet()))
+        shards.await_token(0, SimpleNamespace(closed=False, rt=train_gpt.Runtime(stall_seconds=0.3), log=Quiet()))
         done.append(None)
     thread = threading.Thread(target=wait)
     thread.start()

@@ -127,7 +127,7 @@ def test_the_error_names_the_rank_and_the_shard_that_failed(tmp_path: Path, monk
     write_split(tmp_path, "train", TOKENS, [2 * SPAN + 10, 20])  # rank 2's first span lies in all three shards
 
     def readinto(file: io.FileIO, real: Callable[..., int], buffer: memoryview) -> int:
-        if file.name == shard(tmp_path, "train", 2):
+        if file.name == str(shard(tmp_path, "train", 2)):
             raise OSError(5, "Input/output error")
         return real(buffer)
 
