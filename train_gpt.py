@@ -18,7 +18,6 @@ from time import perf_counter as now
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
 from torch import nn
-from torch.nn import attention as attention_impls
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
@@ -735,15 +734,15 @@ def attend(q, k, v):
 	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
 	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
 	return y.transpose(1, 2)
-SDP = "cudnn", "flash", "mem_efficient", "math"
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
 	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
 	q, k, v, y = (torch.randn(2, T, heads, cfg.model_dim // H, device=rt.device, dtype=rt.dtype).requires_grad_()
 		for heads in (H, KV, KV, H))
 	def results(backend, dtype=rt.dtype):
-		if backend == "fa3": attention_impls.activate_flash_attention_impl("FA3")
-		for name in SDP: getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend.replace("fa3", "flash"))
+		if backend == "fa3": nn.attention.activate_flash_attention_impl("FA3")
+		for name in "cudnn", "flash", "mem_efficient", "math":
+			getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend.replace("fa3", "flash"))
 		out = attend(*(t.to(dtype) for t in (q, k, v)))
 		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
 	expected = results("math", torch.float32)
@@ -752,7 +751,7 @@ def choose_attention(cfg, rt):
 			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
 			if off < 0.02: return backend
 		except Exception as error: off = first_line(error)  # whatever one raises that is not there
-		if backend == "fa3": attention_impls.restore_flash_attention_impl(_raise_warn=False)
+		if backend == "fa3": nn.attention.restore_flash_attention_impl(_raise_warn=False)
 	raise RunError(f"ATTENTION_BACKEND={backend} does not work here, or is wrong ({off}): set auto")
 
 class Attention(nn.Module):
@@ -795,8 +794,8 @@ class GPT(nn.Module):
 		self.lm_head = None if cfg.tie_embeddings else Linear(D, cfg.vocab_size, zero=True)
 		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
 		# Operations a token, with gradients: every matrix, and attention's causal half.
-		matrices = (m.weight.numel() for m in self.blocks.modules() if isinstance(m, Linear))
-		self.flops = 6 * (sum(matrices) + cfg.vocab_size * D + cfg.num_layers * cfg.train_seq_len * D)
+		matrices = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2 < len(p))
+		self.flops = 6 * (matrices + cfg.vocab_size * D + cfg.num_layers * cfg.train_seq_len * D)
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
 		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
@@ -1335,8 +1334,9 @@ def log_header(run, source):
 def fitting_accumulation(cfg, rt):
 	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
 	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
-	rows, x = cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size, torch.zeros(8, cfg.train_seq_len).long()
-	GPT(cfg, rt.dtype).to(rt.device)(x.to(rt.device), x.to(rt.device)).backward()
+	rows = cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
+	x = torch.zeros(8, cfg.train_seq_len, device=rt.device).long()
+	GPT(cfg, rt.dtype).to(rt.device)(x, x).backward()
 	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
 	return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows / n <= fit or n == rows))
 def resume_command(cfg, env):
@@ -1349,8 +1349,6 @@ def execute(cfg, env, warnings):
 	log, end = None, (1, "failed", "")
 	try:
 		rt.start(cfg, env)
-		if cfg.resume != "auto" and env.get("TORCHELASTIC_RESTART_COUNT", "0") > "0":
-			raise RunError("restarted by torchrun, from its first step: set RUN_ID and RESUME=auto")
 		run_id, steps, found = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt), rt.rank or find_checkpoint(cfg)))
 		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
 		log = rt.log = RunLog(run_id, rt.rank == 0, bool(found))

@@ -12,8 +12,9 @@ from conftest import ROOT, SMALL_MODEL, Corpus, config_of, run_trainer, train_gp
 pytestmark = pytest.mark.timeout(120)
 CPU = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
 SHAPE = dict(TRAIN_SEQ_LEN=24, MODEL_DIM=32, NUM_HEADS=4, NUM_KV_HEADS=2)
+KINDS = ("cudnn", "flash", "mem_efficient", "math")
 FLAGS = [(getattr(torch.backends.cuda, f"enable_{name}_sdp"), getattr(torch.backends.cuda, f"{name}_sdp_enabled"))
-         for name in train_gpt.SDP]
+         for name in KINDS]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def flags():
 
 
 def enabled() -> list[str]:
-    return [name for name, (_, is_on) in zip(train_gpt.SDP, FLAGS) if is_on()]
+    return [name for name, (_, is_on) in zip(KINDS, FLAGS) if is_on()]
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_flash_attention_3_comes_first_and_leaves_no_trace_if_it_fails(monkeypat
     calls, attend = [], train_gpt.attend
     impls = SimpleNamespace(activate_flash_attention_impl=calls.append,
                             restore_flash_attention_impl=lambda **_: calls.append("restored"))
-    monkeypatch.setattr(train_gpt, "attention_impls", impls)
+    monkeypatch.setattr(torch.nn, "attention", impls)
     assert train_gpt.choose_attention(config_of(**SHAPE), CPU) == "fa3" and calls == ["FA3"] and enabled() == ["flash"]
     calls.clear()
     monkeypatch.setattr(train_gpt, "attend", lambda *qkv: attend(*qkv) * (1 + (calls == ["FA3"])))
