@@ -6,142 +6,133 @@
 
 What is not the recipe's own is the repository's train_gpt.py. README.md: commands, numbers.
 """
-from __future__ import annotations
-import bisect, contextlib, copy, datetime, faulthandler, functools, io, itertools, json, lzma, math, os, queue, re
-import resource, subprocess, sys, threading, time, uuid, zlib
+import bisect, copy, datetime, faulthandler, io, itertools, json, lzma, math, os, pickle, queue, re, resource, select
+import signal, sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, deque, namedtuple
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 
 import numpy as np, sentencepiece, torch
 import torch.distributed as dist, torch.nn.functional as F
 from torch import nn
-try: from flash_attn_interface import flash_attn_func  # FlashAttention-3
-except (ImportError, OSError): flash_attn_func = None
 
 # === CONFIG ===
 CONTROLS = ("attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights,smear,"
 	"dtg_gate,ve_layer_scales,ve_shared.scale,attn_gate,vr_lambda")
-# Kinds of settings: in words, and from text to value (of another text it raises).
+# Kinds of settings: (in words, from text to value or an error).
 def within(low, below=math.inf):
-	def parse(text):
-		if low <= (value := type(low)(text)) < below: return value
-		raise ValueError
-	return f"{low:g} <= {type(low).__name__} < {below:g}", parse
+	kind = type(low)
+	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
 def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-natural, count, vocab, share = within(0, 2**63), within(1, 2**63), within(1, 65_537), within(0.0, 1.0)
+whole, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
 number, rate, positive = within(-1e300), within(0.0), within(1e-6)
 name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
-where, mode, counter = word("auto|cuda|cpu"), word("auto|0|1"), word("cpu|cuda")
-switch = "0 or 1", {"0": False, "1": True}.__getitem__
-layers = word(r"\d+(,\d+)*", "layers, as 9,10")
+flag = "0 or 1", {"0": False, "1": True}.__getitem__
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting (its variable: the name in upper case), grouped as in README.md, which has units and meanings."""
+	"""Every setting; README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: natural = 1337
-	val_batch_size: count = 524_288; val_loss_every: natural = 4000; val_tokens: natural = 0
-	val_progress_log_every: natural = 0; train_log_every: natural = 500
-	iterations: natural = 20_000; warmdown_iters: natural = 3500; warmup_steps: natural = 20
-	train_batch_tokens: count = 786_432; train_seq_len: count = 2048; eval_seq_len: natural = 2048
+	run_id: name = "random_uuid4"; seed: whole = 1337
+	val_batch_size: count = 524_288; val_loss_every: whole = 4000; val_tokens: whole = 0
+	val_progress_log_every: whole = 0; train_log_every: whole = 500
+	iterations: whole = 20_000; warmdown_iters: whole = 3500; warmup_steps: whole = 20
+	train_batch_tokens: count = 786_432; train_seq_len: count = 2048; eval_seq_len: whole = 2048
 	max_wallclock_seconds: number = 600.0
-	vocab_size: vocab = 1024; num_layers: count = 11; model_dim: count = 512; num_heads: count = 8; num_kv_heads: count = 4
-	mlp_mult: positive = 3.0; mlp_fused_form: switch = True; tie_embeddings: switch = True
-	rope_base: positive = 10_000.0; rope_dims: natural = 16; logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
-	xsa_last_n: natural = 4; ln_scale: switch = True; bigram_vocab_size: natural = 2048; bigram_dim: count = 128
-	ve_enabled: switch = True; ve_dim: count = 128; ve_layers: layers = "9,10"
-	gated_attention: switch = False; value_residual: switch = False; dtg_enabled: switch = False
+	vocab_size: within(1, 65_537) = 1024; num_layers: count = 11; model_dim: count = 512; num_heads: count = 8
+	num_kv_heads: count = 4; mlp_mult: positive = 3.0; mlp_fused_form: flag = True; tie_embeddings: flag = True
+	rope_base: positive = 10_000.0; rope_dims: whole = 16; logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
+	xsa_last_n: whole = 4; ln_scale: flag = True; bigram_vocab_size: whole = 2048; bigram_dim: count = 128
+	ve_enabled: flag = True; ve_dim: count = 128; ve_layers: word(r"\d+(,\d+)*", "layers, as 9,10") = "9,10"
+	gated_attention: flag = False; value_residual: flag = False; dtg_enabled: flag = False
 	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.035; tied_embed_init_std: rate = 0.005
 	matrix_lr: rate = 0.025; muon_momentum: share = 0.99; muon_backend_steps: count = 5; muon_wd: rate = 0.04
-	muon_momentum_warmup_start: share = 0.92; muon_momentum_warmup_steps: natural = 1500
+	muon_momentum_warmup_start: share = 0.92; muon_momentum_warmup_steps: whole = 1500
 	scalar_lr: rate = 0.025; adam_wd: rate = 0.04; beta1: share = 0.9; beta2: share = 0.95; adam_eps: rate = 1e-8
-	grad_clip_norm: rate = 0.3; ema_enabled: switch = True; ema_decay: share = 0.997
-	swa_enabled: switch = False; swa_every: count = 50
-	lawa_enabled: switch = False; lawa_k: count = 10; lawa_freq: count = 100
-	qat_enabled: switch = False; late_qat: switch = False; late_qat_threshold: rate = 0.15
+	grad_clip_norm: rate = 0.3; ema_enabled: flag = True; ema_decay: share = 0.997
+	swa_enabled: flag = False; swa_every: count = 50
+	lawa_enabled: flag = False; lawa_k: count = 10; lawa_freq: count = 100
+	qat_enabled: flag = False; late_qat: flag = False; late_qat_threshold: rate = 0.15
 	control_tensor_name_patterns: text = CONTROLS
-	eval_stride: natural = 64; ttt_enabled: switch = False; ttt_lr: rate = 0.002; ttt_epochs: natural = 3
+	eval_stride: whole = 64; ttt_enabled: flag = False; ttt_lr: rate = 0.002; ttt_epochs: whole = 3
 	ttt_momentum: share = 0.9; ttt_grad_clip: rate = 1.0; ttt_chunk_tokens: count = 32_768
-	ttt_batch_seqs: count = 32; ttt_freeze_blocks: natural = 2
-	train_prefetch: switch = True; train_prefetch_queue: count = 2; train_copy_stream: switch = True
-	val_prefetch: switch = True; val_prefetch_queue: count = 2; val_copy_stream: switch = True
-	gpu_prefetch: count = 2; val_bytecount_device: counter = "cpu"
+	ttt_batch_seqs: count = 32; ttt_freeze_blocks: whole = 2
+	train_prefetch: flag = True; train_prefetch_queue: count = 2; train_copy_stream: flag = True
+	val_prefetch: flag = True; val_prefetch_queue: count = 2; val_copy_stream: flag = True
+	gpu_prefetch: count = 2; val_resident: flag = False; val_bytecount_device: word("cpu|cuda") = "cpu"
 	data_stall_seconds: positive = 60.0
-	device: where = "auto"; torch_compile: mode = "auto"; grad_accum_steps: natural = 0
+	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"; grad_accum_steps: whole = 0
+	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
 	training_timing_breakdown = trace_steps = 0  # not here
 	@classmethod
-	def from_environment(cls, environ):
-		"""(the settings, a fault for each value not of its kind: there the default stays)."""
+	def from_environment(cls, env):
+		"""(the settings, faults: of a wrong value the default is taken)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
-		for name in filter(environ.__contains__, SETTINGS):
-			meaning, parse = globals()[SETTINGS[name].type]
-			try: values[name.lower()] = parse(environ[name])
-			except (LookupError, TypeError, ValueError): faults.append(
-				f"{name}={environ[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+		for name in filter(env.__contains__, SETTINGS):
+			meaning, parse = SETTINGS[name].type
+			try: values[name.lower()] = parse(env[name])
+			except Exception:  # whatever a wrong text raises
+				faults.append(f"{name}={env[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
 		return cls(**values), faults
-	def accumulation(self, world_size): return self.grad_accum_steps or max(1, SPANS_A_STEP // world_size)
+	def accumulation(self, W):
+		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
 	def evaluated(self): return replace(self, train_seq_len=self.eval_seq_len or self.train_seq_len)
-	def problems(self, world_size):
-		"""Every fault, with value and remedy."""
-		faults = (runtime_faults(self), self._shape_faults(world_size), self._recipe_faults(world_size),
-			tokenizer_faults(self), dataset_faults(self.evaluated()))
-		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text
-			for name, text in itertools.chain(*faults)]
-	def _recipe_faults(self, world_size):
-		T, stride, head, last = self.train_seq_len, self.eval_stride, self.model_dim // self.num_heads, self.num_layers - 1
-		if self.rope_dims % 2 or self.rope_dims > head: yield "rope_dims", f"set an even number up to {head}"
-		if self.bigram_vocab_size == 1: yield "bigram_vocab_size", "set 0 or 2"
-		if self.ve_enabled and last < max(map(int, self.ve_layers.split(","))):
-			yield "ve_layers", f"the last layer is {last}: set {last}, or VE_ENABLED=0"
-		if self.val_batch_size < world_size * self.accumulation(world_size) * self.evaluated().train_seq_len:
-			yield "eval_seq_len", "no row for each rank: raise VAL_BATCH_SIZE"
-		if self.ttt_enabled and T % (stride or T + 1): yield "eval_stride", f"TTT: set a divisor of TRAIN_SEQ_LEN={T}"
-		if self.ttt_enabled and self.ttt_chunk_tokens % T: yield "ttt_chunk_tokens", f"set a multiple of TRAIN_SEQ_LEN={T}"
-	def _shape_faults(self, world_size):
-		"""(a setting or "", what is wrong, what to do)."""
-		heads, T, steps = self.num_heads, self.train_seq_len, self.accumulation(world_size)
-		rows, unit, parts = self.train_batch_tokens // T, SPANS_A_STEP * T, world_size * steps
-		for name, of, words in ("model_dim", 2 * heads, "2 x NUM_HEADS"), ("train_batch_tokens", unit, "8 x TRAIN_SEQ_LEN"):
-			if (value := getattr(self, name)) % of:
-				yield name, f"must divide by {words}: set {of * max(1, round(value / of))}"
-		if heads % self.num_kv_heads:
-			yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, self.num_kv_heads)}"
-		if self.train_batch_tokens % unit == 0 and rows % parts:
-			fits = [g for g in range(1, rows + 1) if rows % (world_size * g) == 0] or [0]
-			fit = min(fits, key=lambda g: (g < steps, abs(g - steps)))
-			yield "grad_accum_steps", (f"{world_size} ranks x {steps} steps must divide {rows} rows: set " +
-				f"{fit}, or " * (fit > 0) + f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-		if self.val_batch_size < parts * T:
-			yield "val_batch_size", f"no row for each of {world_size} ranks x {steps} steps: set at least {parts * T}"
-		if self.trace_steps and self.training_timing_breakdown:
-			yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+	def problems(self, W):
+		"""Every fault on W ranks, with value and remedy."""
+		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
+			*runtime_faults(self), *shape_faults(self, W), *recipe_faults(self, W), *tokenizer_faults(self),
+			*dataset_faults(self.evaluated()))]
+
+def shape_faults(cfg, W):
+	"""(a setting or "", what is wrong, what to do)."""
+	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
+	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
+	if over := cfg.model_dim % (2 * heads):
+		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
+	if heads % cfg.num_kv_heads:
+		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
+	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
+	elif rows % parts:
+		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
+		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
+	if cfg.val_batch_size < parts * T:
+		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
+	if cfg.trace_steps and cfg.training_timing_breakdown:
+		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+def recipe_faults(cfg, W):
+	T, stride, head, last = cfg.train_seq_len, cfg.eval_stride, cfg.model_dim // cfg.num_heads, cfg.num_layers - 1
+	if cfg.rope_dims % 2 or cfg.rope_dims > head: yield "rope_dims", f"set an even number up to {head}"
+	if cfg.bigram_vocab_size == 1: yield "bigram_vocab_size", "set 0 or 2"
+	if cfg.ve_enabled and last < max(map(int, cfg.ve_layers.split(","))):
+		yield "ve_layers", f"the last layer is {last}: set {last}, or VE_ENABLED=0"
+	if cfg.val_batch_size < W * cfg.accumulation(W) * cfg.evaluated().train_seq_len:
+		yield "eval_seq_len", "no row for each rank: raise VAL_BATCH_SIZE"
+	if cfg.ttt_enabled and T % (stride or T + 1): yield "eval_stride", f"TTT: set a divisor of TRAIN_SEQ_LEN={T}"
+	if cfg.ttt_enabled and cfg.ttt_chunk_tokens % T: yield "ttt_chunk_tokens", f"set a multiple of TRAIN_SEQ_LEN={T}"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
 FOREIGN = re.compile(r"(GPTQ|CHECKPOINT|TRACE|TRAINING_TIMING|MTP)_\w+|MUON_BETA2|INT8_KEEP_\w+|"
-	r"DATA_VERIFY|RESUME|VAL_RESIDENT|ATTENTION_BACKEND")
+	r"DATA_VERIFY|RESUME")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
-@functools.cache
-def edit_distance(a, b):
-	"""Damerau-Levenshtein."""
-	if not a or not b: return len(a + b)
-	if a[0] == b[0]: return edit_distance(a[1:], b[1:])
-	rests = [(a[1:], b), (a, b[1:]), (a[1:], b[1:])] + [(a[2:], b[2:])] * (a[:2] == b[1::-1])
-	return 1 + min(itertools.starmap(edit_distance, rests))
-def foreign_names(environ):
-	"""(faults: nearly a setting; warnings: a setting of other scripts)."""
-	names, faults = sorted(environ.keys() - SETTINGS.keys() - {"MODEL_DIR"}), []  # common, a letter from ours
-	for name in itertools.filterfalse(FOREIGN.fullmatch, names):
-		near = (o for o in SETTINGS if abs(len(o) - len(name)) <= 2 >= len(set(o) - set(name)))
-		distance, best = min(((edit_distance(name, o), o) for o in near), default=(9, ""))
-		if distance <= 1 + (len(name) >= 12): faults.append(f"{name}={environ[name]}: no such setting: did you mean {best}?")
-	others = ", ".join(filter(FOREIGN.fullmatch, names))
-	return faults, [f"set, but this script has no such setting: {others}"] * bool(others)
+def similar(a, b, slips):
+	"""Damerau-Levenshtein distance at most `slips`."""
+	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
+	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
+	return slips > 0 and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
+def foreign_names(env):
+	"""(faults: nearly a setting; warnings: other scripts' settings)."""
+	faults, others = [], []
+	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
+		near = (other for slips in range(1, 2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
+		if FOREIGN.fullmatch(name): others.append(name)
+		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
+	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
 def print_help():
-	"""With units and meanings from README.md, if at hand."""
+	"""From README.md, if at hand."""
 	print(__doc__)
 	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
 	with suppress(OSError, IndexError):
@@ -152,122 +143,136 @@ def print_help():
 	return 0
 
 # === RUNTIME ===
-GROUP_TIMEOUT, LEAVE_SECONDS = datetime.timedelta(minutes=5), 5  # longest wait for a rank; once told to stop
+FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """Told to stop: the others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, cuda, driver = torch.__version__, cfg.device != "cpu" and torch.cuda.is_available(), ""
-	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
-	if cuda and int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-		yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if not cuda and cfg.device != "cpu" and (driver or os.path.exists("/dev/nvidia0")):
-		number = re.search(r"\d+\.\d[\d.]*|$", driver).group() or "?"
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use NVIDIA driver {number} "
+	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
+	if cfg.device != "cpu" and torch.cuda.is_available():
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		return
+	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
+	if driver and cfg.device != "cpu":
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use the NVIDIA driver {first_line(driver)} "
 			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda" and not cuda: yield "device", "torch sees no CUDA device: set auto or cpu"
-	if cfg.val_bytecount_device == "cuda" and not cuda: yield "val_bytecount_device", "no CUDA in use: set cpu"
+	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
 
-class Watch:
-	"""Stands in for the root's, which hears signals: here they end the process."""
-	signum, since, longest_s = 0, math.inf, 0.0
-	def start(self): pass
-
-@dataclass(frozen=True)
 class Runtime:
-	"""This process; collectives are the main thread's."""
-	rank: int = 0
-	world_size: int = 1
-	device: torch.device = torch.device("cpu")
-	dtype: torch.dtype = torch.float32
-	watch: Watch = Watch()
-	@classmethod
-	def start(cls, cfg, env):
+	"""This process; collectives are the main thread's. As that may sit in one, a thread hears signals, tells all ranks, by
+	the group's store, and ends a wait for ranks that do not come: it names them."""
+	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
+	signum = meetings = longest_s = 0  # heard; begun; longest step
+	since, place = math.inf, ""  # waiting for ranks
+	def __init__(self, rank=0, world_size=1, stall_seconds=60.0):
+		self.rank, self.world_size, self.stall_seconds, self.met = rank, world_size, stall_seconds, set()
+	def start(self, cfg, env):
 		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
-		device, dtype, watch = torch.device("cpu"), torch.float32, Watch()
-		watch.start()
-		if cuda := cfg.device != "cpu" and torch.cuda.is_available():
+		hears, wakes = os.pipe()
+		os.set_blocking(wakes, False)
+		signal.set_wakeup_fd(wakes)
+		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
+		threading.Thread(target=self._watch, args=[hears], daemon=True).start()
+		if cfg.device != "cpu" and torch.cuda.is_available():
 			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
-			if torch.cuda.get_device_capability(device) >= (8, 0): dtype = torch.bfloat16
+			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
-			torch.backends.cuda.enable_cudnn_sdp(False)
-		if "RANK" in env:
-			store, rank, W = next(dist.rendezvous("env://", timeout=GROUP_TIMEOUT))
-			store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-			dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=W, timeout=GROUP_TIMEOUT,
-				device_id=device if cuda else None)
-		return cls(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), device, dtype, watch)
+			self.device = device
+		if "RANK" not in env: return
+		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
+		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
+		self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+		with self.waiting("start"):  # bounds all waits, so the group need not
+			dist.init_process_group("nccl" if self.cuda else "gloo", store=store, rank=self.rank, world_size=self.world_size,
+				timeout=datetime.timedelta(1), device_id=self.device if self.cuda else None)
 	@property
 	def cuda(self): return self.device.type == "cuda"
-	def all_reduce(self, tensor):
-		self._collective(dist.all_reduce, tensor)  # a sum, in place
+	@contextmanager
+	def waiting(self, place):
+		self.place, self.since = place, now()
+		yield
+		self.since = math.inf
+		self.met.add(place)
+	def all_reduce(self, tensor, place):
+		self._meet(place, dist.all_reduce, tensor)  # a sum, in place
 		return tensor
 	def broadcast(self, value):
 		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._collective(dist.broadcast_object_list, box := [value], src=0, device=self.device)
+		self._meet("broadcast", dist.broadcast_object_list, box := [value], src=0, device=self.device)
 		return box[0]
-	def _collective(self, call, *args, **options):
-		"""On one rank: nothing."""
-		self.watch.since = now()
-		try:
-			if dist.is_initialized(): call(*args, **options)
-		except RuntimeError as error:
-			raise RunError(f"rank {self.rank}: another rank died, or hung for {GROUP_TIMEOUT}: {first_line(error)}")
-		self.watch.since = math.inf
+	def _meet(self, place, call, *args, **options):
+		"""On one rank: nothing. Synchronisation point, but for a step's reduction: Control reads that."""
+		self.meetings += 1
+		with self.waiting(place):
+			try:
+				if dist.is_initialized(): call(*args, **options)
+			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
+			if place != "reduction": self.synchronize()
 	def synchronize(self):
 		"""Synchronisation point: the device has finished all it was given."""
 		if self.cuda: torch.cuda.synchronize(self.device)
+	def _watch(self, hears):
+		while now() - self.since <= self._limit_s():
+			heard = os.read(hears, 1) if select.select([hears], [], [], 0.5)[0] else b""
+			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
+				if heard: self.store.set("signal", str(heard[0]))
+				self.store.set(str(self.rank), str(self.meetings))
+				heard = heard or [self.store.add("signal", 0)]
+			self.signum = self.signum or sum(heard)
+		late = []
+		with suppress(AttributeError, RuntimeError):
+			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
+		faulthandler.dump_traceback()  # of all threads
+		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
+			f"{', '.join(late) or 'its device'}")
+		os._exit(1)
+	def _limit_s(self):
+		if self.signum: return LEAVE_SECONDS + 2 * self.longest_s
+		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt and .jsonl; an older log, unless resumed, is kept under its time."""
+	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.lost = Path("logs", f"{run_id}.txt"), set()
-		names = self.path, self.path.with_suffix(".jsonl")
+		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
+		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
 		try:
-			if enabled:
-				self.path.parent.mkdir(exist_ok=True)
-				mark = time.time_ns()
-				for name in () if resumed else filter(Path.exists, names): name.rename(name.with_suffix(f".{mark}{name.suffix}"))
-			self.text, self.events = (open(name if enabled else os.devnull, "a", 1, encoding="utf-8") for name in names)
-		except OSError as error:
-			raise RunError(f"{self.path}: cannot open the log: {error.strerror}: run where you can write")
-		self.stdout = sys.stdout if enabled else self.text
-	def _print(self, stream, text):
+			for path in files * enabled:
+				path.parent.mkdir(exist_ok=True)
+				if path.exists() and not resumed: path.rename(path.with_suffix(f".{mark}{path.suffix}"))
+				self.streams[path] = path.open("a", encoding="utf-8")
+		except OSError as error: raise RunError(f"{path}: cannot open the log: {error.strerror}: run where you can write")
+	def write(self, text, *names):
 		"""A full disk or a closed terminal costs the log, not the run."""
-		try: print(text, file=getattr(self, stream), flush=True)
-		except OSError as error:
-			if stream not in self.lost: print(f"warning: {self.path}: lines of its {stream} are lost: {error}", file=sys.stderr)
-			self.lost.add(stream)
-	def file(self, text): self._print("text", text)
-	def console(self, text): self._print("stdout", text)
-	def line(self, text): self.file(text), self.console(text)
+		for name in filter(self.streams.get, names):
+			try: print(text, file=self.streams[name], flush=True)
+			except OSError as error:
+				if name not in self.lost: print(f"warning: {name}: lines are lost: {error}", file=sys.stderr)
+				self.lost.add(name)
+	def console(self, text): self.write(text, "stdout")
+	def line(self, text): self.write(text, self.path, "stdout")
 	def event(self, name, **fields):
-		self._print("events", json.dumps({"event": name, "time": round(time.time(), 3), **fields}))
+		self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **fields)), self.events)
 	def say(self, event, template, **fields):
 		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
-	def close(self):
-		with suppress(OSError): self.text.close(), self.events.close()
 
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
 	"""The whole file or none."""
-	temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
-		with open(temporary, "wb") as file:
-			file.write(data)
-			file.flush()
-			os.fsync(file.fileno())
+		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
 		os.replace(temporary, path)
-	except OSError as error:
-		raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
+	except OSError as error: raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
 	finally: temporary.unlink(missing_ok=True)
 
 # === INSTRUMENTS ===
@@ -279,99 +284,94 @@ class Clock:
 	def __init__(self, rt): self.rt = rt
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
 	def start(self): self.since = self.rt.synchronize() or now()
-	def stop(self):
-		self.rt.synchronize()
-		self.total_ms, self.since = self.now_ms(), math.inf
+	def stop(self): self.total_ms, self.since = self.rt.synchronize() or self.now_ms(), math.inf
 
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced around each piece of work; once one ran (not the one that compiles) it tells how long all take."""
-	for _ in range(1 + compiles):
-		start = rt.synchronize() or now()  # synchronisation points: four at most
-		yield
-		unit_s = pieces * ((rt.synchronize() or now()) - start)
-		yield
-	total_s = min(count * unit_s, cap_s if cap_s > 0 else math.inf)
+	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
+	yield from [None] * 2 * compiles
+	start = rt.synchronize() or now()  # a synchronisation point, and the next
+	yield
+	unit_s = pieces * ((rt.synchronize() or now()) - start)
+	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
-	nothing = contextlib.nullcontext()
-	def __init__(self, *_): pass
+	nothing = nullcontext()
+	def __init__(self, cfg=None, rt=None, log=None):
+		self.cfg, self.rt, self.log = cfg, rt, log
+		self.begin()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close may come twice
+	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close: twice, too
 class Unverified:  # no DATA_VERIFY
-	def digest(self, plain): return plain
-	def consumed(self, pipeline, batch, place): pass
-	def settle(self, total=False): pass
+	on, consumed, settle = False, lambda *_: None, lambda *_, **__: None
+def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by position, int64, wraps
 
 # === DATA ===
 CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES, TOKEN_BYTES = 1024, 2  # of a shard
-STALE_SECONDS = 30    # without a sign of life a producer is dead
+HEADER_BYTES = 1024  # of a shard; a token has 2
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
-	try: header, (size, _) = np.fromfile(path, "<i4", 3).tolist(), stamp(path)
-	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable, or remove it")
-	magic, version, n = (header + [0] * 3)[:3]
-	whole = HEADER_BYTES + TOKEN_BYTES * n
-	if (magic, version) == (20240520, 1) and size == whole > HEADER_BYTES: return n
+	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), os.path.getsize(path)
+	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
+	whole = HEADER_BYTES + 2 * n
+	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
-		f"({n} tokens need {whole}): delete it, fetch it again")
+		f"({n} tokens need {whole}): delete it, fetch anew")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
 def promised(folder, split):
 	"""How many shards the manifest promises; 0: unknown."""
-	with suppress(KeyError, TypeError, StopIteration): return next(d["stats"][f"files_{split}"]
-		for d in read_json(folder / "../../manifest.json")["datasets"] if d["name"] == folder.resolve().name)
-	return 0
+	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
+		if d["name"] == folder.resolve().name)
+	except (KeyError, TypeError): return 0
 def producing(folder):
 	"""What the producer at work there last said; {}: none is."""
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream of tokens; those of a live producer join in turn."""
+	"""A split's files by name, an endless stream; those of a live producer join in turn."""
+	awaited = None
 	def __init__(self, folder, split):
-		self.folder, self.awaited = Path(folder), None
+		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
 		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
-		paths = self.folder.glob(f"fineweb_{split}_*.bin")
-		if self.growing: paths = itertools.takewhile(Path.exists, map(self.numbered, itertools.count()))
-		self.paths, self.ends, self.stamps = [], [0], []
-		for path in sorted(paths): self.add(path)
+		for path in sorted(self.folder.glob(f"fineweb_{split}_*.bin")):
+			if not self.growing or path == self.following(): self.add(path)
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def numbered(self, i): return self.folder / f"fineweb_train_{i:06d}.bin"
+	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
 	def add(self, path):
 		self.ends += [self.ends[-1] + shard_tokens(path)]
 		self.paths += [path]
 		self.stamps += [stamp(path)]
 	def await_token(self, token, reader):
-		"""Until `token` is on disk, or the set complete. RunError if the producer fails."""
-		moved = now()
+		"""Until it is on disk, or the set complete. RunError if the producer fails."""
+		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
-			state, path = producing(self.folder), self.numbered(n := len(self.paths))
+			state, path = producing(self.folder), self.following()
 			if path.exists(): self.add(path)
-			elif n and (not state or state.get("shards_promised") == n): self.growing = False
-			elif not state or "error" in state or now() - moved > reader.stall_seconds:
+			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
+			elif not state or "error" in state or now() - moved > reader.rt.stall_seconds:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
-				if (done := state.get("progress")) != self.growing: moved, self.growing = now(), done or True
+				if done != (said := state.get("progress")): moved, done = now(), said
 				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (file index, byte offset, tokens)."""
+		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
 		while count > 0:
-			at = first % self.total
+			epoch, at = divmod(first, self.total)
 			i = bisect.bisect_right(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
-			yield i, HEADER_BYTES + TOKEN_BYTES * (at - self.ends[i]), n
+			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
@@ -379,24 +379,22 @@ def dataset_faults(cfg):
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
-		if not paths and not Shards(folder, split).growing:
+		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards are there: a score needs all: fetch them"
+			yield "data_path", f"{len(paths)} of {whole} val shards for a score: fetch all"
 		for path in paths:
-			try: tokens += shard_tokens(path)
-			except RunError as error: yield "", str(error)
-			else:
-				ids = np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES)
+			try:
+				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
 				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set that of its tokenizer, or another DATA_PATH"
-	if tokens and cut_val_tokens(cfg, tokens) <= cfg.train_seq_len:  # of val, the last
-		yield "train_seq_len", f"the {tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
+					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
+			except RunError as error: yield "", str(error)
+	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
+		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
-		if (found := parent / getattr(cfg, name)).exists(): return f"it is further up: set {name.upper()}={found.resolve()}"
-	return (f"make some: `{QUICKSTART} --prepare-only`; or fetch it: `python3 data/cached_challenge_fineweb.py --variant "
-		"sp1024`")
+		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
+	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
 def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
@@ -413,11 +411,10 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, max(1, end - first))
+		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
-	def rows(self, k):
-		return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
+	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):
 		"""(first token, tokens) of a batch."""
@@ -429,57 +426,58 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def segments(self, rows):
 		"""The batch cut where spans end: (row, rows, token) in it."""
 		first, n = rows.start, self.span_rows
-		cuts = [first, *range((first // n + 1) * n, rows.stop, n), rows.stop]
+		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
-	data, step = memoryview(tokens).cast("B"), TOKEN_BYTES * plan.seq_len
-	return sum(zlib.crc32(data[(at := TOKEN_BYTES * begin + i * step):at + step + TOKEN_BYTES], rows.start + row + i & CRC)
-		for row, n, begin in plan.segments(rows) for i in range(n)) & CRC
+	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
+	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
 def widen(x, y, tokens, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors."""
+	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
 	for row, n, begin in segments:
 		part = tokens[begin:begin + n * T + 1]
 		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
+	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
 
-class Overlap(namedtuple("Overlap", "prefetch queue copy_stream device_slots words")):
-	"""A split's settings, less what rules them out. queue: host batches; device_slots: 0 on the CPU; words: logged."""
+class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
+	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: one for
+	each batch."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
-		on, depth, stream = (getattr(cfg, split + name) for name in ("_prefetch", "_prefetch_queue", "_copy_stream"))
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		why, stream_why = off * on, (off or no_cuda) * stream
-		on, stream = on and not why, stream and not stream_why
-		slots = int(cuda and (cfg.gpu_prefetch if on else 1))
-		words = f"prefetch:{on}{why} copy_stream:{stream}{stream_why} prefetch_queue:{depth if on else '0(prefetch_off)'}"
-		if split == "val": words = f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device}"
-		why = no_cuda or "(prefetch_off)" * (slots != cfg.gpu_prefetch)
-		return cls(on, depth if on else 1, stream, slots, f"{words} gpu_prefetch:{slots}{why}")
+		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
+		asked, gone = (*asked, split == "val" and cfg.val_resident), off or no_cuda
+		on, stream, stay = (a and not why for a, why in zip(asked, (off, gone, gone)))
+		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
+		words = f"prefetch:{on}{off * asked[0]} copy_stream:{stream}{gone * asked[1]} prefetch_queue:{depth}{on_demand}"
+		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
+			f"resident:{stay:d}{gone * asked[2]}")
+		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
+		return cls(depth, stream, slots, stay, words)
 
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y."""
-	def __init__(self, plan, device, widened=True):
+	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device,
-			pin_memory=not widened and torch.cuda.is_available())
-		self.x, self.y = (torch.zeros(rows * widened, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x[:self.rows], self.y[:self.rows], self.digest
+		size = rows * T + rows // plan.span_rows + 2
+		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
+	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum of waits_ms, the input waits
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
-	def ask(self): pass
-	close = ask
+	ask = close = lambda self: None
 	def waited(self, ms):
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block=False):
-		"""Host slots no longer needed; block: at least one."""
-		return [self.pending.pop(0) for _ in [*self.pending]]
+	def recycle(self, block):
+		"""The first in use, if no longer needed; block: once it is."""
+		return self.pending.pop(0)
 	def hand_out(self): return self.pending[-1].batch()
 
 class DeviceRing(HostHandOut):
@@ -487,160 +485,155 @@ class DeviceRing(HostHandOut):
 	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
-		self.depth, self.submitted, self.handed, self.spans = overlap.device_slots, 0, 0, spans
-		self.compute = torch.cuda.current_stream(device)
+		self.spans, self.compute = spans, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.idle, self.slots = [], [Slot(plan, device) for _ in range(self.depth)]  # (asked, fed) events
-		for slot in self.slots:
+		self.idle, self.full, self.empty = [], [], []
+		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
+			self.empty.append(slot := Slot(plan, device))
+			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
 			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
 			slot.free.record(self.compute)
 	def ask(self):
 		"""The compute stream begins to wait here."""
-		while self.idle and self.idle[0][1].query():
+		while self.idle and self.idle[0][1].query():  # (asked, fed) events
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
 		self.wait = timed_event(), timed_event()
 		self.wait[0].record(self.compute)
 	def submit(self, slot):
-		"""The one crossing from host to device."""
-		if self.submitted - self.handed >= self.depth: raise RuntimeError(f"copy {self.submitted} is beyond the ring")
-		target, n = self.slots[self.submitted % self.depth], slot.size
+		if not self.empty: raise RuntimeError("a copy beyond the ring")
+		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
 			slot.begun.record(self.copy)
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
 			target.ready.record(self.copy)
 			slot.copied.record(self.copy)
-		target.rows, target.segments, target.digest = slot.rows, slot.segments, slot.digest
-		self.pending.append(slot)
-		self.submitted, self.bytes_copied = self.submitted + 1, self.bytes_copied + TOKEN_BYTES * n
-	def recycle(self, block=False):
-		if block: self.pending[0].copied.synchronize()  # synchronisation point: every host slot waits
-		done = []
-		while self.pending and self.pending[0].copied.query():
-			done.append(slot := self.pending.pop(0))
+		target.segments, target.digest = slot.segments, slot.digest
+		self.full.append(target), self.pending.append(slot)
+		self.bytes_copied += 2 * n
+	def recycle(self, block):
+		slot = self.pending[0]
+		if block: slot.copied.synchronize()  # synchronisation point: every host slot waits
+		if slot.copied.query():
 			self.copy_ms += slot.begun.elapsed_time(slot.copied)
-		return done
+			return self.pending.pop(0)
 	def hand_out(self):
-		slot = self.slots[self.handed % self.depth]
+		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
 		self.wait[1].record(self.compute)
 		self.idle.append(self.wait)
 		widen(slot.x, slot.y, slot.tokens, slot.segments)
 		slot.free.record(self.compute)
-		self.handed += 1
+		self.empty.append(slot)
 		return slot.batch()
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
 	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
 	error comes as RunError after the good batches."""
+	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
+	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
 		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap = name, spans, source.verify.digest(digest), overlap
-		self.stall_seconds, self.end, self.watch = source.cfg.data_stall_seconds, self.plan.num_batches(), rt.watch
-		self.who, self.slots = f"rank {rt.rank}: the {name} reader", (slots := overlap.device_slots)
+		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
+		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
+		self.slots = slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.given = self.filled = self.taken = self.handed = self.late_copies = self.bytes_read = self.closed = 0
-		self.read_ms = self.busy_ms = 0  # of the reader
-		self.host_waits_ms, self.crossings, self.spare = [], [], []  # ms; batches in a new shard or epoch; slots at rest
+		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
-		self.place = self.opened = self.error = None  # (epoch, shard); shard
-		self.where, self.since, self.file = "no file", math.inf, io.BytesIO()  # in a read since
-		for _ in range(overlap.queue + max(1, slots)):
-			self.spare.append(slot := Slot(self.plan, "cpu", widened=not slots))
+		for i in range(overlap.queue + max(1, slots)):
+			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if slots: slot.begun, slot.copied = timed_event(), timed_event()
-		if overlap.prefetch: self._feed()
+			if slots:
+				slot.begun, slot.copied = timed_event(), timed_event()
+				slot.begun.record(), slot.copied.record()
+			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
 	def _read_all(self):
 		try:
 			for k in range(self.end):
 				slot = self.free.get()
-				if self.closed: break
+				if self.closed: raise Stop
 				self._fill(slot, k)
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.error = error  # all, or the consumer waits for ever
-		finally: self.ready.put(None), self.file.close()
+		except BaseException as error: self.ready.put(error)  # all, or the consumer waits for ever
+		finally: self.file.close()
 	def _fill(self, slot, k):
 		rows = (plan := self.plan).rows(k)
 		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, slot.size), at, track = now(), plan.tokens(rows), 0, self.thread.name
-		slot.rows, slot.segments, tokens = len(rows), plan.segments(rows), slot.host[0][:slot.size]
+		start, (first, n), track = now(), plan.tokens(rows), self.thread.name
+		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
 		with self.spans("disk_read", track):
-			for i, offset, n in self.shards.pieces(first, slot.size):
-				before, self.place = self.place, ((first + at) // self.shards.total, i)
-				if before and before != self.place:
-					self.spans.instant("shard_boundary" if before[0] == self.place[0] else "epoch", track)
+			out = memoryview(tokens).cast("B")
+			for epoch, i, offset, size in self.shards.pieces(first, n):
+				if self.place not in (None, (epoch, i)):
+					self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", track)
 					self.crossings.append(k)
-				self._read(i, offset, memoryview(tokens[at:at + n]).cast("B"))
-				at += n
+				self.place = epoch, i
+				self._read(i, offset, out[:size])
+				out = out[size:]
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on or not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
 		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
-		done, file = 0, self._open(i, offset)
+		file = self._open(i, offset)
 		file.seek(offset)
-		while done < len(out):
-			n = file.readinto(out[done:])
-			if not n: raise EOFError(f"it ends at byte {offset + done}, {len(out) - done} short")
-			done += n
-		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
-		self.bytes_read, self.since = self.bytes_read + done, math.inf
+		while out:
+			n = file.readinto(out)
+			if not n: raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			out, self.bytes_read = out[n:], self.bytes_read + n
+		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
+			raise EOFError("changed since this run began")
+		self.since = math.inf
 	def _open(self, i, offset):
-		path = self.shards.paths[i]
+		path = str(self.shards.paths[i])
 		self.where, self.since = f"{path} at byte {offset}", now()
-		if self.opened != i:
-			self.opened = self.file.close()
-			self.opened, self.file = i, open(path, "rb", buffering=0)
+		if self.file.name != path:
+			old, self.file = self.file, open(path, "rb", buffering=0)
+			old.close()
 		return self.file
 	def _advise(self, k):
 		"""Has the kernel read batch k ahead."""
 		if k >= self.end or self.shards.growing: return
 		with suppress(OSError, AttributeError):  # macOS has no such call
-			for i, offset, n in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
-				os.posix_fadvise(self._open(i, offset).fileno(), offset, TOKEN_BYTES * n, os.POSIX_FADV_WILLNEED)
+			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
+				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _feed(self, slots=()):
-		"""Takes slots back, hands out those to fill."""
-		self.spare += slots
-		while self.spare and self.given < self.taken + self.overlap.queue:
-			self.given += 1
-			self.free.put(self.spare.pop(0))
 	def _take(self):
-		self._feed(self.stage.recycle())
-		while self.ready.empty() and self.stage.pending:  # the device is busy with what copies wait for
-			self._feed(self.stage.recycle(block=True))
+		"""A slot back for each taken: the reader fills no more than the queue ahead."""
+		stage = self.stage
+		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
 		with self.spans("input_wait", HOST): slot = self._await()
 		self.taken += 1
-		if self.overlap.prefetch: self._feed()
 		self.host_waits_ms.append(ms := 1e3 * (now() - start))
-		if not self.slots: self.stage.waited(ms)
-		self.stage.submit(slot)
+		if not self.slots: stage.waited(ms)
+		stage.submit(slot)
 	def _await(self):
 		while True:
 			try: slot = self.ready.get(timeout=0.2)
-			except queue.Empty:
-				if self.watch.signum: raise Stop from None
-				if now() - self.since < self.stall_seconds: continue
+			except queue.Empty: pass
+			else:
+				if isinstance(slot, Slot): return slot
+				self.ready.put(slot)
+				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
+				raise RunError(f"{self.who} failed on {what}") from slot
+			if self.rt.signum: raise Stop
+			if now() - self.since > (limit_s := self.rt.stall_seconds):
 				faulthandler.dump_traceback()
-				raise RunError(f"{self.who} has waited for {self.where} over DATA_STALL_SECONDS={self.stall_seconds:g}: move "
-					"DATA_PATH to a local disk") from None
-			if slot: return slot
-			self.ready.put(None)
-			what = self.error if isinstance(self.error, RunError) else f"{self.where}: {self.error!r}"
-			raise RunError(f"{self.who} failed on {what}") from self.error
+				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
 	def __iter__(self): return self
 	def __next__(self):
 		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
 		if self.handed >= self.end: raise StopIteration
-		if self.watch.signum: raise Stop
+		if self.rt.signum: raise Stop
 		self.stage.ask()
 		if self.taken == self.handed:
 			self.late_copies += self.handed > 0 < self.slots
@@ -650,8 +643,11 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return batch
-	def close(self):
-		"""Within a second; a reader stuck in a read is left."""
+	def again(self, spans):
+		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
+		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
+		return self
+	def close(self):  # within a second; a reader stuck in a read is left
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(timeout=0.8)
@@ -663,12 +659,38 @@ class Linear(nn.Linear):
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x): return F.linear(x, self.weight.to(x.dtype))
+	def forward(self, x, scale=None):
+		"""scale (outputs): multiplied into the small weight, not the large result."""
+		return F.linear(x, (self.weight if scale is None else scale[:, None] * self.weight).to(x.dtype))
 def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
 def rotate(x, rotary):
-	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, heads, T, d), rotary (2, T, d / 2)."""
+	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
 	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
 	return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
+def attend(q, k, v):
+	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
+	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
+	return y.transpose(1, 2)
+def choose_attention(cfg, rt):
+	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
+	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
+	q, k, v, y = (torch.randn(2, T, heads, cfg.model_dim // H, device=rt.device, dtype=rt.dtype).requires_grad_()
+		for heads in (H, KV, KV, H))
+	def results(backend, dtype=rt.dtype):
+		if backend == "fa3": nn.attention.activate_flash_attention_impl("FA3")
+		for name in "cudnn", "flash", "mem_efficient", "math":
+			getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend.replace("fa3", "flash"))
+		out = attend(*(t.to(dtype) for t in (q, k, v)))
+		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
+	expected = results("math", torch.float32)
+	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
+		try:
+			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
+			if off < 0.02: return backend
+		except Exception as error: off = first_line(error)  # whatever one raises that is not there
+		if backend == "fa3": nn.attention.restore_flash_attention_impl(_raise_warn=False)
+	raise RunError(f"ATTENTION_BACKEND={backend} does not work here, or is wrong ({off}): set auto")
 
 class Gate(nn.Linear):
 	"""Sigmoid of a linear map, at first of its bias."""
@@ -690,21 +712,21 @@ def bigram_ids(ids, rows):
 	t = ids.int()
 	return F.pad((36313 * t[:, 1:] ^ 27191 * t[:, :-1]) % (rows - 1), (1, 0), value=rows - 1)
 def without_own_value(y, v):
-	"""XSA: y (B, heads, T, d) less its part along the own value v (B, KV heads, T, d); in float32."""
-	own = F.normalize(v.float(), dim=-1).unsqueeze(2)
-	y32 = y.float().unflatten(1, (v.size(1), -1))  # neighbouring query heads share a KV head
-	return (y32 - (y32 * own).sum(-1, keepdim=True) * own).flatten(1, 2).to(y.dtype)
+	"""XSA: y (B, T, heads, d) less its part along the own value v (B, T, KV heads, d); in float32."""
+	own = F.normalize(v.float(), dim=-1).unsqueeze(3)
+	y32 = y.float().unflatten(2, (v.size(2), -1))  # neighbouring query heads share a KV head
+	return (y32 - (y32 * own).sum(-1, keepdim=True) * own).flatten(2, 3).to(y.dtype)
 
 class Attention(nn.Module):
 	"""Causal attention: grouped queries, rms norm on queries and keys, a gain per query head."""
-	def __init__(self, cfg, layer, flash):
+	def __init__(self, cfg, layer):
 		super().__init__()
-		D, heads, self.flash, self.gqa = cfg.model_dim, cfg.num_heads, flash, cfg.num_heads != cfg.num_kv_heads
+		D, heads = cfg.model_dim, cfg.num_heads
 		self.head_dim, self.xsa = D // heads, layer >= cfg.num_layers - cfg.xsa_last_n
 		self.q_gain = nn.Parameter(torch.full((heads,), cfg.qk_gain_init))
 		self.attn_gate = Gate(D, heads, 4.0) if cfg.gated_attention else None
 		self.vr_lambda = nn.Parameter(torch.full((2,), 0.5)) if cfg.value_residual and layer else None
-	def heads(self, x): return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, heads, T, head_dim)
+	def heads(self, x): return x.unflatten(-1, (-1, self.head_dim))  # (B, T, heads, head_dim)
 	def rotated(self, x, rotary):
 		x, width = rms_norm(x), 2 * rotary.size(-1)
 		return torch.cat((rotate(x[..., :width], rotary), x[..., width:]), dim=-1)
@@ -714,19 +736,18 @@ class Attention(nn.Module):
 		if self.vr_lambda is not None:
 			mix = self.vr_lambda.to(v.dtype)
 			v = mix[0] * first_v + mix[1] * v
-		q, k = self.rotated(q, rotary) * self.q_gain.to(q.dtype)[:, None, None], self.rotated(k, rotary)
-		if self.flash: y = self.flash(*(t.transpose(1, 2) for t in (q, k, v)), causal=True).transpose(1, 2)
-		else: y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.gqa)
+		q = self.rotated(q, rotary) * self.q_gain.to(q.dtype)[:, None]
+		y = attend(q, self.rotated(k, rotary), v)
 		if self.xsa: y = without_own_value(y, v)
-		if self.attn_gate: y = y * self.attn_gate(x).transpose(1, 2).unsqueeze(-1)
-		return F.linear(y.transpose(1, 2).flatten(2), w.out), v
+		if self.attn_gate: y = y * self.attn_gate(x).unsqueeze(-1)
+		return F.linear(y.flatten(2), w.out), v
 
 class Block(nn.Module):
 	"""Attention and the MLP down(leaky(up x)^2), slope 0.5, scaled by channel; the embedding x0 is mixed in."""
-	def __init__(self, cfg, layer, flash):
+	def __init__(self, cfg, layer):
 		super().__init__()
 		ones, self.fused_form = torch.ones(cfg.model_dim), cfg.mlp_fused_form
-		self.attn, self.branch_scale = Attention(cfg, layer, flash), (layer + 1) ** -0.5 if cfg.ln_scale else 1.0
+		self.attn, self.branch_scale = Attention(cfg, layer), (layer + 1) ** -0.5 if cfg.ln_scale else 1.0
 		self.attn_scale, self.mlp_scale = nn.Parameter(ones.clone()), nn.Parameter(ones.clone())
 		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
 		self.dtg_gate = Gate(cfg.model_dim, 1, 2.0) if cfg.dtg_enabled else None
@@ -748,7 +769,7 @@ Matrices = namedtuple("Matrices", "q k v out up down")  # one layer's slices of 
 class GPT(nn.Module):
 	"""The matrices of all layers lie in four banks (slices, rows, columns), float32, cast to `dtype` at use; embedding
 	tables are kept in `dtype` itself."""
-	def __init__(self, cfg, dtype, flash=None):
+	def __init__(self, cfg, dtype):
 		super().__init__()
 		L, D, V, self.cfg, self.dtype = cfg.num_layers, cfg.model_dim, cfg.vocab_size, cfg, dtype
 		kv, hidden, self.num_encoder = D // cfg.num_heads * cfg.num_kv_heads, int(cfg.mlp_mult * D), L // 2
@@ -764,10 +785,11 @@ class GPT(nn.Module):
 		self.qo_bank = nn.Parameter(torch.cat((orthogonal(L, D, D), torch.zeros(L, D, D))))
 		self.kv_bank, self.mlp_up_bank = nn.Parameter(orthogonal(2 * L, kv, D)), nn.Parameter(orthogonal(L, hidden, D))
 		self.mlp_down_bank = nn.Parameter(torch.zeros(L, D, hidden))
-		self.blocks = nn.ModuleList(Block(cfg, layer, flash) for layer in range(L))
+		self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(L))
 		self.lm_head = None if cfg.tie_embeddings else Linear(D, V, zero=True)
 		qat = torch.tensor(float(cfg.qat_enabled)) if cfg.qat_enabled or cfg.late_qat else None
 		self.register_buffer("qat", qat, persistent=False)  # 0 or 1: a tensor costs no recompilation
+		self.flops = 6 * (sum(map(torch.numel, self.banks())) + V * D + L * cfg.train_seq_len * D)  # a token, with gradients
 		for name, p in self.named_parameters():  # all begin as values of `dtype`
 			p.data = p.data.to(dtype) if is_table(name) else p.data.to(dtype).float()
 	def banks(self): return [self.qo_bank, self.kv_bank, self.mlp_up_bank, self.mlp_down_bank]
@@ -781,10 +803,10 @@ class GPT(nn.Module):
 		scale = int6_scale((raw := bank.detach()).abs().amax(-1, keepdim=True)).float()
 		return bank + self.qat * ((raw / scale).round() * scale - raw)
 	def rotary(self, T, device):
-		"""cos and sin (2, T, ROPE_DIMS / 2) in float32."""
+		"""cos and sin (2, T, 1, ROPE_DIMS / 2) in float32."""
 		dims = self.cfg.rope_dims or self.cfg.model_dim // self.cfg.num_heads
 		base = self.cfg.rope_base * max(1.0, T / 1024) ** (dims / max(dims - 2, 1))  # stretched for longer T, in training too
-		angle = torch.outer(torch.arange(T, device=device).float(), base ** -(torch.arange(0, dims, 2, device=device) / dims))
+		angle = torch.arange(T, device=device)[:, None, None] * base ** -(torch.arange(0, dims, 2, device=device) / dims)
 		return torch.stack((angle.cos(), angle.sin()))
 	def hidden(self, ids):
 		"""Tokens (B, T) -> (B, T, D), ready for a head."""
@@ -800,23 +822,29 @@ class GPT(nn.Module):
 			if i == 0: first_v = v
 			if i < self.num_encoder: skips.append(x)
 		return rms_norm(x)
+	def logits(self, x):
+		head, cap = (self.lm_head or self.tok_emb).weight, self.cfg.logit_softcap
+		return (cap * torch.tanh(F.linear(self.hidden(x), head.to(self.dtype)) / cap)).float().flatten(0, 1)
 	def nats(self, x, y):
 		"""Of predicting each y from x, both (B, T): float32."""
-		head, cap = (self.lm_head or self.tok_emb).weight, self.cfg.logit_softcap
-		logits = cap * torch.tanh(F.linear(self.hidden(x), head.to(self.dtype)) / cap)
-		return F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-	def forward(self, x, y): return self.nats(x, y).mean()
+		return F.cross_entropy(self.logits(x), y.flatten(), reduction="none").view(y.shape)
+	def forward(self, x, y): return F.cross_entropy(self.logits(x), y.flatten())  # mean nats
 
-def compiled(model, log):
-	"""`model` compiled; eager, with one warning, where that cannot work."""
-	calls = [torch.compile(model, dynamic=False, fullgraph=True), model]
-	def call(x, y):
-		try: return calls[0](x, y)
-		except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
-			if calls.pop(0) is model: raise
-			log.line(f"warning: torch.compile does not work here: {first_line(error)}")
-			return model(x, y)
-	return call
+def compiled(log, *functions):
+	"""`functions` compiled; eager, with one warning, where that cannot work."""
+	if "2.11." in torch.__version__:  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
+		os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
+	broken = []
+	def calling(fast, slow):
+		def call(*args):
+			try:
+				if not broken: return fast(*args)
+			except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
+				log.line(f"warning: torch.compile does not work here: {first_line(error)}")
+				broken.append(error)
+			return slow(*args)
+		return call
+	return [calling(torch.compile(function, dynamic=False, fullgraph=True), function) for function in functions]
 
 # === OPTIMIZERS ===
 def newton_schulz(x, steps, dtype):
@@ -828,22 +856,18 @@ def newton_schulz(x, steps, dtype):
 		gram = x @ x.mT
 		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 	return x.mT if tall else x
-
-class FlatParameters:
-	"""Parameters of one dtype, and gradients, as one vector each, of which every Parameter and .grad is a view: one
-	reduction a step, which `tail` more elements ride."""
-	def __init__(self, groups, tail=0):
-		ends = list(itertools.accumulate(-(-sum(p.numel() for p in group) // 64) * 64 for group in groups))  # aligned
-		self.values, self.reduced = (groups[0][0].detach().new_zeros(ends[-1] + more) for more in (0, tail))
-		self.grads, self.tail = self.reduced[:ends[-1]], self.reduced[ends[-1]:]
-		self.groups = []  # one-dimensional (values, gradients) of each
-		for group, start in zip(groups, [0, *ends]):
-			end = start
-			for p in group:
-				here = slice(end, end := end + p.numel())
-				self.values[here] = p.detach().flatten()
-				p.data, p.grad = self.values[here].view(p.shape), self.grads[here].view(p.shape)
-			self.groups.append((self.values[start:end], self.grads[start:end]))
+class Flat:
+	"""Parameters and gradients as views of one float32 vector each: one reduction a step, which `tail` elements ride."""
+	def __init__(self, groups, tail):
+		members = [*itertools.chain(*groups)]
+		self.values = torch.cat([p.detach().flatten() for p in members])
+		self.reduced = self.values.new_zeros(len(self.values) + tail)
+		self.grads, self.tail = self.reduced.tensor_split([len(self.values)])
+		self.halted = self.values.new_zeros((), dtype=torch.bool)
+		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))  # 1-D (values, gradients)
+		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
+			p.data, p.grad = values.view_as(p), grads.view_as(p)
+		self.groups = [*cut([sum(p.numel() for p in group) for group in groups])]
 
 SCATTER, GATHER = (getattr(dist, new, None) or getattr(dist, old) for new, old in (  # renamed in torch 2.13
 	("reduce_scatter_single", "reduce_scatter_tensor"), ("all_gather_single", "all_gather_into_tensor")))
@@ -856,9 +880,9 @@ class Shard:
 		self.grad, self.average, bank.grad = *(torch.zeros_like(self.padded[:share]) for _ in "ga"), torch.zeros_like(bank)
 	def begin(self, call, out, source):  # a collective; on one rank a copy
 		if self.rt.world_size == 1: out.copy_(source)
-		else: self.rt._collective(lambda: self.works.append(call(out, source, async_op=True)))
+		else: self.rt._meet("reduction", lambda: self.works.append(call(out, source, async_op=True)))
 	def wait(self):  # on CUDA the stream waits, not the host
-		while self.works: self.rt._collective(self.works.pop().wait)
+		while self.works: self.rt._meet("reduction", self.works.pop().wait)
 	def scatter(self):
 		"""Begins: this rank's slices of the summed gradient."""
 		self.padded[:len(self.bank)] = self.bank.grad
@@ -883,8 +907,8 @@ class Optimizers:
 		self.muon = [Shard(bank, cfg, rt) for bank in sorted(banks, key=torch.numel, reverse=True)]
 		for name, p in model.named_parameters():
 			kinds["bank" if "_bank" in name else "table" if is_table(name) else "head" * ("_head" in name)].append(p)
-		self.tables = FlatParameters([kinds["table"]])
-		self.flat = FlatParameters([kinds[""], *filter(None, [kinds["head"]])], tail)
+		self.tables = Flat([kinds["table"]], 0)
+		self.flat = Flat([kinds[""], *filter(None, [kinds["head"]])], tail)
 		rates, groups = (cfg.tied_embed_lr if cfg.tie_embeddings else cfg.embed_lr, cfg.scalar_lr, cfg.head_lr), []
 		for (values, grads), lr, decay in zip(self.tables.groups + self.flat.groups, rates, (cfg.adam_wd, cfg.adam_wd, 0)):
 			(vector := nn.Parameter(values)).grad = grads
@@ -951,31 +975,35 @@ def muon_momentum(cfg, step):
 	share = step / n if step < (n := cfg.muon_momentum_warmup_steps) else 1.0
 	return (1 - share) * cfg.muon_momentum_warmup_start + share * cfg.muon_momentum
 
-Agreed = namedtuple("Agreed", "elapsed_ms train_loss data_crc wait_ms")  # wait_ms: of each rank
+Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
 class Control:
-	"""The control vector, the tail of a step's gradient reduction: what the ranks agree on. Read two steps late its event
-	has long passed, so nothing drains the device; every rank waits for it and none queries it, so all decide alike at
-	the same step. A crc travels in three parts of 11 bits: exact float32 sums."""
-	def __init__(self, tail, rt):
-		self.tail, self.rt = tail, rt
-		self.ring = [torch.zeros(2, len(tail), pin_memory=rt.cuda) for _ in range(3)]  # (sent, received) of a step
-		self.events = [torch.cuda.Event(blocking=True) if rt.cuda else None for _ in range(3)]
-	def agree(self, step, reduced, loss, *, elapsed_ms, wait_ms, data_crc):
-		"""Sums gradients and tail over the ranks. loss: a device scalar, this rank's share of the mean loss."""
-		(sent, received), rank, waits = self.ring[step % 3], self.rt.rank, [0.0] * self.rt.world_size
-		waits[rank] = wait_ms
-		parts = [data_crc >> bits & 0x7FF for bits in (0, 11, 22)]
-		sent.copy_(torch.tensor([*parts, elapsed_ms * (rank == 0), 0.0, *waits]))
-		self.tail.copy_(sent, non_blocking=True)
-		self.tail[4] = loss
-		self.rt.all_reduce(reduced)
-		received.copy_(self.tail, non_blocking=True)
-		if self.rt.cuda: self.events[step % 3].record()
+	"""The control vector of README.md; a crc in parts of 11 bits: exact float32 sums."""
+	FIELDS = 6  # before those of each rank
+	def __init__(self, flat, rt):
+		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
+		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(4)]  # (sent, received)
+		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
+	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
+		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
+		(sent, received), rt, flat = self.ring[step % 4], self.rt, self.flat
+		tail, grads, bad = flat.tail, flat.grads, flat.tail[self.FIELDS + rt.world_size:]
+		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
+		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
+		sent[self.FIELDS + rt.rank] = wait_ms
+		tail.copy_(sent, non_blocking=True)
+		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
+		rt.all_reduce(flat.reduced, "reduction")
+		flat.halted |= tail[5] + bad.sum() > 0
+		grads.masked_fill_(flat.halted, 0)
+		received.copy_(tail, non_blocking=True)
+		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
-		"""Synchronisation point: waits for the reduction of `step`, two steps ago (for a log line: just now)."""
-		if self.rt.cuda: self.events[step % 3].synchronize()
-		low, mid, high, elapsed_ms, loss, *waits = self.ring[step % 3][1].tolist()
-		return Agreed(elapsed_ms, loss, int(low) + (int(mid) << 11) + (int(high) << 22) & CRC, waits)
+		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now)."""
+		with self.rt.waiting("step"):
+			if self.rt.cuda: self.events[step % 4].synchronize()
+		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 4][1].tolist()
+		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
+		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
 
 # === EVALUATION ===
 class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
@@ -986,14 +1014,14 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
 			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
-			return cls(1 - boundary, np.zeros_like(boundary), boundary)
+			return cls(1 - boundary, 0 * boundary, boundary)
 		model = sentencepiece.SentencePieceProcessor(model_file=path)
-		ids = list(range(len(model)))
+		ids = [*range(len(model))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
-		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], axis=0)
+		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
 		space = np.array([piece[:1] == " " for piece in pieces]) & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
-		return cls(np.where(boundary, 0, base), space, boundary)
+		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
 		"""Bytes of the ids `target`, each after its `previous`."""
 		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
@@ -1006,6 +1034,7 @@ def tokenizer_faults(cfg):
 			yield "vocab_size", f"the tokenizer {path} has {size} tokens: set {size}"
 	except Exception as error:	# whatever a damaged file raises
 		yield "tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one"
+def due(every, step): return every and step % every == 0
 
 class Validation:
 	"""The validation split: nats from the model; bytes from the tokens, counted once."""
@@ -1014,30 +1043,33 @@ class Validation:
 		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
 		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device = cfg.val_bytecount_device == "cuda"
+		self.on_device, self.resident = cfg.val_bytecount_device == "cuda", None  # the pipeline that keeps its batches
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
 		"""(nats a token, bits per byte, ms). Halt: a signal came."""
-		every, log, seen, total = self.cfg.val_progress_log_every, self.log, 0, self.plan.num_batches()
+		log, plan, total = self.log, self.plan, self.plan.num_batches()
 		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
 		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
-		with suppress(Stop), closing(Pipeline(self, "val", self.host_bytes, spans)) as pipeline, spans("validate"):
-			next(foretell)
-			for k, batch in enumerate(pipeline, 1):
-				x, y, digest = batch
-				with spans("forward"): sums[0] += loss_of(x, y).double() * y.numel()
-				sums[1] += self.table.count(x, y) if self.on_device and not self.bytes else digest & CRC
-				self.verify.consumed(pipeline, batch, k)
-				seen, at = seen + y.numel(), f"{scope} batch {k}/{total}"
-				next(foretell), next(foretell)
-				if every and k % every == 0:  # a synchronisation point
+		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
+		if self.overlap.resident: self.resident = pipeline
+		with suppress(Stop), closing(pipeline), spans("validate"):
+			for k, (x, y, digest) in enumerate(pipeline, 1):
+				next(foretell)
+				n = len(rows := plan.rows(k - 1))
+				with spans("forward"): sums[0] += loss_of(x, y).double() * n * plan.seq_len
+				sums[1] += self.table.count(x[:n], y[:n]) if self.on_device and not self.bytes else digest & CRC
+				self.verify.consumed(pipeline, (x, y, digest), k)
+				at = f"{scope} batch {k}/{total}"
+				if due(self.cfg.val_progress_log_every, k):  # a synchronisation point
+					seen = (rows.stop - plan.first_row) * plan.seq_len
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.watch.signum
-		nats, counted, stop = self.rt.all_reduce(sums).tolist()  # synchronisation point: the end of a validation
+		sums[2] = self.rt.signum
+		# Synchronisation point: its end.
+		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
 		self.bytes = self.bytes or int(counted)
@@ -1106,28 +1138,30 @@ class Learner:
 	def step(self, piece, batches, chunk):
 		run, c = self.run, self.run.cfg
 		run.optimizers.zero()
-		if piece.rows:
-			x, y, _ = next(batches)
-			(run.loss_of(x, y) * piece.share).backward()
-		for grads in run.optimizers.grads: run.rt.all_reduce(grads)
+		with suppress(Stop):  # then all halt behind this chunk
+			if piece.rows:
+				x, y, _ = handed(batches, piece)
+				(run.loss_of(x, y) * piece.share).backward()
+		for grads in run.optimizers.grads: run.rt.all_reduce(grads, "reduction")
 		if c.ttt_grad_clip > 0: nn.utils.clip_grad_norm_(self.params, c.ttt_grad_clip)
 		self.sgd.param_groups[0]["lr"] = c.ttt_lr * 0.5 * (1 + math.cos(math.pi * chunk / self.last))
 		self.sgd.step()
 
+def handed(batches, piece):  # without rows to spare
+	x, y, digest = next(batches)
+	return x[:len(piece.rows)], y[:len(piece.rows)], digest
 def score_windows(run, plan, scope, learner=None):
 	"""(nats a target, bits per byte, milliseconds). A learner trains on a chunk after all of it is scored: no score comes
-	from weights that have seen its target."""
+	from weights that have seen its target. Halt: a signal came."""
 	log, val, last, started = run.log, run.validation, len(plan.chunks) - 1, (told := now())
-	sums = torch.zeros(3, dtype=torch.float64, device=run.rt.device)  # nats, bytes, targets
-	def means():  # so far, of all ranks: a synchronisation point
-		nats, size, targets = run.rt.all_reduce(sums.clone()).tolist()
-		return nats / targets, nats / math.log(2) / size
+	sums = torch.zeros(4, dtype=torch.float64, device=run.rt.device)  # nats, bytes, targets, signals
 	def eta(): return f"eta:{(now() - started) * (plan.num_batches() / max(batches.handed, 1) - 1):.0f}s"
-	(source := copy.copy(val)).plan = plan
+	(source := copy.copy(val)).plan, source.overlap = plan, val.overlap._replace(resident=False)
 	with closing(batches := Pipeline(source, "val", plan.byte_count(val.table))):
 		for chunk, (scored, trained) in enumerate(plan.chunks):
 			for piece in scored:
-				x, y, digest = next(batches)
+				try: x, y, digest = handed(batches, piece)
+				except Stop: break
 				with torch.no_grad(): nats = run.nats_of(x, y)[-piece.counted:]  # (windows, T)
 				cuts = [plan.counted(row) for row in piece.rows[-piece.counted:]]
 				for cut in set(cuts):  # equal ones are neighbours
@@ -1136,21 +1170,25 @@ def score_windows(run, plan, scope, learner=None):
 					sums[2] += scores.numel()
 				sums[1] += digest & CRC
 				if now() - told > 15: told = log.console(f"({scope} batch {batches.handed}/{plan.num_batches()} {eta()})") or now()
+			sums[3] = run.rt.signum
+			# Synchronisation point: the means so far, of all ranks; whether all leave.
+			nats, size, targets, stop = run.rt.all_reduce(sums.clone(), scope).tolist()
+			if stop: raise Halt(stop)
+			means = nats / targets, nats / math.log(2) / size
 			for piece in trained: learner.step(piece, batches, chunk)
 			if learner and (chunk % 10 == 0 or chunk == last):
-				log.line(f"  ttt_chunk [{chunk + 1}/{last + 1}] bpb={means()[1]:.6f} time={now() - started:.1f}s {eta()}")
-	return *means(), 1e3 * (now() - started)
+				log.line(f"  ttt_chunk [{chunk + 1}/{last + 1}] bpb={means[1]:.6f} time={now() - started:.1f}s {eta()}")
+	return *means, 1e3 * (now() - started)
 
 # === ARTIFACT ===
-CAP_BYTES = 16_000_000  # of script and artifact together
-SMALL_ELEMENTS, CLIP_QUANTILE, INT6_QUANTILES = 65_536, 0.9999984, (0.999, 0.9995, 0.9999, 0.99999, 1.0)
+INT6_QUANTILES = 0.999, 0.9995, 0.9999, 0.99999, 1.0
 SLOTS = {"qo_bank": ("attn.c_q", "attn.proj"), "kv_bank": ("attn.c_k", "attn.c_v"), "mlp_up_bank": ("mlp.fc",),
 	"mlp_down_bank": ("mlp.proj",)}
 def quantize(t):
 	"""Float tensor -> (int8 of its shape, scale): float16 (rows,) for a matrix, else a float32 scalar."""
 	t, matrix = t.float(), t.ndim == 2
-	clip = torch.quantile(t.abs(), CLIP_QUANTILE, dim=1 if matrix else None, keepdim=True)
-	scale = (clip / 127).clamp(min=1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
+	clip = t.abs().quantile(0.9999984, 1 if matrix else None, True)
+	scale = (clip / 127).clamp(1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
@@ -1160,6 +1198,19 @@ def saved(thing):
 	"""A torch file, as bytes."""
 	torch.save(thing, buffer := io.BytesIO())
 	return buffer.getvalue()
+@contextmanager
+def refused(what):
+	"""Whatever a damaged or hostile file raises is a RunError."""
+	try: yield
+	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
+def load(data, limit):
+	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
+	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
+	archive = zipfile.ZipFile(io.BytesIO(data))
+	if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
+	if any(b"bytearray" in archive.read(name) for name in archive.namelist()): raise ValueError("it asks for memory")
+	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
+	except pickle.UnpicklingError: raise ValueError("it holds code")
 def int6_scale(clip):
 	"""float16 steps of rows. Their floor fits the record under the cap, and ruins short runs."""
 	return (clip / 31).clamp(min=1 / 31).half()
@@ -1184,7 +1235,7 @@ def pack(state, cfg):
 	w, m = {}, {}
 	for name, t in unbanked(state).items():
 		t, m[name], real = t.detach().cpu(), "passthrough", t.is_floating_point()
-		if not real or t.numel() <= SMALL_ELEMENTS: w[name] = t.half() if real else t.clone()
+		if not real or t.numel() <= 65_536: w[name] = t.half() if real else t.clone()
 		elif named(name, cfg.control_tensor_name_patterns): w[name] = t.float().clone()
 		else:
 			kind, encode = ("int6", quantize_int6) if named(name, ".mlp.,.attn.,.proj.") else ("int8", quantize)
@@ -1192,41 +1243,45 @@ def pack(state, cfg):
 	return lzma.compress(saved({"w": w, "m": m}), preset=6)
 def unpack(data, state):
 	"""The state in an artifact; RunError unless it fits `state`. Bounded in size and memory."""
-	expected, found = unbanked(state), {}
-	try:
-		limit = (1 << 20) + sum(8 * t.numel() for t in state.values())
+	expected, found, limit = unbanked(state), {}, (1 << 20) + sum(8 * t.numel() for t in state.values())
+	with refused("the artifact cannot be loaded"):
 		raw = (stream := lzma.LZMADecompressor(memlimit=1 << 28)).decompress(data, limit)
-		if not stream.eof: raise ValueError(f"it is cut short, or larger than {limit} bytes when decompressed")
-		w = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)["w"]  # executes nothing
+		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
+		w = load(raw, limit)["w"]
 		for name, t in expected.items():
 			found[name] = w[name] if name in w else dequantize(w[name + ".q"], w[name + ".scale"]).to(t.dtype)
 			if found[name].shape != t.shape: raise ValueError(f"{name} has the shape {tuple(found[name].shape)}")
 		return found | {bank: torch.stack(list(map(found.pop, names))).float() for bank, names in bank_slices(state)}
-	except Exception as error:  # whatever a damaged or hostile file raises, people get one line
-		raise RunError(f"the artifact cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
 
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; rank 0's weights on every rank."""
-	first = 0  # no resumed runs
+	step = heeded = 0  # steps taken, looked at
 	def __init__(self, cfg, rt, log):
+		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
-		self.cfg, self.rt, self.log, self.clock = cfg, rt, log, Clock(rt)
 		self.accumulation = cfg.accumulation(rt.world_size)
-		self.step_tokens = cfg.train_batch_tokens + SPANS_A_STEP  # read by one step
-		self.flash = flash_attn_func if rt.cuda and torch.cuda.get_device_capability() == (9, 0) else None
-		self.model = GPT(cfg, rt.dtype, self.flash).to(rt.device)
-		for p in self.model.parameters(): rt._collective(dist.broadcast, p.data, src=0)
-		self.compiles = cfg.torch_compile == "1" or cfg.torch_compile == "auto" and rt.cuda
-		self.loss_of, self.nats_of = (compiled(f, log) if self.compiles else f for f in (self.model, self.model.nats))
-		self.optimizers = Optimizers(self.model, cfg, rt, tail=5 + rt.world_size)
-		self.control, self.averages = Control(self.optimizers.flat.tail, rt), Averages(cfg, self.optimizers.values)
+		self.model = GPT(cfg, rt.dtype).to(rt.device)
+		for p in self.model.parameters(): rt._meet("start", dist.broadcast, p.data, src=0)
+		self.loss_of, self.nats_of = self.model, self.model.nats
+		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
+		if self.compiles: self.loss_of, self.nats_of = compiled(log, self.loss_of, self.nats_of)
+		self.optimizers = Optimizers(self.model, cfg, rt, tail=Control.FIELDS + 2 * rt.world_size)
+		self.control, self.averages = Control(self.optimizers.flat, rt), Averages(cfg, self.optimizers.values)
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
-		self.verify = Unverified()
-		self.validation, self.qat = Validation(cfg.evaluated(), rt, log, self.verify), cfg.qat_enabled
-		self.partial = " partial_val:1" * (cfg.val_tokens > 0)
-		self.logged = 0, 0.0, [0.0] * rt.world_size  # step, clock and input waits of the last training line
+		self.verify, self.qat, self.history = Unverified(), cfg.qat_enabled, []  # (step, val_loss, val_bpb, ms) validated
+		self.validation = Validation(cfg.evaluated(), rt, log, self.verify)
+		self.partial = " partial_val:1" * bool(cfg.val_tokens)
+		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
+	def heed(self, step):
+		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
+		while self.heeded < step:
+			said, self.heeded = self.control.read(self.heeded), self.heeded + 1
+			if said.stop or any(said.bad): self.step = self.heeded - 1
+			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.heeded}: loss or gradient not finite: "
+				"lower the learning rates")
+			if said.stop: raise Halt(said.stop)
 	def late_qat(self, step, lr_scale):
 		if self.qat or not self.cfg.late_qat or lr_scale >= self.cfg.late_qat_threshold: return
 		self.qat = bool(self.model.qat.fill_(1.0))
@@ -1234,119 +1289,132 @@ class Run:
 	def batches(self, spans=Spans()): return Pipeline(self, "train", data_crc, spans)
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
-	"""Fetch, forward, backward, reduce, update. Returns this rank's data_crc."""
-	loss_share, optimizers = torch.zeros((), device=run.rt.device), run.optimizers
+	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
+	optimizers, loss_share, started = run.optimizers, 0.0, now()
 	optimizers.zero()
-	for _ in range(run.accumulation):
-		next(foretell)
-		x, y, digest = next(batches)
-		loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
-		loss.backward()
-		loss_share += loss.detach()
-		crc = crc + digest & CRC
-		next(foretell)
+	with suppress(Stop):  # then all leave the step out
+		for _ in range(run.accumulation):
+			next(foretell)
+			x, y, digest = next(batches)
+			loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
+			loss.backward()
+			loss_share += loss.detach()
+			crc = crc + digest & CRC
+			next(foretell)
 	optimizers.clip()
-	run.rt.all_reduce(optimizers.tables.grads)  # what is small; the banks' reduction runs under the optimizers
-	run.control.agree(step, optimizers.flat.reduced, loss_share, elapsed_ms=run.clock.now_ms(),
-		wait_ms=batches.stage.wait_ms, data_crc=crc)
+	run.rt.all_reduce(optimizers.tables.grads, "reduction")  # what is small; the banks' runs under the optimizers
+	run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(), wait_ms=batches.stage.wait_ms, data_crc=crc)
 	optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
+	run.rt.longest_s = max(run.rt.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
-	"""Priming steps: compile, allocate, fill caches off the clock; then rolled back."""
-	saved, count = run.optimizers.snapshot(), run.cfg.warmup_steps
-	with closing(run.batches()) as batches:
-		for step in range(count):
-			train_step(run, batches, step, 0.0, 0, foretell)
-			if count <= 20 or step % 10 == 9 or step + 1 == count: run.log.line(f"warmup_step:{step + 1}/{count}")
-	run.optimizers.restore(saved)
+	"""Priming steps, off the clock, rolled back."""
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, run.step, 0
+	try:
+		with closing(run.batches()) as batches:
+			for step in range(count):
+				train_step(run, batches, step, 0.0, 0, foretell)
+				run.heed(step + 1)
+				run.log.line(f"warmup_step:{step + 1}/{count}")
+	finally:
+		run.optimizers.restore(saved)
+		run.step = run.heeded = first
 def validate(run, step, spans):
-	"""Validates with the clock stopped; returns the milliseconds it took."""
 	run.clock.stop()
-	val_loss, val_bpb, val_ms = run.validation.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
-	ms = run.clock.total_ms
+	run.heed(step)
+	val, ms = run.validation, run.clock.total_ms
+	loss, bpb, val_ms = val.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
 	run.log.say("validation", "step:{0}/{1} val_loss:{2:.4f} val_bpb:{3:.4f} train_time:{4:.0f}ms step_avg:{5:.2f}ms"
-		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations,
-		val_loss=val_loss, val_bpb=val_bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms,
-		val_tokens=run.validation.tokens - 1, val_bytes=run.validation.bytes)
+		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
+		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
+		val_bytes=val.bytes)
+	run.history.append((step, loss, bpb, val_ms))
 	run.clock.start()
-	return val_ms
+# Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
+PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 
 def log_step(run, step):
 	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
 	run.rt.synchronize()
+	run.heed(step)
 	run.verify.settle()
 	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
-	(last_step, last_ms, last_waits), cap_ms = run.logged, 1e3 * c.max_wallclock_seconds
-	since_ms, left_ms = ms - last_ms, (c.iterations - step) * ms / step
+	mark = step, ms, *agreed.wait_ms
+	(steps, since_ms, *waits_ms), run.logged = np.subtract(mark, run.logged), mark
+	tok_s = 1e3 * steps * c.train_batch_tokens / since_ms
+	left_ms = min((c.iterations - step) * ms / step, (1e3 * max(0, c.max_wallclock_seconds) or math.inf) - ms)
+	mfu = {"mfu_percent": tok_s * run.model.flops / run.rt.world_size / peak / 1e10
+		for gpu, peak in PEAK_TFLOPS.items() if gpu in run.hardware}
 	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
-		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s", step=step, iterations=c.iterations, train_loss=agreed.train_loss,
-		train_time_ms=ms, step_avg_ms=ms / step, tok_s=1e3 * (step - last_step) * c.train_batch_tokens / since_ms,
-		input_wait_percent=100 * max(a - b for a, b in zip(agreed.wait_ms, last_waits)) / since_ms,
-		data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, min(left_ms, cap_ms - ms) if cap_ms > 0 else left_ms) / 1e3)
-	run.logged = step, ms, agreed.wait_ms
+		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
+		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
+		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
+		**mfu)
 
 def train(run):
-	c, log, clock, step, crc, val_ms, epochs = run.cfg, run.log, run.clock, 0, 0, 0.0, 1
+	c, log, clock, elapsed_ms, crc, cap_s = run.cfg, run.log, run.clock, 0.0, 0, run.cfg.max_wallclock_seconds
+	run.logged = run.start = 0, 0.0, *[0.0] * run.rt.world_size  # step, ms, input waits; at the last line
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {c.iterations} steps", c.warmup_steps + c.iterations,
-		pieces=run.accumulation, cap_s=c.max_wallclock_seconds, compiles=run.compiles)
+		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
 	with closing(run.batches()) as batches:
 		clock.start()
 		while True:
-			# Synchronisation point: the reduction of two steps ago, past unless the host runs far ahead.
-			elapsed_ms = run.control.read(step - 2).elapsed_ms if step >= 2 else 0.0
-			mean_ms = elapsed_ms / max(step - 1, 1)
-			capped = 0 < 1e3 * c.max_wallclock_seconds <= elapsed_ms + 2 * mean_ms and step < c.iterations
+			step = run.step
+			# Synchronisation point, past unless the host runs far ahead.
+			run.heed(step - run.control.lag)
+			if step >= 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
+			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
-			if last or c.val_loss_every and step % c.val_loss_every == 0: val_ms += validate(run, step, batches.spans)
+			if last or due(c.val_loss_every, step): validate(run, step, batches.spans)
 			if last: break
-			if epochs == 1 and step >= run.shards.total // run.step_tokens:
-				epochs = 2
-				log.line(f"WARNING: step {step + 1} begins a second epoch: {len(run.shards.paths)} shards, all used up")
-			lr_scale = lr_multiplier(c, step, elapsed_ms + mean_ms)
+			if step == run.shards.total // (c.train_batch_tokens + SPANS_A_STEP):
+				log.line(f"WARNING: step {step + 1} begins a second epoch of {len(run.shards.paths)} shards")
+			lr_scale = lr_multiplier(c, step, elapsed_ms)
 			run.late_qat(step, lr_scale)
-			crc = train_step(run, batches, step, elapsed_ms + mean_ms, crc, foretell)
-			step += 1
+			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
+			run.step = step = step + 1
 			run.averages.update(step, lr_scale, log)
-			if step <= 10 or c.train_log_every and step % c.train_log_every == 0: log_step(run, step)
+			if step <= 10 or due(c.train_log_every, step): log_step(run, step)
 		clock.stop()
 		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
-		report(run, batches, step, val_ms)
-def waits(waits_ms, batches, micro_steps, train_ms, first=0):
-	steps = np.reshape(waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
-	total, worst, (median, p99, most) = steps.sum(), int(steps.argmax()), np.percentile(steps, (50, 99, 100)).tolist()
-	return dict(total_ms=float(total), percent=float(100 * total / train_ms), median_ms=median, p99_ms=p99, max_ms=most,
-		worst_step=first + worst + 1, at_shard_boundary=worst in {k // micro_steps for k in batches.crossings})
+		report(run, batches, step)
+def waits(run, batches, waits_ms, train_ms):
+	n = run.accumulation
+	steps = np.reshape(waits_ms[:batches.handed] or [0.0] * n, (-1, n)).sum(1)
+	worst = int(steps.argmax())
+	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
+		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
+		at_shard_boundary=worst in {k // n for k in batches.crossings})
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5: return f"{cost}: overlap " + (
-		"settings do not matter here" if hidden_percent < 0.5 else f"hides {hidden_percent:.2f} %")
+	if percent < 0.5 > hidden_percent: return f"{cost}: overlap settings do not matter here"
+	if percent < 0.5: return f"{cost}: overlap hides {hidden_percent:.2f} %"
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
-	need = f"{needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered"
-	return f"reads are the limit: {need}: move DATA_PATH to a local disk"
-def report(run, batches, step, val_ms):
-	"""What the run and its input have cost; the device is idle."""
-	stage, train_ms, tokens = batches.stage, run.clock.total_ms, step * run.step_tokens
+	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
+def report(run, batches, step):
+	"""What the run has cost, its input since resumed; the device is idle."""
+	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
 	stage.ask()
-	host, device = (waits(w[:batches.handed], batches, run.accumulation, train_ms)
-		for w in (batches.host_waits_ms, stage.waits_ms))
-	peak = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20] if run.rt.cuda else [
-		resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10)] * 2
-	percent = 100 * max(run.control.read(step - 1).wait_ms if step else [0.0]) / train_ms  # of the slowest rank
-	hidden = 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"]
-	needed, delivered = (batches.bytes_read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
-	moved = dict(read=batches.bytes_read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
+	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
+	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
+	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
+	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
+	percent = 100 * (step > first) * max(run.control.read(step - 1).wait_ms) / train_ms
+	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
+	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
 		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
-	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
-	advice = verdict(percent, hidden, run.overlap.prefetch, needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{train_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\nhost_wait {words(host, 3)}\n"
-		f"device_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n{words(seen, 3)}\n"
-		f"peak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=train_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
+	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
+	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
+		needed, delivered, run.shards.awaited)
+	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
+		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
+		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
+	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
 		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
@@ -1358,7 +1426,7 @@ def artifact(run, code_bytes):
 	log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nSerialized model int6+lzma: {} bytes\n"
 		"Total submission size int6+lzma: {} bytes", model_bytes=len(model), code_bytes=code_bytes,
 		artifact_bytes=len(data), total_bytes=total)
-	if total > CAP_BYTES: log.line(f"WARNING: {total} bytes, the challenge's cap is {CAP_BYTES}")
+	if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
 	return data
 def announce(run, label, scored, *exact, words=""):
 	"""A score; under the names in `exact` to eight places."""
@@ -1390,72 +1458,79 @@ def export_and_score(run, code_bytes):
 
 # === MAIN ===
 def log_header(run, source):
-	c, log, rt, val, shards, smi = run.cfg, run.log, run.rt, run.validation, run.shards, ""
-	with suppress(OSError, subprocess.SubprocessError):
-		smi = subprocess.run("nvidia-smi", capture_output=True, text=True, timeout=30).stdout
-	rule, found = "=" * 100, len(shards.paths)
-	log.file(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n{smi}\n{rule}")
+	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
+	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
+	versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
+	log.write(f"{source}\n{rule}\n{versions}\n{smi}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	sdp = (f"{k}={getattr(torch.backends.cuda, k + '_sdp_enabled')()}" for k in "cudnn flash mem_efficient math".split())
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
 		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
 		f"model_params:{parameters(run.model)}\nmtp_num_heads:0 mtp_loss_weight:0.2 mtp_params:0\n"
 		f"XSA:last_{c.xsa_last_n} active_layers:{[i for i, block in enumerate(run.model.blocks) if block.attn.xsa]}\n"
-		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{' '.join(sdp)}\n"
-		f"attention_mode:gqa {of('num_heads num_kv_heads')} attention:{'fa3' if run.flash else 'sdpa'}\n"
-		f"{of('tie_embeddings')} embed_lr:{c.tied_embed_lr if c.tie_embeddings else c.embed_lr} "
-		f"head_lr:{0.0 if c.tie_embeddings else c.head_lr} {of('matrix_lr scalar_lr')}\n"
-		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
-		f"{c.max_wallclock_seconds:.3f}\nseed:{c.seed}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
-	if found < (whole := promised(shards.folder, "train")): log.line(f"WARNING: train_shards: {found} of {whole}")
-	log.event("config", **asdict(c))
-	log.event("hardware", device=torch.cuda.get_device_name() if rt.cuda else os.uname().machine, cpus=os.cpu_count(),
-		torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], world_size=rt.world_size)
-def out_of_memory(cfg, rt):
-	steps, (free, total) = cfg.accumulation(rt.world_size), torch.cuda.mem_get_info()
-	return (f"rank {rt.rank}: out of memory at {cfg.train_batch_tokens // (rt.world_size * steps)} tokens a micro-step, "
-		f"{free >> 20} of {total >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
-def execute(cfg, warnings):
-	"""The run, to its exit code. A foreseeable failure is one line, any other a traceback."""
-	rt, log, code, status, problem = Runtime(), None, 1, "failed", ""
+		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{run.attention}=True\n"
+		f"attention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:{run.attention}\n{of('tie_embeddings')} "
+		f"embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} head_lr:{c.head_lr * (not c.tie_embeddings)} "
+		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
+		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
+		f"val_io:{val.overlap.words}")
+	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
+	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
+	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
+	log.event("config", **vars(c))
+	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
+		python=sys.version.split()[0], world_size=rt.world_size)
+def execute(cfg, env, warnings):
+	"""An exit code. A foreseeable failure is one line."""
+	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
+	log, end = None, (1, "failed", "")
 	try:
-		rt = Runtime.start(cfg, os.environ)
+		rt.start(cfg, env)
 		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
-		log, source = RunLog(cfg.run_id, rt.rank == 0), Path(__file__).read_text(encoding="utf-8")
-		log.console(str(log.path))
+		log = rt.log = RunLog(cfg.run_id, rt.rank == 0)
+		source = Path(__file__).read_text("utf-8")
+		log.console(log.path)
 		log.event("run", run_id=cfg.run_id, argv=sys.argv)
 		log_header(run := Run(cfg, rt, log), source)
 		for warning in warnings: log.line(f"warning: {warning}")
 		train(run)
 		export_and_score(run, len(source.encode()))
-		code, status = 0, "finished"
-	except torch.OutOfMemoryError: problem = out_of_memory(cfg, rt)
-	except RunError as error: problem = str(error)
-	except KeyboardInterrupt: code, status, problem = 130, "interrupted", "interrupted"
+		end = 0, "finished", ""
+	except Halt as halt:
+		signum, *what = halt.args
+		problem = "".join(what) or f"interrupted after step {run.step}"
+		heard = rt.signum or (signal.SIGTERM, signal.SIGINT)[signum == signal.SIGINT]
+		code, status = (128 + heard, "interrupted") if signum else (1, "nonfinite")
+		end = code, status, problem * (rt.rank == 0)
+	except torch.OutOfMemoryError:
+		tokens = cfg.train_batch_tokens // (rt.world_size * (steps := cfg.accumulation(rt.world_size)))
+		end = 1, "failed", (f"rank {rt.rank}: out of memory at {tokens} tokens a micro-step, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
+	except RunError as error: end = 1, "failed", str(error)
 	finally:
-		if problem: print(f"train_gpt.py: {problem}", file=sys.stderr, flush=True)
-		if log:
-			if problem: log.file(f"error: {problem}")
-			log.event("end", status=status, exit_code=code, error=problem)
-			log.console(f"{status}: see {log.path}")
-			log.close()
+		last_words(log, *end)
 		rt.close()
-	return code
+	return end[0]
+def last_words(log, code, status, problem, hint=""):
+	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
+	if not log: return
+	if problem: log.write(f"error: {problem}", log.path)
+	log.event("end", status=status, exit_code=code, error=problem)
+	log.console(f"{status}: see {log.path}{hint}")
 def main():
-	environ, arguments = os.environ, sys.argv[1:]
+	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help()
-	cfg, faults = Config.from_environment(environ)
-	misspelt, warnings = foreign_names(environ)
+	cfg, faults = Config.from_environment(env)
+	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in environ])
-			for name, value in asdict(cfg).items()}, indent=1))
+		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
+			for name, value in vars(cfg).items()}, indent=1))
 		return 0
-	faults += cfg.problems(int(environ.get("WORLD_SIZE", 1)))
+	faults += cfg.problems(int(env.get("WORLD_SIZE", 1)))
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
-	if not faults: return execute(cfg, warnings)
-	if int(environ.get("LOCAL_RANK", 0)) == 0:
+	if not faults: return execute(cfg, env, warnings)
+	if int(env.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13: "terminate called ...").
