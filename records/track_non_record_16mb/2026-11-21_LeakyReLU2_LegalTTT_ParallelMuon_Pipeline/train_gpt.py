@@ -1,10 +1,10 @@
 """A parameter-golf record: LeakyReLU^2, legal test-time training, Parallel Muon, overlapped input.
 
-  torchrun --standalone --nproc_per_node=8 train_gpt.py   eight GPUs (1, 2 or 4: the same order of tokens)
-  python train_gpt.py                                     one process, GPU or CPU
-  python train_gpt.py --help | --print-config             the settings, their values
+  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs; 1, 2, 4: the same order of tokens)
+  python train_gpt.py  (one process, GPU or CPU)
+  python train_gpt.py --help | --print-config  (the settings, environment variables | their values)
 
-What is not the recipe's own is the repository's train_gpt.py. README.md: commands, numbers.
+What is not the recipe's own is the repository's train_gpt.py.
 """
 import bisect, copy, datetime, faulthandler, io, itertools, json, lzma, math, os, pickle, queue, re, resource, select
 import signal, sys, threading, time, uuid, zipfile, zlib
@@ -111,8 +111,9 @@ def recipe_faults(cfg, W):
 		yield "ve_layers", f"the last layer is {last}: set {last}, or VE_ENABLED=0"
 	if cfg.val_batch_size < W * cfg.accumulation(W) * cfg.evaluated().train_seq_len:
 		yield "eval_seq_len", "no row for each rank: raise VAL_BATCH_SIZE"
-	if cfg.ttt_enabled and T % (stride or T + 1): yield "eval_stride", f"TTT: set a divisor of TRAIN_SEQ_LEN={T}"
-	if cfg.ttt_enabled and cfg.ttt_chunk_tokens % T: yield "ttt_chunk_tokens", f"set a multiple of TRAIN_SEQ_LEN={T}"
+	if not cfg.ttt_enabled: return
+	if T % (stride or T + 1): yield "eval_stride", f"TTT: set a divisor of TRAIN_SEQ_LEN={T}"
+	if cfg.ttt_chunk_tokens % T: yield "ttt_chunk_tokens", f"set a multiple of TRAIN_SEQ_LEN={T}"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
 FOREIGN = re.compile(r"(GPTQ|CHECKPOINT|TRACE|TRAINING_TIMING|MTP)_\w+|MUON_BETA2|INT8_KEEP_\w+|"
@@ -746,18 +747,18 @@ class Block(nn.Module):
 	"""Attention and the MLP down(leaky(up x)^2), slope 0.5, scaled by channel; the embedding x0 is mixed in."""
 	def __init__(self, cfg, layer):
 		super().__init__()
-		ones, self.fused_form = torch.ones(cfg.model_dim), cfg.mlp_fused_form
+		ones, self.fused_form = torch.ones(D := cfg.model_dim), cfg.mlp_fused_form
 		self.attn, self.branch_scale = Attention(cfg, layer), (layer + 1) ** -0.5 if cfg.ln_scale else 1.0
-		self.attn_scale, self.mlp_scale = nn.Parameter(ones.clone()), nn.Parameter(ones.clone())
+		self.attn_scale, self.mlp_scale = (nn.Parameter(ones.clone()) for _ in "am")
 		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
-		self.dtg_gate = Gate(cfg.model_dim, 1, 2.0) if cfg.dtg_enabled else None
+		self.dtg_gate = Gate(D, 1, 2.0) if cfg.dtg_enabled else None
 	def forward(self, x, x0, w, rotary, ve, first_v):
 		mix = self.resid_mix.to(x.dtype)
 		start = mix[0] * x + mix[1] * x0
 		y, v = self.attn(self.branch_scale * rms_norm(start), w, rotary, ve, first_v)
 		x = start + self.attn_scale.to(x.dtype) * y
 		hidden = F.leaky_relu(F.linear(self.branch_scale * rms_norm(x), w.up), 0.5)
-		# One value, rounded once: a product, or, as autocast has it, a square in float32.
+		# One value, rounded once: a product, or, as with autocast, a float32 square.
 		hidden = hidden * hidden if self.fused_form else hidden.float().square().to(x.dtype)
 		x = x + self.mlp_scale.to(x.dtype) * F.linear(hidden, w.down)
 		return start + self.dtg_gate(start.detach()) * (x - start) if self.dtg_gate else x, v
@@ -767,17 +768,16 @@ def is_table(name): return name.endswith(("tok_emb.weight", ".embed.weight"))
 def orthogonal(n, rows, cols): return torch.stack([nn.init.orthogonal_(torch.empty(rows, cols)) for _ in range(n)])
 Matrices = namedtuple("Matrices", "q k v out up down")  # one layer's slices of the banks, as activations
 class GPT(nn.Module):
-	"""The matrices of all layers lie in four banks (slices, rows, columns), float32, cast to `dtype` at use; embedding
-	tables are kept in `dtype` itself."""
+	"""All layers' matrices lie in four banks (slices, rows, columns), float32, cast to `dtype` at use; embedding tables are
+	in `dtype`."""
 	def __init__(self, cfg, dtype):
 		super().__init__()
 		L, D, V, self.cfg, self.dtype = cfg.num_layers, cfg.model_dim, cfg.vocab_size, cfg, dtype
 		kv, hidden, self.num_encoder = D // cfg.num_heads * cfg.num_kv_heads, int(cfg.mlp_mult * D), L // 2
-		self.ve_layers = [int(layer) for layer in cfg.ve_layers.split(",")] if cfg.ve_enabled else []
+		self.ve_layers = [*map(int, cfg.ve_layers.split(","))] * cfg.ve_enabled
 		self.tok_emb = nn.Embedding(V, D)
 		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
-		rows, self.bigram = cfg.bigram_vocab_size, None
-		if rows: self.bigram = Lookup(rows, cfg.bigram_dim, D, std=0.0, scale=0.05)
+		self.bigram = Lookup(rows, cfg.bigram_dim, D, std=0.0, scale=0.05) if (rows := cfg.bigram_vocab_size) else None
 		self.ve_shared = Lookup(V, cfg.ve_dim, kv, std=0.01, scale=0.1) if self.ve_layers else None
 		self.ve_layer_scales = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in self.ve_layers)
 		self.smear, self.skip_weights = nn.ParameterDict({"gate": torch.zeros(D)}), nn.Parameter(torch.ones(L // 2, D))
@@ -785,7 +785,7 @@ class GPT(nn.Module):
 		self.qo_bank = nn.Parameter(torch.cat((orthogonal(L, D, D), torch.zeros(L, D, D))))
 		self.kv_bank, self.mlp_up_bank = nn.Parameter(orthogonal(2 * L, kv, D)), nn.Parameter(orthogonal(L, hidden, D))
 		self.mlp_down_bank = nn.Parameter(torch.zeros(L, D, hidden))
-		self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(L))
+		self.blocks = nn.ModuleList(Block(cfg, i) for i in range(L))
 		self.lm_head = None if cfg.tie_embeddings else Linear(D, V, zero=True)
 		qat = torch.tensor(float(cfg.qat_enabled)) if cfg.qat_enabled or cfg.late_qat else None
 		self.register_buffer("qat", qat, persistent=False)  # 0 or 1: a tensor costs no recompilation
@@ -872,15 +872,15 @@ class Flat:
 SCATTER, GATHER = (getattr(dist, new, None) or getattr(dist, old) for new, old in (  # renamed in torch 2.13
 	("reduce_scatter_single", "reduce_scatter_tensor"), ("all_gather_single", "all_gather_into_tensor")))
 class Shard:
-	"""A bank for Muon: its slices, padded with zeros to a multiple of the ranks, and this rank's; on CUDA in bfloat16."""
+	"""A bank for Muon: slices, padded with zeros to a multiple of the ranks, and this rank's; on CUDA in bfloat16."""
 	def __init__(self, bank, cfg, rt):
 		self.bank, self.cfg, self.rt, self.works, share = bank, cfg, rt, [], -(-len(bank) // rt.world_size)
-		dtype = torch.bfloat16 if bank.is_cuda else torch.float32
+		dtype = (torch.float32, torch.bfloat16)[bank.is_cuda]
 		self.padded, self.update = (bank.new_zeros(share * rt.world_size, *bank.shape[1:], dtype=dtype) for _ in "pu")
 		self.grad, self.average, bank.grad = *(torch.zeros_like(self.padded[:share]) for _ in "ga"), torch.zeros_like(bank)
 	def begin(self, call, out, source):  # a collective; on one rank a copy
-		if self.rt.world_size == 1: out.copy_(source)
-		else: self.rt._meet("reduction", lambda: self.works.append(call(out, source, async_op=True)))
+		if self.rt.world_size == 1: return out.copy_(source)
+		self.rt._meet("reduction", lambda: self.works.append(call(out, source, async_op=True)))
 	def wait(self):  # on CUDA the stream waits, not the host
 		while self.works: self.rt._meet("reduction", self.works.pop().wait)
 	def scatter(self):
@@ -924,8 +924,8 @@ class Optimizers:
 		for g in self.grads: g.mul_((self.limit / (norm + 1e-7)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
-		"""One update; small gradients are reduced. Scatters run under AdamW and the banks before, a bank's gather under the
-		Newton-Schulz of the next: it is awaited behind that."""
+		"""Small gradients are reduced. Scatters run under AdamW and the banks before, a bank's gather under the next's
+		Newton-Schulz: it is awaited behind that."""
 		lr = self.cfg.matrix_lr * lr_scale
 		for shard in self.muon: shard.scatter()
 		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
@@ -942,7 +942,7 @@ class Optimizers:
 
 def floats(tensors): return [t.float().clone() for t in tensors]
 class Averages:
-	"""Means over the run, float32; LAWA's, else SWA's (of the EMA, if any), else the EMA, ends up as the weights."""
+	"""Means over the run, float32; LAWA's, else SWA's (of the EMA, if any), else the EMA, become the weights."""
 	def __init__(self, cfg, values):
 		self.cfg, self.values, self.swa, self.count, self.lawa = cfg, values, [], 0, deque([], cfg.lawa_k)
 		self.ema = floats(values) if cfg.ema_enabled else []
@@ -1077,7 +1077,7 @@ class Validation:
 
 SCORE_ROWS = 32  # windows a forward pass
 Piece = namedtuple("Piece", "rows counted share")  # a batch: its last `counted` are scored; or: share of a step
-def part(rows, rank, world_size): return rows[len(rows) * rank // world_size:len(rows) * (rank + 1) // world_size]
+def part(rows, rank, W): return rows[len(rows) * rank // W:len(rows) * (rank + 1) // W]
 class WindowPlan:
 	"""Windows over `targets` predicted tokens, arithmetic like BatchPlan. Row j: seq_len + 1 tokens from token j * stride
 	(past the end the stream begins again: nothing there counts). A chunk: the windows whose first scored target lies in
@@ -1102,7 +1102,8 @@ class WindowPlan:
 	def trained(self, rows, size):
 		"""Steps of up to `size` sequences a rank. Every rank takes every step, if with nothing, so none waits for ever;
 		shares make the gradient the mean over its sequences."""
-		parts = [part(rows, r, self.rt.world_size) for r in range(self.rt.world_size)]
+		W = self.rt.world_size
+		parts = [part(rows, r, W) for r in range(W)]
 		steps = ([p[i:i + size] for p in parts] for i in range(0, max(map(len, parts)), size))
 		return [Piece(mine := step[self.rt.rank], 0, len(mine) / sum(map(len, step))) for step in steps]
 	def num_batches(self): return len(self.pieces)
@@ -1131,7 +1132,7 @@ class Learner:
 		for name, p in run.model.named_parameters(): p.requires_grad_(not name.startswith(frozen))
 		self.params = [p for p in run.model.parameters() if p.requires_grad]
 		self.sgd = torch.optim.SGD(self.params, lr=c.ttt_lr, momentum=c.ttt_momentum)
-		learning = sum(p.numel() for p in self.params)
+		learning = sum(map(torch.numel, self.params))
 		run.log.line(f"ttt_sliding:start chunks={len(plan.chunks)} chunk_tokens={c.ttt_chunk_tokens} total_windows="
 			f"{len(plan.windows)} stride={c.eval_stride} ttt_lr={c.ttt_lr} ttt_epochs={c.ttt_epochs} freeze_blocks="
 			f"{c.ttt_freeze_blocks}\nttt_sliding:params unfrozen={learning} frozen={parameters(run.model) - learning}")
@@ -1151,7 +1152,7 @@ def handed(batches, piece):  # without rows to spare
 	x, y, digest = next(batches)
 	return x[:len(piece.rows)], y[:len(piece.rows)], digest
 def score_windows(run, plan, scope, learner=None):
-	"""(nats a target, bits per byte, milliseconds). A learner trains on a chunk after all of it is scored: no score comes
+	"""(nats a target, bits per byte, ms). A learner trains on a chunk after all of it is scored: no score comes
 	from weights that have seen its target. Halt: a signal came."""
 	log, val, last, started = run.log, run.validation, len(plan.chunks) - 1, (told := now())
 	sums = torch.zeros(4, dtype=torch.float64, device=run.rt.device)  # nats, bytes, targets, signals
@@ -1181,7 +1182,6 @@ def score_windows(run, plan, scope, learner=None):
 	return *means, 1e3 * (now() - started)
 
 # === ARTIFACT ===
-INT6_QUANTILES = 0.999, 0.9995, 0.9999, 0.99999, 1.0
 SLOTS = {"qo_bank": ("attn.c_q", "attn.proj"), "kv_bank": ("attn.c_k", "attn.c_v"), "mlp_up_bank": ("mlp.fc",),
 	"mlp_down_bank": ("mlp.proj",)}
 def quantize(t):
@@ -1217,7 +1217,7 @@ def int6_scale(clip):
 def quantize_int6(t):
 	"""Matrix -> (int8 codes of -31 .. 31, float16 steps of its rows), of five clips by the one with the least error."""
 	least, t = math.inf, t.float()
-	for clip in torch.quantile(t.abs(), torch.tensor(INT6_QUANTILES), dim=1):
+	for clip in torch.quantile(t.abs(), torch.tensor([0.999, 0.9995, 0.9999, 0.99999, 1.0]), dim=1):
 		q = (t / int6_scale(clip).float()[:, None]).round().clamp(-31, 31).to(torch.int8)
 		if (error := (t - dequantize(q, int6_scale(clip))).square().mean().item()) < least:
 			least, best = error, (q, int6_scale(clip))
@@ -1234,8 +1234,8 @@ def pack(state, cfg):
 	"""The artifact: torch.save of {"w": tensors, "m": how each is stored}, as xz."""
 	w, m = {}, {}
 	for name, t in unbanked(state).items():
-		t, m[name], real = t.detach().cpu(), "passthrough", t.is_floating_point()
-		if not real or t.numel() <= 65_536: w[name] = t.half() if real else t.clone()
+		m[name], real = "passthrough", t.is_floating_point()
+		if not real or t.numel() <= 65_536: w[name] = t.half() if real else t
 		elif named(name, cfg.control_tensor_name_patterns): w[name] = t.float().clone()
 		else:
 			kind, encode = ("int6", quantize_int6) if named(name, ".mlp.,.attn.,.proj.") else ("int8", quantize)
@@ -1251,7 +1251,7 @@ def unpack(data, state):
 		for name, t in expected.items():
 			found[name] = w[name] if name in w else dequantize(w[name + ".q"], w[name + ".scale"]).to(t.dtype)
 			if found[name].shape != t.shape: raise ValueError(f"{name} has the shape {tuple(found[name].shape)}")
-		return found | {bank: torch.stack(list(map(found.pop, names))).float() for bank, names in bank_slices(state)}
+		return found | {bank: torch.stack([*map(found.pop, names)]).float() for bank, names in bank_slices(state)}
 
 # === TRAINING ===
 class Run:
@@ -1419,7 +1419,7 @@ def report(run, batches, step):
 	run.verify.settle(total=True)
 	batches.spans.close()
 def artifact(run, code_bytes):
-	log, state = run.log, {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
+	log, state = run.log, {name: t.cpu().clone() for name, t in run.model.state_dict().items()}
 	write_atomic(Path("final_model.pt"), model := saved(state))
 	write_atomic(Path("final_model.int6.ptz"), data := pack(state, run.cfg))
 	total = len(data) + code_bytes
@@ -1442,7 +1442,9 @@ def export_and_score(run, code_bytes):
 		log.line(averaged)
 		announce(run, "DIAGNOSTIC post_ema", standard("post_ema"))
 	model.qat = None
-	data = rt.broadcast(artifact(run, code_bytes) if rt.rank == 0 else None)
+	data = rt.rank or artifact(run, code_bytes)
+	rt.all_reduce(torch.zeros(1, device=rt.device), "export")  # waits longer than broadcast does by now
+	data = rt.broadcast(data)
 	model.load_state_dict(unpack(data, model.state_dict()))
 	announce(run, label := "final_int6_roundtrip", standard(label), f"{label}_exact")
 	for stride in dict.fromkeys((c.eval_stride, 64) if c.eval_stride else ()):
@@ -1474,9 +1476,7 @@ def log_header(run, source):
 		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
 		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
 		f"val_io:{val.overlap.words}")
-	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
-	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
-	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
+	if found < (whole := promised(shards.folder, "train")): log.line(f"WARNING: train_shards: {found} of {whole}")
 	log.event("config", **vars(c))
 	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
 		python=sys.version.split()[0], world_size=rt.world_size)
@@ -1533,5 +1533,5 @@ def main():
 	if int(env.get("LOCAL_RANK", 0)) == 0:
 		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
-# Python's own exit aborts now and then, in gloo's threads (torch 2.13: "terminate called ...").
+# Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
