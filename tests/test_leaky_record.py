@@ -9,6 +9,7 @@ import lzma
 import math
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -635,6 +636,36 @@ def plain_ttt(r: "record.Run", plan: "record.WindowPlan") -> float:
     return total / count
 
 
+@pytest.mark.parametrize("when", ["scoring", "learning"])
+def test_a_signal_ends_test_time_training_behind_its_chunk(run, when: str) -> None:
+    """Told while the second chunk is scored or trained on: no step has less than all its reductions."""
+    r = scrambled(run())
+    plan, reduced, scored = learning_plan(r), [], []
+    learner, nats_of, all_reduce = record.Learner(r, plan), r.nats_of, r.rt.all_reduce
+    third = len(plan.chunks[0][0]) + len(plan.chunks[1][0]) // 2
+
+    def scoring(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scored.append(len(x))
+        if when == "scoring" and len(scored) > third:
+            r.rt.signum = 15
+        return nats_of(x, y)
+
+    def reducing(tensor: torch.Tensor, place: str) -> torch.Tensor:
+        reduced.append(place)
+        if when == "learning" and reduced.count("ttt") == 2:
+            r.rt.signum = 15
+        return all_reduce(tensor, place)
+
+    r.nats_of, r.rt.all_reduce = scoring, reducing
+    with pytest.raises(record.Halt) as halt:
+        record.score_windows(r, plan, "ttt", learner)
+    assert halt.value.args == (15,)
+    steps = reduced.count("reduction") / len(r.optimizers.grads)
+    chunks = 1 if when == "scoring" else 2
+    assert reduced.count("ttt") == chunks + 1 and reduced[-1] == "ttt" and len(scored) < plan.num_batches()
+    assert steps == sum(len(trained) for _, trained in plan.chunks[:chunks])
+
+
 def test_frozen_blocks_keep_their_vectors_and_banks_learn(run) -> None:
     r = scrambled(run(TTT_FREEZE_BLOCKS=2))
     before = {name: t.clone() for name, t in r.model.state_dict().items()}
@@ -735,6 +766,29 @@ def test_unequal_ranks_do_not_hang(corpus: Corpus, tmp_path: Path) -> None:
         done = finished(corpus, tmp_path / str(ranks), ranks=ranks, **settings)
         results.append(float(re.search(r"legal_ttt_exact val_loss:(\S+)", done.text).group(1)))
     assert results[0] == pytest.approx(results[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_loss_that_is_not_finite_ends_the_run(corpus: Corpus, tmp_path: Path, ranks: int) -> None:
+    done = run_trainer(tmp_path, ranks=ranks, script=SCRIPT, **{**corpus.env, **TINY, "SCALAR_LR": 1e30})
+    assert done.code == 1 and re.search(r"train_gpt.py: rank \d: step \d+: loss or gradient not finite: .+", done.err)
+    assert "not finite" in done.text and not (tmp_path / "final_model.pt").exists()
+    assert ranks or "Traceback" not in done.err
+
+
+def test_a_signal_ends_the_run_with_one_line(corpus: Corpus, tmp_path: Path) -> None:
+    """While it trains: its step is left out on all ranks, so nothing is exported."""
+    env = clean_environment(**{**corpus.env, **TINY, "ITERATIONS": 100_000, "RUN_ID": "told"})
+    with subprocess.Popen([sys.executable, SCRIPT], env=env, cwd=tmp_path, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("step:10/"):
+                process.send_signal(signal.SIGTERM)
+        error = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert re.fullmatch(r"train_gpt.py: interrupted after step \d+\n", error)
+    assert '"status": "interrupted"' in (tmp_path / "logs/told.jsonl").read_text()
+    assert not (tmp_path / "final_model.pt").exists()
 
 
 @pytest.mark.parametrize("settings, words", [
