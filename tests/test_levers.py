@@ -148,6 +148,7 @@ def test_step_lines_end_with_the_share_of_the_peak(corpus: Corpus, tmp_path: Pat
         assert float(percent) == pytest.approx(100 * float(tokens_a_second) * flops / 1e6, rel=1e-3)
     events = map(json.loads, (tmp_path / "logs" / "mfu.jsonl").read_text().splitlines())
     assert [event["mfu_percent"] > 0 for event in events if event["event"] == "step"] == [True] * 3
+    assert "`mfu_percent`" in (ROOT / "logs" / "README.md").read_text(encoding="utf-8")
 
 
 # --- The optimizer's step, compiled -----------------------------------------------------------------------------------
