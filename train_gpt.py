@@ -78,24 +78,22 @@ class Config:
 def shape_faults(cfg, W):
 	"""(a setting, what is wrong, what to do)."""
 	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
-	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
-	if short := -cfg.model_dim % (2 * heads):
-		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim + short}"
+	rows, unit, need = batch // T, SPANS_A_STEP * T, W * steps * T
+	if gap := -cfg.model_dim % (2 * heads): yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim + gap}"
 	if heads % cfg.num_kv_heads:
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
-	if short := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + short}"
-	elif rows % parts:
+	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
+	elif batch % need:
 		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
 		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-	if cfg.val_batch_size < parts * T:
-		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}")
+	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
 		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 has none: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
-	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|"
+	r"(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 def similar(a, b, slips):
 	"""Damerau-Levenshtein distance at most `slips`."""
@@ -119,7 +117,6 @@ def print_help():
 	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
-	return 0
 
 # === RUNTIME ===
 FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
@@ -129,17 +126,17 @@ class Halt(Exception): """All ranks end after one step: (their signals' sum,) or
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
-		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", 1)) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices: set --nproc_per_node={count}"
 		return
 	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
 	if cfg.device == "cuda" or driver and cfg.device == "auto":
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, see "
-			"CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, "
+			"see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 
 class Runtime:
 	"""This process; collectives are the main thread's. As that may sit in one, a thread hears signals, tells all ranks, by
@@ -1384,7 +1381,7 @@ def last_words(log, code, status, problem, hint=""):
 	log.console(f"{status}: see {log.path}{hint}")
 def main():
 	env, arguments = os.environ, sys.argv[1:]
-	if arguments in (["--help"], ["-h"]): return print_help()
+	if arguments in (["--help"], ["-h"]): return print_help() or 0
 	cfg, faults = Config.from_environment(env)
 	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
