@@ -15,26 +15,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 
-import numpy as np, sentencepiece, torch
-import torch.distributed as dist, torch.nn.functional as F
+import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
 # Kinds of settings: (in words, from text to value or an error).
-def within(low, below=math.inf):
+def within(low, below=2**63):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
 def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-whole, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
-number, rate, positive = within(-1e300), within(0.0), within(1e-6)
-name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
+whole, count, share = within(0), within(1), within(0.0, 1.0)
+number, rate, positive = within(-1e18), within(0.0), within(1e-6)
+name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
 flag = "0 or 1", {"0": False, "1": True}.__getitem__
 steps = "auto or a count", lambda t: t if t == "auto" else whole[1](t)
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting; README.md has units and meanings."""
+	"""README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: whole = 1337
@@ -66,7 +65,7 @@ class Config:
 			meaning, parse = SETTINGS[name].type
 			try: values[name.lower()] = parse(env[name])
 			except Exception:  # whatever a wrong text raises
-				faults.append(f"{name}={env[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+				faults.append(f"{name}={env[name]}: set {meaning}; default is {shown(SETTINGS[name].default)}")
 		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
 	def accumulation(self, W):
@@ -77,26 +76,24 @@ class Config:
 			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
 
 def shape_faults(cfg, W):
-	"""(a setting or "", what is wrong, what to do)."""
+	"""(a setting, what is wrong, what to do)."""
 	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
-	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
-	if over := cfg.model_dim % (2 * heads):
-		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
+	rows, unit, need = batch // T, SPANS_A_STEP * T, W * steps * T
+	if gap := -cfg.model_dim % (2 * heads): yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim + gap}"
 	if heads % cfg.num_kv_heads:
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
-	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
-	elif rows % parts:
+	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
+	elif batch % need:
 		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
 		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-	if cfg.val_batch_size < parts * T:
-		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}")
+	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 has none: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
-	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|"
+	r"(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 def similar(a, b, slips):
 	"""Damerau-Levenshtein distance at most `slips`."""
@@ -107,10 +104,10 @@ def foreign_names(env):
 	"""(faults: nearly a setting; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = (other for slips in range(1, 2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
+		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
 		if FOREIGN.fullmatch(name): others.append(name)
 		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
-	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
+	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
 	print(__doc__)
@@ -120,7 +117,6 @@ def print_help():
 	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
-	return 0
 
 # === RUNTIME ===
 FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
@@ -130,18 +126,17 @@ class Halt(Exception): """All ranks end after one step: (their signals' sum,) or
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
-		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", 1)) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices: set --nproc_per_node={count}"
 		return
 	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
-	if driver and cfg.device != "cpu":
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use the NVIDIA driver {first_line(driver)} "
-			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
+	if cfg.device == "cuda" or driver and cfg.device == "auto":
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, "
+			"see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 
 class Runtime:
 	"""This process; collectives are the main thread's. As that may sit in one, a thread hears signals, tells all ranks, by
@@ -1309,9 +1304,9 @@ def export_and_score(run, code_bytes):
 # === MAIN ===
 def log_header(run, source):
 	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
-	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
-	versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
-	log.write(f"{source}\n{rule}\n{versions}\n{smi}\n{rule}", log.path)
+	rule, found = "=" * 100, len(shards.paths)
+	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
+		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
@@ -1338,20 +1333,19 @@ def fitting_accumulation(cfg, rt):
 	x = torch.zeros(8, cfg.train_seq_len, device=rt.device).long()
 	GPT(cfg, rt.dtype).to(rt.device)(x, x).backward()
 	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
-	return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows / n <= fit or n == rows))
+	return next((n for n in range(1, rows) if rows % n == 0 and rows <= n * fit), rows)
 def resume_command(cfg, env):
-	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
+	env = {**env, "RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
-	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
-def execute(cfg, env, warnings):
+	return shlex.join(["env", *(f"{k}={env[k]}" for k in SETTINGS if k in env), *launch.split(), sys.argv[0]])
+def execute(cfg, rt, env, warnings):
 	"""An exit code. A foreseeable failure is one line."""
-	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
-	log, end = None, (1, "failed", "")
+	end = 1, "failed", ""
 	try:
 		rt.start(cfg, env)
 		run_id, steps, found = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt), rt.rank or find_checkpoint(cfg)))
 		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
-		log = rt.log = RunLog(run_id, rt.rank == 0, bool(found))
+		log = rt.log = RunLog(run_id, rt.rank == 0, found)
 		source = Path(__file__).read_text("utf-8")
 		log.console(log.path)
 		log.event("run", run_id=run_id, argv=sys.argv)
@@ -1365,18 +1359,18 @@ def execute(cfg, env, warnings):
 	except Halt as halt:
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
-		signum, *what = halt.args
-		problem, *hint = what or (f"interrupted after step {run.step}", f"\n{resume_command(cfg, env)}" * bool(saved))
-		heard = rt.signum or (signal.SIGTERM, signal.SIGINT)[signum == signal.SIGINT]
-		code, status = (128 + heard, "interrupted") if signum else (1, "nonfinite")
-		end = code, status, problem * (rt.rank == 0), *hint
+		signum, *bad = halt.args
+		code = 128 + int(rt.signum or min(signum, signal.SIGTERM))
+		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}",
+			f"\n{resume_command(cfg, env)}" * bool(saved))
+		if rt.rank: end = end[0], "", ""
 	except torch.OutOfMemoryError:
-		tokens = cfg.train_batch_tokens // (rt.world_size * (steps := cfg.accumulation(rt.world_size)))
-		end = 1, "failed", (f"rank {rt.rank}: out of memory at {tokens} tokens a micro-step, "
-			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
+		steps = cfg.accumulation(rt.world_size)
+		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank}, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}")
 	except RunError as error: end = 1, "failed", str(error)
 	finally:
-		last_words(log, *end)
+		last_words(rt.log, *end)
 		rt.close()
 	return end[0]
 def last_words(log, code, status, problem, hint=""):
@@ -1387,7 +1381,7 @@ def last_words(log, code, status, problem, hint=""):
 	log.console(f"{status}: see {log.path}{hint}")
 def main():
 	env, arguments = os.environ, sys.argv[1:]
-	if arguments in (["--help"], ["-h"]): return print_help()
+	if arguments in (["--help"], ["-h"]): return print_help() or 0
 	cfg, faults = Config.from_environment(env)
 	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
@@ -1395,11 +1389,12 @@ def main():
 		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
 			for name, value in vars(cfg).items()}, indent=1))
 		return 0
-	faults += cfg.problems(int(env.get("WORLD_SIZE", 1)))
-	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
-	if not faults: return execute(cfg, env, warnings)
+	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
+	faults += cfg.problems(rt.world_size)
+	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
+	if not faults: return execute(cfg, rt, env, warnings)
 	if int(env.get("LOCAL_RANK", 0)) == 0:
-		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
+		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
