@@ -119,7 +119,7 @@ def print_help():
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
+FIRST_WAIT_SECONDS = 300  # longest wait for ranks where they meet first
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """Told to stop: the others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
@@ -138,28 +138,30 @@ def runtime_faults(cfg):
 		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, "
 			"see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 
+@dataclass
 class Runtime:
-	"""This process; collectives are the main thread's. As that may sit in one, a thread hears signals, tells all ranks, by
-	the group's store, and ends a wait for ranks that do not come: it names them."""
+	"""This process. As its main thread may sit in a collective, another hears signals, tells all ranks, by the group's
+	store, and ends a wait for ranks that do not come, by name."""
+	rank: int = 0
+	world_size: int = 1
+	stall_seconds: float = 60.0
 	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place = math.inf, ""  # waiting for ranks
-	def __init__(self, rank=0, world_size=1, stall_seconds=60.0):
-		self.rank, self.world_size, self.stall_seconds, self.met = rank, world_size, stall_seconds, set()
+	since, place, met = math.inf, "", frozenset()  # waiting for ranks; since the first wait, where
 	def start(self, cfg, env):
-		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
+		"""Takes the device, joins the group."""
 		hears, wakes = os.pipe()
 		os.set_blocking(wakes, False)
 		signal.set_wakeup_fd(wakes)
-		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
+		for number in signal.SIGINT, signal.SIGTERM: signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._watch, args=[hears], daemon=True).start()
 		if cfg.device != "cpu" and torch.cuda.is_available():
-			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
+			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
+			torch.cuda.set_device(self.device)
 			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
-			self.device = device
 		if "RANK" not in env: return
-		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
+		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
 		self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
 		with self.waiting("start"):  # bounds all waits, so the group need not
@@ -172,48 +174,47 @@ class Runtime:
 		self.place, self.since = place, now()
 		yield
 		self.since = math.inf
-		self.met.add(place)
-	def all_reduce(self, tensor, place):
-		self._meet(place, dist.all_reduce, tensor)  # a sum, in place
-		return tensor
+		self.met |= {place}
+	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)  # a sum, in place
 	def broadcast(self, value):
-		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._meet("broadcast", dist.broadcast_object_list, box := [value], src=0, device=self.device)
-		return box[0]
-	def _meet(self, place, call, *args, **options):
-		"""On one rank: nothing. Synchronisation point, but for a step's reduction: Control reads that."""
+		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
+		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0]
+	def _meet(self, place, call, *args):
+		"""Synchronisation point, but for a step's reduction: Control reads that."""
 		self.meetings += 1
 		with self.waiting(place):
 			try:
-				if dist.is_initialized(): call(*args, **options)
+				if dist.is_initialized(): call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
 			if place != "reduction": self.synchronize()
+		return args[0]
 	def synchronize(self):
-		"""Synchronisation point: the device has finished all it was given."""
-		if self.cuda: torch.cuda.synchronize(self.device)
+		"""Synchronisation point: the time when the device has done all it was given."""
+		if self.cuda: torch.cuda.synchronize()
+		return now()
 	def _watch(self, hears):
+		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
 		while now() - self.since <= self._limit_s():
-			heard = os.read(hears, 1) if select.select([hears], [], [], 0.5)[0] else b""
-			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
-				if heard: self.store.set("signal", str(heard[0]))
+			heard = os.read(hears, 1)[0] if select.select([hears], [], [], 0.5)[0] else 0
+			with gone:
+				if heard: self.store.set("signal", str(heard))
 				self.store.set(str(self.rank), str(self.meetings))
-				heard = heard or [self.store.add("signal", 0)]
-			self.signum = self.signum or sum(heard)
+				heard = self.store.add("signal", 0)
+			self.signum = self.signum or heard
 		late = []
-		with suppress(AttributeError, RuntimeError):
-			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
+		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
 		faulthandler.dump_traceback()  # of all threads
 		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
 			f"{', '.join(late) or 'its device'}")
 		os._exit(1)
 	def _limit_s(self):
-		if self.signum: return LEAVE_SECONDS + 2 * self.longest_s
+		if self.signum: return 5 + 2 * self.longest_s  # to leave
 		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
+	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
 		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
@@ -254,47 +255,48 @@ def write_atomic(path, data):
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
 TRACE_EVENTS = 150_000  # below 20 MB uncompressed
+@dataclass
 class Clock:
 	"""Training time in ms; both edges are synchronisation points."""
+	rt: Runtime
 	total_ms, since = 0.0, math.inf
-	def __init__(self, rt): self.rt = rt
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def start(self): self.since = self.rt.synchronize() or now()
-	def stop(self): self.total_ms, self.since = self.rt.synchronize() or self.now_ms(), math.inf
+	def start(self): self.since = self.rt.synchronize()
+	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
 	yield from [None] * 2 * compiles
-	start = rt.synchronize() or now()  # a synchronisation point, and the next
+	start = rt.synchronize()  # a synchronisation point, and the next
 	yield
-	unit_s = pieces * ((rt.synchronize() or now()) - start)
+	unit_s = pieces * (rt.synchronize() - start)
 	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
+@dataclass
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
+	cfg: Config = None
+	rt: Runtime = None
+	log: RunLog = None
 	nothing = nullcontext()
-	def __init__(self, cfg=None, rt=None, log=None):
-		self.cfg, self.rt, self.log = cfg, rt, log
-		self.begin()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close: twice, too
-class Recorder(Spans):
+	__post_init__ = instant = handed = step_done = close = lambda *_: None  # close: twice, too
 	@contextmanager
-	def __call__(self, name, track=DEVICE):
+	def phase(self, name, track=DEVICE):
 		begin = self.mark(track)
 		yield
 		self.add(name, track, begin, self.mark(track))
-class Breakdown(Recorder):
-	"""Each phase alone, a synchronisation point at both its ends."""
-	def begin(self):
+class Breakdown(Spans):
+	"""Each phase alone, between two synchronisation points."""
+	__call__ = Spans.phase
+	def __post_init__(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: no overlap, two waits for the device a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two device waits a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
-		start, end = now(), self.rt.synchronize() or now()
-		self.ms["sync"] += 1e3 * (end - start)
+		self.add("sync", track, now(), end := self.rt.synchronize())
 		return end
 	def add(self, name, track, begin, end):
 		if name == "validate": self.ms.clear()  # of its own phases
@@ -304,36 +306,34 @@ class Breakdown(Recorder):
 		self.since = now()
 		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
 		if step > 10 and step % self.cfg.training_timing_every: return
-		shown = words(dict(batch_cpu_ms=ms["input_wait"] / n, batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n,
-			backward_ms=ms["backward"] / n, grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"],
-			explicit_sync_ms=ms["sync"]))
-		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} {shown} (per_optimizer_step; forward/backward/batch "
-			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
+		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} " + words(dict(batch_cpu_ms=ms["input_wait"] / n,
+			batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n, backward_ms=ms["backward"] / n,
+			grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"], explicit_sync_ms=ms["sync"]))
+			+ " (per_optimizer_step; forward/backward/batch averaged over micro_steps; "
+			f"grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can "
-			"win here")
-class Trace(Recorder):
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most overlap can win")
+class Trace(Spans):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
-	def begin(self):
+	def __post_init__(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
-		self.base = self.rt.synchronize() or self.mark(DEVICE)  # synchronisation point: their times meet
+		self.base = self.rt.synchronize() and self.mark(DEVICE)  # synchronisation point: their times meet
 		self.instant("warm_up_end", HOST)
 	def mark(self, track):
 		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
 		return now(), event  # host seconds; the device's time
 	def __call__(self, name, track=DEVICE):
 		if name == "validate": self.on, self.steps = self.steps == 0, self.steps or -1  # the first after the steps
-		return super().__call__(name, track) if self.on else self.nothing
+		return self.phase(name, track) if self.on else self.nothing
 	def add(self, *event):
 		if len(self.events) < TRACE_EVENTS: self.events.append(event)
 	def instant(self, name, track, **kind):
 		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
 	def handed(self, pipe):
 		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		self.instant(f"{pipe.name} queues", HOST, ph="C",
-			args=dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
+		self.instant(f"{pipe.name} queues", HOST, ph="C", args=dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
@@ -341,8 +341,8 @@ class Trace(Recorder):
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
 			kind = end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))
-			tid = tracks[track if begin[1] or track != DEVICE else HOST]
-			yield dict(name=name, pid=0, tid=tid, ts=micros(self.base, begin), **kind)
+			yield dict(name=name, pid=0, tid=tracks[track if begin[1] or track != DEVICE else HOST],
+				ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
 		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
@@ -352,20 +352,22 @@ class Trace(Recorder):
 			self.log.line(f"trace: {path}")
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
-def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by position, int64, wraps
+def batch_sum(x, y): return (3 * x + y).ravel().cumsum(0).sum()  # by position, int64, wraps
 class Verify:
 	"""A batch's sum as read, above 32 bits of digest, against that of x and y after use."""
-	def __init__(self, on, log): self.on, self.log, self.pending, self.checked = on, log, [], 0
+	checked = 0
+	def __init__(self, on, log): self.on, self.log, self.pending = on, log, []
 	def consumed(self, pipe, batch, place):
 		if not self.on: return
 		slot, (x, y, digest) = (pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1), batch  # used in turn
 		self.pending.append((f"{pipe.who}, {place}, slot {slot}", digest >> 32, batch_sum(x, y)))
+		self.checked += 1
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
-		"""Synchronisation point; RunError if a batch changed while in use."""
+		"""Synchronisation point; RunError: a batch changed in use."""
 		for where, read, held in self.pending:
 			if held.item() != read: raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1")
-		self.pending, self.checked = [], self.checked + len(self.pending)
+		self.pending.clear()
 		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
 # === DATA ===
