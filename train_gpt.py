@@ -732,8 +732,7 @@ def rotate(x, rotary):
 def attend(q, k, v):
 	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
 	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
-	return y.transpose(1, 2)
+	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
 	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
@@ -839,8 +838,7 @@ def newton_schulz(x, steps, dtype):
 	return x.mT if tall else x
 
 class Optimizers:
-	"""Muon on the blocks' matrices, Adam on all else: views of one float32 vector for values, one for gradients, so one
-	reduction a step, which `tail` elements ride."""
+	"""Muon on the blocks' matrices, Adam on all else; a float32 vector of values, one of gradients and `tail`, reduced."""
 	def __init__(self, model, cfg, tail):
 		self.cfg, groups, small, head = cfg, defaultdict(list), [model.skip_weights], model.lm_head
 		for name, p in model.blocks.named_parameters():
@@ -849,7 +847,7 @@ class Optimizers:
 		groups[cfg.embed_lr if head else cfg.tied_embed_lr] += [model.tok_emb.weight]
 		if head: groups[cfg.head_lr] += [head.weight]
 		groups[cfg.scalar_lr] += small
-		members = [*itertools.chain(*groups.values())]
+		members = sum(groups.values(), [])
 		self.values = torch.cat([p.detach().flatten() for p in members])
 		self.reduced = self.values.new_zeros(len(self.values) + tail)
 		self.grads, self.tail = self.reduced.tensor_split([-tail])
@@ -859,37 +857,34 @@ class Optimizers:
 		parts = [*zip(groups, cut([sum(p.numel() for p in group) for group in groups.values()]))]
 		self.banks = [[part.view(-1, *shape) for part in pair] for shape, pair in parts[:shapes]]  # (n, rows, cols)
 		self.adam = [(*pair, lr) for lr, pair in parts[shapes:]]
-		# Muon's averages; Adam's means, its squares.
-		self.states = [torch.zeros_like(values) for values, *_ in self.banks + 2 * self.adam]
+		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
+			for parts in (self.banks, self.adam, self.adam))
 		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
 		self.halted = self.count > 0
 	def clip(self):
-		if (limit := self.cfg.grad_clip_norm) > 0:
-			self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
+		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
 		self.lr_scale.fill_(lr_scale)
 		self.momentum.fill_(momentum)
 		self.update()
 	def update(self):
-		"""By the schedules on the device; one graph if compiled. Muon's is scaled by sqrt(max(1, rows / cols)). Once
-		halted is set nothing changes."""
+		"""By the schedules on the device; one graph if compiled. Once `halted` is set nothing changes."""
 		cfg, halted, dtype = self.cfg, self.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
-		for (values, grads), average in zip(self.banks, self.states):
+		for (values, grads), average in zip(self.banks, self.averages):
 			average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
 			update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
 			rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
 			values.sub_((rate * update).masked_fill(halted, 0))
 		self.count.add_(~halted)
-		means, squares = self.states[len(self.banks):], self.states[-len(self.adam):]
-		for (values, grads, lr), mean, square in zip(self.adam, means, squares):
+		for (values, grads, lr), mean, square in zip(self.adam, self.means, self.squares):
 			mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
 			square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
 			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
 			update = lr * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
 			values.sub_(update.masked_fill(halted, 0))
-	def snapshot(self): return [t.clone() for t in self.tensors()]
-	def tensors(self): return [self.values, *self.states, self.count]
+	def snapshot(self): return [*map(torch.clone, self.tensors())]
+	def tensors(self): return [self.values, *self.averages, *self.means, *self.squares, self.count]
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
 
@@ -911,12 +906,12 @@ class Control:
 	FIELDS = 6  # before those of each rank
 	def __init__(self, optimizers, rt):
 		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
-		self.ring = [torch.zeros(2, len(optimizers.tail), pin_memory=rt.cuda) for _ in range(4)]  # (sent, received)
+		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
 		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
 	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
 		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
-		tail, bad = mine.tail, mine.tail[self.FIELDS + rt.world_size:]
+		tail, bad = mine.tail, mine.tail[-rt.world_size:]
 		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
 		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
@@ -949,7 +944,7 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 		ids = [*range(len(model))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
-		space = np.array([piece[:1] == " " for piece in pieces]) & ~boundary
+		space = np.char.startswith(pieces, " ") & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
@@ -1032,7 +1027,7 @@ def pack(state, cfg):
 		if not t.is_floating_point(): kept[name] = t
 		elif t.numel() > 65_536:
 			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
-			if t.ndim == 2: meta[name] = {"scheme": "per_row", "axis": 0}
+			if t.ndim == 2: meta[name] = dict(scheme="per_row", axis=0)
 		elif named(name, cfg.int8_keep_float_fp32_name_patterns): kept[name] = t.float()
 		else: kept[name], originals[name] = t.half(), dtype
 	raw = saved(file)
@@ -1073,7 +1068,7 @@ def fingerprint(cfg):
 	"""What a checkpoint is bound to."""
 	names = [*(values := vars(cfg))]
 	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
-	return {n: Path(values[n]).name if n.endswith("_path") else values[n] for n in bound}
+	return {n: Path(values[n]).name if "_path" in n else values[n] for n in bound}
 def find_checkpoint(cfg):
 	"""The path of the checkpoint that RESUME names; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
@@ -1128,8 +1123,7 @@ class Run:
 			for old in sorted(folder.glob("step_*.pt"))[:-self.cfg.checkpoint_keep]: old.unlink()
 			self.log.event("checkpoint", step=step, path=str(path), write_ms=1e3 * (now() - start))
 			return True
-		except (OSError, RunError) as error:
-			self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
+		except (OSError, RunError) as error: self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
 	def checkpoint(self, spans):
 		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
@@ -1219,15 +1213,15 @@ def log_step(run, step):
 		**mfu)
 
 def train(run):
-	c, log, clock = run.cfg, run.log, run.clock
+	c, log, clock, rt = run.cfg, run.log, run.clock, run.rt
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
-	run.logged = run.start = run.step, clock.total_ms, *[0.0] * run.rt.world_size  # input waits; at the last line
-	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
+	run.logged = run.start = run.step, clock.total_ms, *[0.0] * rt.world_size  # input waits; at the last line
+	foretell = forecast(rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
-	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == run.rt.rank else Spans
-	with closing(kind(c, run.rt, log)) as spans, closing(run.batches(spans)) as batches:
-		step, elapsed_ms, crc = run.step, clock.total_ms, run.crc * (run.rt.rank == 0)
+	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == rt.rank else Spans
+	with closing(kind(c, rt, log)) as spans, closing(run.batches(spans)) as batches:
+		step, elapsed_ms, crc = run.step, clock.total_ms, run.crc * (rt.rank == 0)
 		clock.start()
 		while True:
 			# Synchronisation point, past unless the host runs far ahead.
@@ -1257,8 +1251,8 @@ def waits(run, batches, waits_ms, train_ms):
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5 > hidden_percent: return f"{cost}: overlap settings do not matter here"
-	if percent < 0.5: return f"{cost}: overlap hides {hidden_percent:.2f} %"
+	if percent < 0.5: return cost + (f": overlap hides {hidden_percent:.2f} %" if hidden_percent >= 0.5
+		else ": overlap settings do not matter here")
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
