@@ -729,8 +729,7 @@ def rotate(x, rotary):
 def attend(q, k, v):
 	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
 	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
-	return y.transpose(1, 2)
+	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
 	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
@@ -743,7 +742,7 @@ def choose_attention(cfg, rt):
 		out = attend(*(t.to(dtype) for t in (q, k, v)))
 		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
 	expected = results("math", torch.float32)
-	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
+	for backend in cfg.attention_backend.replace("auto", "fa3 cudnn flash math").split():
 		try:
 			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
 			if off < 0.02: return backend
@@ -771,7 +770,7 @@ class Block(nn.Module):
 		super().__init__()
 		ones = torch.ones(D := cfg.model_dim)
 		self.attn = Attention(cfg)
-		self.mlp = nn.ModuleDict({"fc": Linear(D, cfg.mlp_mult * D), "proj": Linear(cfg.mlp_mult * D, D, zero=True)})
+		self.mlp = nn.ModuleDict(dict(fc=Linear(D, n := cfg.mlp_mult * D), proj=Linear(n, D, zero=True)))
 		self.attn_scale, self.mlp_scale = (nn.Parameter(ones.clone()) for _ in "am")
 		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
 	def forward(self, x, x0, rotary):
@@ -812,7 +811,8 @@ def compiled(log, *functions):
 	if "2.11." in torch.__version__:  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
 		os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
 	broken = []
-	def calling(fast, slow):
+	def calling(slow):
+		fast = torch.compile(slow, dynamic=False, fullgraph=True)
 		def call(*args):
 			try:
 				if not broken: return fast(*args)
@@ -821,7 +821,7 @@ def compiled(log, *functions):
 				broken.append(error)
 			return slow(*args)
 		return call
-	return [calling(torch.compile(function, dynamic=False, fullgraph=True), function) for function in functions]
+	return [*map(calling, functions)]
 
 # === OPTIMIZERS ===
 def newton_schulz(x, steps, dtype):
@@ -834,46 +834,40 @@ def newton_schulz(x, steps, dtype):
 		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 	return x.mT if tall else x
 
-class Flat:
-	"""Parameters and gradients as views of one float32 vector each: one reduction a step, which `tail` elements ride."""
-	def __init__(self, groups, tail):
-		members = [*itertools.chain(*groups)]
+class Optimizers:
+	"""Muon on the blocks' matrices, Adam on all else; a float32 vector of values, one of gradients and `tail`, reduced."""
+	def __init__(self, model, cfg, tail):
+		self.cfg, groups, small, head = cfg, defaultdict(list), [model.skip_weights], model.lm_head
+		for name, p in model.blocks.named_parameters():
+			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else groups[p.shape]).append(p)
+		shapes = len(groups)  # Muon's, by shape; then Adam's, by rate
+		groups[cfg.embed_lr if head else cfg.tied_embed_lr] += [model.tok_emb.weight]
+		if head: groups[cfg.head_lr] += [head.weight]
+		groups[cfg.scalar_lr] += small
+		members = sum(groups.values(), [])
 		self.values = torch.cat([p.detach().flatten() for p in members])
 		self.reduced = self.values.new_zeros(len(self.values) + tail)
-		self.grads, self.tail = self.reduced.tensor_split([len(self.values)])
-		self.halted = self.values.new_zeros((), dtype=torch.bool)
+		self.grads, self.tail = self.reduced.tensor_split([-tail])
 		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))  # 1-D (values, gradients)
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
-		self.groups = [*cut([sum(p.numel() for p in group) for group in groups])]
-
-class Optimizers:
-	"""Muon on the blocks' matrices; Adam on all else."""
-	def __init__(self, model, cfg, tail):
-		self.cfg, banks, small = cfg, defaultdict(list), [model.skip_weights]
-		for name, p in model.blocks.named_parameters():
-			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else banks[p.shape]).append(p)
-		adam, rates = [[model.tok_emb.weight]], [cfg.tied_embed_lr]
-		if head := model.lm_head: adam, rates = [*adam, [head.weight]], [cfg.embed_lr, cfg.head_lr]
-		self.flat = Flat([*banks.values(), *adam, small], tail)
-		self.banks = [[flat.view(-1, *shape) for flat in group]  # values, gradients: (n, rows, cols)
-			for shape, group in zip(banks, self.flat.groups)]
-		self.adam = [(*group, lr) for group, lr in zip(self.flat.groups[len(banks):], [*rates, cfg.scalar_lr])]
+		parts = [*zip(groups, cut([sum(p.numel() for p in group) for group in groups.values()]))]
+		self.banks = [[part.view(-1, *shape) for part in pair] for shape, pair in parts[:shapes]]  # (n, rows, cols)
+		self.adam = [(*pair, lr) for lr, pair in parts[shapes:]]
 		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
 			for parts in (self.banks, self.adam, self.adam))
-		self.count, self.lr_scale, self.momentum = torch.zeros(3, device=self.flat.values.device).unbind()
+		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
+		self.halted = self.count > 0
 	def clip(self):
-		if (limit := self.cfg.grad_clip_norm) > 0:
-			self.flat.grads.mul_((limit / (self.flat.grads.norm() + 1e-6)).clamp(max=1.0))
+		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
 		self.lr_scale.fill_(lr_scale)
 		self.momentum.fill_(momentum)
 		self.update()
 	def update(self):
-		"""By the schedules on the device; one graph if compiled. Muon's is scaled by sqrt(max(1, rows / cols)). Once
-		flat.halted is set nothing changes."""
-		cfg, halted, dtype = self.cfg, self.flat.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
+		"""By the schedules on the device; one graph if compiled. Once `halted` is set nothing changes."""
+		cfg, halted, dtype = self.cfg, self.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
 		for (values, grads), average in zip(self.banks, self.averages):
 			average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
 			update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
@@ -886,11 +880,10 @@ class Optimizers:
 			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
 			update = lr * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
 			values.sub_(update.masked_fill(halted, 0))
-	def snapshot(self): return [t.clone() for t in self.tensors()]
-	def tensors(self):
-		return [self.flat.values, *self.averages, *self.means, *self.squares, self.count]
+	def snapshot(self): return [*map(torch.clone, self.tensors())]
+	def tensors(self): return [self.values, *self.averages, *self.means, *self.squares, self.count]
 	def restore(self, saved):
-		for mine, theirs in zip(self.tensors(), saved): mine.copy_(theirs)
+		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
@@ -908,22 +901,22 @@ Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")
 class Control:
 	"""The control vector of README.md; a crc in parts of 11 bits: exact float32 sums."""
 	FIELDS = 6  # before those of each rank
-	def __init__(self, flat, rt):
-		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
-		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(4)]  # (sent, received)
+	def __init__(self, optimizers, rt):
+		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
+		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
 		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
 	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
-		(sent, received), rt, flat = self.ring[step % 4], self.rt, self.flat
-		tail, grads, bad = flat.tail, flat.grads, flat.tail[self.FIELDS + rt.world_size:]
+		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
+		tail, bad = mine.tail, mine.tail[-rt.world_size:]
 		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
 		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
-		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
-		rt.all_reduce(flat.reduced, "reduction")
-		flat.halted |= tail[5] + bad.sum() > 0
-		grads.masked_fill_(flat.halted, 0)
+		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
+		rt.all_reduce(mine.reduced, "reduction")
+		mine.halted |= tail[5] + bad.sum() > 0
+		mine.grads.masked_fill_(mine.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
@@ -948,7 +941,7 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 		ids = [*range(len(model))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
-		space = np.array([piece[:1] == " " for piece in pieces]) & ~boundary
+		space = np.char.startswith(pieces, " ") & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
@@ -967,12 +960,13 @@ def tokenizer_faults(cfg):
 def due(every, step): return every and step % every == 0
 class Validation:
 	"""The validation split: nats from the model; bytes from the tokens, counted once."""
+	bytes, resident = 0, None  # the pipeline that keeps its batches
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
-		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
+		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
 		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device, self.resident = cfg.val_bytecount_device == "cuda", None  # the pipeline that keeps its batches
+		self.on_device = cfg.val_bytecount_device == "cuda"
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
@@ -1022,17 +1016,18 @@ def saved(thing):
 	return buffer.getvalue()
 def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
-	quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
+	file = dict(__quant_format__=QUANT_FORMAT, quantized={}, scales={}, dtypes={}, passthrough={}, qmeta={},
+		passthrough_orig_dtypes={})
+	_, quantized, scales, dtypes, kept, meta, originals = file.values()
 	for name, t in state.items():
 		dtype = str(t.dtype)[6:]  # behind "torch."
 		if not t.is_floating_point(): kept[name] = t
 		elif t.numel() > 65_536:
 			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
-			if t.ndim == 2: meta[name] = {"scheme": "per_row", "axis": 0}
+			if t.ndim == 2: meta[name] = dict(scheme="per_row", axis=0)
 		elif named(name, cfg.int8_keep_float_fp32_name_patterns): kept[name] = t.float()
 		else: kept[name], originals[name] = t.half(), dtype
-	raw = saved(dict(__quant_format__=QUANT_FORMAT, quantized=quantized, scales=scales, dtypes=dtypes, passthrough=kept,
-		qmeta=meta, passthrough_orig_dtypes=originals))
+	raw = saved(file)
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
 @contextmanager
@@ -1056,7 +1051,7 @@ def unpack(data, expected):
 		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
 		file = load(raw, limit)
 		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
-		quantized, scales, plain = (file[part] for part in ("quantized", "scales", "passthrough"))
+		quantized, scales, plain = map(file.__getitem__, ("quantized", "scales", "passthrough"))
 		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
 		if wrong := sorted({name for name, _ in found ^ wanted}):
 			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
@@ -1070,7 +1065,7 @@ def fingerprint(cfg):
 	"""What a checkpoint is bound to."""
 	names = [*(values := vars(cfg))]
 	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
-	return {n: Path(values[n]).name if n.endswith("_path") else values[n] for n in bound}
+	return {n: Path(values[n]).name if "_path" in n else values[n] for n in bound}
 def find_checkpoint(cfg):
 	"""The path of the checkpoint that RESUME names; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
@@ -1080,7 +1075,7 @@ def find_checkpoint(cfg):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
-	step = heeded = crc = final = 0  # steps taken, looked at; data_crc at the start; the state before the export
+	step = heeded = crc = final = 0  # steps taken, looked at; their data_crc; the state before the export
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
@@ -1089,7 +1084,7 @@ class Run:
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		if self.compiles: self.loss_of, self.optimizers.update = compiled(log, self.model, self.optimizers.update)
-		self.control = Control(self.optimizers.flat, rt)
+		self.control = Control(self.optimizers, rt)
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
@@ -1101,18 +1096,18 @@ class Run:
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
-			said, self.heeded = self.control.read(self.heeded), self.heeded + 1
-			if said.stop or any(said.bad): self.step = self.heeded - 1
-			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.heeded}: loss or gradient not finite: "
+			said = self.control.read(self.heeded)
+			if said.stop or any(said.bad): self.step = self.heeded
+			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
 				"lower the learning rates")
 			if said.stop: raise Halt(said.stop)
+			self.heeded, self.crc = self.heeded + 1, said.data_crc
 	def state(self):
 		"""What training goes on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
 		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
-		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(),
-			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.start[0] else self.crc,
+		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), data_crc=self.crc,
 			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
 		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
@@ -1125,8 +1120,7 @@ class Run:
 			for old in sorted(folder.glob("step_*.pt"))[:-self.cfg.checkpoint_keep]: old.unlink()
 			self.log.event("checkpoint", step=step, path=str(path), write_ms=1e3 * (now() - start))
 			return True
-		except (OSError, RunError) as error:
-			self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
+		except (OSError, RunError) as error: self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
 	def checkpoint(self, spans):
 		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
@@ -1135,14 +1129,13 @@ class Run:
 		self.writer.start()
 	def resume(self, path):
 		"""RunError if it is another configuration's, or no checkpoint."""
-		mine = self.optimizers.tensors()
-		limit = sum(t.nbytes for t in mine) + (1 << 22)
+		limit = sum(t.nbytes for t in self.optimizers.tensors()) + (1 << 22)
 		with refused(f"RESUME={path}"):
 			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
 			theirs, ours = state["config"], fingerprint(self.cfg)
 			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
-			for t, saved in zip(mine, state["tensors"], strict=True): t.copy_(saved.view_as(t))
+			self.optimizers.restore(state["tensors"])
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
 			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
 			self.history = [tuple(map(float, row)) for row in state["history"]]
@@ -1154,7 +1147,7 @@ class Run:
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
 	spans, loss_share, started = batches.spans, 0.0, now()
-	run.optimizers.flat.reduced.zero_()
+	run.optimizers.reduced.zero_()
 	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
 			next(foretell)
@@ -1173,7 +1166,7 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, run.step, 0
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.crc), 0
 	try:
 		with closing(run.batches()) as batches:
 			for step in range(count):
@@ -1182,7 +1175,8 @@ def warm_up(run, foretell):
 				run.log.line(f"warmup_step:{step + 1}/{count}")
 	finally:
 		run.optimizers.restore(saved)
-		run.step = run.heeded = first
+		run.step, run.crc = first
+		run.heeded = run.step
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
@@ -1216,18 +1210,17 @@ def log_step(run, step):
 		**mfu)
 
 def train(run):
-	c, log, clock = run.cfg, run.log, run.clock
+	c, log, clock, rt = run.cfg, run.log, run.clock, run.rt
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
-	run.logged = run.start = run.step, clock.total_ms, *[0.0] * run.rt.world_size  # input waits; at the last line
-	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
+	run.logged = run.start = run.step, clock.total_ms, *[0.0] * rt.world_size  # input waits; at the last line
+	foretell = forecast(rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
-	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == run.rt.rank else Spans
-	with closing(kind(c, run.rt, log)) as spans, closing(run.batches(spans)) as batches:
-		elapsed_ms, crc = clock.total_ms, run.crc * (run.rt.rank == 0)
+	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == rt.rank else Spans
+	with closing(kind(c, rt, log)) as spans, closing(run.batches(spans)) as batches:
+		step, elapsed_ms, crc = run.step, clock.total_ms, run.crc * (rt.rank == 0)
 		clock.start()
 		while True:
-			step = run.step
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= run.start[0] + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
@@ -1255,8 +1248,8 @@ def waits(run, batches, waits_ms, train_ms):
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5 > hidden_percent: return f"{cost}: overlap settings do not matter here"
-	if percent < 0.5: return f"{cost}: overlap hides {hidden_percent:.2f} %"
+	if percent < 0.5: return cost + (f": overlap hides {hidden_percent:.2f} %" if hidden_percent >= 0.5
+		else ": overlap settings do not matter here")
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
