@@ -487,10 +487,10 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = SPANS_A_STEP * self.span_rows
 		return self.token((rows.start // n + 1) * n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, rows, token) in it."""
+		"""The batch cut where spans end: (row, end, token) in it."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
-		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
+		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
@@ -498,24 +498,23 @@ def data_crc(plan, rows, tokens):
 def widen(x, y, tokens, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
-	for row, n, begin in segments:
-		part = tokens[begin:begin + n * T + 1]
-		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
+	for row, end, begin in segments:
+		part = tokens[begin:begin + (end - row) * T + 1]
+		x[row:end], y[row:end] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
+	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: one for
-	each batch."""
+	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
-		asked, gone = (*asked, split == "val" and cfg.val_resident), off or no_cuda
-		on, stream, stay = (a and not why for a, why in zip(asked, (off, gone, gone)))
+		early, apart, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
+		gone, keep = off or no_cuda, split == "val" and cfg.val_resident
+		on, stream, stay = early and not off, apart and not gone, keep and not gone
 		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{off * asked[0]} copy_stream:{stream}{gone * asked[1]} prefetch_queue:{depth}{on_demand}"
+		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{depth}{on_demand}"
 		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
-			f"resident:{stay:d}{gone * asked[2]}")
+			f"resident:{stay:d}{gone * keep}")
 		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
 		return cls(depth, stream, slots, stay, words)
 
@@ -648,8 +647,7 @@ class Pipeline:
 		file = self._open(i, offset)
 		file.seek(offset)
 		while out:
-			n = file.readinto(out)
-			if not n: raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
 			out, self.bytes_read = out[n:], self.bytes_read + n
 		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
 			raise EOFError("changed since this run began")
