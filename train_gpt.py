@@ -380,7 +380,7 @@ HEADER_BYTES = 1024  # of a shard; a token has 2
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
 	"""A shard's token count; RunError if it is not whole."""
-	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), os.path.getsize(path)
+	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
 	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
@@ -426,7 +426,7 @@ class Shards:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
 				if done != (said := state.get("progress")): moved, done = now(), said
-				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
+				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
@@ -519,13 +519,12 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 		return cls(depth, stream, slots, stay, words)
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y."""
+	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
 		size = rows * T + rows // plan.span_rows + 2
 		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
@@ -539,11 +538,11 @@ class HostHandOut:
 	def recycle(self, block):
 		"""The first in use, if no longer needed; block: once it is."""
 		return self.pending.pop(0)
-	def hand_out(self): return self.pending[-1].batch()
+	def hand_out(self): return self.pending[-1]
 
 class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read. A wait for an event
-	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
+	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
+	too, as a wait for an event never recorded passes."""
 	def __init__(self, plan, overlap, device, spans=Spans()):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
@@ -552,15 +551,13 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
-			slot.free.record(self.compute)
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
 	def ask(self):
 		"""The compute stream begins to wait here."""
 		while self.idle and self.idle[0][1].query():  # (asked, fed) events
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
-		self.wait = timed_event(), timed_event()
-		self.wait[0].record(self.compute)
+		self.asked = self.compute.record_event(timed_event())
 	def submit(self, slot):
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
@@ -582,21 +579,20 @@ class DeviceRing(HostHandOut):
 	def hand_out(self):
 		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
-		self.wait[1].record(self.compute)
-		self.idle.append(self.wait)
+		self.idle.append((self.asked, self.compute.record_event(timed_event())))
 		widen(slot.x, slot.y, slot.tokens, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
-		return slot.batch()
+		return slot
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
-	error comes as RunError after the good batches."""
+	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
+	comes after the good batches, calls digest(plan, rows, tokens)."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
-		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
+		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		self.slots = slots = overlap.device_slots
@@ -637,6 +633,7 @@ class Pipeline:
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
 				out = out[size:]
+		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
 		if self.verify.on or not self.slots: widen(*slot.host[1:], tokens, slot.segments)
@@ -648,7 +645,7 @@ class Pipeline:
 		file.seek(offset)
 		while out:
 			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
-			out, self.bytes_read = out[n:], self.bytes_read + n
+			out = out[n:]
 		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
 			raise EOFError("changed since this run began")
 		self.since = math.inf
@@ -678,10 +675,8 @@ class Pipeline:
 		stage.submit(slot)
 	def _await(self):
 		while True:
-			try: slot = self.ready.get(timeout=0.2)
-			except queue.Empty: pass
-			else:
-				if isinstance(slot, Slot): return slot
+			with suppress(queue.Empty):
+				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
 				self.ready.put(slot)
 				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
 				raise RunError(f"{self.who} failed on {what}") from slot
@@ -698,11 +693,11 @@ class Pipeline:
 		if self.taken == self.handed:
 			self.late_copies += self.handed > 0 < self.slots
 			self._take()
-		batch = self.stage.hand_out()
+		slot = self.stage.hand_out()
 		self.handed += 1
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
-		return batch
+		return slot.x, slot.y, slot.digest
 	def again(self, spans):
 		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
