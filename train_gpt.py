@@ -433,7 +433,7 @@ class Shards:
 		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
 		while count > 0:
 			epoch, at = divmod(first, self.total)
-			i = bisect.bisect_right(self.ends, at) - 1
+			i = bisect.bisect(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
@@ -495,7 +495,7 @@ def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(x, y, tokens, segments):
+def widen(tokens, x, y, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
 	for row, end, begin in segments:
@@ -511,12 +511,12 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 		early, apart, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
 		gone, keep = off or no_cuda, split == "val" and cfg.val_resident
 		on, stream, stay = early and not off, apart and not gone, keep and not gone
-		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{depth}{on_demand}"
+		slots, on_demand = cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
+		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
 		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
 			f"resident:{stay:d}{gone * keep}")
 		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
-		return cls(depth, stream, slots, stay, words)
+		return cls(on * depth, stream, slots, stay, words)
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
@@ -535,9 +535,7 @@ class HostHandOut:
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block):
-		"""The first in use, if no longer needed; block: once it is."""
-		return self.pending.pop(0)
+	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
 	def hand_out(self): return self.pending[-1]
 
 class DeviceRing(HostHandOut):
@@ -580,7 +578,7 @@ class DeviceRing(HostHandOut):
 		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
 		self.idle.append((self.asked, self.compute.record_event(timed_event())))
-		widen(slot.x, slot.y, slot.tokens, slot.segments)
+		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
 		return slot
@@ -603,8 +601,7 @@ class Pipeline:
 			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots:
-				slot.begun, slot.copied = timed_event(), timed_event()
-				slot.begun.record(), slot.copied.record()
+				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -636,7 +633,7 @@ class Pipeline:
 		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
 		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
@@ -705,7 +702,7 @@ class Pipeline:
 	def close(self):  # within a second; a reader stuck in a read is left
 		self.closed = True
 		self.free.put(None)
-		self.thread.join(timeout=0.8)
+		self.thread.join(0.8)
 		self.stage.close()
 
 # === MODEL ===
