@@ -379,7 +379,7 @@ SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES = 1024  # of a shard; a token has 2
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
-	"""A shard's token count; RunError if it is not whole."""
+	"""A shard's token count; RunError if not whole."""
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
@@ -439,7 +439,7 @@ class Shards:
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
-	"""Shards that are missing, damaged, of another vocabulary."""
+	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
@@ -463,7 +463,7 @@ def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: from batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
 	@classmethod
 	def train(cls, cfg, rank, W):
 		"""Batch k is micro-step k % accumulation of step k // accumulation."""
@@ -474,7 +474,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
+		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
@@ -522,8 +522,7 @@ class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		size = rows * T + rows // plan.span_rows + 2
-		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
 
 class HostHandOut:
@@ -541,7 +540,7 @@ class HostHandOut:
 class DeviceRing(HostHandOut):
 	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
 	too, as a wait for an event never recorded passes."""
-	def __init__(self, plan, overlap, device, spans=Spans()):
+	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
@@ -552,7 +551,7 @@ class DeviceRing(HostHandOut):
 			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
 	def ask(self):
 		"""The compute stream begins to wait here."""
-		while self.idle and self.idle[0][1].query():  # (asked, fed) events
+		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
 		self.asked = self.compute.record_event(timed_event())
@@ -561,10 +560,10 @@ class DeviceRing(HostHandOut):
 		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
-			slot.begun.record(self.copy)
+			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record(self.copy)
-			slot.copied.record(self.copy)
+			target.ready.record()
+			slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -593,7 +592,7 @@ class Pipeline:
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
-		self.slots = slots = overlap.device_slots
+		slots = self.slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
@@ -650,7 +649,7 @@ class Pipeline:
 		path = str(self.shards.paths[i])
 		self.where, self.since = f"{path} at byte {offset}", now()
 		if self.file.name != path:
-			old, self.file = self.file, open(path, "rb", buffering=0)
+			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
 	def _advise(self, k):
@@ -661,7 +660,7 @@ class Pipeline:
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
 	def _take(self):
-		"""A slot back for each taken: the reader fills no more than the queue ahead."""
+		"""A slot back for each taken: the reader stays within the queue."""
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -696,7 +695,7 @@ class Pipeline:
 		self.spans.handed(self)
 		return slot.x, slot.y, slot.digest
 	def again(self, spans):
-		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
+		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
 	def close(self):  # within a second; a reader stuck in a read is left

@@ -250,7 +250,7 @@ class Host:
     """Host slots, as the pipeline makes and the reader fills them, and a ring."""
     def __init__(self, overlap: train_gpt.Overlap, ring: type[Ring], host_slots: int) -> None:
         self.plan = train_gpt.BatchPlan.train(config_of(**CONFIG), 0, 1)
-        self.ring = ring(self.plan, overlap, torch.device("cpu"))
+        self.ring = ring(self.plan, overlap, torch.device("cpu"), train_gpt.Spans())
         self.free: collections.deque[train_gpt.Slot] = collections.deque()
         for _ in range(host_slots):
             self.free.append(train_gpt.Slot(self.plan, torch.device("cpu")))
