@@ -376,8 +376,8 @@ SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES = 1024  # of a shard; a token has 2
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
-	"""A shard's token count; RunError if it is not whole."""
-	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), os.path.getsize(path)
+	"""A shard's token count; RunError if not whole."""
+	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
 	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
@@ -423,20 +423,20 @@ class Shards:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
 				if done != (said := state.get("progress")): moved, done = now(), said
-				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
+				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
 		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
 		while count > 0:
 			epoch, at = divmod(first, self.total)
-			i = bisect.bisect_right(self.ends, at) - 1
+			i = bisect.bisect(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
-	"""Shards that are missing, damaged, of another vocabulary."""
+	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
@@ -460,7 +460,7 @@ def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: from batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
 	@classmethod
 	def train(cls, cfg, rank, W):
 		"""Batch k is micro-step k % accumulation of step k // accumulation."""
@@ -471,7 +471,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
+		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
@@ -484,46 +484,43 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = SPANS_A_STEP * self.span_rows
 		return self.token((rows.start // n + 1) * n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, rows, token) in it."""
+		"""The batch cut where spans end: (row, end, token) in it."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
-		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
+		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(x, y, tokens, segments):
+def widen(tokens, x, y, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
-	for row, n, begin in segments:
-		part = tokens[begin:begin + n * T + 1]
-		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
+	for row, end, begin in segments:
+		part = tokens[begin:begin + (end - row) * T + 1]
+		x[row:end], y[row:end] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
+	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: one for
-	each batch."""
+	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
-		asked, gone = (*asked, split == "val" and cfg.val_resident), off or no_cuda
-		on, stream, stay = (a and not why for a, why in zip(asked, (off, gone, gone)))
-		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{off * asked[0]} copy_stream:{stream}{gone * asked[1]} prefetch_queue:{depth}{on_demand}"
+		early, apart, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
+		gone, keep = off or no_cuda, split == "val" and cfg.val_resident
+		on, stream, stay = early and not off, apart and not gone, keep and not gone
+		slots, on_demand = cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
+		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
 		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
-			f"resident:{stay:d}{gone * asked[2]}")
+			f"resident:{stay:d}{gone * keep}")
 		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
-		return cls(depth, stream, slots, stay, words)
+		return cls(on * depth, stream, slots, stay, words)
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y."""
+	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		size = rows * T + rows // plan.span_rows + 2
-		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
@@ -534,15 +531,13 @@ class HostHandOut:
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block):
-		"""The first in use, if no longer needed; block: once it is."""
-		return self.pending.pop(0)
-	def hand_out(self): return self.pending[-1].batch()
+	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
+	def hand_out(self): return self.pending[-1]
 
 class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read. A wait for an event
-	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
-	def __init__(self, plan, overlap, device, spans=Spans()):
+	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
+	too, as a wait for an event never recorded passes."""
+	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
@@ -550,24 +545,22 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
-			slot.free.record(self.compute)
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
 	def ask(self):
 		"""The compute stream begins to wait here."""
-		while self.idle and self.idle[0][1].query():  # (asked, fed) events
+		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
-		self.wait = timed_event(), timed_event()
-		self.wait[0].record(self.compute)
+		self.asked = self.compute.record_event(timed_event())
 	def submit(self, slot):
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
-			slot.begun.record(self.copy)
+			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record(self.copy)
-			slot.copied.record(self.copy)
+			target.ready.record()
+			slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -580,24 +573,23 @@ class DeviceRing(HostHandOut):
 	def hand_out(self):
 		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
-		self.wait[1].record(self.compute)
-		self.idle.append(self.wait)
-		widen(slot.x, slot.y, slot.tokens, slot.segments)
+		self.idle.append((self.asked, self.compute.record_event(timed_event())))
+		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
-		return slot.batch()
+		return slot
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
-	error comes as RunError after the good batches."""
+	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
+	comes after the good batches, calls digest(plan, rows, tokens)."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
-		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
+		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
-		self.slots = slots = overlap.device_slots
+		slots = self.slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
@@ -605,8 +597,7 @@ class Pipeline:
 			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots:
-				slot.begun, slot.copied = timed_event(), timed_event()
-				slot.begun.record(), slot.copied.record()
+				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -635,9 +626,10 @@ class Pipeline:
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
 				out = out[size:]
+		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
 		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
@@ -645,9 +637,8 @@ class Pipeline:
 		file = self._open(i, offset)
 		file.seek(offset)
 		while out:
-			n = file.readinto(out)
-			if not n: raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
-			out, self.bytes_read = out[n:], self.bytes_read + n
+			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			out = out[n:]
 		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
 			raise EOFError("changed since this run began")
 		self.since = math.inf
@@ -655,7 +646,7 @@ class Pipeline:
 		path = str(self.shards.paths[i])
 		self.where, self.since = f"{path} at byte {offset}", now()
 		if self.file.name != path:
-			old, self.file = self.file, open(path, "rb", buffering=0)
+			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
 	def _advise(self, k):
@@ -666,7 +657,7 @@ class Pipeline:
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
 	def _take(self):
-		"""A slot back for each taken: the reader fills no more than the queue ahead."""
+		"""A slot back for each taken: the reader stays within the queue."""
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -677,10 +668,8 @@ class Pipeline:
 		stage.submit(slot)
 	def _await(self):
 		while True:
-			try: slot = self.ready.get(timeout=0.2)
-			except queue.Empty: pass
-			else:
-				if isinstance(slot, Slot): return slot
+			with suppress(queue.Empty):
+				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
 				self.ready.put(slot)
 				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
 				raise RunError(f"{self.who} failed on {what}") from slot
@@ -697,19 +686,19 @@ class Pipeline:
 		if self.taken == self.handed:
 			self.late_copies += self.handed > 0 < self.slots
 			self._take()
-		batch = self.stage.hand_out()
+		slot = self.stage.hand_out()
 		self.handed += 1
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
-		return batch
+		return slot.x, slot.y, slot.digest
 	def again(self, spans):
-		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
+		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
 	def close(self):  # within a second; a reader stuck in a read is left
 		self.closed = True
 		self.free.put(None)
-		self.thread.join(timeout=0.8)
+		self.thread.join(0.8)
 		self.stage.close()
 
 # === MODEL ===
