@@ -314,7 +314,8 @@ class Breakdown(Spans):
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most overlap can win")
+		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
+		self.log.line(f"overlappable: {share}: the most that overlap can win here")
 class Trace(Spans):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def __post_init__(self):
@@ -1349,8 +1350,8 @@ def execute(cfg, rt, env, warnings):
 			f"\n{resume_command(cfg, env)}" * bool(saved))
 		if rt.rank: end = end[0], "", ""
 	except torch.OutOfMemoryError:
-		steps = cfg.accumulation(rt.world_size)
-		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank}, "
+		n = cfg.train_batch_tokens // rt.world_size // (steps := cfg.accumulation(rt.world_size))
+		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
 			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}")
 	except RunError as error: end = 1, "failed", str(error)
 	finally:
