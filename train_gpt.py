@@ -15,26 +15,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 
-import numpy as np, sentencepiece, torch
-import torch.distributed as dist, torch.nn.functional as F
+import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
 # Kinds of settings: (in words, from text to value or an error).
-def within(low, below=math.inf):
+def within(low, below=2**63):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
 def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-whole, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
-number, rate, positive = within(-1e300), within(0.0), within(1e-6)
-name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
+whole, count, share = within(0), within(1), within(0.0, 1.0)
+number, rate, positive = within(-1e18), within(0.0), within(1e-6)
+name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
 flag = "0 or 1", {"0": False, "1": True}.__getitem__
 steps = "auto or a count", lambda t: t if t == "auto" else whole[1](t)
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting; README.md has units and meanings."""
+	"""README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: whole = 1337
@@ -66,7 +65,7 @@ class Config:
 			meaning, parse = SETTINGS[name].type
 			try: values[name.lower()] = parse(env[name])
 			except Exception:  # whatever a wrong text raises
-				faults.append(f"{name}={env[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+				faults.append(f"{name}={env[name]}: set {meaning}; default is {shown(SETTINGS[name].default)}")
 		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID, too")
 		return cls(**values), faults
 	def accumulation(self, W):
@@ -77,26 +76,24 @@ class Config:
 			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
 
 def shape_faults(cfg, W):
-	"""(a setting or "", what is wrong, what to do)."""
+	"""(a setting, what is wrong, what to do)."""
 	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
-	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
-	if over := cfg.model_dim % (2 * heads):
-		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
+	rows, unit, need = batch // T, SPANS_A_STEP * T, W * steps * T
+	if gap := -cfg.model_dim % (2 * heads): yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim + gap}"
 	if heads % cfg.num_kv_heads:
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
-	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
-	elif rows % parts:
+	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
+	elif batch % need:
 		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
 		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-	if cfg.val_batch_size < parts * T:
-		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}")
+	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 has none: set one of them"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ)_\w+|(MUON|ADAM)_(WD|BETA2)|"
-	r"ROPE_DIMS|LN_SCALE|GATED_ATTENTION|VALUE_RESIDUAL")
+FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|"
+	r"(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS")
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 def similar(a, b, slips):
 	"""Damerau-Levenshtein distance at most `slips`."""
@@ -107,10 +104,10 @@ def foreign_names(env):
 	"""(faults: nearly a setting; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = (other for slips in range(1, 2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
+		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
 		if FOREIGN.fullmatch(name): others.append(name)
 		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
-	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
+	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
 	print(__doc__)
@@ -120,51 +117,51 @@ def print_help():
 	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
-	return 0
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
+FIRST_WAIT_SECONDS = 300  # longest wait for ranks where they meet first
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """Told to stop: the others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
-		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", 1)) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices: set --nproc_per_node={count}"
 		return
 	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
-	if driver and cfg.device != "cpu":
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use the NVIDIA driver {first_line(driver)} "
-			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
+	if cfg.device == "cuda" or driver and cfg.device == "auto":
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, "
+			"see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 
+@dataclass
 class Runtime:
-	"""This process; collectives are the main thread's. As that may sit in one, a thread hears signals, tells all ranks, by
-	the group's store, and ends a wait for ranks that do not come: it names them."""
+	"""This process. As its main thread may sit in a collective, another hears signals, tells all ranks, by the group's
+	store, and ends a wait for ranks that do not come, by name."""
+	rank: int = 0
+	world_size: int = 1
+	stall_seconds: float = 60.0
 	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place = math.inf, ""  # waiting for ranks
-	def __init__(self, rank=0, world_size=1, stall_seconds=60.0):
-		self.rank, self.world_size, self.stall_seconds, self.met = rank, world_size, stall_seconds, set()
+	since, place, met = math.inf, "", frozenset()  # waiting for ranks; since the first wait, where
 	def start(self, cfg, env):
-		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
+		"""Takes the device, joins the group."""
 		hears, wakes = os.pipe()
 		os.set_blocking(wakes, False)
 		signal.set_wakeup_fd(wakes)
-		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
+		for number in signal.SIGINT, signal.SIGTERM: signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._watch, args=[hears], daemon=True).start()
 		if cfg.device != "cpu" and torch.cuda.is_available():
-			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
+			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
+			torch.cuda.set_device(self.device)
 			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
-			self.device = device
 		if "RANK" not in env: return
-		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
+		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
 		self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
 		with self.waiting("start"):  # bounds all waits, so the group need not
@@ -177,48 +174,47 @@ class Runtime:
 		self.place, self.since = place, now()
 		yield
 		self.since = math.inf
-		self.met.add(place)
-	def all_reduce(self, tensor, place):
-		self._meet(place, dist.all_reduce, tensor)  # a sum, in place
-		return tensor
+		self.met |= {place}
+	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)  # a sum, in place
 	def broadcast(self, value):
-		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._meet("broadcast", dist.broadcast_object_list, box := [value], src=0, device=self.device)
-		return box[0]
-	def _meet(self, place, call, *args, **options):
-		"""On one rank: nothing. Synchronisation point, but for a step's reduction: Control reads that."""
+		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
+		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0]
+	def _meet(self, place, call, *args):
+		"""Synchronisation point, but for a step's reduction: Control reads that."""
 		self.meetings += 1
 		with self.waiting(place):
 			try:
-				if dist.is_initialized(): call(*args, **options)
+				if dist.is_initialized(): call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
 			if place != "reduction": self.synchronize()
+		return args[0]
 	def synchronize(self):
-		"""Synchronisation point: the device has finished all it was given."""
-		if self.cuda: torch.cuda.synchronize(self.device)
+		"""Synchronisation point: the time when the device has done all it was given."""
+		if self.cuda: torch.cuda.synchronize()
+		return now()
 	def _watch(self, hears):
+		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
 		while now() - self.since <= self._limit_s():
-			heard = os.read(hears, 1) if select.select([hears], [], [], 0.5)[0] else b""
-			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
-				if heard: self.store.set("signal", str(heard[0]))
+			heard = os.read(hears, 1)[0] if select.select([hears], [], [], 0.5)[0] else 0
+			with gone:
+				if heard: self.store.set("signal", str(heard))
 				self.store.set(str(self.rank), str(self.meetings))
-				heard = heard or [self.store.add("signal", 0)]
-			self.signum = self.signum or sum(heard)
+				heard = self.store.add("signal", 0)
+			self.signum = self.signum or heard
 		late = []
-		with suppress(AttributeError, RuntimeError):
-			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
+		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
 		faulthandler.dump_traceback()  # of all threads
 		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
 			f"{', '.join(late) or 'its device'}")
 		os._exit(1)
 	def _limit_s(self):
-		if self.signum: return LEAVE_SECONDS + 2 * self.longest_s
+		if self.signum: return 5 + 2 * self.longest_s  # to leave
 		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
+	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
 		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
@@ -259,47 +255,48 @@ def write_atomic(path, data):
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
 TRACE_EVENTS = 150_000  # below 20 MB uncompressed
+@dataclass
 class Clock:
 	"""Training time in ms; both edges are synchronisation points."""
+	rt: Runtime
 	total_ms, since = 0.0, math.inf
-	def __init__(self, rt): self.rt = rt
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def start(self): self.since = self.rt.synchronize() or now()
-	def stop(self): self.total_ms, self.since = self.rt.synchronize() or self.now_ms(), math.inf
+	def start(self): self.since = self.rt.synchronize()
+	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
 	yield from [None] * 2 * compiles
-	start = rt.synchronize() or now()  # a synchronisation point, and the next
+	start = rt.synchronize()  # a synchronisation point, and the next
 	yield
-	unit_s = pieces * ((rt.synchronize() or now()) - start)
+	unit_s = pieces * (rt.synchronize() - start)
 	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
+@dataclass
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
+	cfg: Config = None
+	rt: Runtime = None
+	log: RunLog = None
 	nothing = nullcontext()
-	def __init__(self, cfg=None, rt=None, log=None):
-		self.cfg, self.rt, self.log = cfg, rt, log
-		self.begin()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close: twice, too
-class Recorder(Spans):
+	__post_init__ = instant = handed = step_done = close = lambda *_: None  # close: twice, too
 	@contextmanager
-	def __call__(self, name, track=DEVICE):
+	def phase(self, name, track=DEVICE):
 		begin = self.mark(track)
 		yield
 		self.add(name, track, begin, self.mark(track))
-class Breakdown(Recorder):
-	"""Each phase alone, a synchronisation point at both its ends."""
-	def begin(self):
+class Breakdown(Spans):
+	"""Each phase alone, between two synchronisation points."""
+	__call__ = Spans.phase
+	def __post_init__(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: no overlap, two waits for the device a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two device waits a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
-		start, end = now(), self.rt.synchronize() or now()
-		self.ms["sync"] += 1e3 * (end - start)
+		self.add("sync", track, now(), end := self.rt.synchronize())
 		return end
 	def add(self, name, track, begin, end):
 		if name == "validate": self.ms.clear()  # of its own phases
@@ -309,36 +306,35 @@ class Breakdown(Recorder):
 		self.since = now()
 		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
 		if step > 10 and step % self.cfg.training_timing_every: return
-		shown = words(dict(batch_cpu_ms=ms["input_wait"] / n, batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n,
-			backward_ms=ms["backward"] / n, grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"],
-			explicit_sync_ms=ms["sync"]))
-		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} {shown} (per_optimizer_step; forward/backward/batch "
-			f"averaged over micro_steps; grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
+		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} " + words(dict(batch_cpu_ms=ms["input_wait"] / n,
+			batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n, backward_ms=ms["backward"] / n,
+			grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"], explicit_sync_ms=ms["sync"]))
+			+ " (per_optimizer_step; forward/backward/batch averaged over micro_steps; "
+			f"grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can "
-			"win here")
-class Trace(Recorder):
+		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
+		self.log.line(f"overlappable: {share}: the most that overlap can win here")
+class Trace(Spans):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
-	def begin(self):
+	def __post_init__(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
-		self.base = self.rt.synchronize() or self.mark(DEVICE)  # synchronisation point: their times meet
+		self.base = self.rt.synchronize() and self.mark(DEVICE)  # synchronisation point: their times meet
 		self.instant("warm_up_end", HOST)
 	def mark(self, track):
 		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
 		return now(), event  # host seconds; the device's time
 	def __call__(self, name, track=DEVICE):
 		if name == "validate": self.on, self.steps = self.steps == 0, self.steps or -1  # the first after the steps
-		return super().__call__(name, track) if self.on else self.nothing
+		return self.phase(name, track) if self.on else self.nothing
 	def add(self, *event):
 		if len(self.events) < TRACE_EVENTS: self.events.append(event)
 	def instant(self, name, track, **kind):
 		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
 	def handed(self, pipe):
 		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		self.instant(f"{pipe.name} queues", HOST, ph="C",
-			args=dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
+		self.instant(f"{pipe.name} queues", HOST, ph="C", args=dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
@@ -346,8 +342,8 @@ class Trace(Recorder):
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
 			kind = end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))
-			tid = tracks[track if begin[1] or track != DEVICE else HOST]
-			yield dict(name=name, pid=0, tid=tid, ts=micros(self.base, begin), **kind)
+			yield dict(name=name, pid=0, tid=tracks[track if begin[1] or track != DEVICE else HOST],
+				ts=micros(self.base, begin), **kind)
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
 		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
@@ -357,20 +353,22 @@ class Trace(Recorder):
 			self.log.line(f"trace: {path}")
 		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
 
-def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by position, int64, wraps
+def batch_sum(x, y): return (3 * x + y).ravel().cumsum(0).sum()  # by position, int64, wraps
 class Verify:
 	"""A batch's sum as read, above 32 bits of digest, against that of x and y after use."""
-	def __init__(self, on, log): self.on, self.log, self.pending, self.checked = on, log, [], 0
+	checked = 0
+	def __init__(self, on, log): self.on, self.log, self.pending = on, log, []
 	def consumed(self, pipe, batch, place):
 		if not self.on: return
 		slot, (x, y, digest) = (pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1), batch  # used in turn
 		self.pending.append((f"{pipe.who}, {place}, slot {slot}", digest >> 32, batch_sum(x, y)))
+		self.checked += 1
 		if len(self.pending) >= 1024: self.settle()
 	def settle(self, total=False):
-		"""Synchronisation point; RunError if a batch changed while in use."""
+		"""Synchronisation point; RunError: a batch changed in use."""
 		for where, read, held in self.pending:
 			if held.item() != read: raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1")
-		self.pending, self.checked = [], self.checked + len(self.pending)
+		self.pending.clear()
 		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
 # === DATA ===
@@ -379,8 +377,8 @@ SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES = 1024  # of a shard; a token has 2
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
-	"""A shard's token count; RunError if it is not whole."""
-	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), os.path.getsize(path)
+	"""A shard's token count; RunError if not whole."""
+	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
 	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
@@ -426,20 +424,20 @@ class Shards:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
 				if done != (said := state.get("progress")): moved, done = now(), said
-				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
+				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
 		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
 		while count > 0:
 			epoch, at = divmod(first, self.total)
-			i = bisect.bisect_right(self.ends, at) - 1
+			i = bisect.bisect(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
-	"""Shards that are missing, damaged, of another vocabulary."""
+	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
@@ -463,7 +461,7 @@ def cut_val_tokens(cfg, total):
 	"""Whole rows, and one more to predict."""
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: from batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
 	@classmethod
 	def train(cls, cfg, rank, W):
 		"""Batch k is micro-step k % accumulation of step k // accumulation."""
@@ -474,7 +472,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
+		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
@@ -487,46 +485,43 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = SPANS_A_STEP * self.span_rows
 		return self.token((rows.start // n + 1) * n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, rows, token) in it."""
+		"""The batch cut where spans end: (row, end, token) in it."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
-		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
+		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(x, y, tokens, segments):
+def widen(tokens, x, y, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
-	for row, n, begin in segments:
-		part = tokens[begin:begin + n * T + 1]
-		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
+	for row, end, begin in segments:
+		part = tokens[begin:begin + (end - row) * T + 1]
+		x[row:end], y[row:end] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
+	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: one for
-	each batch."""
+	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
-		asked, gone = (*asked, split == "val" and cfg.val_resident), off or no_cuda
-		on, stream, stay = (a and not why for a, why in zip(asked, (off, gone, gone)))
-		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{off * asked[0]} copy_stream:{stream}{gone * asked[1]} prefetch_queue:{depth}{on_demand}"
+		early, apart, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
+		gone, keep = off or no_cuda, split == "val" and cfg.val_resident
+		on, stream, stay = early and not off, apart and not gone, keep and not gone
+		slots, on_demand = cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
+		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
 		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
-			f"resident:{stay:d}{gone * asked[2]}")
+			f"resident:{stay:d}{gone * keep}")
 		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
-		return cls(depth, stream, slots, stay, words)
+		return cls(on * depth, stream, slots, stay, words)
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y."""
+	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		size = rows * T + rows // plan.span_rows + 2
-		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
@@ -537,15 +532,13 @@ class HostHandOut:
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block):
-		"""The first in use, if no longer needed; block: once it is."""
-		return self.pending.pop(0)
-	def hand_out(self): return self.pending[-1].batch()
+	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
+	def hand_out(self): return self.pending[-1]
 
 class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read. A wait for an event
-	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
-	def __init__(self, plan, overlap, device, spans=Spans()):
+	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
+	too, as a wait for an event never recorded passes."""
+	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
@@ -553,24 +546,22 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
-			slot.free.record(self.compute)
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
 	def ask(self):
 		"""The compute stream begins to wait here."""
-		while self.idle and self.idle[0][1].query():  # (asked, fed) events
+		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
-		self.wait = timed_event(), timed_event()
-		self.wait[0].record(self.compute)
+		self.asked = self.compute.record_event(timed_event())
 	def submit(self, slot):
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
-			slot.begun.record(self.copy)
+			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record(self.copy)
-			slot.copied.record(self.copy)
+			target.ready.record()
+			slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -583,24 +574,23 @@ class DeviceRing(HostHandOut):
 	def hand_out(self):
 		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
-		self.wait[1].record(self.compute)
-		self.idle.append(self.wait)
-		widen(slot.x, slot.y, slot.tokens, slot.segments)
+		self.idle.append((self.asked, self.compute.record_event(timed_event())))
+		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
-		return slot.batch()
+		return slot
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
-	error comes as RunError after the good batches."""
+	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
+	comes after the good batches, calls digest(plan, rows, tokens)."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
-		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
+		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
-		self.slots = slots = overlap.device_slots
+		slots = self.slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
@@ -608,8 +598,7 @@ class Pipeline:
 			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots:
-				slot.begun, slot.copied = timed_event(), timed_event()
-				slot.begun.record(), slot.copied.record()
+				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -638,9 +627,10 @@ class Pipeline:
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
 				out = out[size:]
+		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
 		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
@@ -648,9 +638,8 @@ class Pipeline:
 		file = self._open(i, offset)
 		file.seek(offset)
 		while out:
-			n = file.readinto(out)
-			if not n: raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
-			out, self.bytes_read = out[n:], self.bytes_read + n
+			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			out = out[n:]
 		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
 			raise EOFError("changed since this run began")
 		self.since = math.inf
@@ -658,7 +647,7 @@ class Pipeline:
 		path = str(self.shards.paths[i])
 		self.where, self.since = f"{path} at byte {offset}", now()
 		if self.file.name != path:
-			old, self.file = self.file, open(path, "rb", buffering=0)
+			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
 	def _advise(self, k):
@@ -669,7 +658,7 @@ class Pipeline:
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
 	def _take(self):
-		"""A slot back for each taken: the reader fills no more than the queue ahead."""
+		"""A slot back for each taken: the reader stays within the queue."""
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -680,10 +669,8 @@ class Pipeline:
 		stage.submit(slot)
 	def _await(self):
 		while True:
-			try: slot = self.ready.get(timeout=0.2)
-			except queue.Empty: pass
-			else:
-				if isinstance(slot, Slot): return slot
+			with suppress(queue.Empty):
+				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
 				self.ready.put(slot)
 				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
 				raise RunError(f"{self.who} failed on {what}") from slot
@@ -700,19 +687,19 @@ class Pipeline:
 		if self.taken == self.handed:
 			self.late_copies += self.handed > 0 < self.slots
 			self._take()
-		batch = self.stage.hand_out()
+		slot = self.stage.hand_out()
 		self.handed += 1
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
-		return batch
+		return slot.x, slot.y, slot.digest
 	def again(self, spans):
-		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
+		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
 	def close(self):  # within a second; a reader stuck in a read is left
 		self.closed = True
 		self.free.put(None)
-		self.thread.join(timeout=0.8)
+		self.thread.join(0.8)
 		self.stage.close()
 
 # === MODEL ===
@@ -732,8 +719,7 @@ def rotate(x, rotary):
 def attend(q, k, v):
 	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
 	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
-	return y.transpose(1, 2)
+	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
 	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
@@ -746,7 +732,7 @@ def choose_attention(cfg, rt):
 		out = attend(*(t.to(dtype) for t in (q, k, v)))
 		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
 	expected = results("math", torch.float32)
-	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
+	for backend in cfg.attention_backend.replace("auto", "fa3 cudnn flash math").split():
 		try:
 			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
 			if off < 0.02: return backend
@@ -774,7 +760,7 @@ class Block(nn.Module):
 		super().__init__()
 		ones = torch.ones(D := cfg.model_dim)
 		self.attn = Attention(cfg)
-		self.mlp = nn.ModuleDict({"fc": Linear(D, cfg.mlp_mult * D), "proj": Linear(cfg.mlp_mult * D, D, zero=True)})
+		self.mlp = nn.ModuleDict(dict(fc=Linear(D, n := cfg.mlp_mult * D), proj=Linear(n, D, zero=True)))
 		self.attn_scale, self.mlp_scale = (nn.Parameter(ones.clone()) for _ in "am")
 		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
 	def forward(self, x, x0, rotary):
@@ -815,7 +801,8 @@ def compiled(log, *functions):
 	if "2.11." in torch.__version__:  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
 		os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
 	broken = []
-	def calling(fast, slow):
+	def calling(slow):
+		fast = torch.compile(slow, dynamic=False, fullgraph=True)
 		def call(*args):
 			try:
 				if not broken: return fast(*args)
@@ -824,7 +811,7 @@ def compiled(log, *functions):
 				broken.append(error)
 			return slow(*args)
 		return call
-	return [calling(torch.compile(function, dynamic=False, fullgraph=True), function) for function in functions]
+	return [*map(calling, functions)]
 
 # === OPTIMIZERS ===
 def newton_schulz(x, steps, dtype):
@@ -837,46 +824,40 @@ def newton_schulz(x, steps, dtype):
 		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 	return x.mT if tall else x
 
-class Flat:
-	"""Parameters and gradients as views of one float32 vector each: one reduction a step, which `tail` elements ride."""
-	def __init__(self, groups, tail):
-		members = [*itertools.chain(*groups)]
+class Optimizers:
+	"""Muon on the blocks' matrices, Adam on all else; a float32 vector of values, one of gradients and `tail`, reduced."""
+	def __init__(self, model, cfg, tail):
+		self.cfg, groups, small, head = cfg, defaultdict(list), [model.skip_weights], model.lm_head
+		for name, p in model.blocks.named_parameters():
+			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else groups[p.shape]).append(p)
+		shapes = len(groups)  # Muon's, by shape; then Adam's, by rate
+		groups[cfg.embed_lr if head else cfg.tied_embed_lr] += [model.tok_emb.weight]
+		if head: groups[cfg.head_lr] += [head.weight]
+		groups[cfg.scalar_lr] += small
+		members = sum(groups.values(), [])
 		self.values = torch.cat([p.detach().flatten() for p in members])
 		self.reduced = self.values.new_zeros(len(self.values) + tail)
-		self.grads, self.tail = self.reduced.tensor_split([len(self.values)])
-		self.halted = self.values.new_zeros((), dtype=torch.bool)
+		self.grads, self.tail = self.reduced.tensor_split([-tail])
 		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))  # 1-D (values, gradients)
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
-		self.groups = [*cut([sum(p.numel() for p in group) for group in groups])]
-
-class Optimizers:
-	"""Muon on the blocks' matrices; Adam on all else."""
-	def __init__(self, model, cfg, tail):
-		self.cfg, banks, small = cfg, defaultdict(list), [model.skip_weights]
-		for name, p in model.blocks.named_parameters():
-			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else banks[p.shape]).append(p)
-		adam, rates = [[model.tok_emb.weight]], [cfg.tied_embed_lr]
-		if head := model.lm_head: adam, rates = [*adam, [head.weight]], [cfg.embed_lr, cfg.head_lr]
-		self.flat = Flat([*banks.values(), *adam, small], tail)
-		self.banks = [[flat.view(-1, *shape) for flat in group]  # values, gradients: (n, rows, cols)
-			for shape, group in zip(banks, self.flat.groups)]
-		self.adam = [(*group, lr) for group, lr in zip(self.flat.groups[len(banks):], [*rates, cfg.scalar_lr])]
+		parts = [*zip(groups, cut([sum(p.numel() for p in group) for group in groups.values()]))]
+		self.banks = [[part.view(-1, *shape) for part in pair] for shape, pair in parts[:shapes]]  # (n, rows, cols)
+		self.adam = [(*pair, lr) for lr, pair in parts[shapes:]]
 		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
 			for parts in (self.banks, self.adam, self.adam))
-		self.count, self.lr_scale, self.momentum = torch.zeros(3, device=self.flat.values.device).unbind()
+		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
+		self.halted = self.count > 0
 	def clip(self):
-		if (limit := self.cfg.grad_clip_norm) > 0:
-			self.flat.grads.mul_((limit / (self.flat.grads.norm() + 1e-6)).clamp(max=1.0))
+		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
 		self.lr_scale.fill_(lr_scale)
 		self.momentum.fill_(momentum)
 		self.update()
 	def update(self):
-		"""By the schedules on the device; one graph if compiled. Muon's is scaled by sqrt(max(1, rows / cols)). Once
-		flat.halted is set nothing changes."""
-		cfg, halted, dtype = self.cfg, self.flat.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
+		"""By the schedules on the device; one graph if compiled. Once `halted` is set nothing changes."""
+		cfg, halted, dtype = self.cfg, self.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
 		for (values, grads), average in zip(self.banks, self.averages):
 			average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
 			update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
@@ -889,11 +870,10 @@ class Optimizers:
 			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
 			update = lr * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
 			values.sub_(update.masked_fill(halted, 0))
-	def snapshot(self): return [t.clone() for t in self.tensors()]
-	def tensors(self):
-		return [self.flat.values, *self.averages, *self.means, *self.squares, self.count]
+	def snapshot(self): return [*map(torch.clone, self.tensors())]
+	def tensors(self): return [self.values, *self.averages, *self.means, *self.squares, self.count]
 	def restore(self, saved):
-		for mine, theirs in zip(self.tensors(), saved): mine.copy_(theirs)
+		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
@@ -911,22 +891,22 @@ Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")
 class Control:
 	"""The control vector of README.md; a crc in parts of 11 bits: exact float32 sums."""
 	FIELDS = 6  # before those of each rank
-	def __init__(self, flat, rt):
-		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
-		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(4)]  # (sent, received)
+	def __init__(self, optimizers, rt):
+		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
+		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
 		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
 	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
-		(sent, received), rt, flat = self.ring[step % 4], self.rt, self.flat
-		tail, grads, bad = flat.tail, flat.grads, flat.tail[self.FIELDS + rt.world_size:]
+		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
+		tail, bad = mine.tail, mine.tail[-rt.world_size:]
 		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
 		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
-		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
-		rt.all_reduce(flat.reduced, "reduction")
-		flat.halted |= tail[5] + bad.sum() > 0
-		grads.masked_fill_(flat.halted, 0)
+		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
+		rt.all_reduce(mine.reduced, "reduction")
+		mine.halted |= tail[5] + bad.sum() > 0
+		mine.grads.masked_fill_(mine.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
@@ -951,7 +931,7 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 		ids = [*range(len(model))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
-		space = np.array([piece[:1] == " " for piece in pieces]) & ~boundary
+		space = np.char.startswith(pieces, " ") & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
@@ -970,12 +950,13 @@ def tokenizer_faults(cfg):
 def due(every, step): return every and step % every == 0
 class Validation:
 	"""The validation split: nats from the model; bytes from the tokens, counted once."""
+	bytes, resident = 0, None  # the pipeline that keeps its batches
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
-		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
+		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
 		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device, self.resident = cfg.val_bytecount_device == "cuda", None  # the pipeline that keeps its batches
+		self.on_device = cfg.val_bytecount_device == "cuda"
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
@@ -1025,17 +1006,18 @@ def saved(thing):
 	return buffer.getvalue()
 def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
-	quantized, scales, dtypes, kept, meta, originals = [{} for _ in range(6)]
+	file = dict(__quant_format__=QUANT_FORMAT, quantized={}, scales={}, dtypes={}, passthrough={}, qmeta={},
+		passthrough_orig_dtypes={})
+	_, quantized, scales, dtypes, kept, meta, originals = file.values()
 	for name, t in state.items():
 		dtype = str(t.dtype)[6:]  # behind "torch."
 		if not t.is_floating_point(): kept[name] = t
 		elif t.numel() > 65_536:
 			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
-			if t.ndim == 2: meta[name] = {"scheme": "per_row", "axis": 0}
+			if t.ndim == 2: meta[name] = dict(scheme="per_row", axis=0)
 		elif named(name, cfg.int8_keep_float_fp32_name_patterns): kept[name] = t.float()
 		else: kept[name], originals[name] = t.half(), dtype
-	raw = saved(dict(__quant_format__=QUANT_FORMAT, quantized=quantized, scales=scales, dtypes=dtypes, passthrough=kept,
-		qmeta=meta, passthrough_orig_dtypes=originals))
+	raw = saved(file)
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
 @contextmanager
@@ -1059,7 +1041,7 @@ def unpack(data, expected):
 		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
 		file = load(raw, limit)
 		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
-		quantized, scales, plain = (file[part] for part in ("quantized", "scales", "passthrough"))
+		quantized, scales, plain = map(file.__getitem__, ("quantized", "scales", "passthrough"))
 		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
 		if wrong := sorted({name for name, _ in found ^ wanted}):
 			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
@@ -1073,7 +1055,7 @@ def fingerprint(cfg):
 	"""What a checkpoint is bound to."""
 	names = [*(values := vars(cfg))]
 	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
-	return {n: Path(values[n]).name if n.endswith("_path") else values[n] for n in bound}
+	return {n: Path(values[n]).name if "_path" in n else values[n] for n in bound}
 def find_checkpoint(cfg):
 	"""The path of the checkpoint that RESUME names; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
@@ -1083,7 +1065,7 @@ def find_checkpoint(cfg):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
-	step = heeded = crc = final = 0  # steps taken, looked at; data_crc at the start; the state before the export
+	step = heeded = crc = final = 0  # steps taken, looked at; their data_crc; the state before the export
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
@@ -1092,7 +1074,7 @@ class Run:
 		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		if self.compiles: self.loss_of, self.optimizers.update = compiled(log, self.model, self.optimizers.update)
-		self.control = Control(self.optimizers.flat, rt)
+		self.control = Control(self.optimizers, rt)
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
@@ -1104,18 +1086,18 @@ class Run:
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
-			said, self.heeded = self.control.read(self.heeded), self.heeded + 1
-			if said.stop or any(said.bad): self.step = self.heeded - 1
-			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.heeded}: loss or gradient not finite: "
+			said = self.control.read(self.heeded)
+			if said.stop or any(said.bad): self.step = self.heeded
+			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
 				"lower the learning rates")
 			if said.stop: raise Halt(said.stop)
+			self.heeded, self.crc = self.heeded + 1, said.data_crc
 	def state(self):
 		"""What training goes on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
 		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
-		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(),
-			data_crc=self.control.read(self.step - 1).data_crc if self.step > self.start[0] else self.crc,
+		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), data_crc=self.crc,
 			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
 		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
@@ -1128,8 +1110,7 @@ class Run:
 			for old in sorted(folder.glob("step_*.pt"))[:-self.cfg.checkpoint_keep]: old.unlink()
 			self.log.event("checkpoint", step=step, path=str(path), write_ms=1e3 * (now() - start))
 			return True
-		except (OSError, RunError) as error:
-			self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
+		except (OSError, RunError) as error: self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
 	def checkpoint(self, spans):
 		"""A thread writes it: training waits for no disk."""
 		with spans("checkpoint", HOST): state = self.state()
@@ -1138,14 +1119,13 @@ class Run:
 		self.writer.start()
 	def resume(self, path):
 		"""RunError if it is another configuration's, or no checkpoint."""
-		mine = self.optimizers.tensors()
-		limit = sum(t.nbytes for t in mine) + (1 << 22)
+		limit = sum(t.nbytes for t in self.optimizers.tensors()) + (1 << 22)
 		with refused(f"RESUME={path}"):
 			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
 			theirs, ours = state["config"], fingerprint(self.cfg)
 			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
-			for t, saved in zip(mine, state["tensors"], strict=True): t.copy_(saved.view_as(t))
+			self.optimizers.restore(state["tensors"])
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
 			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
 			self.history = [tuple(map(float, row)) for row in state["history"]]
@@ -1157,7 +1137,7 @@ class Run:
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
 	spans, loss_share, started = batches.spans, 0.0, now()
-	run.optimizers.flat.reduced.zero_()
+	run.optimizers.reduced.zero_()
 	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
 			next(foretell)
@@ -1176,7 +1156,7 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, run.step, 0
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.crc), 0
 	try:
 		with closing(run.batches()) as batches:
 			for step in range(count):
@@ -1185,7 +1165,8 @@ def warm_up(run, foretell):
 				run.log.line(f"warmup_step:{step + 1}/{count}")
 	finally:
 		run.optimizers.restore(saved)
-		run.step = run.heeded = first
+		run.step, run.crc = first
+		run.heeded = run.step
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
@@ -1219,18 +1200,17 @@ def log_step(run, step):
 		**mfu)
 
 def train(run):
-	c, log, clock = run.cfg, run.log, run.clock
+	c, log, clock, rt = run.cfg, run.log, run.clock, run.rt
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
-	run.logged = run.start = run.step, clock.total_ms, *[0.0] * run.rt.world_size  # input waits; at the last line
-	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
+	run.logged = run.start = run.step, clock.total_ms, *[0.0] * rt.world_size  # input waits; at the last line
+	foretell = forecast(rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
 		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
 	warm_up(run, foretell)
-	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == run.rt.rank else Spans
-	with closing(kind(c, run.rt, log)) as spans, closing(run.batches(spans)) as batches:
-		elapsed_ms, crc = clock.total_ms, run.crc * (run.rt.rank == 0)
+	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == rt.rank else Spans
+	with closing(kind(c, rt, log)) as spans, closing(run.batches(spans)) as batches:
+		step, elapsed_ms, crc = run.step, clock.total_ms, run.crc * (rt.rank == 0)
 		clock.start()
 		while True:
-			step = run.step
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= run.start[0] + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
@@ -1258,8 +1238,8 @@ def waits(run, batches, waits_ms, train_ms):
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5 > hidden_percent: return f"{cost}: overlap settings do not matter here"
-	if percent < 0.5: return f"{cost}: overlap hides {hidden_percent:.2f} %"
+	if percent < 0.5: return cost + (f": overlap hides {hidden_percent:.2f} %" if hidden_percent >= 0.5
+		else ": overlap settings do not matter here")
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
@@ -1309,9 +1289,9 @@ def export_and_score(run, code_bytes):
 # === MAIN ===
 def log_header(run, source):
 	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
-	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
-	versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
-	log.write(f"{source}\n{rule}\n{versions}\n{smi}\n{rule}", log.path)
+	rule, found = "=" * 100, len(shards.paths)
+	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
+		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	# The source, at the log's top, has no lines like these.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
@@ -1338,20 +1318,19 @@ def fitting_accumulation(cfg, rt):
 	x = torch.zeros(8, cfg.train_seq_len, device=rt.device).long()
 	GPT(cfg, rt.dtype).to(rt.device)(x, x).backward()
 	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
-	return next(n for n in range(1, rows + 1) if rows % n == 0 and (rows / n <= fit or n == rows))
+	return next((n for n in range(1, rows) if rows % n == 0 and rows <= n * fit), rows)
 def resume_command(cfg, env):
-	settings = {name: env[name] for name in SETTINGS if name in env} | {"RUN_ID": cfg.run_id, "RESUME": "auto"}
+	env = {**env, "RUN_ID": cfg.run_id, "RESUME": "auto"}
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
-	return shlex.join(["env", *map("=".join, settings.items()), *launch.split(), sys.argv[0]])
-def execute(cfg, env, warnings):
+	return shlex.join(["env", *(f"{k}={env[k]}" for k in SETTINGS if k in env), *launch.split(), sys.argv[0]])
+def execute(cfg, rt, env, warnings):
 	"""An exit code. A foreseeable failure is one line."""
-	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
-	log, end = None, (1, "failed", "")
+	end = 1, "failed", ""
 	try:
 		rt.start(cfg, env)
 		run_id, steps, found = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt), rt.rank or find_checkpoint(cfg)))
 		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
-		log = rt.log = RunLog(run_id, rt.rank == 0, bool(found))
+		log = rt.log = RunLog(run_id, rt.rank == 0, found)
 		source = Path(__file__).read_text("utf-8")
 		log.console(log.path)
 		log.event("run", run_id=run_id, argv=sys.argv)
@@ -1365,18 +1344,18 @@ def execute(cfg, env, warnings):
 	except Halt as halt:
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
-		signum, *what = halt.args
-		problem, *hint = what or (f"interrupted after step {run.step}", f"\n{resume_command(cfg, env)}" * bool(saved))
-		heard = rt.signum or (signal.SIGTERM, signal.SIGINT)[signum == signal.SIGINT]
-		code, status = (128 + heard, "interrupted") if signum else (1, "nonfinite")
-		end = code, status, problem * (rt.rank == 0), *hint
+		signum, *bad = halt.args
+		code = 128 + int(rt.signum or min(signum, signal.SIGTERM))
+		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}",
+			f"\n{resume_command(cfg, env)}" * bool(saved))
+		if rt.rank: end = end[0], "", ""
 	except torch.OutOfMemoryError:
-		tokens = cfg.train_batch_tokens // (rt.world_size * (steps := cfg.accumulation(rt.world_size)))
-		end = 1, "failed", (f"rank {rt.rank}: out of memory at {tokens} tokens a micro-step, "
-			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
+		n = cfg.train_batch_tokens // rt.world_size // (steps := cfg.accumulation(rt.world_size))
+		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}")
 	except RunError as error: end = 1, "failed", str(error)
 	finally:
-		last_words(log, *end)
+		last_words(rt.log, *end)
 		rt.close()
 	return end[0]
 def last_words(log, code, status, problem, hint=""):
@@ -1387,7 +1366,7 @@ def last_words(log, code, status, problem, hint=""):
 	log.console(f"{status}: see {log.path}{hint}")
 def main():
 	env, arguments = os.environ, sys.argv[1:]
-	if arguments in (["--help"], ["-h"]): return print_help()
+	if arguments in (["--help"], ["-h"]): return print_help() or 0
 	cfg, faults = Config.from_environment(env)
 	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
@@ -1395,11 +1374,12 @@ def main():
 		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
 			for name, value in vars(cfg).items()}, indent=1))
 		return 0
-	faults += cfg.problems(int(env.get("WORLD_SIZE", 1)))
-	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
-	if not faults: return execute(cfg, env, warnings)
+	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
+	faults += cfg.problems(rt.world_size)
+	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
+	if not faults: return execute(cfg, rt, env, warnings)
 	if int(env.get("LOCAL_RANK", 0)) == 0:
-		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
+		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])

@@ -162,8 +162,8 @@ def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: tr
         tokens = train_gpt.cut_val_tokens(config, shards.total)
         plan = train_gpt.BatchPlan.val(config, tokens, runtime.rank, runtime.world_size)
     overlap = overlap or train_gpt.Overlap.of(config, split, runtime.cuda)
-    runtime.stall_seconds = stall_seconds
-    source = SimpleNamespace(rt=runtime, log=log, verify=train_gpt.Verify(False, log), shards=shards, plan=plan,
+    runtime.stall_seconds, runtime.log = stall_seconds, log
+    source = SimpleNamespace(rt=runtime, verify=train_gpt.Verify(False, log), shards=shards, plan=plan,
                              overlap=overlap)
     return train_gpt.Pipeline(source, split, digest, spans)
 

@@ -184,8 +184,11 @@ def test_a_producer_that_advances_slowly_is_waited_for(tmp_path: Path) -> None:
     shards = train_gpt.Shards(str(producer.folder), "train")
     done: list[object] = []
 
+    runtime = train_gpt.Runtime(stall_seconds=0.3)
+    runtime.log = Quiet()
+
     def wait() -> None:
-        shards.await_token(0, SimpleNamespace(closed=False, rt=train_gpt.Runtime(stall_seconds=0.3), log=Quiet()))
+        shards.await_token(0, SimpleNamespace(closed=False, rt=runtime))
         done.append(None)
     thread = threading.Thread(target=wait)
     thread.start()

@@ -148,6 +148,7 @@ def test_step_lines_end_with_the_share_of_the_peak(corpus: Corpus, tmp_path: Pat
         assert float(percent) == pytest.approx(100 * float(tokens_a_second) * flops / 1e6, rel=1e-3)
     events = map(json.loads, (tmp_path / "logs" / "mfu.jsonl").read_text().splitlines())
     assert [event["mfu_percent"] > 0 for event in events if event["event"] == "step"] == [True] * 3
+    assert "`mfu_percent`" in (ROOT / "logs" / "README.md").read_text(encoding="utf-8")
 
 
 # --- The optimizer's step, compiled -----------------------------------------------------------------------------------
@@ -165,9 +166,9 @@ def test_the_compiled_step_is_the_plain_one() -> None:
             log = SimpleNamespace(line=lambda text: pytest.fail(text))
             optimizers.update, = train_gpt.compiled(log, optimizers.update)
         for step, (lr_scale, momentum) in enumerate([(1.0, 0.85), (0.7, 0.9), (0.5, 0.95)]):
-            gradients = torch.randn(len(optimizers.flat.grads), generator=torch.Generator().manual_seed(step))
-            optimizers.flat.grads.copy_(gradients)
-            optimizers.flat.halted.fill_(step == 2)
+            gradients = torch.randn(len(optimizers.grads), generator=torch.Generator().manual_seed(step))
+            optimizers.grads.copy_(gradients)
+            optimizers.halted.fill_(step == 2)
             optimizers.step(lr_scale, momentum)
         results.append(optimizers.snapshot())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -33,7 +33,7 @@ def random_gradients(model: train_gpt.GPT, step: int) -> dict[str, torch.Tensor]
 
 
 def take_step(model: train_gpt.GPT, optimizers: train_gpt.Optimizers, step: int, momentum: float = 0.9) -> None:
-    optimizers.flat.reduced.zero_()
+    optimizers.reduced.zero_()
     for name, gradient in random_gradients(model, step).items():
         dict(model.named_parameters())[name].grad.copy_(gradient)
     optimizers.clip()
@@ -137,7 +137,7 @@ def test_steps_equal_a_plain_per_parameter_reference(variant: str) -> None:
     ours, theirs = dict(model.named_parameters()), dict(plain.model.named_parameters())
     for step, (lr_scale, momentum) in enumerate([(1.0, 0.85), (1.0, 0.9), (0.5, 0.95), (0.0, 0.95), (0.25, 0.95)]):
         before = {name: p.detach().clone() for name, p in ours.items()}
-        optimizers.flat.reduced.zero_()
+        optimizers.reduced.zero_()
         for name, gradient in random_gradients(model, step).items():
             if gradient.numel():
                 ours[name].grad.copy_(gradient)
@@ -167,38 +167,39 @@ def test_every_parameter_and_gradient_is_a_view_of_one_vector(variant: str) -> N
     config = small_config(**VARIANTS[variant])
     model = small_model(config)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    flat = train_gpt.Optimizers(model, config, tail=5).flat
-    assert flat.values.dtype == flat.reduced.dtype == torch.float32
+    optimizers = train_gpt.Optimizers(model, config, tail=5)
+    assert optimizers.values.dtype == optimizers.reduced.dtype == torch.float32
     seen: set[int] = set()
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name]), name
-        assert p.untyped_storage().data_ptr() == flat.values.untyped_storage().data_ptr(), name
-        assert p.grad.untyped_storage().data_ptr() == flat.reduced.untyped_storage().data_ptr(), name
+        assert p.untyped_storage().data_ptr() == optimizers.values.untyped_storage().data_ptr(), name
+        assert p.grad.untyped_storage().data_ptr() == optimizers.reduced.untyped_storage().data_ptr(), name
         assert p.storage_offset() == p.grad.storage_offset() and p.is_contiguous(), name
         places = set(range(p.storage_offset(), p.storage_offset() + p.numel()))
         assert not places & seen, name
         seen |= places
     assert len(seen) == sum(p.numel() for p in model.parameters())
     if variant != "sizes_not_aligned":  # sizes of 64 and its multiples leave every group aligned
-        assert all(values.storage_offset() % 64 == 0 for values, _ in flat.groups)
-    flat.values.fill_(3.0)
-    flat.grads.fill_(4.0)
+        assert all(values.storage_offset() % 64 == 0 for values, *_ in optimizers.banks + optimizers.adam)
+    optimizers.values.fill_(3.0)
+    optimizers.grads.fill_(4.0)
     assert all((p == 3.0).all() and (p.grad == 4.0).all() for p in model.parameters())
 
 
 def test_tail_travels_with_the_gradients_and_is_none_of_them() -> None:
     config = small_config()
-    flat = train_gpt.Optimizers(small_model(config), config, tail=5).flat
-    assert flat.tail.shape == (5,) and len(flat.reduced) == len(flat.grads) + 5 == len(flat.values) + 5
-    flat.tail.fill_(2.0)
-    assert flat.grads.abs().sum() == 0 and flat.reduced.sum() == 10.0
+    optimizers = train_gpt.Optimizers(small_model(config), config, tail=5)
+    assert optimizers.tail.shape == (5,)
+    assert len(optimizers.reduced) == len(optimizers.grads) + 5 == len(optimizers.values) + 5
+    optimizers.tail.fill_(2.0)
+    assert optimizers.grads.abs().sum() == 0 and optimizers.reduced.sum() == 10.0
 
 
 def test_gradients_of_two_backwards_add_up_in_place() -> None:
     config = small_config(TIE_EMBEDDINGS=0)
     model = small_model(config)
     plain = copy.deepcopy(model)
-    flat = train_gpt.Optimizers(model, config, tail=2).flat
+    optimizers = train_gpt.Optimizers(model, config, tail=2)
     addresses = [p.grad.data_ptr() for p in model.parameters()]
     generator = torch.Generator().manual_seed(3)
     for _ in range(2):
@@ -206,7 +207,7 @@ def test_gradients_of_two_backwards_add_up_in_place() -> None:
         model(x, y).backward()
         plain(x, y).backward()
     assert [p.grad.data_ptr() for p in model.parameters()] == addresses
-    assert flat.grads.abs().sum() > 0
+    assert optimizers.grads.abs().sum() > 0
     for (name, p), q in zip(model.named_parameters(), plain.parameters()):
         assert torch.allclose(p.grad, q.grad, rtol=1e-5, atol=1e-7), name
 
@@ -219,14 +220,14 @@ def test_restore_brings_back_every_bit_of_weights_and_states() -> None:
     optimizers = train_gpt.Optimizers(model, config, tail=1)
     for step in range(3):
         take_step(model, optimizers, step)
-    at_snapshot, saved = optimizers.flat.values.clone(), optimizers.snapshot()
+    at_snapshot, saved = optimizers.values.clone(), optimizers.snapshot()
     trajectories = []
     for _ in range(3):
         optimizers.restore(saved)
-        assert torch.equal(optimizers.flat.values, at_snapshot)
+        assert torch.equal(optimizers.values, at_snapshot)
         for step in range(3, 6):
             take_step(model, optimizers, step)
-        trajectories.append(optimizers.flat.values.clone())
+        trajectories.append(optimizers.values.clone())
     assert not torch.equal(trajectories[0], at_snapshot)
     assert torch.equal(trajectories[0], trajectories[1]) and torch.equal(trajectories[0], trajectories[2])
 
@@ -242,7 +243,7 @@ def test_restoring_a_fresh_state_leaves_no_trace_of_priming_steps() -> None:
     for step in range(3):
         take_step(primed, primed_optimizers, step)
         take_step(fresh, fresh_optimizers, step)
-        assert torch.equal(primed_optimizers.flat.values, fresh_optimizers.flat.values), step
+        assert torch.equal(primed_optimizers.values, fresh_optimizers.values), step
 
 
 # --- Schedules --------------------------------------------------------------------------------------------------------

@@ -42,6 +42,12 @@ class Stream:
         self.machine.host.append(("observe", (self, len(self.program))))
 
 
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = event or Event(self.machine, False)
+        event.record(self)
+        return event
+
+
 class Event:
     """A record is (stream, operations of it that have to be done)."""
     def __init__(self, machine: "Machine", timed: bool) -> None:
@@ -212,10 +218,10 @@ class Ring(train_gpt.DeviceRing):
         super().submit(slot)
         self.machine.submitted += 1
 
-    def hand_out(self) -> tuple:
-        batch = super().hand_out()
+    def hand_out(self) -> train_gpt.Slot:
+        slot = super().hand_out()
         self.machine.handed += 1
-        return batch
+        return slot
 
     def recycle(self, block: bool) -> train_gpt.Slot | None:
         if slot := super().recycle(block):
@@ -244,7 +250,7 @@ class Host:
     """Host slots, as the pipeline makes and the reader fills them, and a ring."""
     def __init__(self, overlap: train_gpt.Overlap, ring: type[Ring], host_slots: int) -> None:
         self.plan = train_gpt.BatchPlan.train(config_of(**CONFIG), 0, 1)
-        self.ring = ring(self.plan, overlap, torch.device("cpu"))
+        self.ring = ring(self.plan, overlap, torch.device("cpu"), train_gpt.Spans())
         self.free: collections.deque[train_gpt.Slot] = collections.deque()
         for _ in range(host_slots):
             self.free.append(train_gpt.Slot(self.plan, torch.device("cpu")))
@@ -258,6 +264,10 @@ class Host:
         slot.rows, slot.segments, slot.digest = len(rows), self.plan.segments(rows), number
         slot.tokens.numpy()[:slot.size] = np.arange(first, first + slot.size)
         self.ring.submit(slot)
+
+    def hand_out(self) -> tuple:
+        slot = self.ring.hand_out()
+        return slot.x, slot.y, slot.digest
 
 
 def faults_of(overlap: train_gpt.Overlap, ahead: Sequence[int], answers: Callable[[], bool], *,
@@ -274,7 +284,7 @@ def faults_of(overlap: train_gpt.Overlap, ahead: Sequence[int], answers: Callabl
             if number >= overlap.device_slots:  # the last moment at which x and y may be used
                 machine.use(number - overlap.device_slots, batches[number - overlap.device_slots])
             host.ring.ask()
-            batches.append(host.ring.hand_out())
+            batches.append(host.hand_out())
             machine.use(number, batches[-1])
         host.ring.close()
     assert machine.handed == len(ahead)
@@ -311,7 +321,7 @@ def test_a_copy_beyond_the_depth_is_refused(depth: int) -> None:
             host.submit(depth)
         assert (len(machine.copy.program), len(machine.compute.program)) == programs
         host.ring.ask()
-        x, _, digest = host.ring.hand_out()
+        x, _, digest = host.hand_out()
         assert digest == 0 and x.ravel().tolist() == [0, 1, 2, 3]
         host.submit(depth)  # and is accepted once the slot has been read
 
@@ -323,7 +333,7 @@ def test_x_and_y_live_until_the_depth_th_later_call(depth: int) -> None:
         for number in range(3 * depth):
             host.submit(number)
             host.ring.ask()
-            batches.append(host.ring.hand_out())
+            batches.append(host.hand_out())
             for age, (x, y, _) in enumerate(reversed(batches[-depth:])):
                 assert x.ravel().tolist() == [SPAN * (number - age) + i for i in range(4)]
                 assert y.ravel().tolist() == [SPAN * (number - age) + i for i in range(1, 5)]
@@ -352,13 +362,13 @@ class BeyondTheDepth(Ring):
 
 
 class FreeBeforeTheRead(Ring):
-    def hand_out(self) -> tuple:
+    def hand_out(self) -> train_gpt.Slot:
         event = self.full[0].free
         event.record(self.compute)
         event.frozen = True
-        batch = super().hand_out()
+        slot = super().hand_out()
         event.frozen = False
-        return batch
+        return slot
 
 
 class ReadyBeforeTheCopy(Ring):

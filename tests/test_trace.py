@@ -57,7 +57,7 @@ def test_the_breakdown_prints_the_published_line_and_what_overlap_can_win(corpus
 
 def test_every_phase_is_closed_by_a_synchronisation_and_charged_alone() -> None:
     waits, said = [], []
-    runtime = SimpleNamespace(synchronize=lambda: waits.append(None), world_size=1)
+    runtime = SimpleNamespace(synchronize=lambda: waits.append(None) or time.perf_counter(), world_size=1)
     log = SimpleNamespace(line=said.append)
     spans = train_gpt.Breakdown(config_of(GRAD_ACCUM_STEPS=2), runtime, log)
     with spans("validate"), spans("forward"):
@@ -139,7 +139,7 @@ def test_a_trace_is_bounded_and_waits_for_nothing_after_its_steps(monkeypatch: p
     monkeypatch.setattr(train_gpt, "TRACE_EVENTS", 1000)
     log = train_gpt.RunLog("t", True)
     waits = []
-    runtime = SimpleNamespace(synchronize=lambda: waits.append(None), cuda=False, rank=0)
+    runtime = SimpleNamespace(synchronize=lambda: waits.append(None) or time.perf_counter(), cuda=False, rank=0)
     trace = train_gpt.Trace(config_of(TRACE_STEPS=3, RUN_ID="t"), runtime, log)
     pipeline = SimpleNamespace(name="train", handed=1, taken=1, ready=SimpleNamespace(qsize=lambda: 0))
     for step in range(6):
@@ -174,7 +174,7 @@ def test_with_cuda_spans_are_drawn_by_the_devices_clock(monkeypatch: pytest.Monk
             return later.at - self.at
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    runtime = SimpleNamespace(synchronize=lambda: None, cuda=True, rank=0)
+    runtime = SimpleNamespace(synchronize=time.perf_counter, cuda=True, rank=0)
     trace = train_gpt.Trace(config_of(TRACE_STEPS=1), runtime, train_gpt.RunLog("t", True))
     for name, track in (("input_wait", train_gpt.HOST), ("h2d", train_gpt.COPY), ("forward", train_gpt.DEVICE)):
         with trace(name, track):

@@ -28,7 +28,7 @@ def rows_of(plan: train_gpt.BatchPlan, k: int) -> list[tuple[int, np.ndarray]]:
     first, count = plan.tokens(rows)
     tokens = STREAM[np.arange(first, first + count) % len(STREAM)]
     x, y = np.empty((2, len(rows), plan.seq_len), np.int64)
-    train_gpt.widen(x, y, tokens, plan.segments(rows))
+    train_gpt.widen(tokens, x, y, plan.segments(rows))
     return list(zip(rows, np.concatenate([x, y[:, -1:]], axis=1)))
 
 
