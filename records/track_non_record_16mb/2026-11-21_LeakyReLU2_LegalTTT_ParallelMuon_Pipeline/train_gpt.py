@@ -14,26 +14,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 
-import numpy as np, sentencepiece, torch
-import torch.distributed as dist, torch.nn.functional as F
+import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 
 # === CONFIG ===
 CONTROLS = ("attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights,smear,"
 	"dtg_gate,ve_layer_scales,ve_shared.scale,attn_gate,vr_lambda")
 # Kinds of settings: (in words, from text to value or an error).
-def within(low, below=math.inf):
+def within(low, below=2**63):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
 def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-whole, count, share = within(0, 2**63), within(1, 2**63), within(0.0, 1.0)
-number, rate, positive = within(-1e300), within(0.0), within(1e-6)
-name, text = word(r"[\w.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r"(?s).*\S.*", "a value")
+whole, count, share = within(0), within(1), within(0.0, 1.0)
+number, rate, positive = within(-1e18), within(0.0), within(1e-6)
+name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
 flag = "0 or 1", {"0": False, "1": True}.__getitem__
 
 @dataclass(frozen=True)
 class Config:
-	"""Every setting; README.md has units and meanings."""
+	"""README.md has units and meanings."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
 	run_id: name = "random_uuid4"; seed: whole = 1337
@@ -75,7 +74,7 @@ class Config:
 			meaning, parse = SETTINGS[name].type
 			try: values[name.lower()] = parse(env[name])
 			except Exception:  # whatever a wrong text raises
-				faults.append(f"{name}={env[name]}: set {meaning}; the default is {shown(SETTINGS[name].default)}")
+				faults.append(f"{name}={env[name]}: set {meaning}; default is {shown(SETTINGS[name].default)}")
 		return cls(**values), faults
 	def accumulation(self, W):
 		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
@@ -87,22 +86,20 @@ class Config:
 			*dataset_faults(self.evaluated()))]
 
 def shape_faults(cfg, W):
-	"""(a setting or "", what is wrong, what to do)."""
+	"""(a setting, what is wrong, what to do)."""
 	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
-	rows, unit, parts = batch // T, SPANS_A_STEP * T, W * steps
-	if over := cfg.model_dim % (2 * heads):
-		yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim - over + 2 * heads}"
+	rows, unit, need = batch // T, SPANS_A_STEP * T, W * steps * T
+	if gap := -cfg.model_dim % (2 * heads): yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim + gap}"
 	if heads % cfg.num_kv_heads:
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
-	if over := batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch - over + unit}"
-	elif rows % parts:
+	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
+	elif batch % need:
 		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
 		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-			f"TRAIN_BATCH_TOKENS={math.lcm(unit, parts * T)}")
-	if cfg.val_batch_size < parts * T:
-		yield "val_batch_size", f"no row for each of {W} ranks x {steps} steps: set at least {parts * T}"
+			f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}")
+	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 turns it off: set one of them"
+		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 has none: set one of them"
 def recipe_faults(cfg, W):
 	T, stride, head, last = cfg.train_seq_len, cfg.eval_stride, cfg.model_dim // cfg.num_heads, cfg.num_layers - 1
 	if cfg.rope_dims % 2 or cfg.rope_dims > head: yield "rope_dims", f"set an even number up to {head}"
@@ -128,10 +125,10 @@ def foreign_names(env):
 	"""(faults: nearly a setting; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = (other for slips in range(1, 2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
+		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
 		if FOREIGN.fullmatch(name): others.append(name)
 		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
-	return faults, [f"set, but this script has no such setting: {', '.join(others)}"] * bool(others)
+	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
 def print_help():
 	"""From README.md, if at hand."""
 	print(__doc__)
@@ -141,51 +138,51 @@ def print_help():
 	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
-	return 0
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS, LEAVE_SECONDS = 300, 5  # longest wait for ranks where they meet first; once told to stop
+FIRST_WAIT_SECONDS = 300  # longest wait for ranks where they meet first
 class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
 class Stop(Exception): """Told to stop: the others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, "of /dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
-		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", "1")) > (count := torch.cuda.device_count()):
-			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices here: set --nproc_per_node={count}"
+		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", 1)) > (count := torch.cuda.device_count()):
+			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices: set --nproc_per_node={count}"
 		return
 	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
-	if driver and cfg.device != "cpu":
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) cannot use the NVIDIA driver {first_line(driver)} "
-			"(see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
-	elif cfg.device == "cuda": yield "device", "torch sees no CUDA device: set auto or cpu"
+	if cfg.device == "cuda" or driver and cfg.device == "auto":
+		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, "
+			"see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
 
+@dataclass
 class Runtime:
-	"""This process; collectives are the main thread's. As that may sit in one, a thread hears signals, tells all ranks, by
-	the group's store, and ends a wait for ranks that do not come: it names them."""
+	"""This process. As its main thread may sit in a collective, another hears signals, tells all ranks, by the group's
+	store, and ends a wait for ranks that do not come, by name."""
+	rank: int = 0
+	world_size: int = 1
+	stall_seconds: float = 60.0
 	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place = math.inf, ""  # waiting for ranks
-	def __init__(self, rank=0, world_size=1, stall_seconds=60.0):
-		self.rank, self.world_size, self.stall_seconds, self.met = rank, world_size, stall_seconds, set()
+	since, place, met = math.inf, "", frozenset()  # waiting for ranks; since the first wait, where
 	def start(self, cfg, env):
-		"""Takes the device, joins the group: NCCL with CUDA, else gloo."""
+		"""Takes the device, joins the group."""
 		hears, wakes = os.pipe()
 		os.set_blocking(wakes, False)
 		signal.set_wakeup_fd(wakes)
-		for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)
+		for number in signal.SIGINT, signal.SIGTERM: signal.signal(number, lambda *_: None)
 		threading.Thread(target=self._watch, args=[hears], daemon=True).start()
 		if cfg.device != "cpu" and torch.cuda.is_available():
-			torch.cuda.set_device(device := torch.device("cuda", int(env.get("LOCAL_RANK", 0))))
+			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
+			torch.cuda.set_device(self.device)
 			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
-			self.device = device
 		if "RANK" not in env: return
-		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=FIRST_WAIT_SECONDS)))
+		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
 		self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
 		with self.waiting("start"):  # bounds all waits, so the group need not
@@ -198,48 +195,47 @@ class Runtime:
 		self.place, self.since = place, now()
 		yield
 		self.since = math.inf
-		self.met.add(place)
-	def all_reduce(self, tensor, place):
-		self._meet(place, dist.all_reduce, tensor)  # a sum, in place
-		return tensor
+		self.met |= {place}
+	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)  # a sum, in place
 	def broadcast(self, value):
-		"""Rank 0's `value` on every rank (synchronisation point: start and end of a run)."""
-		self._meet("broadcast", dist.broadcast_object_list, box := [value], src=0, device=self.device)
-		return box[0]
-	def _meet(self, place, call, *args, **options):
-		"""On one rank: nothing. Synchronisation point, but for a step's reduction: Control reads that."""
+		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
+		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0]
+	def _meet(self, place, call, *args):
+		"""Synchronisation point, but for a step's reduction: Control reads that."""
 		self.meetings += 1
 		with self.waiting(place):
 			try:
-				if dist.is_initialized(): call(*args, **options)
+				if dist.is_initialized(): call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
 			if place != "reduction": self.synchronize()
+		return args[0]
 	def synchronize(self):
-		"""Synchronisation point: the device has finished all it was given."""
-		if self.cuda: torch.cuda.synchronize(self.device)
+		"""Synchronisation point: the time when the device has done all it was given."""
+		if self.cuda: torch.cuda.synchronize()
+		return now()
 	def _watch(self, hears):
+		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
 		while now() - self.since <= self._limit_s():
-			heard = os.read(hears, 1) if select.select([hears], [], [], 0.5)[0] else b""
-			with suppress(AttributeError, RuntimeError):  # no group, or its store is gone
-				if heard: self.store.set("signal", str(heard[0]))
+			heard = os.read(hears, 1)[0] if select.select([hears], [], [], 0.5)[0] else 0
+			with gone:
+				if heard: self.store.set("signal", str(heard))
 				self.store.set(str(self.rank), str(self.meetings))
-				heard = heard or [self.store.add("signal", 0)]
-			self.signum = self.signum or sum(heard)
+				heard = self.store.add("signal", 0)
+			self.signum = self.signum or heard
 		late = []
-		with suppress(AttributeError, RuntimeError):
-			late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
+		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
 		faulthandler.dump_traceback()  # of all threads
 		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
 			f"{', '.join(late) or 'its device'}")
 		os._exit(1)
 	def _limit_s(self):
-		if self.signum: return LEAVE_SECONDS + 2 * self.longest_s
+		if self.signum: return 5 + 2 * self.longest_s  # to leave
 		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
 	def close(self):
 		if dist.is_initialized(): dist.destroy_process_group()
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; an older log, unless resumed, is kept under another name."""
+	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
 	def __init__(self, run_id, enabled, resumed=False):
 		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
 		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
@@ -279,36 +275,43 @@ def write_atomic(path, data):
 # === INSTRUMENTS ===
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
+@dataclass
 class Clock:
 	"""Training time in ms; both edges are synchronisation points."""
+	rt: Runtime
 	total_ms, since = 0.0, math.inf
-	def __init__(self, rt): self.rt = rt
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def start(self): self.since = self.rt.synchronize() or now()
-	def stop(self): self.total_ms, self.since = self.rt.synchronize() or self.now_ms(), math.inf
+	def start(self): self.since = self.rt.synchronize()
+	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
 	yield from [None] * 2 * compiles
-	start = rt.synchronize() or now()  # a synchronisation point, and the next
+	start = rt.synchronize()  # a synchronisation point, and the next
 	yield
-	unit_s = pieces * ((rt.synchronize() or now()) - start)
+	unit_s = pieces * (rt.synchronize() - start)
 	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
 	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
 	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
 	while True: yield
 
+@dataclass
 class Spans:
 	"""Instruments, off. `with spans("forward"):` marks a phase."""
+	cfg: Config = None
+	rt: Runtime = None
+	log: RunLog = None
 	nothing = nullcontext()
-	def __init__(self, cfg=None, rt=None, log=None):
-		self.cfg, self.rt, self.log = cfg, rt, log
-		self.begin()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	begin = instant = handed = step_done = close = lambda *_: None  # (name, track), (pipeline), (step); close: twice, too
+	__post_init__ = instant = handed = step_done = close = lambda *_: None  # close: twice, too
+	@contextmanager
+	def phase(self, name, track=DEVICE):
+		begin = self.mark(track)
+		yield
+		self.add(name, track, begin, self.mark(track))
 class Unverified:  # no DATA_VERIFY
 	on, consumed, settle = False, lambda *_: None, lambda *_, **__: None
-def batch_sum(x, y): return (3 * x + y).reshape(-1).cumsum(0).sum()  # by position, int64, wraps
+def batch_sum(x, y): return (3 * x + y).ravel().cumsum(0).sum()  # by position, int64, wraps
 
 # === DATA ===
 CRC = 0xFFFFFFFF
@@ -316,8 +319,8 @@ SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES = 1024  # of a shard; a token has 2
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
-	"""A shard's token count; RunError if it is not whole."""
-	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), os.path.getsize(path)
+	"""A shard's token count; RunError if not whole."""
+	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
 	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
@@ -363,20 +366,20 @@ class Shards:
 				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
 			else:
 				if done != (said := state.get("progress")): moved, done = now(), said
-				if path != self.awaited: reader.log.say("stall", "waiting for {}: it is being made", shard=str(path))
+				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
 		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
 		while count > 0:
 			epoch, at = divmod(first, self.total)
-			i = bisect.bisect_right(self.ends, at) - 1
+			i = bisect.bisect(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
-	"""Shards that are missing, damaged, of another vocabulary."""
+	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
 	for split in ("train", "val"):
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
@@ -401,7 +404,7 @@ def cut_val_tokens(cfg, total):
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: from batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
 	@classmethod
 	def train(cls, cfg, rank, W):
 		"""Batch k is micro-step k % accumulation of step k // accumulation."""
@@ -412,7 +415,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def val(cls, cfg, tokens, rank, W):
 		rows = (tokens - 1) // (T := cfg.train_seq_len)
 		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = max(1, min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first))
+		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
@@ -425,47 +428,44 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = SPANS_A_STEP * self.span_rows
 		return self.token((rows.start // n + 1) * n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, rows, token) in it."""
+		"""The batch cut where spans end: (row, end, token) in it."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
-		return [(a - first, b - a, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
+		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
 	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(x, y, tokens, segments):
+def widen(tokens, x, y, segments):
 	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
 	T = x.shape[1]
-	for row, n, begin in segments:
-		part = tokens[begin:begin + n * T + 1]
-		x[row:row + n], y[row:row + n] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if row + n < len(y): x[row + n:], y[row + n:] = 0, -100
+	for row, end, begin in segments:
+		part = tokens[begin:begin + (end - row) * T + 1]
+		x[row:end], y[row:end] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
+	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue: 0: no prefetch; device_slots: 0 on the CPU; resident: one for
-	each batch."""
+	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		*asked, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
-		asked, gone = (*asked, split == "val" and cfg.val_resident), off or no_cuda
-		on, stream, stay = (a and not why for a, why in zip(asked, (off, gone, gone)))
-		depth, slots, on_demand = on * depth, cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{off * asked[0]} copy_stream:{stream}{gone * asked[1]} prefetch_queue:{depth}{on_demand}"
+		early, apart, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
+		gone, keep = off or no_cuda, split == "val" and cfg.val_resident
+		on, stream, stay = early and not off, apart and not gone, keep and not gone
+		slots, on_demand = cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
+		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
 		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
-			f"resident:{stay:d}{gone * asked[2]}")
+			f"resident:{stay:d}{gone * keep}")
 		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
-		return cls(depth, stream, slots, stay, words)
+		return cls(on * depth, stream, slots, stay, words)
 
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y."""
+	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
 		rows, T = plan.batch_rows, plan.seq_len
-		size = rows * T + rows // plan.span_rows + 2
-		self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
-	def batch(self): return self.x, self.y, self.digest  # whole, as slices cost 50 us and new shapes compile anew
 
 class HostHandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
@@ -476,15 +476,13 @@ class HostHandOut:
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block):
-		"""The first in use, if no longer needed; block: once it is."""
-		return self.pending.pop(0)
-	def hand_out(self): return self.pending[-1].batch()
+	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
+	def hand_out(self): return self.pending[-1]
 
 class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read. A wait for an event
-	never recorded passes: hence `free` at construction, and the refusal of copies beyond the ring."""
-	def __init__(self, plan, overlap, device, spans=Spans()):
+	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
+	too, as a wait for an event never recorded passes."""
+	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
 		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
@@ -492,24 +490,22 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), torch.cuda.Event()
-			slot.free.record(self.compute)
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
 	def ask(self):
 		"""The compute stream begins to wait here."""
-		while self.idle and self.idle[0][1].query():  # (asked, fed) events
+		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
-		self.wait = timed_event(), timed_event()
-		self.wait[0].record(self.compute)
+		self.asked = self.compute.record_event(timed_event())
 	def submit(self, slot):
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
 		with torch.cuda.stream(self.copy):
 			self.copy.wait_event(target.free)
-			slot.begun.record(self.copy)
+			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record(self.copy)
-			slot.copied.record(self.copy)
+			target.ready.record()
+			slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -522,24 +518,23 @@ class DeviceRing(HostHandOut):
 	def hand_out(self):
 		slot = self.full.pop(0)
 		self.compute.wait_event(slot.ready)
-		self.wait[1].record(self.compute)
-		self.idle.append(self.wait)
-		widen(slot.x, slot.y, slot.tokens, slot.segments)
+		self.idle.append((self.asked, self.compute.record_event(timed_event())))
+		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
-		return slot.batch()
+		return slot
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader calls digest(plan, rows, tokens); its
-	error comes as RunError after the good batches."""
+	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
+	comes after the good batches, calls digest(plan, rows, tokens)."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
-		rt, self.log, self.shards, self.plan, overlap = source.rt, source.log, source.shards, source.plan, source.overlap
+		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
-		self.slots = slots = overlap.device_slots
+		slots = self.slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
 		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
@@ -547,8 +542,7 @@ class Pipeline:
 			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
 			if slots:
-				slot.begun, slot.copied = timed_event(), timed_event()
-				slot.begun.record(), slot.copied.record()
+				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -577,9 +571,10 @@ class Pipeline:
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
 				out = out[size:]
+		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host[1:], tokens, slot.segments)
+		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
 		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
@@ -587,9 +582,8 @@ class Pipeline:
 		file = self._open(i, offset)
 		file.seek(offset)
 		while out:
-			n = file.readinto(out)
-			if not n: raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
-			out, self.bytes_read = out[n:], self.bytes_read + n
+			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			out = out[n:]
 		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
 			raise EOFError("changed since this run began")
 		self.since = math.inf
@@ -597,7 +591,7 @@ class Pipeline:
 		path = str(self.shards.paths[i])
 		self.where, self.since = f"{path} at byte {offset}", now()
 		if self.file.name != path:
-			old, self.file = self.file, open(path, "rb", buffering=0)
+			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
 	def _advise(self, k):
@@ -608,7 +602,7 @@ class Pipeline:
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
 	def _take(self):
-		"""A slot back for each taken: the reader fills no more than the queue ahead."""
+		"""A slot back for each taken: the reader stays within the queue."""
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -619,10 +613,8 @@ class Pipeline:
 		stage.submit(slot)
 	def _await(self):
 		while True:
-			try: slot = self.ready.get(timeout=0.2)
-			except queue.Empty: pass
-			else:
-				if isinstance(slot, Slot): return slot
+			with suppress(queue.Empty):
+				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
 				self.ready.put(slot)
 				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
 				raise RunError(f"{self.who} failed on {what}") from slot
@@ -639,19 +631,19 @@ class Pipeline:
 		if self.taken == self.handed:
 			self.late_copies += self.handed > 0 < self.slots
 			self._take()
-		batch = self.stage.hand_out()
+		slot = self.stage.hand_out()
 		self.handed += 1
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
-		return batch
+		return slot.x, slot.y, slot.digest
 	def again(self, spans):
-		"""From its start, all being on the device: a slot that is handed out goes to the end of those to hand out."""
+		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
 	def close(self):  # within a second; a reader stuck in a read is left
 		self.closed = True
 		self.free.put(None)
-		self.thread.join(timeout=0.8)
+		self.thread.join(0.8)
 		self.stage.close()
 
 # === MODEL ===
@@ -671,8 +663,7 @@ def rotate(x, rotary):
 def attend(q, k, v):
 	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
 	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-	y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1))
-	return y.transpose(1, 2)
+	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
 	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
@@ -685,7 +676,7 @@ def choose_attention(cfg, rt):
 		out = attend(*(t.to(dtype) for t in (q, k, v)))
 		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
 	expected = results("math", torch.float32)
-	for backend in "fa3 cudnn flash math".split() if cfg.attention_backend == "auto" else [cfg.attention_backend]:
+	for backend in cfg.attention_backend.replace("auto", "fa3 cudnn flash math").split():
 		try:
 			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
 			if off < 0.02: return backend
@@ -768,8 +759,8 @@ def is_table(name): return name.endswith(("tok_emb.weight", ".embed.weight"))
 def orthogonal(n, rows, cols): return torch.stack([nn.init.orthogonal_(torch.empty(rows, cols)) for _ in range(n)])
 Matrices = namedtuple("Matrices", "q k v out up down")  # one layer's slices of the banks, as activations
 class GPT(nn.Module):
-	"""All layers' matrices lie in four banks (slices, rows, columns), float32, cast to `dtype` at use; embedding tables are
-	in `dtype`."""
+	"""All layers' matrices lie in four banks (slices, rows, columns), float32, cast to `dtype` at use; tables
+	of embeddings are in `dtype`."""
 	def __init__(self, cfg, dtype):
 		super().__init__()
 		L, D, V, self.cfg, self.dtype = cfg.num_layers, cfg.model_dim, cfg.vocab_size, cfg, dtype
@@ -835,7 +826,8 @@ def compiled(log, *functions):
 	if "2.11." in torch.__version__:  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
 		os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
 	broken = []
-	def calling(fast, slow):
+	def calling(slow):
+		fast = torch.compile(slow, dynamic=False, fullgraph=True)
 		def call(*args):
 			try:
 				if not broken: return fast(*args)
@@ -844,7 +836,7 @@ def compiled(log, *functions):
 				broken.append(error)
 			return slow(*args)
 		return call
-	return [calling(torch.compile(function, dynamic=False, fullgraph=True), function) for function in functions]
+	return [*map(calling, functions)]
 
 # === OPTIMIZERS ===
 def newton_schulz(x, steps, dtype):
@@ -857,9 +849,9 @@ def newton_schulz(x, steps, dtype):
 		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 	return x.mT if tall else x
 class Flat:
-	"""Parameters and gradients as views of one float32 vector each: one reduction a step, which `tail` elements ride."""
+	"""Parameters and gradients of one dtype as views of one vector each: one reduction, which `tail` elements ride."""
 	def __init__(self, groups, tail):
-		members = [*itertools.chain(*groups)]
+		members = sum(groups, [])
 		self.values = torch.cat([p.detach().flatten() for p in members])
 		self.reduced = self.values.new_zeros(len(self.values) + tail)
 		self.grads, self.tail = self.reduced.tensor_split([len(self.values)])
@@ -880,9 +872,9 @@ class Shard:
 		self.grad, self.average, bank.grad = *(torch.zeros_like(self.padded[:share]) for _ in "ga"), torch.zeros_like(bank)
 	def begin(self, call, out, source):  # a collective; on one rank a copy
 		if self.rt.world_size == 1: return out.copy_(source)
-		self.rt._meet("reduction", lambda: self.works.append(call(out, source, async_op=True)))
+		self.rt._meet("reduction", lambda *args: self.works.append(call(*args, async_op=True)), out, source)
 	def wait(self):  # on CUDA the stream waits, not the host
-		while self.works: self.rt._meet("reduction", self.works.pop().wait)
+		while self.works: self.rt._meet("reduction", lambda work: work.wait(), self.works.pop())
 	def scatter(self):
 		"""Begins: this rank's slices of the summed gradient."""
 		self.padded[:len(self.bank)] = self.bank.grad
@@ -979,22 +971,22 @@ Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")
 class Control:
 	"""The control vector of README.md; a crc in parts of 11 bits: exact float32 sums."""
 	FIELDS = 6  # before those of each rank
-	def __init__(self, flat, rt):
-		self.flat, self.rt, self.lag = flat, rt, 1 + rt.cuda
-		self.ring = [torch.zeros(2, len(flat.tail), pin_memory=rt.cuda) for _ in range(4)]  # (sent, received)
+	def __init__(self, optimizers, rt):
+		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
+		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
 		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
 	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
-		(sent, received), rt, flat = self.ring[step % 4], self.rt, self.flat
-		tail, grads, bad = flat.tail, flat.grads, flat.tail[self.FIELDS + rt.world_size:]
+		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
+		tail, bad = mine.tail, mine.tail[-rt.world_size:]
 		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
 		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
-		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + grads.sum())
-		rt.all_reduce(flat.reduced, "reduction")
-		flat.halted |= tail[5] + bad.sum() > 0
-		grads.masked_fill_(flat.halted, 0)
+		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
+		rt.all_reduce(mine.reduced, "reduction")
+		mine.halted |= tail[5] + bad.sum() > 0
+		mine.grads.masked_fill_(mine.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
@@ -1019,7 +1011,7 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 		ids = [*range(len(model))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
-		space = np.array([piece[:1] == " " for piece in pieces]) & ~boundary
+		space = np.char.startswith(pieces, " ") & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
@@ -1038,12 +1030,13 @@ def due(every, step): return every and step % every == 0
 
 class Validation:
 	"""The validation split: nats from the model; bytes from the tokens, counted once."""
+	bytes, resident = 0, None  # the pipeline that keeps its batches
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
-		self.tokens, self.bytes, self.table = cut_val_tokens(cfg, self.shards.total), 0, ByteTable.load(cfg.tokenizer_path)
+		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
 		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device, self.resident = cfg.val_bytecount_device == "cuda", None  # the pipeline that keeps its batches
+		self.on_device = cfg.val_bytecount_device == "cuda"
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
@@ -1110,7 +1103,7 @@ class WindowPlan:
 	def rows(self, k): return self.pieces[k].rows
 	def tokens(self, rows): return rows[0] * self.stride, (rows[-1] - rows[0]) * self.stride + self.seq_len + 1
 	def last_token(self, rows): return 0  # a val split is complete
-	def segments(self, rows): return [(i, 1, (row - rows[0]) * self.stride) for i, row in enumerate(rows)]
+	def segments(self, rows): return [(i, i + 1, (row - rows[0]) * self.stride) for i, row in enumerate(rows)]
 	def counted(self, row):
 		"""Positions of a row that are scored: all of the first, else the last `stride`."""
 		end = min(self.seq_len, self.targets - row * self.stride)
@@ -1256,13 +1249,13 @@ def unpack(data, state):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; rank 0's weights on every rank."""
-	step = heeded = 0  # steps taken, looked at
+	step = heeded = crc = 0  # steps taken, looked at; their data_crc
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
 		self.accumulation = cfg.accumulation(rt.world_size)
 		self.model = GPT(cfg, rt.dtype).to(rt.device)
-		for p in self.model.parameters(): rt._meet("start", dist.broadcast, p.data, src=0)
+		for p in self.model.parameters(): rt._meet("start", dist.broadcast, p.data, 0)
 		self.loss_of, self.nats_of = self.model, self.model.nats
 		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		if self.compiles: self.loss_of, self.nats_of = compiled(log, self.loss_of, self.nats_of)
@@ -1277,11 +1270,12 @@ class Run:
 	def heed(self, step):
 		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
-			said, self.heeded = self.control.read(self.heeded), self.heeded + 1
-			if said.stop or any(said.bad): self.step = self.heeded - 1
-			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.heeded}: loss or gradient not finite: "
+			said = self.control.read(self.heeded)
+			if said.stop or any(said.bad): self.step = self.heeded
+			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
 				"lower the learning rates")
 			if said.stop: raise Halt(said.stop)
+			self.heeded, self.crc = self.heeded + 1, said.data_crc
 	def late_qat(self, step, lr_scale):
 		if self.qat or not self.cfg.late_qat or lr_scale >= self.cfg.late_qat_threshold: return
 		self.qat = bool(self.model.qat.fill_(1.0))
@@ -1309,7 +1303,7 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, run.step, 0
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.crc), 0
 	try:
 		with closing(run.batches()) as batches:
 			for step in range(count):
@@ -1318,7 +1312,8 @@ def warm_up(run, foretell):
 				run.log.line(f"warmup_step:{step + 1}/{count}")
 	finally:
 		run.optimizers.restore(saved)
-		run.step = run.heeded = first
+		run.step, run.crc = first
+		run.heeded = run.step
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
@@ -1352,15 +1347,14 @@ def log_step(run, step):
 		**mfu)
 
 def train(run):
-	c, log, clock, elapsed_ms, crc, cap_s = run.cfg, run.log, run.clock, 0.0, 0, run.cfg.max_wallclock_seconds
+	c, log, clock, step, elapsed_ms, crc = run.cfg, run.log, run.clock, 0, 0.0, 0
 	run.logged = run.start = 0, 0.0, *[0.0] * run.rt.world_size  # step, ms, input waits; at the last line
 	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {c.iterations} steps", c.warmup_steps + c.iterations,
-		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
+		pieces=run.accumulation, cap_s=(cap_s := c.max_wallclock_seconds), compiles=run.compiles)
 	warm_up(run, foretell)
 	with closing(run.batches()) as batches:
 		clock.start()
 		while True:
-			step = run.step
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
 			if step >= 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
@@ -1389,8 +1383,8 @@ def waits(run, batches, waits_ms, train_ms):
 def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 	"""needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5 > hidden_percent: return f"{cost}: overlap settings do not matter here"
-	if percent < 0.5: return f"{cost}: overlap hides {hidden_percent:.2f} %"
+	if percent < 0.5: return cost + (f": overlap hides {hidden_percent:.2f} %" if hidden_percent >= 0.5
+		else ": overlap settings do not matter here")
 	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return f"{cost}: shards were still being made"
 	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
@@ -1461,9 +1455,9 @@ def export_and_score(run, code_bytes):
 # === MAIN ===
 def log_header(run, source):
 	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
-	rule, found, smi = "=" * 100, len(shards.paths), os.popen("timeout 30 nvidia-smi 2>/dev/null").read()
-	versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
-	log.write(f"{source}\n{rule}\n{versions}\n{smi}\n{rule}", log.path)
+	rule, found = "=" * 100, len(shards.paths)
+	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
+		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
@@ -1480,10 +1474,9 @@ def log_header(run, source):
 	log.event("config", **vars(c))
 	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
 		python=sys.version.split()[0], world_size=rt.world_size)
-def execute(cfg, env, warnings):
+def execute(cfg, rt, env, warnings):
 	"""An exit code. A foreseeable failure is one line."""
-	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
-	log, end = None, (1, "failed", "")
+	end = 1, "failed", ""
 	try:
 		rt.start(cfg, env)
 		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
@@ -1497,18 +1490,17 @@ def execute(cfg, env, warnings):
 		export_and_score(run, len(source.encode()))
 		end = 0, "finished", ""
 	except Halt as halt:
-		signum, *what = halt.args
-		problem = "".join(what) or f"interrupted after step {run.step}"
-		heard = rt.signum or (signal.SIGTERM, signal.SIGINT)[signum == signal.SIGINT]
-		code, status = (128 + heard, "interrupted") if signum else (1, "nonfinite")
-		end = code, status, problem * (rt.rank == 0)
+		signum, *bad = halt.args
+		code = 128 + int(rt.signum or min(signum, signal.SIGTERM))
+		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}")
+		if rt.rank: end = end[0], "", ""
 	except torch.OutOfMemoryError:
-		tokens = cfg.train_batch_tokens // (rt.world_size * (steps := cfg.accumulation(rt.world_size)))
-		end = 1, "failed", (f"rank {rt.rank}: out of memory at {tokens} tokens a micro-step, "
-			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set GRAD_ACCUM_STEPS={2 * steps}")
+		n = cfg.train_batch_tokens // rt.world_size // (steps := cfg.accumulation(rt.world_size))
+		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}")
 	except RunError as error: end = 1, "failed", str(error)
 	finally:
-		last_words(log, *end)
+		last_words(rt.log, *end)
 		rt.close()
 	return end[0]
 def last_words(log, code, status, problem, hint=""):
@@ -1519,7 +1511,7 @@ def last_words(log, code, status, problem, hint=""):
 	log.console(f"{status}: see {log.path}{hint}")
 def main():
 	env, arguments = os.environ, sys.argv[1:]
-	if arguments in (["--help"], ["-h"]): return print_help()
+	if arguments in (["--help"], ["-h"]): return print_help() or 0
 	cfg, faults = Config.from_environment(env)
 	misspelt, warnings = foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
@@ -1527,11 +1519,12 @@ def main():
 		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
 			for name, value in vars(cfg).items()}, indent=1))
 		return 0
-	faults += cfg.problems(int(env.get("WORLD_SIZE", 1)))
-	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: the oldest tried is 2.11")
-	if not faults: return execute(cfg, env, warnings)
+	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
+	faults += cfg.problems(rt.world_size)
+	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
+	if not faults: return execute(cfg, rt, env, warnings)
 	if int(env.get("LOCAL_RANK", 0)) == 0:
-		print("train_gpt.py: nothing was started, settings are wrong:", *faults, sep="\n  ", file=sys.stderr)
+		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
