@@ -1345,7 +1345,7 @@ def execute(cfg, rt, env, warnings):
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
 		signum, *bad = halt.args
-		code = 128 + int(rt.signum or min(signum, signal.SIGTERM))
+		code = 128 + (rt.signum or (signal.SIGINT if signum % signal.SIGTERM else signal.SIGTERM))
 		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}",
 			f"\n{resume_command(cfg, env)}" * bool(saved))
 		if rt.rank: end = end[0], "", ""

@@ -569,7 +569,8 @@ def test_resident_validations_score_what_others_do(tmp_path: Path) -> None:
             validation = train_gpt.Validation(config, train_gpt.Runtime(), log, train_gpt.Verify(True, log))
             overlap = train_gpt.Overlap.of(config, "val", True)
             validation.overlap = overlap if resident else overlap._replace(resident=False)
-            scores[resident] = [validation.evaluate(loss_of, f"step_{n}", False, train_gpt.Spans())[:2] for n in range(3)]
+            scores[resident] = [validation.evaluate(loss_of, f"step_{number}", False, train_gpt.Spans())[:2]
+                                for number in range(3)]
             assert machine.submitted == (6 if resident else 18)
             assert validation.bytes == 23 * SEQ_LEN
     mean = 4 + (23 * SEQ_LEN + 1) / 2

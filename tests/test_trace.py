@@ -403,9 +403,9 @@ def test_reads_below_the_need_are_reported_with_both_rates(corpus: Corpus, tmp_p
     """A reader held to 20 KB/s by a delay in every read: the verdict states at most that, and more was needed."""
     script = tmp_path / "train_gpt.py"
     source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
-    call = "file.readinto(out)\n"
-    assert source.count(call) == 1
-    script.write_text(source.replace(call, call + "\t\t\ttime.sleep(n / 20e3)\n"))
+    slowed, count = re.subn(r"(\t+)(.*file\.readinto\(out\).*\n)", r"\1\2\1time.sleep(n / 20e3)\n", source)
+    assert count == 1
+    script.write_text(slowed)
     run = run_trainer(tmp_path, script=script, **{**SMALL_MODEL, **corpus.env, "ITERATIONS": 15, "VAL_LOSS_EVERY": 0,
                                                   "VAL_TOKENS": 500})
     assert run.code == 0, run.err[-2000:]
