@@ -1491,7 +1491,7 @@ def execute(cfg, rt, env, warnings):
 		end = 0, "finished", ""
 	except Halt as halt:
 		signum, *bad = halt.args
-		code = 128 + int(rt.signum or min(signum, signal.SIGTERM))
+		code = 128 + (rt.signum or (signal.SIGINT if signum % signal.SIGTERM else signal.SIGTERM))
 		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}")
 		if rt.rank: end = end[0], "", ""
 	except torch.OutOfMemoryError:
