@@ -199,7 +199,7 @@ def test_an_operator_that_is_asked_for_on_the_cpu_is_a_warning(tmp_path: Path, c
 
 def test_an_operator_that_does_not_exist_is_a_fault(tmp_path: Path) -> None:
     done = run_trainer(tmp_path, script=SCRIPT, OPERATORS="all")
-    assert done.code == 2 and "OPERATORS=all: set auto or 0 or qkv or mlp; the default is auto" in done.err
+    assert done.code == 2 and "OPERATORS=all: set auto or 0 or qkv or mlp; default is auto" in done.err
 
 
 # --- the folder --------------------------------------------------------------------------------------------------
