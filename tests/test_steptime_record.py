@@ -22,8 +22,7 @@ needs_triton = pytest.mark.skipif((sys.platform, platform.machine()) != ("linux"
 # Lines of the record that are not the root's, outside the section OPERATORS: (in place of, these).
 DIFFERENCES = [
     (r"Contents: .*", r"Contents: .* OPERATORS, MODEL, OPTIMIZERS,\n.*"),
-    ("", r'choice = word\("auto\|0\|qkv\|mlp"\)'),
-    ("", r'\toperators: choice = "auto"'),
+    ("", r'\toperators: word\("auto\|0\|qkv\|mlp"\) = "auto"'),
     (r"\t\tq, k, v = .*\n\t\tq = rotate\(.*\n\t\treturn self\.proj\(attend\(.*",
      r"\t\tweights = .*\n\t\tq, k, v = qkv_heads\(x, weights, .*\n\t\treturn self\.proj\(attend\(q, k, v\).*"),
     (r"\t\treturn x \+ self\.mlp\.proj\(F\.relu\(self\.mlp\.fc\(.*\)\)\.square\(\), self\.mlp_scale\)",
@@ -200,7 +199,7 @@ def test_an_operator_that_is_asked_for_on_the_cpu_is_a_warning(tmp_path: Path, c
 
 def test_an_operator_that_does_not_exist_is_a_fault(tmp_path: Path) -> None:
     done = run_trainer(tmp_path, script=SCRIPT, OPERATORS="all")
-    assert done.code == 2 and "OPERATORS=all: set auto or 0 or qkv or mlp; the default is auto" in done.err
+    assert done.code == 2 and "OPERATORS=all: set auto or 0 or qkv or mlp; default is auto" in done.err
 
 
 # --- the folder --------------------------------------------------------------------------------------------------
