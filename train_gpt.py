@@ -640,8 +640,7 @@ class Pipeline:
 		while out:
 			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
 			out = out[n:]
-		if not self.filled % 8 and stamp(file.fileno()) != self.shards.stamps[i]:
-			raise EOFError("changed since this run began")
+		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
 		self.since = math.inf
 	def _open(self, i, offset):
 		path = str(self.shards.paths[i])
