@@ -89,6 +89,11 @@ def test_flash_attention_3_comes_first_and_leaves_no_trace_if_it_fails(monkeypat
     assert train_gpt.choose_attention(config_of(**SHAPE), CPU) == "flash" and calls == ["FA3", "restored"]
 
 
+def test_a_torch_that_knows_no_other_flash_attention_takes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn, "attention", SimpleNamespace())  # before torch 2.11
+    assert train_gpt.choose_attention(config_of(**SHAPE), CPU) == "flash"
+
+
 # --- Micro-batches ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("free_rows", "world_size", "micro_steps"), [

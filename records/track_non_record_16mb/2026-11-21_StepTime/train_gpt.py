@@ -165,7 +165,8 @@ class Runtime:
 		if "RANK" not in env: return
 		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-		self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+		with suppress(AttributeError):  # before torch 2.8 there is none
+			self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
 		with self.waiting("start"):  # bounds all waits, so the group need not
 			dist.init_process_group("nccl" if self.cuda else "gloo", store=store, rank=self.rank, world_size=self.world_size,
 				timeout=datetime.timedelta(1), device_id=self.device if self.cuda else None)
@@ -947,7 +948,8 @@ def choose_attention(cfg, rt):
 			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
 			if off < 0.02: return backend
 		except Exception as error: off = first_line(error)  # whatever one raises that is not there
-		if backend == "fa3": nn.attention.restore_flash_attention_impl(_raise_warn=False)
+		if backend == "fa3":
+			with suppress(AttributeError): nn.attention.restore_flash_attention_impl(_raise_warn=False)  # from torch 2.11 on
 	raise RunError(f"ATTENTION_BACKEND={backend} does not work here, or is wrong ({off}): set auto")
 
 class Attention(nn.Module):
