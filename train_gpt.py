@@ -176,19 +176,24 @@ class Runtime:
 		yield
 		self.since = math.inf
 		self.met |= {place}
-	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)  # a sum, in place
+	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)[0]  # a sum, in place
+	def begin(self, call, *args):
+		"""What waits for a collective begun: a synchronisation point, on CUDA of the stream, not of the host."""
+		works = []
+		self._meet("launch", lambda: works.append(call(*args, async_op=True)))
+		return lambda: self._meet("reduction", lambda: [work.wait() for work in works])
 	def broadcast(self, value):
 		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
-		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0]
+		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0][0]
 	def _meet(self, place, call, *args):
-		"""Synchronisation point, but for a step's reduction: Control reads that."""
+		"""Synchronisation point, but for a step's reductions: Control reads those."""
 		self.meetings += 1
 		with self.waiting(place):
 			try:
 				if dist.is_initialized(): call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place != "reduction": self.synchronize()
-		return args[0]
+			if place not in ("launch", "reduction"): self.synchronize()
+		return args
 	def synchronize(self):
 		"""Synchronisation point: the time when the device has done all it was given."""
 		if self.cuda: torch.cuda.synchronize()
@@ -254,15 +259,18 @@ def write_atomic(path, data):
 
 # === INSTRUMENTS ===
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
+def recorded(): return torch.cuda.current_stream().record_event(timed_event())
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
 TRACE_EVENTS = 150_000  # below 20 MB uncompressed
 @dataclass
 class Clock:
 	"""Training time in ms; both edges are synchronisation points."""
 	rt: Runtime
-	total_ms, since = 0.0, math.inf
+	total_ms, since, edge = 0.0, math.inf, None
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def start(self): self.since = self.rt.synchronize()
+	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event) if self.edge else 0)
+	def start(self):
+		self.since, self.edge = self.rt.synchronize(), self.rt.cuda and recorded()
 	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
@@ -703,14 +711,23 @@ class Pipeline:
 		self.stage.close()
 
 # === MODEL ===
+class Cast(torch.autograd.Function):
+	"""`low`, made of a float32 weight and its outputs' scale once a step, in whose place they get its gradient."""
+	@staticmethod
+	def forward(ctx, low, weight, scale):
+		ctx.save_for_backward(weight, scale)
+		return low.view_as(low)
+	@staticmethod
+	def backward(ctx, grad):
+		(weight, scale), grad = ctx.saved_tensors, grad.float()
+		return (None, grad, None) if scale is None else (None, scale[:, None] * grad, (grad * weight).sum(1))
+def used(m, scale=None): return Cast.apply(m.low, m.weight, scale) if torch.is_grad_enabled() else m.low
 class Linear(nn.Linear):
-	"""Float32, cast at use: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
+	"""Float32, cast by hand: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x, scale=None):
-		"""scale (outputs): multiplied into the small weight, not the large result."""
-		return F.linear(x, (self.weight if scale is None else scale[:, None] * self.weight).to(x.dtype))
+	def forward(self, x, scale=None): return F.linear(x, used(self, scale))
 def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
 def rotate(x, rotary):
 	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
@@ -786,6 +803,16 @@ class GPT(nn.Module):
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
 		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
+		scales, self.casts = dict(self.named_parameters()), []
+		for name, m in self.named_modules():
+			if not hasattr(m, "weight"): continue
+			m.register_buffer("low", m.weight.detach().to(dtype, copy=True), persistent=False)
+			self.casts.append((m, scales.get(name.replace(".proj", "_scale"))))
+	@torch.no_grad()
+	def cast(self):
+		"""Where weights have changed: once a step, not once a micro-step."""
+		torch._foreach_copy_([m.low for m, _ in self.casts], [m.weight if scale is None else scale[:, None] * m.weight
+			for m, scale in self.casts])
 	def forward(self, x, y):
 		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
 		x = x0 = rms_norm(self.tok_emb(x).to(self.dtype))  # (B, T, D)
@@ -794,7 +821,7 @@ class GPT(nn.Module):
 			if i >= 0 and skips: x = x + self.skip_weights[i].to(x.dtype) * skips.pop()
 			x = block(x, x0, self.rotary)
 			if i < 0: skips.append(x)
-		logits = F.linear(rms_norm(x), (self.lm_head or self.tok_emb).weight.to(x.dtype))
+		logits = F.linear(rms_norm(x), used(self.lm_head or self.tok_emb))
 		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
 
 def compiled(log, *functions):
@@ -843,29 +870,43 @@ class Optimizers:
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
 		parts = [*zip(groups, cut([sum(p.numel() for p in group) for group in groups.values()]))]
-		self.banks = [[part.view(-1, *shape) for part in pair] for shape, pair in parts[:shapes]]  # (n, rows, cols)
+		banks = [[part.view(-1, *shape) for part in pair] for shape, pair in parts[:shapes]]  # (n, rows, cols)
 		self.adam = [(*pair, lr) for lr, pair in parts[shapes:]]
 		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
-			for parts in (self.banks, self.adam, self.adam))
+			for parts in (banks, self.adam, self.adam))
+		self.banks = [(*bank, average) for bank, average in zip(banks, self.averages)]
+		self.buckets = [self.reduced[sum(map(torch.numel, self.averages)):], *(grads for _, grads in banks)]
 		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
-		self.halted = self.count > 0
+		self.halted, self.cast = self.count > 0, model.cast
+	def reduce(self, rt):
+		"""Begins all sums over ranks, awaits the tail's and Adam's: the others run under the updates before theirs."""
+		self.waits = [rt.begin(dist.all_reduce, part) for part in self.buckets]
+		at_once = self.cfg.grad_clip_norm or self.cfg.training_timing_breakdown
+		for wait in self.waits[:None if at_once else 1]: wait()
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
 		self.lr_scale.fill_(lr_scale)
 		self.momentum.fill_(momentum)
-		self.update()
-	def update(self):
-		"""By the schedules on the device; one graph if compiled. Once `halted` is set nothing changes."""
-		cfg, halted, dtype = self.cfg, self.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
-		for (values, grads), average in zip(self.banks, self.averages):
-			average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
-			update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
-			rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
-			values.sub_((rate * update).masked_fill(halted, 0))
+		self.update_adam()
+		for wait, bank in zip(self.waits[1:], self.banks):
+			wait()
+			self.update_muon(*bank)
+		self.cast()
+	# By the schedules on the device. Once `halted` is set nothing changes.
+	def update_muon(self, values, grads, average):
+		cfg, halted, dtype = self.cfg, self.halted, torch.bfloat16 if grads.is_cuda else torch.float32
+		grads = grads.masked_fill(halted, 0)
+		average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
+		update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
+		rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
+		values.sub_((rate * update).masked_fill(halted, 0))
+	def update_adam(self):
+		cfg, halted = self.cfg, self.halted
 		self.count.add_(~halted)
 		for (values, grads, lr), mean, square in zip(self.adam, self.means, self.squares):
+			grads = grads.masked_fill(halted, 0)
 			mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
 			square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
 			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
@@ -875,6 +916,7 @@ class Optimizers:
 	def tensors(self): return [self.values, *self.averages, *self.means, *self.squares, self.count]
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
+		self.cast()
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
@@ -895,19 +937,19 @@ class Control:
 	def __init__(self, optimizers, rt):
 		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
 		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
-		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
-	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
+		self.events = [recorded() for _ in range(4 * rt.cuda)]
+	def agree(self, step, loss, *, clock, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
 		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
 		tail, bad = mine.tail, mine.tail[-rt.world_size:]
 		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
-		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
+		ms = clock.ms_at(self.events[step - 2 & 3]) if rt.cuda else clock.now_ms()  # the last step known to be done
+		sent[:self.FIELDS] = torch.tensor([*parts, ms * (rt.rank == 0), 0.0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
 		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
-		rt.all_reduce(mine.reduced, "reduction")
+		mine.reduce(rt)
 		mine.halted |= tail[5] + bad.sum() > 0
-		mine.grads.masked_fill_(mine.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
@@ -1072,10 +1114,11 @@ class Run:
 		torch.manual_seed(cfg.seed)
 		self.accumulation = cfg.accumulation(rt.world_size)
 		self.loss_of = self.model = GPT(cfg, rt.dtype).to(rt.device)
-		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
+		o = self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
 		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
-		if self.compiles: self.loss_of, self.optimizers.update = compiled(log, self.model, self.optimizers.update)
-		self.control = Control(self.optimizers, rt)
+		if self.compiles: self.loss_of, o.update_muon, o.update_adam, o.cast = compiled(log, self.model,
+			o.update_muon, o.update_adam, o.cast)
+		self.control = Control(o, rt)
 		self.shards = Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify = Verify(cfg.data_verify, log)
@@ -1150,7 +1193,7 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 			crc = crc + digest & CRC
 			next(foretell)
 	with spans("reduce"):
-		run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(), wait_ms=batches.stage.wait_ms, data_crc=crc)
+		run.control.agree(step, loss_share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
 	with spans("grad_clip"): run.optimizers.clip()
 	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	run.rt.longest_s = max(run.rt.longest_s, now() - started)
@@ -1214,7 +1257,8 @@ def train(run):
 		while True:
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
-			if step >= run.start[0] + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
+			if step >= run.start[0] + 2:
+				elapsed_ms = run.control.read(step - 2).elapsed_ms * step / max(1, step - 1 - 2 * rt.cuda)
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or due(c.val_loss_every, step): validate(run, step, spans)
@@ -1283,6 +1327,7 @@ def export_and_score(run, code_bytes):
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
 		if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
+	run.model.cast()
 	loss, bpb, ms = run.validation.evaluate(run.loss_of, tag, False, Spans())
 	log.say("score", tag + " val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
 		+ tag + "_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}", val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
