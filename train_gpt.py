@@ -803,16 +803,14 @@ class GPT(nn.Module):
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
 		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
-		scales, self.casts = dict(self.named_parameters()), []
-		for name, m in self.named_modules():
-			if not hasattr(m, "weight"): continue
-			m.register_buffer("low", m.weight.detach().to(dtype, copy=True), persistent=False)
-			self.casts.append((m, scales.get(name.replace(".proj", "_scale"))))
+		scales, matrices = dict(self.named_parameters()), [(n, m) for n, m in self.named_modules() if hasattr(m, "weight")]
+		for _, m in matrices: m.register_buffer("low", m.weight.detach().to(dtype, copy=True), persistent=False)
+		self.casts = [(m, scales.get(name.replace(".proj", "_scale"))) for name, m in matrices]
 	@torch.no_grad()
 	def cast(self):
 		"""Where weights have changed: once a step, not once a micro-step."""
-		torch._foreach_copy_([m.low for m, _ in self.casts], [m.weight if scale is None else scale[:, None] * m.weight
-			for m, scale in self.casts])
+		made = [m.weight if scale is None else scale[:, None] * m.weight for m, scale in self.casts]
+		torch._foreach_copy_([m.low for m, _ in self.casts], made)
 	def forward(self, x, y):
 		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
 		x = x0 = rms_norm(self.tok_emb(x).to(self.dtype))  # (B, T, D)
@@ -858,24 +856,22 @@ class Optimizers:
 		self.cfg, groups, small, head = cfg, defaultdict(list), [model.skip_weights], model.lm_head
 		for name, p in model.blocks.named_parameters():
 			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else groups[p.shape]).append(p)
-		shapes = len(groups)  # Muon's, by shape; then Adam's, by rate
-		groups[cfg.embed_lr if head else cfg.tied_embed_lr] += [model.tok_emb.weight]
-		if head: groups[cfg.head_lr] += [head.weight]
-		groups[cfg.scalar_lr] += small
-		members = sum(groups.values(), [])
+		rates = {model.tok_emb.weight: cfg.embed_lr if head else cfg.tied_embed_lr}
+		if head: rates[head.weight] = cfg.head_lr
+		rates |= dict.fromkeys(small, cfg.scalar_lr)
+		members = [*sum(groups.values(), []), *rates]  # Muon's, by shape; then Adam's
 		self.values = torch.cat([p.detach().flatten() for p in members])
 		self.reduced = self.values.new_zeros(len(self.values) + tail)
 		self.grads, self.tail = self.reduced.tensor_split([-tail])
-		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))  # 1-D (values, gradients)
+		self.rates = torch.cat([p.new_full([p.numel()], lr) for p, lr in rates.items()])
+		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))
+		def zeros(pair): return torch.zeros_like(pair[0])
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
-		parts = [*zip(groups, cut([sum(p.numel() for p in group) for group in groups.values()]))]
-		banks = [[part.view(-1, *shape) for part in pair] for shape, pair in parts[:shapes]]  # (n, rows, cols)
-		self.adam = [(*pair, lr) for lr, pair in parts[shapes:]]
-		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
-			for parts in (banks, self.adam, self.adam))
-		self.banks = [(*bank, average) for bank, average in zip(banks, self.averages)]
-		self.buckets = [self.reduced[sum(map(torch.numel, self.averages)):], *(grads for _, grads in banks)]
+		*banks, adam = cut([*(len(group) * shape.numel() for shape, group in groups.items()), len(self.rates)])
+		self.adam = *adam, zeros(adam), zeros(adam)  # values, gradients, their average (Adam: and their squares')
+		self.banks = [[v.view(-1, *shape) for v in (*pair, zeros(pair))] for shape, pair in zip(groups, banks)]
+		self.buckets = [self.reduced[-tail - len(self.rates):], *(grads for _, grads, _ in self.banks)]
 		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
 		self.halted, self.cast = self.count > 0, model.cast
 	def reduce(self, rt):
@@ -903,17 +899,16 @@ class Optimizers:
 		rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
 		values.sub_((rate * update).masked_fill(halted, 0))
 	def update_adam(self):
-		cfg, halted = self.cfg, self.halted
+		cfg, halted, (values, grads, mean, square) = self.cfg, self.halted, self.adam
+		grads = grads.masked_fill(halted, 0)
 		self.count.add_(~halted)
-		for (values, grads, lr), mean, square in zip(self.adam, self.means, self.squares):
-			grads = grads.masked_fill(halted, 0)
-			mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
-			square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
-			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
-			update = lr * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
-			values.sub_(update.masked_fill(halted, 0))
+		mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
+		square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
+		root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
+		update = self.rates * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
+		values.sub_(update.masked_fill(halted, 0))
 	def snapshot(self): return [*map(torch.clone, self.tensors())]
-	def tensors(self): return [self.values, *self.averages, *self.means, *self.squares, self.count]
+	def tensors(self): return [self.values, *(average for *_, average in self.banks), *self.adam[2:], self.count]
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
 		self.cast()
