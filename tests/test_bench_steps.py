@@ -30,7 +30,7 @@ class Settings:
     iterations: int = int(os.environ.get("ITERATIONS", 0))
 
 class Optimizers:
-    def update(self): pass
+    def update_muon(self): pass
 
 def compiled(log, *functions): return ["compiled"]
 
@@ -161,12 +161,12 @@ def test_arms_take_turns_one_process_each(tmp_path: Path) -> None:
 
 
 def test_an_arm_whose_lever_is_not_there_is_left_out(tmp_path: Path) -> None:
-    ours = write_script(tmp_path, "mine", "    def update(self): pass", "    pass")
+    ours = write_script(tmp_path, "mine", "    def update_muon(self): pass", "    pass")
     said = bench(tmp_path, "--ours", ours, "--arms", "eager-optimizer", "flash", "eager", "--repeats", 2,
                  TORCH_COMPILE=0)
     assert said.returncode == 0, said.stderr
     out = said.stdout
-    assert "arm eager-optimizer: left out:" in out and "mine.py has no Optimizers.update to switch off" in out
+    assert "arm eager-optimizer: left out:" in out and "mine.py has no Optimizers.update_muon to switch off" in out
     assert "arm flash: left out:" in out and "mine.py has no setting ATTENTION_BACKEND" in out
     assert "arm eager: left out: the environment has it so for all arms" in out
     assert len(notes(tmp_path)) == 3 and "eager-optimizer against" not in out
@@ -192,6 +192,40 @@ def test_levers_without_a_setting_are_switched_off() -> None:
     torch.testing.assert_close(patched(model, x, scale), scale * (x @ model.weight.T))
     with pytest.raises(steps.Refused, match="no scale is folded"):
         steps.unfolded(torch.nn.Linear.forward)
+
+
+@pytest.mark.parametrize("arm", ["ours", "unfolded", "cast-at-use"])
+def test_arms_that_multiply_otherwise_are_the_same_function(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {path.split(".")[0] for path in steps.ARMS[arm].patch}:
+        thing = getattr(train_gpt, name)
+        mine = type(name, (thing,), {}) if isinstance(thing, type) else thing
+        monkeypatch.setattr(train_gpt, name, mine)
+    steps.apply(steps.ARMS[arm].patch, train_gpt)
+    sizes = dict(NUM_LAYERS=2, MODEL_DIM=32, NUM_HEADS=2, NUM_KV_HEADS=1, TRAIN_SEQ_LEN=16, VOCAB_SIZE=50)
+    config, faults = train_gpt.Config.from_environment({name: str(value) for name, value in sizes.items()})
+    torch = train_gpt.torch
+    torch.manual_seed(1)
+    model = train_gpt.GPT(config, torch.float32)
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.2)
+    model.cast()
+    x = torch.randint(0, 50, (3, 16))
+    loss = model(x, x.roll(-1, 1))
+    loss.backward()
+
+    def plain(module: torch.nn.Module, rows: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(rows, module.weight if scale is None else scale[:, None] * module.weight)
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    monkeypatch.setattr(train_gpt.Linear, "forward", plain)
+    monkeypatch.setattr(train_gpt, "used", lambda module: module.weight)
+    expected = model(x, x.roll(-1, 1))
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, rtol=1e-4, atol=1e-6, msg=name)
+    proj = model.blocks[0].mlp.proj  # what the arm switches
+    assert torch.equal(proj.low, proj.weight) == (arm == "unfolded")
 
 
 @pytest.mark.parametrize(("facts", "words"), [

@@ -22,6 +22,7 @@ def lively_model(config: train_gpt.Config, dtype: torch.dtype = torch.float32) -
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.3)
+    model.cast()
     return model
 
 
@@ -217,3 +218,54 @@ def test_a_later_token_changes_no_earlier_loss(position: int) -> None:
         tokens[0, changed] = (x[0, changed] + 3) % config.vocab_size
         difference = abs(share_of_position(tokens) - plain)
         assert difference < 1e-4 if changed > position else difference > 1e-3, changed
+
+
+# --- One cast a step --------------------------------------------------------------------------------------------------
+
+def cast_where_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autocast does it: every product casts its weight, and autograd leads the gradient back to it."""
+    def weight_of(module: torch.nn.Module, scale: Tensor | None = None) -> Tensor:
+        weight = module.weight if scale is None else scale[:, None] * module.weight
+        return weight.to(module.low.dtype)
+    monkeypatch.setattr(train_gpt, "used", weight_of)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [0, 1])
+def test_a_cast_ahead_is_the_cast_at_use_bit_for_bit(
+        dtype: torch.dtype, tied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, results = tiny_config(TIE_EMBEDDINGS=tied), []
+    for at_use in (False, True):
+        if at_use:
+            cast_where_used(monkeypatch)
+        model = lively_model(config, dtype)
+        for _ in range(2):  # gradients of micro-steps add up in float32
+            model(*random_tokens(config)).backward()
+        results.append([model(*random_tokens(config)), *(p.grad for p in model.parameters())])
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    for ahead, plain in zip(*results):
+        assert torch.equal(ahead, plain)
+
+
+def test_weights_count_as_they_were_at_the_last_cast() -> None:
+    """So one cast serves all micro-steps; a second one takes every matrix and both scales."""
+    config = tiny_config(TIE_EMBEDDINGS=0)
+    model, tokens = lively_model(config, torch.bfloat16), random_tokens(config)
+    before = model(*tokens).item()
+    names = {name for name, p in model.named_parameters() if p.ndim == 2 and "resid" not in name and "skip" not in name}
+    cast = {f"{name}.weight" for name, module in model.named_modules() if module in dict(model.casts)}
+    assert cast == names
+    for name, p in model.named_parameters():
+        if name in names - {"tok_emb.weight"} or "attn_scale" in name or "mlp_scale" in name:
+            p.data.mul_(1.5)
+            assert model(*tokens).item() == before, name
+            model.cast()
+            changed = model(*tokens).item()
+            assert changed != before, name
+            before = changed
+
+
+def test_nothing_of_the_cast_is_in_the_state() -> None:
+    model = lively_model(tiny_config())
+    assert not [name for name in model.state_dict() if "low" in name]
+    assert {p.dtype for p in model.parameters()} == {torch.float32}

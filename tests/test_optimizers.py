@@ -1,5 +1,6 @@
 """Proves that the batched, flat optimizers compute plain per-parameter Muon and Adam, and roll back exactly."""
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ def small_model(config: train_gpt.Config) -> train_gpt.GPT:
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.1)
+    model.cast()
     return model
 
 
@@ -36,6 +38,7 @@ def take_step(model: train_gpt.GPT, optimizers: train_gpt.Optimizers, step: int,
     optimizers.reduced.zero_()
     for name, gradient in random_gradients(model, step).items():
         dict(model.named_parameters())[name].grad.copy_(gradient)
+    optimizers.reduce(train_gpt.Runtime())
     optimizers.clip()
     optimizers.step(1.0, momentum)
 
@@ -142,6 +145,7 @@ def test_steps_equal_a_plain_per_parameter_reference(variant: str) -> None:
             if gradient.numel():
                 ours[name].grad.copy_(gradient)
             theirs[name].grad = gradient.clone()
+        optimizers.reduce(train_gpt.Runtime())
         optimizers.clip()
         optimizers.step(lr_scale, momentum)
         plain.step(lr_scale, momentum)
@@ -180,7 +184,7 @@ def test_every_parameter_and_gradient_is_a_view_of_one_vector(variant: str) -> N
         seen |= places
     assert len(seen) == sum(p.numel() for p in model.parameters())
     if variant != "sizes_not_aligned":  # sizes of 64 and its multiples leave every group aligned
-        assert all(values.storage_offset() % 64 == 0 for values, *_ in optimizers.banks + optimizers.adam)
+        assert all(values.storage_offset() % 64 == 0 for values, *_ in [*optimizers.banks, optimizers.adam])
     optimizers.values.fill_(3.0)
     optimizers.grads.fill_(4.0)
     assert all((p == 3.0).all() and (p.grad == 4.0).all() for p in model.parameters())
@@ -288,3 +292,49 @@ def test_learning_rate_factor_stays_between_zero_and_one(
 def test_momentum_ramps_from_its_start_to_its_end(warmup: int, step: int, expected: float) -> None:
     config = small_config(MUON_MOMENTUM=0.95, MUON_MOMENTUM_WARMUP_START=0.85, MUON_MOMENTUM_WARMUP_STEPS=warmup)
     assert train_gpt.muon_momentum(config, step) == pytest.approx(expected, abs=1e-12)
+
+
+# --- Reductions under updates -----------------------------------------------------------------------------------------
+
+class Ordered(train_gpt.Runtime):
+    """Notes where each reduction begins and where it is awaited."""
+    def begin(self, call: object, part: torch.Tensor) -> Callable[[], None]:
+        self.noted.append(("begun", len(part)))
+        return lambda: self.noted.append(("awaited", len(part)))
+
+
+@pytest.mark.parametrize(("env", "at_once"), [({}, 1), ({"GRAD_CLIP_NORM": 1}, None),
+                                              ({"TRAINING_TIMING_BREAKDOWN": 1}, None)])
+def test_a_bank_is_awaited_behind_the_update_before_it(env: dict, at_once: int | None) -> None:
+    config = small_config(**env)
+    optimizers, runtime = train_gpt.Optimizers(small_model(config), config, tail=3), Ordered()
+    noted = runtime.noted = []
+    for name in ("update_adam", "update_muon", "cast"):
+        monitored = getattr(optimizers, name)
+        setattr(optimizers, name, lambda *args, name=name, run=monitored: (noted.append((name,)), run(*args)))
+    optimizers.reduce(runtime)
+    parts = optimizers.buckets
+    assert sum(part.numel() for part in parts) == len(optimizers.reduced)  # each element is reduced once
+    for part in parts:
+        part.add_(1)
+    assert (optimizers.reduced == 1).all()
+    assert parts[0][-3:].data_ptr() == optimizers.tail.data_ptr()  # what decides the step comes first
+    begun, awaited = [("begun", len(part)) for part in parts], [("awaited", len(part)) for part in parts]
+    assert noted == begun + awaited[:at_once]
+    noted.clear()
+    optimizers.step(1.0, 0.9)
+    under = [event for wait in awaited[1:] for event in (wait, ("update_muon",))]
+    assert len(under) >= 6 and noted == [("update_adam",), *under, ("cast",)]
+
+
+def test_no_state_takes_what_is_not_finite() -> None:
+    config = small_config()
+    model = small_model(config)
+    optimizers = train_gpt.Optimizers(model, config, tail=1)
+    take_step(model, optimizers, 0)
+    before = optimizers.snapshot()
+    optimizers.grads.fill_(float("nan"))
+    optimizers.halted.fill_(True)
+    optimizers.reduce(train_gpt.Runtime())
+    optimizers.step(1.0, 0.9)
+    assert all(torch.equal(a, b) for a, b in zip(optimizers.tensors(), before, strict=True))

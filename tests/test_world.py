@@ -1,4 +1,5 @@
 """Proves that any number of ranks trains on the same rows: by arithmetic up to 1,024, and with two machines' agents."""
+import contextlib
 import binascii
 import json
 import os
@@ -101,15 +102,54 @@ def test_what_the_ranks_agree_on_is_exact(ranks: int) -> None:
         runtime = Reduced(rank, ranks)
         runtime.signum = 15 if rank in (3, ranks - 1) else 0
         reduced = torch.zeros(4 + train_gpt.Control.FIELDS + 2 * ranks)  # four gradients, and the vector
-        flat = SimpleNamespace(reduced=reduced, grads=reduced[:4], tail=reduced[4:], halted=torch.tensor(False))
+        flat = SimpleNamespace(reduced=reduced, grads=reduced[:4], tail=reduced[4:], halted=torch.tensor(False),
+                               reduce=lambda rt, reduced=reduced: rt.all_reduce(reduced, "reduction"))
         control = train_gpt.Control(flat, runtime)
         loss = torch.tensor(float("nan") if rank == 5 else 1.0 / ranks)
-        control.agree(0, loss, elapsed_ms=1000.0, wait_ms=float(rank), data_crc=crcs[rank])
+        clock = train_gpt.Clock(runtime)
+        clock.total_ms = 1000.0
+        control.agree(0, loss, clock=clock, wait_ms=float(rank), data_crc=crcs[rank])
     said = control.read(0)
     assert said.data_crc == sum(crcs) % 2**32
     assert said.elapsed_ms == 1000.0 and said.wait_ms == [float(rank) for rank in range(ranks)]
     assert [rank for rank, bad in enumerate(said.bad) if bad] == [5]
     assert said.stop > 0 and bool(flat.halted)
+
+
+class Mark:
+    """An event of a device that is behind the host: `at` is the device's time in ms when it got there."""
+    device_ms = 0.0
+
+    def __init__(self) -> None:
+        self.record()
+
+    def record(self) -> None:
+        self.at = Mark.device_ms
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: "Mark") -> float:
+        return other.at - self.at
+
+
+def test_time_is_the_devices_not_that_of_the_host_ahead_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_gpt, "recorded", Mark)
+    Mark.device_ms = 10_000.0
+    runtime = SimpleNamespace(cuda=False, world_size=1, rank=0, signum=0, synchronize=lambda: 0.0,
+                              waiting=lambda place: contextlib.nullcontext())
+    vector = torch.zeros(4 + train_gpt.Control.FIELDS + 2)
+    flat = SimpleNamespace(grads=vector[:4], tail=vector[4:], halted=torch.tensor(False), reduce=lambda rt: None)
+    control, clock = train_gpt.Control(flat, runtime), train_gpt.Clock(runtime)
+    runtime.cuda, control.events = True, [Mark() for _ in range(4)]
+    assert clock.ms_at(Mark()) == 0  # not begun
+    clock.start()
+    clock.total_ms = 500.0  # of an earlier start
+    for step in range(8):
+        Mark.device_ms += 40.0  # the host needs next to nothing
+        control.agree(step, torch.tensor(1.0), clock=clock, wait_ms=0.0, data_crc=0)
+        expected = 500.0 if step < 2 else 500.0 + 40 * (step - 1)  # where step - 2 ended: the last one known to be done
+        assert control.read(step).elapsed_ms == expected
 
 
 def test_how_long_a_rank_waits_for_others() -> None:

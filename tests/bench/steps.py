@@ -95,6 +95,22 @@ def models_only(compiled: Patch) -> Patch:
                                     for function in functions]
 
 
+def without_scales(cast: Callable[..., Any]) -> Callable[..., Any]:
+    """Weights cast as they are."""
+    def patched(self: Any) -> Any:
+        self.casts = [(module, None) for module, _ in self.casts]
+        return cast(self)
+    return patched
+
+
+def cast_at_use(used: Callable[..., Any]) -> Callable[..., Any]:
+    """A weight cast wherever it multiplies: in every micro-step."""
+    def patched(module: Any, scale: Any = None) -> Any:
+        weight = module.weight if scale is None else scale[:, None] * module.weight
+        return weight.to(module.low.dtype)
+    return patched
+
+
 def unfolded(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A product whose result is scaled, not its weight."""
     if "scale" not in inspect.signature(forward).parameters:
@@ -128,8 +144,10 @@ ARMS = {  # a lever with no setting: the name that it goes by in the script, in 
     "auto-accumulation": Arm("micro-batches from free memory", env={"GRAD_ACCUM_STEPS": "auto"}, modes=("steps",)),
     "mix-order": Arm("mix-order reduction on", env={MIX_ORDER: "1"}, state={"mix_order": True}, modes=("steps",)),
     "eager-optimizer": Arm("the optimizer step not compiled", modes=("steps",),
-                           patch={"Optimizers.update": there, "compiled": models_only}),
-    "unfolded": Arm("residual scales applied to activations, not to weights", patch={"Linear.forward": unfolded}),
+                           patch={"Optimizers.update_muon": there, "compiled": models_only}),
+    "unfolded": Arm("residual scales applied to activations, not to weights",
+                    patch={"GPT.cast": without_scales, "Linear.forward": unfolded}),
+    "cast-at-use": Arm("weights cast in every micro-step, not once a step", patch={"used": cast_at_use}),
     "resident": Arm("the validation split stays on the device", env={"VAL_RESIDENT": "1"}, modes=("validation",)),
 }
 
