@@ -269,8 +269,7 @@ class Clock:
 	total_ms, since, edge = 0.0, math.inf, None
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
 	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event) if self.edge else 0)
-	def start(self):
-		self.since, self.edge = self.rt.synchronize(), self.rt.cuda and recorded()
+	def start(self): self.edge, self.since = self.rt.cuda and recorded(), self.rt.synchronize()
 	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
