@@ -158,6 +158,7 @@ def loss_and_gradients(module: ModuleType, wrap: Callable = lambda model: model)
     with torch.no_grad():
         for p in model.parameters():
             p += 0.1 * torch.randn(p.shape, generator=random)
+    model.cast()
     ids = torch.randint(0, SIZES["vocab_size"], (2, SIZES["train_seq_len"] + 1), generator=random)
     loss = wrap(model)(ids[:, :-1], ids[:, 1:])
     loss.backward()

@@ -26,7 +26,7 @@ DIFFERENCES = [
     (r"\t\tq, k, v = .*\n\t\tq = rotate\(.*\n\t\treturn self\.proj\(attend\(.*",
      r"\t\tweights = .*\n\t\tq, k, v = qkv_heads\(x, weights, .*\n\t\treturn self\.proj\(attend\(q, k, v\).*"),
     (r"\t\treturn x \+ self\.mlp\.proj\(F\.relu\(self\.mlp\.fc\(.*\)\)\.square\(\), self\.mlp_scale\)",
-     r"\t\tfc, proj = .*\n\t\treturn x \+ relu2_mlp\(rms_norm\(x\), fc\..*, proj\..*\)"),
+     r"\t\treturn x \+ relu2_mlp\(rms_norm\(x\), used\(self\.mlp\.fc\), used\(self\.mlp\.proj, self\.mlp_scale\)\)"),
     ("", r"\t\tuse_operators\(cfg, rt, log\)"),
 ]
 
@@ -108,6 +108,7 @@ def loss_and_gradients(module: ModuleType) -> list[torch.Tensor]:
     with torch.no_grad():
         for p in model.parameters():
             p += 0.1 * torch.randn(p.shape, generator=random)
+    model.cast()
     ids = torch.randint(0, cfg.vocab_size, (2, cfg.train_seq_len + 1), generator=random)
     loss = model(ids[:, :-1], ids[:, 1:])
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]

@@ -49,6 +49,7 @@ def loss_and_gradients(module: ModuleType, wrap: Callable = lambda model: model)
     with torch.no_grad():
         for p in model.parameters():
             p += 0.02 * torch.randn(p.shape, generator=random)
+    model.cast()
     ids = torch.randint(0, cfg.vocab_size, (4, cfg.train_seq_len + 1), generator=random).cuda()
     model = model.cuda()
     loss = wrap(model)(ids[:, :-1], ids[:, 1:])
