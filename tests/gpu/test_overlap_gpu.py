@@ -129,3 +129,11 @@ def test_the_report_counts_what_was_uploaded_and_how_long_the_device_waited(tmp_
     step_bytes = 2 * (MODEL["TRAIN_BATCH_TOKENS"] + 8)
     assert 10 * step_bytes <= int(report["copied"]) <= 14 * step_bytes and float(report["copy_gb_s"]) > 0
     assert re.search(r"^device_wait total_ms:[\d.]+ percent:[\d.]+", done.text, re.MULTILINE)
+
+
+def test_the_cap_is_kept_by_the_devices_clock(tmp_path: Path, corpus: Corpus) -> None:
+    """Also where validations come between: events of before one are behind the clock's new edge."""
+    done = run(tmp_path, corpus, ITERATIONS=100_000, MAX_WALLCLOCK_SECONDS=4, VAL_LOSS_EVERY=25, VAL_TOKENS=2000)
+    ms, step = map(int, re.search(r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/", done.text,
+                                  re.MULTILINE).groups())
+    assert step > 50 and 4000 - 10 * ms / step <= ms <= 4000 + 3 * ms / step
