@@ -23,7 +23,7 @@ CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_
 def within(low, below=2**63):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
-def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
+def word(pattern, means=""): return means or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
 whole, count, share = within(0), within(1), within(0.0, 1.0)
 number, rate, positive = within(-1e18), within(0.0), within(1e-6)
 name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
@@ -34,9 +34,8 @@ class Config:
 	"""Units, meanings: README.md."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: whole = 1337
+	run_id: name = "random_uuid4"; seed: whole = 1337; val_progress_log_every: whole = 0; train_log_every: whole = 200
 	val_batch_size: count = 524_288; val_loss_every: whole = 1000; val_tokens: whole = 0
-	val_progress_log_every: whole = 0; train_log_every: whole = 200
 	iterations: whole = 20_000; warmdown_iters: whole = 1200; warmup_steps: whole = 20
 	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
 	vocab_size: within(1, 65_537) = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8
@@ -104,7 +103,7 @@ def foreign_names(env):
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
 		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
 		if re.fullmatch(FOREIGN, name): others.append(name)
-		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
+		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no setting: did you mean {best}?")
 	return faults, [f"no settings here: {', '.join(others)}"] * bool(others)
 def print_help():
 	print(__doc__)
@@ -123,7 +122,7 @@ class Halt(Exception): """All ranks end after one step: (their signals' sum,) or
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
 	"""Of torch, devices; creates no context on one."""
-	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	version, driver = torch.__version__, "present" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
@@ -137,14 +136,13 @@ def runtime_faults(cfg):
 
 @dataclass
 class Runtime:
-	"""This process. Its main thread may sit in a collective: another hears signals, tells all ranks by the group's
-	store, ends a wait for ranks that do not come, names them."""
+	"""This process. Its main thread may sit in a collective: another hears signals, tells all ranks, ends long waits."""
 	rank: int = 0
 	world_size: int = 1
 	stall_seconds: float = 60.0
 	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place, met = math.inf, "", frozenset()  # waiting for ranks; since the first wait, where
+	since, place, met = math.inf, "", frozenset()  # a wait for ranks: begun, where; ended, where
 	def start(self, cfg, env):
 		hears, wakes = os.pipe()
 		os.set_blocking(wakes, False)
@@ -159,10 +157,10 @@ class Runtime:
 		if "RANK" not in env: return
 		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))[0]
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # its own; not before torch 2.8
+		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # own connection; torch >= 2.8
 		with self.waiting("start"):  # bounds all waits, so the group need not
-			dist.init_process_group("nccl" if self.cuda else "gloo", store=store, rank=self.rank, world_size=self.world_size,
-				timeout=datetime.timedelta(1), device_id=self.device if self.cuda else None)
+			dist.init_process_group("nccl" if self.cuda else "gloo", None, datetime.timedelta(1), self.world_size, self.rank,
+				store, device_id=self.device if self.cuda else None)
 	@property
 	def cuda(self): return self.device.type == "cuda"
 	@contextmanager
@@ -187,7 +185,7 @@ class Runtime:
 			if place not in ("launch", "reduction"): self.synchronize()
 		return result
 	def synchronize(self):
-		"""Synchronisation point: when the device had done all it was given."""
+		"""Synchronisation point: when the device has done all it was given."""
 		if self.cuda: torch.cuda.synchronize()
 		return now()
 	def _watch(self, hears):
@@ -201,7 +199,7 @@ class Runtime:
 			self.signum = self.signum or heard
 		late = []
 		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
-		faulthandler.dump_traceback()  # of all threads
+		faulthandler.dump_traceback()
 		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
 			+ (", ".join(late) or "its device"))
 		os._exit(1)
@@ -213,8 +211,8 @@ class Runtime:
 class RunLog:
 	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
-		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
+		self.path, self.events = files = Path(f"logs/{run_id}.txt"), Path(f"logs/{run_id}.jsonl")
+		self.streams, self.lost, mark = {"stdout": enabled and sys.stdout}, set(), time.time_ns()
 		try:
 			for path in files * enabled:
 				path.parent.mkdir(exist_ok=True)
