@@ -22,7 +22,7 @@ CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_
 # Kinds of settings: in words; from text to value, or an error.
 def within(low, below=2**63):
 	kind = type(low)
-	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
+	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: {low <= (n := kind(t)) < below: n}[True]
 def word(pattern, means=""): return means or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
 whole, count, share = within(0), within(1), within(0.0, 1.0)
 number, rate, positive = within(-1e18), within(0.0), within(1e-6)
@@ -96,7 +96,7 @@ def similar(a, b, slips):
 	"""Damerau-Levenshtein distance at most `slips`."""
 	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
 	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
-	return slips > 0 and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
+	return slips and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
 def foreign_names(env):
 	"""(faults: nearly ours; warnings: other scripts' settings)."""
 	faults, others = [], []
