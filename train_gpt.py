@@ -1,44 +1,41 @@
-"""Train a small GPT for the parameter-golf challenge: the best bits per byte that fit in 16,000,000 bytes.
+"""Train a small GPT for the parameter-golf challenge: the best bits per byte in 16,000,000 bytes.
 
-  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs; 1, 2, 4: the same order of tokens)
+  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs, or 1, 2, 4)
   python train_gpt.py  (one process, GPU or CPU)
-  python train_gpt.py --help | --print-config  (the settings, environment variables | their values)
+  python train_gpt.py --help | --print-config  (the settings: environment variables | their values)
 
-One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
+One pipeline feeds training and validation; off is a setting of it. Tabs indent: bytes count.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-import bisect, datetime, faulthandler, gzip, io, itertools, json, math, os, pickle, queue, re, resource, select, shlex
-import signal, sys, threading, time, uuid, zipfile, zlib
+import bisect, datetime, faulthandler, gzip, io, json, math, os, pickle, queue, re, resource, select, shlex, signal
+import sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 
-import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn.functional as F
-from torch import nn
+import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
-# Kinds of settings: (in words, from text to value or an error).
+# Kinds of settings: in words; from text to value, or an error.
 def within(low, below=2**63):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
-def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
+def word(pattern, means=""): return means or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
 whole, count, share = within(0), within(1), within(0.0, 1.0)
 number, rate, positive = within(-1e18), within(0.0), within(1e-6)
 name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
 flag = "0 or 1", {"0": False, "1": True}.__getitem__
-steps = "auto or a count", lambda t: t if t == "auto" else whole[1](t)
 
 @dataclass(frozen=True)
 class Config:
-	"""README.md has units and meanings."""
+	"""Units, meanings: README.md."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: whole = 1337
+	run_id: name = "random_uuid4"; seed: whole = 1337; val_progress_log_every: whole = 0; train_log_every: whole = 200
 	val_batch_size: count = 524_288; val_loss_every: whole = 1000; val_tokens: whole = 0
-	val_progress_log_every: whole = 0; train_log_every: whole = 200
 	iterations: whole = 20_000; warmdown_iters: whole = 1200; warmup_steps: whole = 20
 	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
 	vocab_size: within(1, 65_537) = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8
@@ -55,23 +52,24 @@ class Config:
 	training_timing_breakdown: flag = False; training_timing_every: count = 200; trace_steps: whole = 0
 	data_verify: flag = False; data_stall_seconds: positive = 60.0
 	checkpoint_every: whole = 0; checkpoint_keep: count = 3; resume: ("", str.strip) = ""
-	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"; grad_accum_steps: steps = 0
+	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"
+	grad_accum_steps: ("auto or a count", lambda t: t if t == "auto" else whole[1](t)) = 0
 	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
 	@classmethod
 	def from_environment(cls, env):
-		"""(the settings, faults: of a wrong value the default is taken)."""
+		"""(the settings, the default for a wrong one; faults)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
 		for name in filter(env.__contains__, SETTINGS):
 			meaning, parse = SETTINGS[name].type
 			try: values[name.lower()] = parse(env[name])
-			except Exception:  # whatever a wrong text raises
+			except Exception:  # of any kind
 				faults.append(f"{name}={env[name]}: set {meaning}; default is {shown(SETTINGS[name].default)}")
-		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID, too")
+		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID")
 		return cls(**values), faults
 	def accumulation(self, W):
 		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
 	def problems(self, W):
-		"""Every fault on W ranks, with value and remedy."""
+		"""Every fault, on W ranks."""
 		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
 			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
 
@@ -84,49 +82,47 @@ def shape_faults(cfg, W):
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
 	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
 	elif batch % need:
-		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
-		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-			f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}")
+		fit = next((f"{n}, or " for n in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * n) == 0), "")
+		fit += f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}"
+		yield "grad_accum_steps", f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
 	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 has none: set one of them"
+		yield "trace_steps", "nothing overlaps with TRAINING_TIMING_BREAKDOWN=1: set one"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|"
-	r"(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS")
+FOREIGN = r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS"
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 def similar(a, b, slips):
 	"""Damerau-Levenshtein distance at most `slips`."""
 	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
 	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
-	return slips > 0 and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
+	return slips and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
 def foreign_names(env):
-	"""(faults: nearly a setting; warnings: other scripts' settings)."""
+	"""(faults: nearly ours; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
 		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
-		if FOREIGN.fullmatch(name): others.append(name)
+		if re.fullmatch(FOREIGN, name): others.append(name)
 		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
 	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
 def print_help():
-	"""From README.md, if at hand."""
 	print(__doc__)
 	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
 	with suppress(OSError, IndexError):
 		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
-	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
+	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)|^\| `(\w+)` \| (.*?) \| (.*) \|", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS = 300  # longest wait for ranks where they meet first
-class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
-class Stop(Exception): """Told to stop: the others learn it in the next collective."""
+FIRST_WAIT_SECONDS = 300  # for ranks, where they first meet
+class RunError(Exception): """A foreseeable failure, in a line: what, where, which value, what to do."""
+class Stop(Exception): """Told to stop; others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
-	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	"""Of torch, devices; creates no context on one."""
+	version, driver = torch.__version__, "present" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
@@ -140,16 +136,14 @@ def runtime_faults(cfg):
 
 @dataclass
 class Runtime:
-	"""This process. As its main thread may sit in a collective, another hears signals, tells all ranks, by the group's
-	store, and ends a wait for ranks that do not come, by name."""
+	"""This process. Its main thread may sit in a collective: another hears signals, tells all ranks, ends long waits."""
 	rank: int = 0
 	world_size: int = 1
 	stall_seconds: float = 60.0
 	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place, met = math.inf, "", frozenset()  # waiting for ranks; since the first wait, where
+	since, place, met = math.inf, "", frozenset()  # a wait for ranks: begun, where; ended, where
 	def start(self, cfg, env):
-		"""Takes the device, joins the group."""
 		hears, wakes = os.pipe()
 		os.set_blocking(wakes, False)
 		signal.set_wakeup_fd(wakes)
@@ -159,43 +153,39 @@ class Runtime:
 			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
 			torch.cuda.set_device(self.device)
 			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
-			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
+			torch.set_float32_matmul_precision("high")  # TF32 for products in float32
 		if "RANK" not in env: return
-		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))
+		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))[0]
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-		with suppress(AttributeError):  # before torch 2.8 there is none
-			self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # own connection; torch >= 2.8
 		with self.waiting("start"):  # bounds all waits, so the group need not
-			dist.init_process_group("nccl" if self.cuda else "gloo", store=store, rank=self.rank, world_size=self.world_size,
-				timeout=datetime.timedelta(1), device_id=self.device if self.cuda else None)
+			dist.init_process_group("nccl" if self.cuda else "gloo", None, datetime.timedelta(1), self.world_size, self.rank,
+				store, device_id=self.device if self.cuda else None)
 	@property
 	def cuda(self): return self.device.type == "cuda"
 	@contextmanager
 	def waiting(self, place):
 		self.place, self.since = place, now()
 		yield
-		self.since = math.inf
-		self.met |= {place}
-	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)[0]  # a sum, in place
+		self.since, self.met = math.inf, self.met | {place}
+	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor) or tensor  # a sum, in place
 	def begin(self, call, *args):
 		"""What waits for a collective begun: a synchronisation point, on CUDA of the stream, not of the host."""
-		works = []
-		self._meet("launch", lambda: works.append(call(*args, async_op=True)))
-		return lambda: self._meet("reduction", lambda: [work.wait() for work in works])
+		work = self._meet("launch", lambda: call(*args, async_op=True))
+		return lambda: self._meet("reduction", work and work.wait)
 	def broadcast(self, value):
 		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
-		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0][0]
+		return self._meet("broadcast", dist.broadcast_object_list, box := [value], 0, None, self.device) or box[0]
 	def _meet(self, place, call, *args):
 		"""Synchronisation point, but for a step's reductions: Control reads those."""
 		self.meetings += 1
 		with self.waiting(place):
-			try:
-				if dist.is_initialized(): call(*args)
+			try: result = dist.is_initialized() and call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
 			if place not in ("launch", "reduction"): self.synchronize()
-		return args
+		return result
 	def synchronize(self):
-		"""Synchronisation point: the time when the device has done all it was given."""
+		"""Synchronisation point: when the device has done all it was given."""
 		if self.cuda: torch.cuda.synchronize()
 		return now()
 	def _watch(self, hears):
@@ -209,21 +199,20 @@ class Runtime:
 			self.signum = self.signum or heard
 		late = []
 		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
-		faulthandler.dump_traceback()  # of all threads
+		faulthandler.dump_traceback()
 		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
-			f"{', '.join(late) or 'its device'}")
+			+ (", ".join(late) or "its device"))
 		os._exit(1)
 	def _limit_s(self):
 		if self.signum: return 5 + 2 * self.longest_s  # to leave
 		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
-	def close(self):
-		if dist.is_initialized(): dist.destroy_process_group()
+	def close(self): dist.is_initialized() and dist.destroy_process_group()
 
 class RunLog:
 	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
-		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
+		self.path, self.events = files = Path(f"logs/{run_id}.txt"), Path(f"logs/{run_id}.jsonl")
+		self.streams, self.lost, mark = {"stdout": enabled and sys.stdout}, set(), time.time_ns()
 		try:
 			for path in files * enabled:
 				path.parent.mkdir(exist_ok=True)
@@ -239,17 +228,14 @@ class RunLog:
 				self.lost.add(name)
 	def console(self, text): self.write(text, "stdout")
 	def line(self, text): self.write(text, self.path, "stdout")
-	def event(self, name, **fields):
-		self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **fields)), self.events)
+	def event(self, name, **kw): self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **kw)), self.events)
 	def say(self, event, template, **fields):
-		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
 
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
-	"""The whole file or none."""
 	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
@@ -301,7 +287,7 @@ class Breakdown(Spans):
 	__call__ = Spans.phase
 	def __post_init__(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: no overlap, two device waits a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two waits a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
 		self.add("sync", track, now(), end := self.rt.synchronize())
@@ -310,8 +296,8 @@ class Breakdown(Spans):
 		if name == "validate": self.ms.clear()  # of its own phases
 		self.ms[name] += 1e3 * (end - begin)
 	def step_done(self, step):
-		ms, self.ms, n, start = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size), self.since
-		self.since = now()
+		ms, self.ms, n = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size)
+		start, self.since = self.since, now()
 		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
 		if step > 10 and step % self.cfg.training_timing_every: return
 		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} " + words(dict(batch_cpu_ms=ms["input_wait"] / n,
@@ -322,17 +308,14 @@ class Breakdown(Spans):
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
-		self.log.line(f"overlappable: {share}: the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
 class Trace(Spans):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def __post_init__(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
 		self.base = self.rt.synchronize() and self.mark(DEVICE)  # synchronisation point: their times meet
 		self.instant("warm_up_end", HOST)
-	def mark(self, track):
-		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
-		return now(), event  # host seconds; the device's time
+	def mark(self, track): return now(), self.rt.cuda and track in (DEVICE, COPY) and recorded()  # host's s, device's time
 	def __call__(self, name, track=DEVICE):
 		if name == "validate": self.on, self.steps = self.steps == 0, self.steps or -1  # the first after the steps
 		return self.phase(name, track) if self.on else self.nothing
@@ -346,12 +329,12 @@ class Trace(Spans):
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
-		tracks = defaultdict(itertools.count().__next__)  # name -> thread id
+		tracks = {}  # name -> thread id
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
-			kind = end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))
-			yield dict(name=name, pid=0, tid=tracks[track if begin[1] or track != DEVICE else HOST],
-				ts=micros(self.base, begin), **kind)
+			if track == DEVICE and not begin[1]: track = HOST
+			yield dict(name=name, pid=0, tid=tracks.setdefault(track, len(tracks)), ts=micros(self.base, begin),
+				**(end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))))
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
 		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False

@@ -388,7 +388,7 @@ def test_a_slip_in_any_name_is_found() -> None:
     slips = {slip: name for slip, name in slips.items() if slip not in SETTINGS | {"MODEL_DIR"}}
     faults, _ = train_gpt.foreign_names({slip: "1" for slip in slips})
     named = {fault.split("=")[0]: re.search(r"did you mean (\w+)", fault).group(1) for fault in faults}
-    foreign = {slip for slip in slips if train_gpt.FOREIGN.fullmatch(slip)}
+    foreign = {slip for slip in slips if re.fullmatch(train_gpt.FOREIGN, slip)}
     assert len(slips) > 6 * len(SETTINGS) and len(foreign) < 20
     wrong = {slip: named.get(slip) for slip, name in slips.items() if slip not in foreign and named.get(slip) != name}
     for slip, other in wrong.items():  # only where another setting is as near

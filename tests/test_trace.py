@@ -174,6 +174,8 @@ def test_with_cuda_spans_are_drawn_by_the_devices_clock(monkeypatch: pytest.Monk
             return later.at - self.at
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(
+        record_event=lambda event: event.record() or event))
     runtime = SimpleNamespace(synchronize=time.perf_counter, cuda=True, rank=0)
     trace = train_gpt.Trace(config_of(TRACE_STEPS=1), runtime, train_gpt.RunLog("t", True))
     for name, track in (("input_wait", train_gpt.HOST), ("h2d", train_gpt.COPY), ("forward", train_gpt.DEVICE)):
