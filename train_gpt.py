@@ -381,12 +381,11 @@ class Verify:
 		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
 # === DATA ===
-CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES = 1024  # of a shard; a token has 2
+HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard, whose tokens have 2; the bits of a sum
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
-	"""A shard's token count; RunError if not whole."""
+	"""RunError if not whole."""
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
@@ -397,13 +396,11 @@ def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
-def promised(folder, split):
-	"""How many shards the manifest promises; 0: unknown."""
+def promised(folder, split):  # shards, by the manifest; 0: unknown
 	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
 		if d["name"] == folder.resolve().name)
 	except (KeyError, TypeError): return 0
-def producing(folder):
-	"""What the producer at work there last said; {}: none is."""
+def producing(folder):  # what the producer at work there last said; {}: none is
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
@@ -417,11 +414,10 @@ class Shards:
 			if not self.growing or path == self.following(): self.add(path)
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
+	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06}.bin"
 	def add(self, path):
-		self.ends += [self.ends[-1] + shard_tokens(path)]
-		self.paths += [path]
-		self.stamps += [stamp(path)]
+		self.ends.append(self.ends[-1] + shard_tokens(path))
+		self.paths.append(path), self.stamps.append(stamp(path))
 	def await_token(self, token, reader):
 		"""Until it is on disk, or the set complete. RunError if the producer fails."""
 		moved, done = now(), None
@@ -437,27 +433,26 @@ class Shards:
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
-		while count > 0:
+		"""(epoch, file index, byte offset, bytes) of a stretch."""
+		while count:
 			epoch, at = divmod(first, self.total)
-			i = bisect.bisect(self.ends, at) - 1
-			n = min(count, self.ends[i + 1] - at)
+			n = min(count, self.ends[(i := bisect.bisect(self.ends, at) - 1) + 1] - at)
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
 	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
-	for split in ("train", "val"):
+	for split in "train", "val":
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
 		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards for a score: fetch all"
+			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all for a score"
 		for path in paths:
 			try:
 				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
-				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
+				if (worst := np.r_[ids[:32768], ids[-32768:]].max()) >= cfg.vocab_size:
 					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
 			except RunError as error: yield "", str(error)
 	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
@@ -466,16 +461,14 @@ def where_else(cfg, name):
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
 	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
-def cut_val_tokens(cfg, total):
-	"""Whole rows, and one more to predict."""
+def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
 	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
 	@classmethod
 	def train(cls, cfg, rank, W):
 		"""Batch k is micro-step k % accumulation of step k // accumulation."""
-		rows = cfg.train_batch_tokens // (T := cfg.train_seq_len)
-		n = rows // (W * cfg.accumulation(W))
+		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
 		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
 	def val(cls, cfg, tokens, rank, W):
@@ -484,22 +477,20 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
-	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
+	def rows(self, k): return range(self.first_row, self.end_row)[k * self.stride:][:self.batch_rows]
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
-	def tokens(self, rows):
-		"""(first token, tokens) of a batch."""
+	def tokens(self, rows):  # of a batch: the first, how many
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):
-		"""Of the rows' step: every rank's reader waits for it."""
+	def last_token(self, rows):  # of the rows' step: every rank's reader waits for it
 		n = SPANS_A_STEP * self.span_rows
-		return self.token((rows.start // n + 1) * n) - 1
+		return self.token(rows.start // n * n + n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, end, token) in it."""
+		"""Cut where spans end: (row, end, token) in the batch."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
-	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
+	"""Sum of the rows' crc32, begun with their numbers: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
 def widen(tokens, x, y, segments):
@@ -511,7 +502,7 @@ def widen(tokens, x, y, segments):
 	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
+	"""A split's settings, less what is ruled out. queue, device_slots: 0 without prefetch, CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
@@ -522,8 +513,8 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
 		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
 			f"resident:{stay:d}{gone * keep}")
-		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
-		return cls(on * depth, stream, slots, stay, words)
+		reason = no_cuda or on_demand * (slots != cfg.gpu_prefetch)
+		return cls(on * depth, stream, slots, stay, f"{words} gpu_prefetch:{slots}{reason}")
 
 class Slot:
 	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
@@ -541,12 +532,11 @@ class HostHandOut:
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
+	def recycle(self, block): return self.pending.pop(0)  # if no longer needed; block: once it is
 	def hand_out(self): return self.pending[-1]
 
 class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
-	too, as a wait for an event never recorded passes."""
+	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read."""
 	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
@@ -555,9 +545,8 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
-	def ask(self):
-		"""The compute stream begins to wait here."""
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()  # unrecorded: a wait passes
+	def ask(self):  # here the compute stream begins to wait
 		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
@@ -569,8 +558,7 @@ class DeviceRing(HostHandOut):
 			self.copy.wait_event(target.free)
 			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record()
-			slot.copied.record()
+			target.ready.record(), slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -581,8 +569,7 @@ class DeviceRing(HostHandOut):
 			self.copy_ms += slot.begun.elapsed_time(slot.copied)
 			return self.pending.pop(0)
 	def hand_out(self):
-		slot = self.full.pop(0)
-		self.compute.wait_event(slot.ready)
+		self.compute.wait_event((slot := self.full.pop(0)).ready)
 		self.idle.append((self.asked, self.compute.record_event(timed_event())))
 		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
@@ -591,23 +578,22 @@ class DeviceRing(HostHandOut):
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
-	comes after the good batches, calls digest(plan, rows, tokens)."""
+	"""Shards -> reader thread (its error comes after the good batches) -> host slots -> device slots -> x, y."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
+	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, its validation
+		"""digest(plan, rows, tokens): by the reader."""
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		slots = self.slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
+		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # batches in a new shard, epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
 			slot = Slot(self.plan, "cpu", rt.cuda)
 			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if slots:
-				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
+			if slots: slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -644,8 +630,7 @@ class Pipeline:
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
 		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
-		file = self._open(i, offset)
-		file.seek(offset)
+		(file := self._open(i, offset)).seek(offset)
 		while out:
 			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
 			out = out[n:]
@@ -658,15 +643,13 @@ class Pipeline:
 			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
-	def _advise(self, k):
-		"""Has the kernel read batch k ahead."""
+	def _advise(self, k):  # has the kernel read batch k ahead
 		if k >= self.end or self.shards.growing: return
 		with suppress(OSError, AttributeError):  # macOS has no such call
 			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _take(self):
-		"""A slot back for each taken: the reader stays within the queue."""
+	def _take(self):  # a slot back for each taken: the reader stays within the queue
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -700,8 +683,7 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return slot.x, slot.y, slot.digest
-	def again(self, spans):
-		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
+	def again(self, spans):  # from its start, as all is on the device: a slot handed out goes to the end of `full`
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
 	def close(self):  # within a second; a reader stuck in a read is left
