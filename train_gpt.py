@@ -384,8 +384,7 @@ class Verify:
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard, whose tokens have 2; the bits of a sum
 QUICKSTART = "python3 data/quickstart.py"
-def shard_tokens(path):
-	"""RunError if not whole."""
+def shard_tokens(path):  # RunError if not whole
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	whole = HEADER_BYTES + 2 * n
@@ -405,7 +404,7 @@ def producing(folder):  # what the producer at work there last said; {}: none is
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream; those of a live producer join in turn."""
+	"""A split's files by name, an endless stream; a live producer's join in turn."""
 	awaited = None
 	def __init__(self, folder, split):
 		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
@@ -418,8 +417,7 @@ class Shards:
 	def add(self, path):
 		self.ends.append(self.ends[-1] + shard_tokens(path))
 		self.paths.append(path), self.stamps.append(stamp(path))
-	def await_token(self, token, reader):
-		"""Until it is on disk, or the set complete. RunError if the producer fails."""
+	def await_token(self, token, reader):  # until it is on disk, or the set complete
 		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path = producing(self.folder), self.following()
@@ -436,24 +434,24 @@ class Shards:
 		"""(epoch, file index, byte offset, bytes) of a stretch."""
 		while count:
 			epoch, at = divmod(first, self.total)
-			n = min(count, self.ends[(i := bisect.bisect(self.ends, at) - 1) + 1] - at)
+			i = bisect.bisect(self.ends, at) - 1
+			n = min(count, self.ends[i + 1] - at)
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
-def dataset_faults(cfg):
-	"""Shards missing, damaged, of another vocabulary."""
+def dataset_faults(cfg):  # shards missing, damaged, of another vocabulary
 	folder = Path(cfg.data_path)
 	for split in "train", "val":
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
 		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all for a score"
+			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all"
 		for path in paths:
 			try:
 				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
 				if (worst := np.r_[ids[:32768], ids[-32768:]].max()) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
+					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or DATA_PATH"
 			except RunError as error: yield "", str(error)
 	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
 		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
@@ -466,8 +464,7 @@ def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
 	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
 	@classmethod
-	def train(cls, cfg, rank, W):
-		"""Batch k is micro-step k % accumulation of step k // accumulation."""
+	def train(cls, cfg, rank, W):  # batch k: micro-step k % accumulation of step k // accumulation
 		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
 		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
@@ -482,10 +479,8 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def tokens(self, rows):  # of a batch: the first, how many
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
 	def last_token(self, rows):  # of the rows' step: every rank's reader waits for it
-		n = SPANS_A_STEP * self.span_rows
-		return self.token(rows.start // n * n + n) - 1
-	def segments(self, rows):
-		"""Cut where spans end: (row, end, token) in the batch."""
+		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
+	def segments(self, rows):  # cut where spans end: (row, end, token) in the batch
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
@@ -513,17 +508,17 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
 		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
 			f"resident:{stay:d}{gone * keep}")
-		reason = no_cuda or on_demand * (slots != cfg.gpu_prefetch)
-		return cls(on * depth, stream, slots, stay, f"{words} gpu_prefetch:{slots}{reason}")
+		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
+		return cls(on * depth, stream, slots, stay, words)
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
+	"""A batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
-		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
+		n, shape = plan.token(plan.batch_rows) + 2, (plan.batch_rows, plan.seq_len)
+		self.tokens = torch.empty(n, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(shape, dtype=torch.int64, device=device) for _ in "xy")
 
-class HostHandOut:
+class HandOut:
 	"""The CPU's last stage: hands out host slots; the next call frees them."""
 	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
@@ -535,7 +530,7 @@ class HostHandOut:
 	def recycle(self, block): return self.pending.pop(0)  # if no longer needed; block: once it is
 	def hand_out(self): return self.pending[-1]
 
-class DeviceRing(HostHandOut):
+class DeviceRing(HandOut):
 	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read."""
 	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
@@ -578,16 +573,15 @@ class DeviceRing(HostHandOut):
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shards -> reader thread (its error comes after the good batches) -> host slots -> device slots -> x, y."""
+	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, its validation
-		"""digest(plan, rows, tokens): by the reader."""
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
+		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		slots = self.slots = overlap.device_slots
-		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
+		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
 		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # batches in a new shard, epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
@@ -617,7 +611,7 @@ class Pipeline:
 			out = memoryview(tokens).cast("B")
 			for epoch, i, offset, size in self.shards.pieces(first, n):
 				if self.place not in (None, (epoch, i)):
-					self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", track)
+					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], track)
 					self.crossings.append(k)
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
@@ -625,14 +619,14 @@ class Pipeline:
 		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
-		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
+		if self.verify or not self.slots: widen(*slot.host, slot.segments)
+		if self.verify: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
 	def _read(self, i, offset, out):
 		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
 		(file := self._open(i, offset)).seek(offset)
 		while out:
-			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			if not (n := file.readinto(out)): raise EOFError(f"ends at byte {file.tell()}, {len(out)} short")
 			out = out[n:]
 		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
 		self.since = math.inf
