@@ -382,7 +382,7 @@ class Verify:
 
 # === DATA ===
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard, whose tokens have 2; the bits of a sum
+HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard (a token has 2); of a sum
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):  # RunError if not whole
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
@@ -399,7 +399,7 @@ def promised(folder, split):  # shards, by the manifest; 0: unknown
 	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
 		if d["name"] == folder.resolve().name)
 	except (KeyError, TypeError): return 0
-def producing(folder):  # what the producer at work there last said; {}: none is
+def producing(folder):  # what the producer there last said; {}: none is at work
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
@@ -430,8 +430,7 @@ class Shards:
 				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
-	def pieces(self, first, count):
-		"""(epoch, file index, byte offset, bytes) of a stretch."""
+	def pieces(self, first, count):  # a stretch as (epoch, file index, byte offset, bytes)
 		while count:
 			epoch, at = divmod(first, self.total)
 			i = bisect.bisect(self.ends, at) - 1
@@ -439,7 +438,7 @@ class Shards:
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
-def dataset_faults(cfg):  # shards missing, damaged, of another vocabulary
+def dataset_faults(cfg):  # missing, damaged, of another vocabulary
 	folder = Path(cfg.data_path)
 	for split in "train", "val":
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
@@ -462,7 +461,7 @@ def where_else(cfg, name):
 def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens, by arithmetic, never by timing. stride: batch to batch."""
 	@classmethod
 	def train(cls, cfg, rank, W):  # batch k: micro-step k % accumulation of step k // accumulation
 		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
@@ -478,18 +477,16 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):  # of a batch: the first, how many
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):  # of the rows' step: every rank's reader waits for it
+	def last_token(self, rows):  # of the step: every rank's reader waits for it
 		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
 	def segments(self, rows):  # cut where spans end: (row, end, token) in the batch
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
-def data_crc(plan, rows, tokens):
-	"""Sum of the rows' crc32, begun with their numbers: the same for any ranks."""
+def data_crc(plan, rows, tokens):  # sum of the rows' crc32, begun with their numbers: the same for any ranks
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(tokens, x, y, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
+def widen(tokens, x, y, segments):  # uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)
 	T = x.shape[1]
 	for row, end, begin in segments:
 		part = tokens[begin:begin + (end - row) * T + 1]
@@ -497,7 +494,7 @@ def widen(tokens, x, y, segments):
 	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what is ruled out. queue, device_slots: 0 without prefetch, CUDA."""
+	"""A split's settings, less what is ruled out. queue, device_slots: 0: no prefetch, no CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
@@ -519,7 +516,7 @@ class Slot:
 		self.x, self.y = (torch.zeros(shape, dtype=torch.int64, device=device) for _ in "xy")
 
 class HandOut:
-	"""The CPU's last stage: hands out host slots; the next call frees them."""
+	"""The CPU's last stage: host slots; the next call frees them."""
 	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	ask = close = lambda self: None
@@ -531,7 +528,7 @@ class HandOut:
 	def hand_out(self): return self.pending[-1]
 
 class DeviceRing(HandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read."""
+	"""CUDA's last stage: README.md's ring. `ready`: tokens have arrived; `free`: they were read."""
 	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
@@ -576,13 +573,13 @@ class Pipeline:
 	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, its validation
+	def __init__(self, source, name, digest, spans=Spans()):  # source: a run or a validation
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		slots = self.slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
-		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # batches in a new shard, epoch
+		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard or epoch
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
 			slot = Slot(self.plan, "cpu", rt.cuda)
@@ -622,8 +619,7 @@ class Pipeline:
 		if self.verify or not self.slots: widen(*slot.host, slot.segments)
 		if self.verify: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
-	def _read(self, i, offset, out):
-		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
+	def _read(self, i, offset, out):  # EOFError: the file shrank (mapped: a crash)
 		(file := self._open(i, offset)).seek(offset)
 		while out:
 			if not (n := file.readinto(out)): raise EOFError(f"ends at byte {file.tell()}, {len(out)} short")
@@ -643,7 +639,7 @@ class Pipeline:
 			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _take(self):  # a slot back for each taken: the reader stays within the queue
+	def _take(self):  # and a slot back: the reader stays within the queue
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -665,7 +661,7 @@ class Pipeline:
 				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
 	def __iter__(self): return self
 	def __next__(self):
-		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
+		"""int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th), their digest."""
 		if self.handed >= self.end: raise StopIteration
 		if self.rt.signum: raise Stop
 		self.stage.ask()
@@ -677,7 +673,7 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return slot.x, slot.y, slot.digest
-	def again(self, spans):  # from its start, as all is on the device: a slot handed out goes to the end of `full`
+	def again(self, spans):  # from its start, all on the device: a slot handed out goes to the end of `full`
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
 	def close(self):  # within a second; a reader stuck in a read is left
