@@ -387,8 +387,7 @@ QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):  # RunError if not whole
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
-	whole = HEADER_BYTES + 2 * n
-	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
+	if (magic, version, size) == (20240520, 1, whole := HEADER_BYTES + 2 * n) and n > 0: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
 		f"({n} tokens need {whole}): delete it, fetch anew")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
@@ -399,7 +398,7 @@ def promised(folder, split):  # shards, by the manifest; 0: unknown
 	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
 		if d["name"] == folder.resolve().name)
 	except (KeyError, TypeError): return 0
-def producing(folder):  # what the producer there last said; {}: none is at work
+def producing(folder):  # what the producer there last said; {}: none
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
@@ -483,7 +482,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
-def data_crc(plan, rows, tokens):  # sum of the rows' crc32, begun with their numbers: the same for any ranks
+def data_crc(plan, rows, tokens):  # the rows' crc32, begun with their numbers, summed: the same for any ranks
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
 def widen(tokens, x, y, segments):  # uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)
@@ -511,9 +510,8 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 class Slot:
 	"""A batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
-		n, shape = plan.token(plan.batch_rows) + 2, (plan.batch_rows, plan.seq_len)
-		self.tokens = torch.empty(n, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(shape, dtype=torch.int64, device=device) for _ in "xy")
+		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 
 class HandOut:
 	"""The CPU's last stage: host slots; the next call frees them."""
@@ -597,18 +595,18 @@ class Pipeline:
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.ready.put(error)  # all, or the consumer waits for ever
+		except BaseException as error: self.ready.put(error)  # or the consumer waits for ever
 		finally: self.file.close()
 	def _fill(self, slot, k):
 		rows = (plan := self.plan).rows(k)
 		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, n), track = now(), plan.tokens(rows), self.thread.name
+		start, (first, n) = now(), plan.tokens(rows)
 		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
-		with self.spans("disk_read", track):
+		with self.spans("disk_read", self.thread.name):
 			out = memoryview(tokens).cast("B")
 			for epoch, i, offset, size in self.shards.pieces(first, n):
 				if self.place not in (None, (epoch, i)):
-					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], track)
+					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], self.thread.name)
 					self.crossings.append(k)
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
@@ -635,7 +633,7 @@ class Pipeline:
 		return self.file
 	def _advise(self, k):  # has the kernel read batch k ahead
 		if k >= self.end or self.shards.growing: return
-		with suppress(OSError, AttributeError):  # macOS has no such call
+		with suppress(OSError, AttributeError):  # not on macOS
 			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
@@ -676,7 +674,7 @@ class Pipeline:
 	def again(self, spans):  # from its start, all on the device: a slot handed out goes to the end of `full`
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
-	def close(self):  # within a second; a reader stuck in a read is left
+	def close(self):  # within a second; a stuck reader is left
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(0.8)
