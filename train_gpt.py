@@ -416,7 +416,7 @@ class Shards:
 	def add(self, path):
 		self.ends.append(self.ends[-1] + shard_tokens(path))
 		self.paths.append(path), self.stamps.append(stamp(path))
-	def await_token(self, token, reader):  # until it is on disk, or the set complete
+	def await_token(self, token, reader):  # until on disk, or the set complete
 		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path = producing(self.folder), self.following()
@@ -437,7 +437,7 @@ class Shards:
 			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
 			first, count = first + n, count - n
 
-def dataset_faults(cfg):  # missing, damaged, of another vocabulary
+def dataset_faults(cfg):
 	folder = Path(cfg.data_path)
 	for split in "train", "val":
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
@@ -456,13 +456,13 @@ def dataset_faults(cfg):  # missing, damaged, of another vocabulary
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
-	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
+	return f"make: `{QUICKSTART} --prepare-only`; fetch: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
 def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
 	"""A rank's rows of seq_len + 1 tokens, by arithmetic, never by timing. stride: batch to batch."""
 	@classmethod
-	def train(cls, cfg, rank, W):  # batch k: micro-step k % accumulation of step k // accumulation
+	def train(cls, cfg, rank, W):  # micro-step k % accumulation of step k // accumulation
 		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
 		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
@@ -476,9 +476,9 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):  # of a batch: the first, how many
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):  # of the step: every rank's reader waits for it
+	def last_token(self, rows):  # of the step: every rank waits for it
 		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
-	def segments(self, rows):  # cut where spans end: (row, end, token) in the batch
+	def segments(self, rows):  # (row, end, token) in the batch, cut by spans
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
@@ -513,9 +513,8 @@ class Slot:
 		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 
-class HandOut:
-	"""The CPU's last stage: host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
+class HandOut:  # the CPU's last stage: host slots; the next call frees them
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum(waits_ms)
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	ask = close = lambda self: None
 	def waited(self, ms):
@@ -536,7 +535,7 @@ class DeviceRing(HandOut):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
 			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()  # unrecorded: a wait passes
-	def ask(self):  # here the compute stream begins to wait
+	def ask(self):  # the compute stream begins to wait
 		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
@@ -577,11 +576,11 @@ class Pipeline:
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		slots = self.slots = overlap.device_slots
 		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
-		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard or epoch
+		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
 			slot = Slot(self.plan, "cpu", rt.cuda)
-			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
+			slot.host = [*map(np.asarray, (slot.tokens, slot.x, slot.y))]
 			if slots: slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
@@ -658,8 +657,7 @@ class Pipeline:
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
 	def __iter__(self): return self
-	def __next__(self):
-		"""int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th), their digest."""
+	def __next__(self):  # int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest
 		if self.handed >= self.end: raise StopIteration
 		if self.rt.signum: raise Stop
 		self.stage.ask()
