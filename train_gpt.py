@@ -472,7 +472,7 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
 		return cls(T, rows, first, n, n, end)
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
-	def rows(self, k): return range(self.first_row, self.end_row)[k * self.stride:][:self.batch_rows]
+	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):  # of a batch: the first, how many
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
@@ -566,8 +566,7 @@ class DeviceRing(HandOut):
 		return slot
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
-class Pipeline:
-	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
+class Pipeline:  # shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run or a validation
@@ -650,13 +649,12 @@ class Pipeline:
 			with suppress(queue.Empty):
 				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
 				self.ready.put(slot)
-				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
-				raise RunError(f"{self.who} failed on {what}") from slot
+				raise RunError(f"{self.who} failed on {slot if isinstance(slot, RunError) else f'{self.where}: {slot!r}'}") from slot
 			if self.rt.signum: raise Stop
 			if now() - self.since > (limit_s := self.rt.stall_seconds):
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
-	def __iter__(self): return self
+	__iter__ = lambda self: self
 	def __next__(self):  # int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest
 		if self.handed >= self.end: raise StopIteration
 		if self.rt.signum: raise Stop
