@@ -363,34 +363,29 @@ class Verify:
 		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
 # === DATA ===
-CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES = 1024  # of a shard; a token has 2
+HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard (a token has 2); of a sum
 QUICKSTART = "python3 data/quickstart.py"
-def shard_tokens(path):
-	"""A shard's token count; RunError if not whole."""
+def shard_tokens(path):  # RunError if not whole
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
-	whole = HEADER_BYTES + 2 * n
-	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
+	if (magic, version, size) == (20240520, 1, whole := HEADER_BYTES + 2 * n) and n > 0: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
 		f"({n} tokens need {whole}): delete it, fetch anew")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
-def promised(folder, split):
-	"""How many shards the manifest promises; 0: unknown."""
+def promised(folder, split):  # shards, by the manifest; 0: unknown
 	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
 		if d["name"] == folder.resolve().name)
 	except (KeyError, TypeError): return 0
-def producing(folder):
-	"""What the producer at work there last said; {}: none is."""
+def producing(folder):  # what the producer there last said; {}: none
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream; those of a live producer join in turn."""
+	"""A split's files by name, an endless stream; a live producer's join in turn."""
 	awaited = None
 	def __init__(self, folder, split):
 		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
@@ -399,13 +394,11 @@ class Shards:
 			if not self.growing or path == self.following(): self.add(path)
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
+	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06}.bin"
 	def add(self, path):
-		self.ends += [self.ends[-1] + shard_tokens(path)]
-		self.paths += [path]
-		self.stamps += [stamp(path)]
-	def await_token(self, token, reader):
-		"""Until it is on disk, or the set complete. RunError if the producer fails."""
+		self.ends.append(self.ends[-1] + shard_tokens(path))
+		self.paths.append(path), self.stamps.append(stamp(path))
+	def await_token(self, token, reader):  # until on disk, or the set complete
 		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path = producing(self.folder), self.following()
@@ -418,9 +411,8 @@ class Shards:
 				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
-	def pieces(self, first, count):
-		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
-		while count > 0:
+	def pieces(self, first, count):  # a stretch as (epoch, file index, byte offset, bytes)
+		while count:
 			epoch, at = divmod(first, self.total)
 			i = bisect.bisect(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
@@ -428,36 +420,32 @@ class Shards:
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
-	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
-	for split in ("train", "val"):
+	for split in "train", "val":
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
 		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards for a score: fetch all"
+			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all"
 		for path in paths:
 			try:
 				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
-				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
+				if (worst := np.r_[ids[:32768], ids[-32768:]].max()) >= cfg.vocab_size:
+					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or DATA_PATH"
 			except RunError as error: yield "", str(error)
 	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
 		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
-	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
-def cut_val_tokens(cfg, total):
-	"""Whole rows, and one more to predict."""
+	return f"make: `{QUICKSTART} --prepare-only`; fetch: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
+def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens, by arithmetic, never by timing. stride: batch to batch."""
 	@classmethod
-	def train(cls, cfg, rank, W):
-		"""Batch k is micro-step k % accumulation of step k // accumulation."""
-		rows = cfg.train_batch_tokens // (T := cfg.train_seq_len)
-		n = rows // (W * cfg.accumulation(W))
+	def train(cls, cfg, rank, W):  # micro-step k % accumulation of step k // accumulation
+		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
 		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
 	def val(cls, cfg, tokens, rank, W):
@@ -468,24 +456,18 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
-	def tokens(self, rows):
-		"""(first token, tokens) of a batch."""
+	def tokens(self, rows):  # of a batch: the first, how many
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):
-		"""Of the rows' step: every rank's reader waits for it."""
-		n = SPANS_A_STEP * self.span_rows
-		return self.token((rows.start // n + 1) * n) - 1
-	def segments(self, rows):
-		"""The batch cut where spans end: (row, end, token) in it."""
+	def last_token(self, rows):  # of the step: every rank waits for it
+		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
+	def segments(self, rows):  # (row, end, token) in the batch, cut by spans
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
-def data_crc(plan, rows, tokens):
-	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
+def data_crc(plan, rows, tokens):  # the rows' crc32, begun with their numbers, summed: the same for any ranks
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(tokens, x, y, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
+def widen(tokens, x, y, segments):  # uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)
 	T = x.shape[1]
 	for row, end, begin in segments:
 		part = tokens[begin:begin + (end - row) * T + 1]
@@ -493,7 +475,7 @@ def widen(tokens, x, y, segments):
 	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
+	"""A split's settings, less what is ruled out. queue, device_slots: 0: no prefetch, no CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
@@ -508,27 +490,24 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 		return cls(on * depth, stream, slots, stay, words)
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
+	"""A batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
-		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
+		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 
-class HostHandOut:
-	"""The CPU's last stage: hands out host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
+class HandOut:  # the CPU's last stage: host slots; the next call frees them
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum(waits_ms)
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	ask = close = lambda self: None
 	def waited(self, ms):
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
+	def recycle(self, block): return self.pending.pop(0)  # if no longer needed; block: once it is
 	def hand_out(self): return self.pending[-1]
 
-class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
-	too, as a wait for an event never recorded passes."""
+class DeviceRing(HandOut):
+	"""CUDA's last stage: README.md's ring. `ready`: tokens have arrived; `free`: they were read."""
 	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
@@ -537,9 +516,8 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
-	def ask(self):
-		"""The compute stream begins to wait here."""
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()  # unrecorded: a wait passes
+	def ask(self):  # the compute stream begins to wait
 		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
@@ -551,8 +529,7 @@ class DeviceRing(HostHandOut):
 			self.copy.wait_event(target.free)
 			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record()
-			slot.copied.record()
+			target.ready.record(), slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -563,8 +540,7 @@ class DeviceRing(HostHandOut):
 			self.copy_ms += slot.begun.elapsed_time(slot.copied)
 			return self.pending.pop(0)
 	def hand_out(self):
-		slot = self.full.pop(0)
-		self.compute.wait_event(slot.ready)
+		self.compute.wait_event((slot := self.full.pop(0)).ready)
 		self.idle.append((self.asked, self.compute.record_event(timed_event())))
 		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
@@ -572,24 +548,21 @@ class DeviceRing(HostHandOut):
 		return slot
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
-class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
-	comes after the good batches, calls digest(plan, rows, tokens)."""
+class Pipeline:  # shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
+	def __init__(self, source, name, digest, spans=Spans()):  # source: a run or a validation
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
+		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		slots = self.slots = overlap.device_slots
-		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
+		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
+		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
 			slot = Slot(self.plan, "cpu", rt.cuda)
-			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if slots:
-				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
+			slot.host = [*map(np.asarray, (slot.tokens, slot.x, slot.y))]
+			if slots: slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -602,18 +575,18 @@ class Pipeline:
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.ready.put(error)  # all, or the consumer waits for ever
+		except BaseException as error: self.ready.put(error)  # or the consumer waits for ever
 		finally: self.file.close()
 	def _fill(self, slot, k):
 		rows = (plan := self.plan).rows(k)
 		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, n), track = now(), plan.tokens(rows), self.thread.name
+		start, (first, n) = now(), plan.tokens(rows)
 		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
-		with self.spans("disk_read", track):
+		with self.spans("disk_read", self.thread.name):
 			out = memoryview(tokens).cast("B")
 			for epoch, i, offset, size in self.shards.pieces(first, n):
 				if self.place not in (None, (epoch, i)):
-					self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", track)
+					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], self.thread.name)
 					self.crossings.append(k)
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
@@ -621,15 +594,13 @@ class Pipeline:
 		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
-		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
+		if self.verify or not self.slots: widen(*slot.host, slot.segments)
+		if self.verify: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
-	def _read(self, i, offset, out):
-		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
-		file = self._open(i, offset)
-		file.seek(offset)
+	def _read(self, i, offset, out):  # EOFError: the file shrank (mapped: a crash)
+		(file := self._open(i, offset)).seek(offset)
 		while out:
-			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			if not (n := file.readinto(out)): raise EOFError(f"ends at byte {file.tell()}, {len(out)} short")
 			out = out[n:]
 		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
 		self.since = math.inf
@@ -640,15 +611,13 @@ class Pipeline:
 			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
-	def _advise(self, k):
-		"""Has the kernel read batch k ahead."""
+	def _advise(self, k):  # has the kernel read batch k ahead
 		if k >= self.end or self.shards.growing: return
-		with suppress(OSError, AttributeError):  # macOS has no such call
+		with suppress(OSError, AttributeError):  # not on macOS
 			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _take(self):
-		"""A slot back for each taken: the reader stays within the queue."""
+	def _take(self):  # and a slot back: the reader stays within the queue
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -662,15 +631,13 @@ class Pipeline:
 			with suppress(queue.Empty):
 				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
 				self.ready.put(slot)
-				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
-				raise RunError(f"{self.who} failed on {what}") from slot
+				raise RunError(f"{self.who} failed on {slot if isinstance(slot, RunError) else f'{self.where}: {slot!r}'}") from slot
 			if self.rt.signum: raise Stop
 			if now() - self.since > (limit_s := self.rt.stall_seconds):
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
-	def __iter__(self): return self
-	def __next__(self):
-		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
+	__iter__ = lambda self: self
+	def __next__(self):  # int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest
 		if self.handed >= self.end: raise StopIteration
 		if self.rt.signum: raise Stop
 		self.stage.ask()
@@ -682,11 +649,10 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return slot.x, slot.y, slot.digest
-	def again(self, spans):
-		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
+	def again(self, spans):  # from its start, all on the device: a slot handed out goes to the end of `full`
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
-	def close(self):  # within a second; a reader stuck in a read is left
+	def close(self):  # within a second; a stuck reader is left
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(0.8)
