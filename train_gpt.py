@@ -965,7 +965,7 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 	"""Of each id, numpy or tensors: UTF-8 bytes less a leading space; has it one? is it control, unknown, unused?"""
 	@classmethod
 	def load(cls, path):
-		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
+		"""A SentencePiece .model, or .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
 			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
 			return cls(1 - boundary, 0 * boundary, boundary)
@@ -991,7 +991,7 @@ def tokenizer_faults(cfg):
 
 def due(every, step): return every and step % every == 0
 class Validation:
-	"""The validation split: nats from the model; bytes from the tokens, counted once."""
+	"""Nats from the model; bytes from the tokens, counted once."""
 	bytes, resident = 0, None  # the pipeline that keeps its batches
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
@@ -1061,7 +1061,7 @@ def pack(state, cfg):
 	return zlib.compress(raw, 9), payload, len(raw)
 @contextmanager
 def refused(what):
-	"""Whatever a damaged or hostile file raises is a RunError."""
+	"""What a damaged or hostile file raises is a RunError."""
 	try: yield
 	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
 def load(data, limit):
@@ -1093,7 +1093,7 @@ def fingerprint(cfg):
 	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {n: Path(values[n]).name if "_path" in n else values[n] for n in bound}
 def find_checkpoint(cfg):
-	"""The path of the checkpoint that RESUME names; None: start anew."""
+	"""The path of RESUME's; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
 	with refused(f"name a checkpoint: RESUME={path}"): return path and path.stat() and path
@@ -1105,22 +1105,20 @@ class Run:
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
-		self.accumulation = cfg.accumulation(rt.world_size)
+		self.accumulation, self.compiles = cfg.accumulation(rt.world_size), cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		self.loss_of = self.model = GPT(cfg, rt.dtype).to(rt.device)
 		o = self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
-		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		if self.compiles: self.loss_of, o.update_muon, o.update_adam, o.cast = compiled(log, self.model,
 			o.update_muon, o.update_adam, o.cast)
 		self.control, self.shards = Control(o, rt), Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
-		self.verify = Verify(cfg.data_verify, log)
-		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * bool(cfg.val_tokens)
-		self.generators = [torch.default_generator, *torch.cuda.default_generators]
-		self.writer = threading.Thread()  # of a checkpoint
-		self.writer.start()
+		self.verify, self.partial = Verify(cfg.data_verify, log), " partial_val:1" * bool(cfg.val_tokens)
+		self.validation = Validation(cfg, rt, log, self.verify)
+		self.generators, self.writer = [torch.default_generator, *torch.cuda.default_generators], threading.Thread()
+		self.writer.start()  # a checkpoint's, later
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
 	def heed(self, step):
-		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
+		"""Halt at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad): self.step = self.heeded
@@ -1136,7 +1134,7 @@ class Run:
 		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), val_ms=self.val_ms,
 			data_crc=self.crc, rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
-		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
+		"""step_<n>.pt; the last CHECKPOINT_KEEP stay. True: on the disk."""
 		folder, step, start = Path("checkpoints", self.cfg.run_id), state["step"], now()
 		path = folder / f"step_{step:08d}.pt"
 		try:
@@ -1154,7 +1152,7 @@ class Run:
 		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
 		self.writer.start()
 	def resume(self, path):
-		"""RunError if it is another configuration's, or no checkpoint."""
+		"""RunError: another configuration's, or no checkpoint."""
 		limit = sum(t.nbytes for t in self.optimizers.tensors()) + (1 << 22)
 		with refused(f"RESUME={path}"):
 			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
@@ -1172,8 +1170,8 @@ class Run:
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	spans, share, started = batches.spans, 0.0, now()  # of the loss
-	run.optimizers.reduced.zero_()
+	spans, o, share, started = batches.spans, run.optimizers, 0.0, now()  # share: of the loss
+	o.reduced.zero_()
 	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
 			next(foretell)
@@ -1185,8 +1183,8 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 			crc = crc + digest & CRC
 			next(foretell)
 	with spans("reduce"): run.control.agree(step, share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
-	with spans("grad_clip"): run.optimizers.clip()
-	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
+	with spans("grad_clip"): o.clip()
+	with spans("optimizer"): o.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	run.rt.longest_s = max(run.rt.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
@@ -1309,10 +1307,10 @@ def export_and_score(run, code_bytes):
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)
-		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\nSerialized"
-			" model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\nTotal submission size int8+zlib:"
-			" {} bytes", model_bytes=len(model), code_bytes=code_bytes, raw_total_bytes=len(model) + code_bytes,
-			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
+		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\n"
+			"Serialized model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\n"
+			"Total submission size int8+zlib: {} bytes", model_bytes=len(model), code_bytes=code_bytes,
+			raw_total_bytes=len(model) + code_bytes, artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
 		if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
@@ -1328,17 +1326,16 @@ def log_header(run, source):
 	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
 		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	# The source, at the log's top, has no lines like these.
+	# The source, above them in the log, has no such lines.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\nmodel_params:"
-		f"{sum(p.numel() for p in run.model.parameters())}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}"
-		f"\nsdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} "
-		f"attention_backend:{run.attention}\n{of('tie_embeddings')} "
-		f"embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} head_lr:{c.head_lr * (not c.tie_embeddings)} "
-		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
-		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
-		f"val_io:{val.overlap.words}")
+		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
+		f"model_params:{len(run.optimizers.values)}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}\n"
+		f"sdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:"
+		f"{run.attention}\n{of('tie_embeddings')} embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} "
+		f"head_lr:{c.head_lr * (not c.tie_embeddings)} {of('matrix_lr scalar_lr')}\n"
+		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
+		f"{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
@@ -1347,7 +1344,7 @@ def log_header(run, source):
 	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
 		python=sys.version.split()[0], world_size=rt.world_size)
 def fitting_accumulation(cfg, rt):
-	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
+	"""The fewest micro-steps whose rows fit in 0.9 of the free memory, by a trial of eight, uncompiled."""
 	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
 	rows = cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
 	x = torch.zeros(8, cfg.train_seq_len, device=rt.device).long()
@@ -1402,8 +1399,7 @@ def last_words(log, code, status, problem="", hint=""):
 def main():
 	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help() or 0
-	cfg, faults = Config.from_environment(env)
-	misspelt, warnings = foreign_names(env)
+	(cfg, faults), (misspelt, warnings) = Config.from_environment(env), foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
 		return print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
@@ -1413,7 +1409,7 @@ def main():
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
 	if not faults: return execute(cfg, rt, env, warnings)
 	if env.get("LOCAL_RANK", "0") == "0":
-		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
+		print("train_gpt.py: wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
