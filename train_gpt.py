@@ -969,8 +969,7 @@ class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
 		if path.endswith(".json"):
 			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
 			return cls(1 - boundary, 0 * boundary, boundary)
-		model = sentencepiece.SentencePieceProcessor(model_file=path)
-		ids = [*range(len(model))]
+		ids = [*range(len(model := sentencepiece.SentencePieceProcessor(model_file=path)))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
 		space = np.char.startswith(pieces, " ") & ~boundary
@@ -1003,7 +1002,7 @@ class Validation:
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, ms). Halt: a signal came."""
+		"""(nats a token, bits per byte, ms). Halt: a signal."""
 		log, plan, total = self.log, self.plan, self.plan.num_batches()
 		sums = torch.zeros(3, dtype=torch.float64, device=self.rt.device)  # nats, bytes, signals
 		start, foretell = (told := now()), forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
@@ -1038,7 +1037,7 @@ def quantize(t):
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
-	"""Inverse of quantize() up to half a scale, float32."""
+	"""Undoes quantize() up to half a scale, float32."""
 	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
 def saved(thing):
 	"""A torch file, as bytes."""
@@ -1127,7 +1126,7 @@ class Run:
 			if said.stop: raise Halt(said.stop)
 			self.heeded, self.crc = self.heeded + 1, said.data_crc
 	def state(self):
-		"""What training goes on from. Synchronisation point: copies to the host."""
+		"""What to go on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
 		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
@@ -1210,7 +1209,6 @@ def validate(run, step, spans):
 		val_bytes=val.bytes)
 	run.val_ms += val_ms
 	run.clock.start()
-
 # Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 def log_step(run, step):
@@ -1230,7 +1228,6 @@ def log_step(run, step):
 		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
 		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
 		**mfu)
-
 def train(run):
 	c, log, clock, rt = run.cfg, run.log, run.clock, run.rt
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
@@ -1267,10 +1264,10 @@ def waits(run, batches, waits_ms, train_ms):
 	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
 		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
 		at_shard_boundary=worst in {k // n for k in batches.crossings})
-def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
-	"""needed, delivered: MB/s."""
+def verdict(percent, hidden, prefetch, needed, delivered, awaited=None):
+	"""hidden: %; needed, delivered: MB/s."""
 	cost = f"input cost {percent:.2f} % of training: "
-	if percent < 0.5 <= hidden_percent: return f"{cost}overlap hides {hidden_percent:.2f} %"
+	if percent < 0.5 <= hidden: return f"{cost}overlap hides {hidden:.2f} %"
 	if percent < 0.5: return cost + "overlap settings do not matter here"
 	if not prefetch: return cost + "nothing overlaps: set TRAIN_PREFETCH=1"
 	if awaited: return cost + "shards were still being made"
@@ -1279,8 +1276,8 @@ def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
-	stage.ask()
 	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
+	stage.ask()
 	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
 	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
 	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
@@ -1288,7 +1285,7 @@ def report(run, batches, step):
 	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
-		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
+		late_copies_percent=100 * batches.late_copies / (batches.handed or 1))
 	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
 	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
 		needed, delivered, run.shards.awaited)
