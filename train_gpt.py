@@ -905,23 +905,21 @@ class Control:
 
 # === EVALUATION ===
 class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
-	"""Of each id: UTF-8 bytes without a leading space; has it one (counted unless after a boundary)? is it one (control,
-	unknown, unused)? numpy or tensors."""
+	"""Of each id, numpy or tensors: UTF-8 bytes less a leading space; has it one? is it control, unknown, unused?"""
 	@classmethod
 	def load(cls, path):
-		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
+		"""A SentencePiece .model, or .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
 			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
 			return cls(1 - boundary, 0 * boundary, boundary)
-		model = sentencepiece.SentencePieceProcessor(model_file=path)
-		ids = [*range(len(model))]
+		ids = [*range(len(model := sentencepiece.SentencePieceProcessor(model_file=path)))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
 		space = np.char.startswith(pieces, " ") & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
-		"""Bytes of the ids `target`, each after its `previous`."""
+		"""Bytes of the ids `target`, each after its `previous`; no leading space after a boundary."""
 		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
 
 def tokenizer_faults(cfg):
@@ -935,23 +933,22 @@ def tokenizer_faults(cfg):
 
 def due(every, step): return every and step % every == 0
 class Validation:
-	"""The validation split: nats from the model; bytes from the tokens, counted once."""
+	"""Nats from the model; bytes from the tokens, counted once."""
 	bytes, resident = 0, None  # the pipeline that keeps its batches
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
 		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
-		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device = cfg.val_bytecount_device == "cuda"
+		self.overlap, self.on_device = Overlap.of(cfg, "val", rt.cuda), cfg.val_bytecount_device == "cuda"
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, ms). Halt: a signal came."""
+		"""(nats a token, bits per byte, ms). Halt: a signal."""
 		log, plan, total = self.log, self.plan, self.plan.num_batches()
-		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
-		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
+		sums = torch.zeros(3, dtype=torch.float64, device=self.rt.device)  # nats, bytes, signals
+		start, foretell = (told := now()), forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
 		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
 		if self.overlap.resident: self.resident = pipeline
 		with suppress(Stop), closing(pipeline), spans("validate"):
@@ -966,8 +963,7 @@ class Validation:
 					seen = (rows.stop - plan.first_row) * plan.seq_len
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.signum
-		# Synchronisation point: its end.
+		sums[2] = self.rt.signum  # then a synchronisation point: the end
 		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
@@ -984,7 +980,7 @@ def quantize(t):
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
-	"""Inverse of quantize() up to half a scale, float32."""
+	"""Undoes quantize() up to half a scale, float32."""
 	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
 def saved(thing):
 	"""A torch file, as bytes."""
@@ -992,9 +988,8 @@ def saved(thing):
 	return buffer.getvalue()
 def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
-	file = dict(__quant_format__=QUANT_FORMAT, quantized={}, scales={}, dtypes={}, passthrough={}, qmeta={},
-		passthrough_orig_dtypes={})
-	_, quantized, scales, dtypes, kept, meta, originals = file.values()
+	file = {part: {} for part in "quantized scales dtypes passthrough qmeta passthrough_orig_dtypes".split()}
+	quantized, scales, dtypes, kept, meta, originals = file.values()
 	for name, t in state.items():
 		dtype = str(t.dtype)[6:]  # behind "torch."
 		if not t.is_floating_point(): kept[name] = t
@@ -1003,36 +998,33 @@ def pack(state, cfg):
 			if t.ndim == 2: meta[name] = dict(scheme="per_row", axis=0)
 		elif named(name, cfg.int8_keep_float_fp32_name_patterns): kept[name] = t.float()
 		else: kept[name], originals[name] = t.half(), dtype
-	raw = saved(file)
+	raw = saved(dict(__quant_format__=QUANT_FORMAT, **file))
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
 @contextmanager
 def refused(what):
-	"""Whatever a damaged or hostile file raises is a RunError."""
+	"""What a damaged or hostile file raises is a RunError."""
 	try: yield
 	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
-	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
-	archive = zipfile.ZipFile(io.BytesIO(data))
-	if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
-	if any(b"bytearray" in archive.read(name) for name in archive.namelist()): raise ValueError("it asks for memory")
+	file = len(data) <= limit and zipfile.ZipFile(io.BytesIO(data))
+	if not file or sum(part.file_size for part in file.infolist()) > limit: raise ValueError(f"it has over {limit} bytes")
+	if any(b"bytearray" in file.read(part) for part in file.infolist()): raise ValueError("it asks for memory")
 	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
 	except pickle.UnpicklingError: raise ValueError("it holds code")
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
-	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
+	limit = 8 * sum(map(torch.numel, expected.values())) + (1 << 20)
 	with refused("the artifact cannot be loaded"):
 		raw = (stream := zlib.decompressobj()).decompress(data, limit)
-		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
+		if not stream.eof: raise ValueError(f"it is cut short, or has over {limit} bytes")
 		file = load(raw, limit)
 		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
-		quantized, scales, plain = map(file.__getitem__, ("quantized", "scales", "passthrough"))
+		quantized, scales, plain = file["quantized"], file["scales"], file["passthrough"]
 		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
-		if wrong := sorted({name for name, _ in found ^ wanted}):
-			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
-		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()):
-			raise ValueError("its scales misfit")
+		if wrong := found ^ wanted: raise ValueError(f"missing, unknown or of another shape: {min(wrong)[0]}")
+		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()): raise ValueError("wrong scales")
 		return {name: plain[name].to(t.dtype) if name in plain else dequantize(quantized[name], scales[name])
 			for name, t in expected.items()}
 
@@ -1043,7 +1035,7 @@ def fingerprint(cfg):
 	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {n: Path(values[n]).name if "_path" in n else values[n] for n in bound}
 def find_checkpoint(cfg):
-	"""The path of the checkpoint that RESUME names; None: start anew."""
+	"""The path of RESUME's; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
 	with refused(f"name a checkpoint: RESUME={path}"): return path and path.stat() and path
@@ -1051,27 +1043,24 @@ def find_checkpoint(cfg):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
-	step = heeded = crc = final = 0  # steps taken, looked at; their data_crc; the state before the export
+	step = heeded = crc = final = val_ms = 0  # steps taken, looked at; their data_crc; the state before the export
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
-		self.accumulation = cfg.accumulation(rt.world_size)
+		self.accumulation, self.compiles = cfg.accumulation(rt.world_size), cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		self.loss_of = self.model = GPT(cfg, rt.dtype).to(rt.device)
 		o = self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
-		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		if self.compiles: self.loss_of, o.update_muon, o.update_adam, o.cast = compiled(log, self.model,
 			o.update_muon, o.update_adam, o.cast)
-		self.control = Control(o, rt)
-		self.shards = Shards(cfg.data_path, "train")
+		self.control, self.shards = Control(o, rt), Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
-		self.verify = Verify(cfg.data_verify, log)
-		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * bool(cfg.val_tokens)
-		self.generators = [torch.default_generator, *torch.cuda.default_generators]
-		self.writer, self.history = threading.Thread(), []  # of a checkpoint; (step, val_loss, val_bpb, ms) of validations
-		self.writer.start()
+		self.verify, self.partial = Verify(cfg.data_verify, log), " partial_val:1" * bool(cfg.val_tokens)
+		self.validation = Validation(cfg, rt, log, self.verify)
+		self.generators, self.writer = [torch.default_generator, *torch.cuda.default_generators], threading.Thread()
+		self.writer.start()  # a checkpoint's, later
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
 	def heed(self, step):
-		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
+		"""Halt at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad): self.step = self.heeded
@@ -1080,14 +1069,14 @@ class Run:
 			if said.stop: raise Halt(said.stop)
 			self.heeded, self.crc = self.heeded + 1, said.data_crc
 	def state(self):
-		"""What training goes on from. Synchronisation point: copies to the host."""
+		"""What to go on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
 		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
-		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), data_crc=self.crc,
-			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
+		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), val_ms=self.val_ms,
+			data_crc=self.crc, rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
-		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
+		"""step_<n>.pt; the last CHECKPOINT_KEEP stay. True: on the disk."""
 		folder, step, start = Path("checkpoints", self.cfg.run_id), state["step"], now()
 		path = folder / f"step_{step:08d}.pt"
 		try:
@@ -1105,17 +1094,17 @@ class Run:
 		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
 		self.writer.start()
 	def resume(self, path):
-		"""RunError if it is another configuration's, or no checkpoint."""
+		"""RunError: another configuration's, or no checkpoint."""
 		limit = sum(t.nbytes for t in self.optimizers.tensors()) + (1 << 22)
 		with refused(f"RESUME={path}"):
 			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
 			theirs, ours = state["config"], fingerprint(self.cfg)
-			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
+			if other := [f"{k.upper()}={shown(theirs[k])}, not {shown(v)}" for k, v in ours.items() if theirs[k] != v]:
 				raise ValueError("another configuration: " + "; ".join(other))
 			self.optimizers.restore(state["tensors"])
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
-			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
-			self.history = [tuple(map(float, row)) for row in state["history"]]
+			self.step, self.crc = int(state["step"]), int(state["data_crc"])
+			self.clock.total_ms, self.val_ms = float(state["train_ms"]), float(state["val_ms"])
 		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.clock.total_ms)
@@ -1123,8 +1112,8 @@ class Run:
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	spans, loss_share, started = batches.spans, 0.0, now()
-	run.optimizers.reduced.zero_()
+	spans, o, share, started = batches.spans, run.optimizers, 0.0, now()  # share: of the loss
+	o.reduced.zero_()
 	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
 			next(foretell)
@@ -1132,18 +1121,17 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 			with spans("forward"): loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
 			with spans("backward"): loss.backward()
 			run.verify.consumed(batches, batch, step + 1)
-			loss_share += loss.detach()
+			share += loss.detach()
 			crc = crc + digest & CRC
 			next(foretell)
-	with spans("reduce"):
-		run.control.agree(step, loss_share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
-	with spans("grad_clip"): run.optimizers.clip()
-	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
+	with spans("reduce"): run.control.agree(step, share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
+	with spans("grad_clip"): o.clip()
+	with spans("optimizer"): o.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	run.rt.longest_s = max(run.rt.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.crc), 0
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.step, run.crc), 0
 	try:
 		with closing(run.batches()) as batches:
 			for step in range(count):
@@ -1152,8 +1140,7 @@ def warm_up(run, foretell):
 				run.log.line(f"warmup_step:{step + 1}/{count}")
 	finally:
 		run.optimizers.restore(saved)
-		run.step, run.crc = first
-		run.heeded = run.step
+		run.step, run.heeded, run.crc = first
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
@@ -1163,9 +1150,8 @@ def validate(run, step, spans):
 		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
 		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
 		val_bytes=val.bytes)
-	run.history.append((step, loss, bpb, val_ms))
+	run.val_ms += val_ms
 	run.clock.start()
-
 # Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 def log_step(run, step):
@@ -1185,7 +1171,6 @@ def log_step(run, step):
 		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
 		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
 		**mfu)
-
 def train(run):
 	c, log, clock, rt = run.cfg, run.log, run.clock, run.rt
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
@@ -1198,8 +1183,7 @@ def train(run):
 		step, elapsed_ms, crc = run.step, clock.total_ms, run.crc * (rt.rank == 0)
 		clock.start()
 		while True:
-			# Synchronisation point, past unless the host runs far ahead.
-			run.heed(step - run.control.lag)
+			run.heed(step - run.control.lag)  # synchronisation point, past unless the host runs far ahead
 			if step >= run.start[0] + 2:
 				elapsed_ms = run.control.read(step - 2).elapsed_ms * step / max(1, step - 1 - 2 * rt.cuda)
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
@@ -1223,20 +1207,20 @@ def waits(run, batches, waits_ms, train_ms):
 	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
 		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
 		at_shard_boundary=worst in {k // n for k in batches.crossings})
-def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
-	"""needed, delivered: MB/s."""
-	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5: return cost + (f": overlap hides {hidden_percent:.2f} %" if hidden_percent >= 0.5
-		else ": overlap settings do not matter here")
-	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
-	if awaited: return f"{cost}: shards were still being made"
-	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
+def verdict(percent, hidden, prefetch, needed, delivered, awaited=None):
+	"""hidden: %; needed, delivered: MB/s."""
+	cost = f"input cost {percent:.2f} % of training: "
+	if percent < 0.5 <= hidden: return f"{cost}overlap hides {hidden:.2f} %"
+	if percent < 0.5: return cost + "overlap settings do not matter here"
+	if not prefetch: return cost + "nothing overlaps: set TRAIN_PREFETCH=1"
+	if awaited: return cost + "shards were still being made"
+	if delivered > needed: return cost + "stalls: raise TRAIN_PREFETCH_QUEUE"
 	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
-	stage.ask()
 	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
+	stage.ask()
 	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
 	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
 	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
@@ -1244,29 +1228,29 @@ def report(run, batches, step):
 	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
-		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
-	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
+		late_copies_percent=100 * batches.late_copies / (batches.handed or 1))
+	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
 	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
 		needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
+	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\n"
 		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
 		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
+	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=run.val_ms, host_wait=host, device_wait=device,
 		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
 def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
 	log, data, tag, run.final = run.log, None, "final_int8_zlib_roundtrip", run.state()
-	if run.rt.rank == 0:
+	if not run.rt.rank:
 		state = {name: t.cpu().clone() for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)
-		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\nSerialized"
-			" model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\nTotal submission size int8+zlib:"
-			" {} bytes", model_bytes=len(model), code_bytes=code_bytes, raw_total_bytes=len(model) + code_bytes,
-			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
+		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\n"
+			"Serialized model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\n"
+			"Total submission size int8+zlib: {} bytes", model_bytes=len(model), code_bytes=code_bytes,
+			raw_total_bytes=len(model) + code_bytes, artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
 		if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
@@ -1282,17 +1266,16 @@ def log_header(run, source):
 	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
 		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	# The source, at the log's top, has no lines like these.
+	# The source, above them in the log, has no such lines.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\nmodel_params:"
-		f"{sum(p.numel() for p in run.model.parameters())}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}"
-		f"\nsdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} "
-		f"attention_backend:{run.attention}\n{of('tie_embeddings')} "
-		f"embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} head_lr:{c.head_lr * (not c.tie_embeddings)} "
-		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
-		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
-		f"val_io:{val.overlap.words}")
+		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
+		f"model_params:{len(run.optimizers.values)}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}\n"
+		f"sdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:"
+		f"{run.attention}\n{of('tie_embeddings')} embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} "
+		f"head_lr:{c.head_lr * (not c.tie_embeddings)} {of('matrix_lr scalar_lr')}\n"
+		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
+		f"{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
@@ -1301,7 +1284,7 @@ def log_header(run, source):
 	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
 		python=sys.version.split()[0], world_size=rt.world_size)
 def fitting_accumulation(cfg, rt):
-	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
+	"""The fewest micro-steps whose rows fit in 0.9 of the free memory, by a trial of eight, uncompiled."""
 	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
 	rows = cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
 	x = torch.zeros(8, cfg.train_seq_len, device=rt.device).long()
@@ -1309,12 +1292,12 @@ def fitting_accumulation(cfg, rt):
 	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
 	return next((n for n in range(1, rows) if rows % n == 0 and rows <= n * fit), rows)
 def resume_command(cfg, env):
-	env = {**env, "RUN_ID": cfg.run_id, "RESUME": "auto"}
+	env = env | dict(RUN_ID=cfg.run_id, RESUME="auto")
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
 	return shlex.join(["env", *(f"{k}={env[k]}" for k in SETTINGS if k in env), *launch.split(), sys.argv[0]])
 def execute(cfg, rt, env, warnings):
 	"""An exit code. A foreseeable failure is one line."""
-	end = 1, "failed", ""
+	end = 1, "failed"
 	try:
 		rt.start(cfg, env)
 		run_id, steps, found = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt), rt.rank or find_checkpoint(cfg)))
@@ -1329,7 +1312,7 @@ def execute(cfg, rt, env, warnings):
 		train(run)
 		export_and_score(run, len(source.encode()))
 		run.writer.join(60)
-		end = 0, "finished", ""
+		end = 0, "finished"
 	except Halt as halt:
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
@@ -1337,17 +1320,17 @@ def execute(cfg, rt, env, warnings):
 		code = 128 + (rt.signum or (signal.SIGINT if signum % signal.SIGTERM else signal.SIGTERM))
 		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}",
 			f"\n{resume_command(cfg, env)}" * bool(saved))
-		if rt.rank: end = end[0], "", ""
+		if rt.rank: end = end[0], ""
 	except torch.OutOfMemoryError:
 		n = cfg.train_batch_tokens // rt.world_size // (steps := cfg.accumulation(rt.world_size))
-		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
-			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}")
-	except RunError as error: end = 1, "failed", str(error)
+		end += (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}",)
+	except RunError as error: end += (str(error),)
 	finally:
 		last_words(rt.log, *end)
 		rt.close()
 	return end[0]
-def last_words(log, code, status, problem, hint=""):
+def last_words(log, code, status, problem="", hint=""):
 	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
 	if not log: return
 	if problem: log.write(f"error: {problem}", log.path)
@@ -1356,19 +1339,17 @@ def last_words(log, code, status, problem, hint=""):
 def main():
 	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help() or 0
-	cfg, faults = Config.from_environment(env)
-	misspelt, warnings = foreign_names(env)
+	(cfg, faults), (misspelt, warnings) = Config.from_environment(env), foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
-			for name, value in vars(cfg).items()}, indent=1))
-		return 0
+		return print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
+			for name, value in vars(cfg).items()}, indent=1)) or 0
 	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
 	faults += cfg.problems(rt.world_size)
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
 	if not faults: return execute(cfg, rt, env, warnings)
-	if int(env.get("LOCAL_RANK", 0)) == 0:
-		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
+	if env.get("LOCAL_RANK", "0") == "0":
+		print("train_gpt.py: wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
