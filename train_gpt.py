@@ -551,7 +551,7 @@ class DeviceRing(HandOut):
 class Pipeline:  # shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run or a validation
+	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, a validation
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
 		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
@@ -575,7 +575,7 @@ class Pipeline:  # shards -> reader thread (whose error comes last) -> host slot
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.ready.put(error)  # or the consumer waits for ever
+		except BaseException as error: self.ready.put(error)  # or the consumer hangs
 		finally: self.file.close()
 	def _fill(self, slot, k):
 		rows = (plan := self.plan).rows(k)
@@ -631,7 +631,8 @@ class Pipeline:  # shards -> reader thread (whose error comes last) -> host slot
 			with suppress(queue.Empty):
 				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
 				self.ready.put(slot)
-				raise RunError(f"{self.who} failed on {slot if isinstance(slot, RunError) else f'{self.where}: {slot!r}'}") from slot
+				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
+				raise RunError(f"{self.who} failed on {what}") from slot
 			if self.rt.signum: raise Stop
 			if now() - self.since > (limit_s := self.rt.stall_seconds):
 				faulthandler.dump_traceback()
