@@ -4,7 +4,7 @@
   python train_gpt.py  (one process, GPU or CPU)
   python train_gpt.py --help | --print-config  (the settings: environment variables | their values)
 
-One pipeline feeds training and validation; off is a setting of it. Tabs indent: bytes count.
+One pipeline feeds training and validation; off is a setting of it.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
 import bisect, datetime, faulthandler, gzip, io, json, math, os, pickle, queue, re, resource, select, shlex, signal
@@ -115,7 +115,7 @@ def print_help():
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS = 300  # for ranks, where they first meet
+FIRST_WAIT_S = 300  # for ranks, where they first meet
 class RunError(Exception): """A foreseeable failure, in a line: what, where, which value, what to do."""
 class Stop(Exception): """Told to stop; others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
@@ -155,7 +155,7 @@ class Runtime:
 			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
 			torch.set_float32_matmul_precision("high")  # TF32 for products in float32
 		if "RANK" not in env: return
-		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))[0]
+		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_S)))[0]
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
 		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # own connection; torch >= 2.8
 		with self.waiting("start"):  # bounds all waits, so the group need not
@@ -170,7 +170,7 @@ class Runtime:
 		self.since, self.met = math.inf, self.met | {place}
 	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor) or tensor  # a sum, in place
 	def begin(self, call, *args):
-		"""What waits for a collective begun: a synchronisation point, on CUDA of the stream, not of the host."""
+		"""Begins a collective; returns its wait: a synchronisation point, on CUDA of the stream alone."""
 		work = self._meet("launch", lambda: call(*args, async_op=True))
 		return lambda: self._meet("reduction", work and work.wait)
 	def broadcast(self, value):
@@ -205,7 +205,7 @@ class Runtime:
 		os._exit(1)
 	def _limit_s(self):
 		if self.signum: return 5 + 2 * self.longest_s  # to leave
-		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
+		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_S
 	def close(self): dist.is_initialized() and dist.destroy_process_group()
 
 class RunLog:
@@ -254,7 +254,7 @@ class Clock:
 	rt: Runtime
 	total_ms, since, edge = 0.0, math.inf, None
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event) if self.edge else 0)
+	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event))
 	def start(self): self.edge, self.since = self.rt.cuda and recorded(), self.rt.synchronize()
 	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
@@ -308,7 +308,8 @@ class Breakdown(Spans):
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): "
+			"the most that overlap can win here")
 class Trace(Spans):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def __post_init__(self):
@@ -366,7 +367,8 @@ class Verify:
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
 HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard (a token has 2); of a sum
 QUICKSTART = "python3 data/quickstart.py"
-def shard_tokens(path):  # RunError if not whole
+def shard_tokens(path):
+	"""How many; RunError if it is not whole."""
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
 	if (magic, version, size) == (20240520, 1, whole := HEADER_BYTES + 2 * n) and n > 0: return n
@@ -376,11 +378,13 @@ def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
-def promised(folder, split):  # shards, by the manifest; 0: unknown
+def promised(folder, split):
+	"""Shards, by the manifest; 0: unknown."""
 	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
 		if d["name"] == folder.resolve().name)
 	except (KeyError, TypeError): return 0
-def producing(folder):  # what the producer there last said; {}: none
+def producing(folder):
+	"""What the producer there last said; {}: none."""
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
@@ -411,7 +415,8 @@ class Shards:
 				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
 				self.awaited = path
 				time.sleep(0.05)
-	def pieces(self, first, count):  # a stretch as (epoch, file index, byte offset, bytes)
+	def pieces(self, first, count):
+		"""A stretch as (epoch, file index, byte offset, bytes)."""
 		while count:
 			epoch, at = divmod(first, self.total)
 			i = bisect.bisect(self.ends, at) - 1
@@ -456,18 +461,22 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
-	def tokens(self, rows):  # of a batch: the first, how many
+	def tokens(self, rows):
+		"""Of a batch: the first, how many."""
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
 	def last_token(self, rows):  # of the step: every rank waits for it
 		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
-	def segments(self, rows):  # (row, end, token) in the batch, cut by spans
+	def segments(self, rows):
+		"""(row, end, token) in the batch, cut by spans."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
-def data_crc(plan, rows, tokens):  # the rows' crc32, begun with their numbers, summed: the same for any ranks
+def data_crc(plan, rows, tokens):
+	"""The rows' crc32, begun with their numbers, summed: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(tokens, x, y, segments):  # uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)
+def widen(tokens, x, y, segments):
+	"""uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)."""
 	T = x.shape[1]
 	for row, end, begin in segments:
 		part = tokens[begin:begin + (end - row) * T + 1]
@@ -495,7 +504,8 @@ class Slot:
 		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
 		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 
-class HandOut:  # the CPU's last stage: host slots; the next call frees them
+class HandOut:
+	"""The CPU's last stage: host slots; the next call frees them."""
 	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum(waits_ms)
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	ask = close = lambda self: None
@@ -521,7 +531,7 @@ class DeviceRing(HandOut):
 		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
-		self.asked = self.compute.record_event(timed_event())
+		self.asked = recorded()
 	def submit(self, slot):
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
@@ -541,14 +551,15 @@ class DeviceRing(HandOut):
 			return self.pending.pop(0)
 	def hand_out(self):
 		self.compute.wait_event((slot := self.full.pop(0)).ready)
-		self.idle.append((self.asked, self.compute.record_event(timed_event())))
+		self.idle.append((self.asked, recorded()))
 		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
 		return slot
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
-class Pipeline:  # shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y
+class Pipeline:
+	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
 	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, a validation
@@ -638,7 +649,8 @@ class Pipeline:  # shards -> reader thread (whose error comes last) -> host slot
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
 	__iter__ = lambda self: self
-	def __next__(self):  # int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest
+	def __next__(self):
+		"""int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest."""
 		if self.handed >= self.end: raise StopIteration
 		if self.rt.signum: raise Stop
 		self.stage.ask()
@@ -660,24 +672,21 @@ class Pipeline:  # shards -> reader thread (whose error comes last) -> host slot
 		self.stage.close()
 
 # === MODEL ===
+def folded(m, scale): return m.weight if scale is None else scale[:, None] * m.weight
 class Cast(torch.autograd.Function):
-	"""`low`, made of a float32 weight and its outputs' scale once a step, in whose place they get its gradient."""
+	"""`low`, cast ahead from a float32 `master`, which gets its gradient."""
 	@staticmethod
-	def forward(ctx, low, weight, scale):
-		ctx.save_for_backward(weight, scale)
-		return low.view_as(low)
+	def forward(ctx, low, master): return low.view_as(low)
 	@staticmethod
-	def backward(ctx, grad):
-		(weight, scale), grad = ctx.saved_tensors, grad.float()
-		return (None, grad, None) if scale is None else (None, scale[:, None] * grad, (grad * weight).sum(1))
-def used(m, scale=None): return Cast.apply(m.low, m.weight, scale) if torch.is_grad_enabled() else m.low
+	def backward(ctx, grad): return None, grad.float()
+def used(m, scale=None): return Cast.apply(m.low, folded(m, scale)) if torch.is_grad_enabled() else m.low
 class Linear(nn.Linear):
 	"""Float32, cast by hand: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
 	def forward(self, x, scale=None): return F.linear(x, used(self, scale))
-def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
+def rms_norm(x): return F.rms_norm(x, x.shape[-1:])
 def rotate(x, rotary):
 	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
 	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
@@ -688,9 +697,9 @@ def attend(q, k, v):
 	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
-	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
-	q, k, v, y = (torch.randn(2, T, heads, cfg.model_dim // H, device=rt.device, dtype=rt.dtype).requires_grad_()
-		for heads in (H, KV, KV, H))
+	H, KV = cfg.num_heads, cfg.num_kv_heads
+	q, k, v, y = (torch.randn(2, min(cfg.train_seq_len, 1024), heads, cfg.model_dim // H, device=rt.device,
+		dtype=rt.dtype).requires_grad_() for heads in (H, KV, KV, H))
 	def results(backend, dtype=rt.dtype):
 		if backend == "fa3": nn.attention.activate_flash_attention_impl("FA3")
 		for name in "cudnn", "flash", "mem_efficient", "math":
@@ -752,14 +761,13 @@ class GPT(nn.Module):
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
 		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
-		scales, matrices = dict(self.named_parameters()), [(n, m) for n, m in self.named_modules() if hasattr(m, "weight")]
-		for _, m in matrices: m.register_buffer("low", m.weight.detach().to(dtype, copy=True), persistent=False)
-		self.casts = [(m, scales.get(name.replace(".proj", "_scale"))) for name, m in matrices]
+		scales = dict(self.named_parameters())
+		self.casts = [(m, scales.get(n.replace(".proj", "_scale"))) for n, m in self.named_modules() if hasattr(m, "weight")]
+		for m, _ in self.casts: m.register_buffer("low", m.weight.detach().to(dtype, copy=True), persistent=False)
 	@torch.no_grad()
 	def cast(self):
 		"""Where weights have changed: once a step, not once a micro-step."""
-		made = [m.weight if scale is None else scale[:, None] * m.weight for m, scale in self.casts]
-		torch._foreach_copy_([m.low for m, _ in self.casts], made)
+		torch._foreach_copy_([m.low for m, _ in self.casts], [folded(*pair) for pair in self.casts])
 	def forward(self, x, y):
 		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
 		x = x0 = rms_norm(self.tok_emb(x).to(self.dtype))  # (B, T, D)
@@ -800,14 +808,13 @@ def newton_schulz(x, steps, dtype):
 	return x.mT if tall else x
 
 class Optimizers:
-	"""Muon on the blocks' matrices, Adam on all else; a float32 vector of values, one of gradients and `tail`, reduced."""
+	"""Muon on the blocks' matrices, Adam on all else; float32 vectors: values; gradients and, reduced first, `tail`."""
 	def __init__(self, model, cfg, tail):
 		self.cfg, groups, small, head = cfg, defaultdict(list), [model.skip_weights], model.lm_head
 		for name, p in model.blocks.named_parameters():
 			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else groups[p.shape]).append(p)
-		rates = {model.tok_emb.weight: cfg.embed_lr if head else cfg.tied_embed_lr}
+		rates = {model.tok_emb.weight: cfg.embed_lr if head else cfg.tied_embed_lr} | dict.fromkeys(small, cfg.scalar_lr)
 		if head: rates[head.weight] = cfg.head_lr
-		rates |= dict.fromkeys(small, cfg.scalar_lr)
 		members = [*sum(groups.values(), []), *rates]  # Muon's, by shape; then Adam's
 		self.values = torch.cat([p.detach().flatten() for p in members])
 		self.reduced = self.values.new_zeros(len(self.values) + tail)
@@ -818,7 +825,7 @@ class Optimizers:
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
 		*banks, adam = cut([*(len(group) * shape.numel() for shape, group in groups.items()), len(self.rates)])
-		self.adam = *adam, zeros(adam), zeros(adam)  # values, gradients, their average (Adam: and their squares')
+		self.adam = *adam, zeros(adam), zeros(adam)  # values, gradients, their average, their squares'
 		self.banks = [[v.view(-1, *shape) for v in (*pair, zeros(pair))] for shape, pair in zip(groups, banks)]
 		self.buckets = [self.reduced[-tail - len(self.rates):], *(grads for _, grads, _ in self.banks)]
 		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
@@ -826,8 +833,8 @@ class Optimizers:
 	def reduce(self, rt):
 		"""Begins all sums over ranks, awaits the tail's and Adam's: the others run under the updates before theirs."""
 		self.waits = [rt.begin(dist.all_reduce, part) for part in self.buckets]
-		at_once = self.cfg.grad_clip_norm or self.cfg.training_timing_breakdown
-		for wait in self.waits[:None if at_once else 1]: wait()
+		first = None if self.cfg.grad_clip_norm or self.cfg.training_timing_breakdown else 1
+		for wait in self.waits[:first]: wait()
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
@@ -886,9 +893,8 @@ class Control:
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
 		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
 		tail, bad = mine.tail, mine.tail[-rt.world_size:]
-		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
-		ms = clock.ms_at(self.events[step - 2 & 3]) if rt.cuda else clock.now_ms()  # the last step known to be done
-		sent[:self.FIELDS] = torch.tensor([*parts, ms * (rt.rank == 0), 0.0, rt.signum])
+		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last step surely done
+		sent[:self.FIELDS] = torch.tensor([*(data_crc >> n & 0x7FF for n in (0, 11, 22)), ms * (rt.rank == 0), 0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
 		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
@@ -1044,7 +1050,7 @@ def find_checkpoint(cfg):
 # === TRAINING ===
 class Run:
 	"""The model and all that trains it; the same weights on every rank."""
-	step = heeded = crc = final = val_ms = 0  # steps taken, looked at; their data_crc; the state before the export
+	step = heeded = crc = final = 0  # steps taken, looked at; their data_crc; the state before the export
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
@@ -1057,8 +1063,9 @@ class Run:
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
 		self.verify, self.partial = Verify(cfg.data_verify, log), " partial_val:1" * bool(cfg.val_tokens)
 		self.validation = Validation(cfg, rt, log, self.verify)
-		self.generators, self.writer = [torch.default_generator, *torch.cuda.default_generators], threading.Thread()
-		self.writer.start()  # a checkpoint's, later
+		self.generators = [torch.default_generator, *torch.cuda.default_generators]
+		self.writer, self.history = threading.Thread(), []  # of a checkpoint; [step, loss, bpb, ms] of validations
+		self.writer.start()
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
 	def heed(self, step):
 		"""Halt at the first step before `step` that was not taken. All ranks ask alike."""
@@ -1074,8 +1081,8 @@ class Run:
 		self.heed(self.step)
 		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
-		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), val_ms=self.val_ms,
-			data_crc=self.crc, rng=[g.get_state() for g in self.generators], tensors=tensors)
+		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), data_crc=self.crc,
+			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
 		"""step_<n>.pt; the last CHECKPOINT_KEEP stay. True: on the disk."""
 		folder, step, start = Path("checkpoints", self.cfg.run_id), state["step"], now()
@@ -1104,8 +1111,8 @@ class Run:
 				raise ValueError("another configuration: " + "; ".join(other))
 			self.optimizers.restore(state["tensors"])
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
-			self.step, self.crc = int(state["step"]), int(state["data_crc"])
-			self.clock.total_ms, self.val_ms = float(state["train_ms"]), float(state["val_ms"])
+			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
+			self.history = [[*map(float, row)] for row in state["history"]]
 		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.clock.total_ms)
@@ -1151,8 +1158,9 @@ def validate(run, step, spans):
 		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
 		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
 		val_bytes=val.bytes)
-	run.val_ms += val_ms
+	run.history.append([step, loss, bpb, val_ms])
 	run.clock.start()
+
 # Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 def log_step(run, step):
@@ -1172,6 +1180,7 @@ def log_step(run, step):
 		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
 		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
 		**mfu)
+
 def train(run):
 	c, log, clock, rt = run.cfg, run.log, run.clock, run.rt
 	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
@@ -1230,13 +1239,13 @@ def report(run, batches, step):
 	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
 		late_copies_percent=100 * batches.late_copies / (batches.handed or 1))
-	seen = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1])
+	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
 	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
 		needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\n"
+	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
 		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
 		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=run.val_ms, host_wait=host, device_wait=device,
+	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
 		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
 	run.verify.settle(total=True)
 	batches.spans.close()
@@ -1350,7 +1359,7 @@ def main():
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
 	if not faults: return execute(cfg, rt, env, warnings)
 	if env.get("LOCAL_RANK", "0") == "0":
-		print("train_gpt.py: wrong settings:", *faults, sep="\n  ", file=sys.stderr)
+		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
 if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])

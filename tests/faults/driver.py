@@ -98,7 +98,7 @@ def main() -> None:
     if fault.get("settled"):
         settle()
     if "wait_s" in fault:  # the longest wait for another rank
-        trainer.FIRST_WAIT_SECONDS = fault["wait_s"]
+        trainer.FIRST_WAIT_S = fault["wait_s"]
     if "artifact" in fault:
         trainer.pack = lambda *_: (Path(fault["artifact"]).read_bytes(), 1, 1)
     code = trainer.main()

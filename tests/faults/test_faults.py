@@ -443,11 +443,11 @@ def test_a_poisoned_artifact(tmp_path: Path, data: dict, tiny: Live, see: See, c
 def poisoned_checkpoint(case: str, run: Live, path: Path) -> bytes:
     state = run.load(2)
     if case == "its pickle runs a command":
-        return saved({**state, "val_ms": Command()}, path)
+        return saved({**state, "history": Command()}, path)
     if case == "a zip bomb of 200 MB":
         return zip_bomb(path)
     if case == "its pickle fills memory":
-        return saved({**state, "val_ms": Flood()}, path)
+        return saved({**state, "history": Flood()}, path)
     if case == "wrong shapes":
         return saved({**state, "tensors": [torch.stack([tensor, tensor]) for tensor in state["tensors"]]}, path)
     if case == "missing names":
