@@ -20,11 +20,11 @@ from torch import nn
 # === CONFIG ===
 CONTROLS = ("attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights,smear,"
 	"dtg_gate,ve_layer_scales,ve_shared.scale,attn_gate,vr_lambda")
-# Kinds of settings: (in words, from text to value or an error).
+# Kinds of settings: in words; from text to value, or an error.
 def within(low, below=2**63):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
-def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
+def word(pattern, means=""): return means or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
 whole, count, share = within(0), within(1), within(0.0, 1.0)
 number, rate, positive = within(-1e18), within(0.0), within(1e-6)
 name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
@@ -94,12 +94,12 @@ def shape_faults(cfg, W):
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
 	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
 	elif batch % need:
-		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
-		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-			f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}")
+		fit = next((f"{n}, or " for n in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * n) == 0), "")
+		fit += f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}"
+		yield "grad_accum_steps", f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
 	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 has none: set one of them"
+		yield "trace_steps", "nothing overlaps with TRAINING_TIMING_BREAKDOWN=1: set one"
 def recipe_faults(cfg, W):
 	T, stride, head, last = cfg.train_seq_len, cfg.eval_stride, cfg.model_dim // cfg.num_heads, cfg.num_layers - 1
 	if cfg.rope_dims % 2 or cfg.rope_dims > head: yield "rope_dims", f"set an even number up to {head}"
@@ -120,34 +120,33 @@ def similar(a, b, slips):
 	"""Damerau-Levenshtein distance at most `slips`."""
 	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
 	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
-	return slips > 0 and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
+	return slips and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
 def foreign_names(env):
-	"""(faults: nearly a setting; warnings: other scripts' settings)."""
+	"""(faults: nearly ours; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
 		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
-		if FOREIGN.fullmatch(name): others.append(name)
+		if re.fullmatch(FOREIGN, name): others.append(name)
 		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
 	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
 def print_help():
-	"""From README.md, if at hand."""
 	print(__doc__)
 	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
 	with suppress(OSError, IndexError):
 		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
-	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
+	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)|^\| `(\w+)` \| (.*?) \| (.*) \|", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS = 300  # longest wait for ranks where they meet first
-class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
-class Stop(Exception): """Told to stop: the others learn it in the next collective."""
+FIRST_WAIT_S = 300  # for ranks, where they first meet
+class RunError(Exception): """A foreseeable failure, in a line: what, where, which value, what to do."""
+class Stop(Exception): """Told to stop; others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
-	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	"""Of torch, devices; creates no context on one."""
+	version, driver = torch.__version__, "present" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
@@ -161,16 +160,14 @@ def runtime_faults(cfg):
 
 @dataclass
 class Runtime:
-	"""This process. As its main thread may sit in a collective, another hears signals, tells all ranks, by the group's
-	store, and ends a wait for ranks that do not come, by name."""
+	"""This process. Its main thread may sit in a collective: another hears signals, tells all ranks, ends long waits."""
 	rank: int = 0
 	world_size: int = 1
 	stall_seconds: float = 60.0
 	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place, met = math.inf, "", frozenset()  # waiting for ranks; since the first wait, where
+	since, place, met = math.inf, "", frozenset()  # a wait for ranks: begun, where; ended, where
 	def start(self, cfg, env):
-		"""Takes the device, joins the group."""
 		hears, wakes = os.pipe()
 		os.set_blocking(wakes, False)
 		signal.set_wakeup_fd(wakes)
@@ -180,38 +177,39 @@ class Runtime:
 			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
 			torch.cuda.set_device(self.device)
 			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
-			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
+			torch.set_float32_matmul_precision("high")  # TF32 for products in float32
 		if "RANK" not in env: return
-		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))
+		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_S)))[0]
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-		with suppress(AttributeError):  # before torch 2.8 there is none
-			self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # own connection; torch >= 2.8
 		with self.waiting("start"):  # bounds all waits, so the group need not
-			dist.init_process_group("nccl" if self.cuda else "gloo", store=store, rank=self.rank, world_size=self.world_size,
-				timeout=datetime.timedelta(1), device_id=self.device if self.cuda else None)
+			dist.init_process_group("nccl" if self.cuda else "gloo", None, datetime.timedelta(1), self.world_size, self.rank,
+				store, device_id=self.device if self.cuda else None)
 	@property
 	def cuda(self): return self.device.type == "cuda"
 	@contextmanager
 	def waiting(self, place):
 		self.place, self.since = place, now()
 		yield
-		self.since = math.inf
-		self.met |= {place}
-	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)  # a sum, in place
+		self.since, self.met = math.inf, self.met | {place}
+	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor) or tensor  # a sum, in place
+	def begin(self, call, *args):
+		"""Begins a collective; returns its wait: a synchronisation point, on CUDA of the stream alone."""
+		work = self._meet("launch", lambda: call(*args, async_op=True))
+		return lambda: self._meet("reduction", work and work.wait)
 	def broadcast(self, value):
 		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
-		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0]
+		return self._meet("broadcast", dist.broadcast_object_list, box := [value], 0, None, self.device) or box[0]
 	def _meet(self, place, call, *args):
-		"""Synchronisation point, but for a step's reduction: Control reads that."""
+		"""Synchronisation point, but for a step's reductions: Control reads those."""
 		self.meetings += 1
 		with self.waiting(place):
-			try:
-				if dist.is_initialized(): call(*args)
+			try: result = dist.is_initialized() and call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place != "reduction": self.synchronize()
-		return args[0]
+			if place not in ("launch", "reduction"): self.synchronize()
+		return result
 	def synchronize(self):
-		"""Synchronisation point: the time when the device has done all it was given."""
+		"""Synchronisation point: when the device has done all it was given."""
 		if self.cuda: torch.cuda.synchronize()
 		return now()
 	def _watch(self, hears):
@@ -225,21 +223,20 @@ class Runtime:
 			self.signum = self.signum or heard
 		late = []
 		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
-		faulthandler.dump_traceback()  # of all threads
+		faulthandler.dump_traceback()
 		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
-			f"{', '.join(late) or 'its device'}")
+			+ (", ".join(late) or "its device"))
 		os._exit(1)
 	def _limit_s(self):
 		if self.signum: return 5 + 2 * self.longest_s  # to leave
-		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
-	def close(self):
-		if dist.is_initialized(): dist.destroy_process_group()
+		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_S
+	def close(self): dist.is_initialized() and dist.destroy_process_group()
 
 class RunLog:
 	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
-		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
+		self.path, self.events = files = Path(f"logs/{run_id}.txt"), Path(f"logs/{run_id}.jsonl")
+		self.streams, self.lost, mark = {"stdout": enabled and sys.stdout}, set(), time.time_ns()
 		try:
 			for path in files * enabled:
 				path.parent.mkdir(exist_ok=True)
@@ -255,17 +252,14 @@ class RunLog:
 				self.lost.add(name)
 	def console(self, text): self.write(text, "stdout")
 	def line(self, text): self.write(text, self.path, "stdout")
-	def event(self, name, **fields):
-		self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **fields)), self.events)
+	def event(self, name, **kw): self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **kw)), self.events)
 	def say(self, event, template, **fields):
-		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
 
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
-	"""The whole file or none."""
 	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
@@ -275,14 +269,16 @@ def write_atomic(path, data):
 
 # === INSTRUMENTS ===
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
+def recorded(): return torch.cuda.current_stream().record_event(timed_event())
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
 @dataclass
 class Clock:
 	"""Training time in ms; both edges are synchronisation points."""
 	rt: Runtime
-	total_ms, since = 0.0, math.inf
+	total_ms, since, edge = 0.0, math.inf, None
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def start(self): self.since = self.rt.synchronize()
+	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event))
+	def start(self): self.edge, self.since = self.rt.cuda and recorded(), self.rt.synchronize()
 	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
@@ -315,16 +311,14 @@ class Unverified:  # no DATA_VERIFY
 def batch_sum(x, y): return (3 * x + y).ravel().cumsum(0).sum()  # by position, int64, wraps
 
 # === DATA ===
-CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES = 1024  # of a shard; a token has 2
+HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard (a token has 2); of a sum
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
-	"""A shard's token count; RunError if not whole."""
+	"""How many; RunError if it is not whole."""
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
-	whole = HEADER_BYTES + 2 * n
-	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
+	if (magic, version, size) == (20240520, 1, whole := HEADER_BYTES + 2 * n) and n > 0: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
 		f"({n} tokens need {whole}): delete it, fetch anew")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
@@ -332,17 +326,17 @@ def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
 def promised(folder, split):
-	"""How many shards the manifest promises; 0: unknown."""
+	"""Shards, by the manifest; 0: unknown."""
 	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
 		if d["name"] == folder.resolve().name)
 	except (KeyError, TypeError): return 0
 def producing(folder):
-	"""What the producer at work there last said; {}: none is."""
+	"""What the producer there last said; {}: none."""
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream; those of a live producer join in turn."""
+	"""A split's files by name, an endless stream; a live producer's join in turn."""
 	awaited = None
 	def __init__(self, folder, split):
 		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
@@ -351,13 +345,11 @@ class Shards:
 			if not self.growing or path == self.following(): self.add(path)
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
+	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06}.bin"
 	def add(self, path):
-		self.ends += [self.ends[-1] + shard_tokens(path)]
-		self.paths += [path]
-		self.stamps += [stamp(path)]
-	def await_token(self, token, reader):
-		"""Until it is on disk, or the set complete. RunError if the producer fails."""
+		self.ends.append(self.ends[-1] + shard_tokens(path))
+		self.paths.append(path), self.stamps.append(stamp(path))
+	def await_token(self, token, reader):  # until on disk, or the set complete
 		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path = producing(self.folder), self.following()
@@ -371,8 +363,8 @@ class Shards:
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
-		while count > 0:
+		"""A stretch as (epoch, file index, byte offset, bytes)."""
+		while count:
 			epoch, at = divmod(first, self.total)
 			i = bisect.bisect(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
@@ -380,37 +372,33 @@ class Shards:
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
-	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
-	for split in ("train", "val"):
+	for split in "train", "val":
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
 		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards for a score: fetch all"
+			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all"
 		for path in paths:
 			try:
 				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
-				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
+				if (worst := np.r_[ids[:32768], ids[-32768:]].max()) >= cfg.vocab_size:
+					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or DATA_PATH"
 			except RunError as error: yield "", str(error)
 	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
 		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
-	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
-def cut_val_tokens(cfg, total):
-	"""Whole rows, and one more to predict."""
+	return f"make: `{QUICKSTART} --prepare-only`; fetch: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
+def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens, by arithmetic, never by timing. stride: batch to batch."""
 	@classmethod
-	def train(cls, cfg, rank, W):
-		"""Batch k is micro-step k % accumulation of step k // accumulation."""
-		rows = cfg.train_batch_tokens // (T := cfg.train_seq_len)
-		n = rows // (W * cfg.accumulation(W))
+	def train(cls, cfg, rank, W):  # micro-step k % accumulation of step k // accumulation
+		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
 		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
 	def val(cls, cfg, tokens, rank, W):
@@ -422,23 +410,21 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):
-		"""(first token, tokens) of a batch."""
+		"""Of a batch: the first, how many."""
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):
-		"""Of the rows' step: every rank's reader waits for it."""
-		n = SPANS_A_STEP * self.span_rows
-		return self.token((rows.start // n + 1) * n) - 1
+	def last_token(self, rows):  # of the step: every rank waits for it
+		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, end, token) in it."""
+		"""(row, end, token) in the batch, cut by spans."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
-	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
+	"""The rows' crc32, begun with their numbers, summed: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
 def widen(tokens, x, y, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
+	"""uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)."""
 	T = x.shape[1]
 	for row, end, begin in segments:
 		part = tokens[begin:begin + (end - row) * T + 1]
@@ -446,7 +432,7 @@ def widen(tokens, x, y, segments):
 	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
+	"""A split's settings, less what is ruled out. queue, device_slots: 0: no prefetch, no CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
@@ -462,27 +448,25 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
+	"""A batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
-		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
+		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 
-class HostHandOut:
-	"""The CPU's last stage: hands out host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
+class HandOut:
+	"""The CPU's last stage: host slots; the next call frees them."""
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum(waits_ms)
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	ask = close = lambda self: None
 	def waited(self, ms):
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
+	def recycle(self, block): return self.pending.pop(0)  # if no longer needed; block: once it is
 	def hand_out(self): return self.pending[-1]
 
-class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
-	too, as a wait for an event never recorded passes."""
+class DeviceRing(HandOut):
+	"""CUDA's last stage: README.md's ring. `ready`: tokens have arrived; `free`: they were read."""
 	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
@@ -491,13 +475,12 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
-	def ask(self):
-		"""The compute stream begins to wait here."""
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()  # unrecorded: a wait passes
+	def ask(self):  # the compute stream begins to wait
 		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
-		self.asked = self.compute.record_event(timed_event())
+		self.asked = recorded()
 	def submit(self, slot):
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
@@ -505,8 +488,7 @@ class DeviceRing(HostHandOut):
 			self.copy.wait_event(target.free)
 			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record()
-			slot.copied.record()
+			target.ready.record(), slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -517,9 +499,8 @@ class DeviceRing(HostHandOut):
 			self.copy_ms += slot.begun.elapsed_time(slot.copied)
 			return self.pending.pop(0)
 	def hand_out(self):
-		slot = self.full.pop(0)
-		self.compute.wait_event(slot.ready)
-		self.idle.append((self.asked, self.compute.record_event(timed_event())))
+		self.compute.wait_event((slot := self.full.pop(0)).ready)
+		self.idle.append((self.asked, recorded()))
 		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
@@ -527,23 +508,21 @@ class DeviceRing(HostHandOut):
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
-	comes after the good batches, calls digest(plan, rows, tokens)."""
+	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
+	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, a validation
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
+		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		slots = self.slots = overlap.device_slots
-		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
+		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
+		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
 			slot = Slot(self.plan, "cpu", rt.cuda)
-			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if slots:
-				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
+			slot.host = [*map(np.asarray, (slot.tokens, slot.x, slot.y))]
+			if slots: slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -556,18 +535,18 @@ class Pipeline:
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.ready.put(error)  # all, or the consumer waits for ever
+		except BaseException as error: self.ready.put(error)  # or the consumer hangs
 		finally: self.file.close()
 	def _fill(self, slot, k):
 		rows = (plan := self.plan).rows(k)
 		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, n), track = now(), plan.tokens(rows), self.thread.name
+		start, (first, n) = now(), plan.tokens(rows)
 		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
-		with self.spans("disk_read", track):
+		with self.spans("disk_read", self.thread.name):
 			out = memoryview(tokens).cast("B")
 			for epoch, i, offset, size in self.shards.pieces(first, n):
 				if self.place not in (None, (epoch, i)):
-					self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", track)
+					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], self.thread.name)
 					self.crossings.append(k)
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
@@ -575,15 +554,13 @@ class Pipeline:
 		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
-		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
+		if self.verify or not self.slots: widen(*slot.host, slot.segments)
+		if self.verify: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
-	def _read(self, i, offset, out):
-		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
-		file = self._open(i, offset)
-		file.seek(offset)
+	def _read(self, i, offset, out):  # EOFError: the file shrank (mapped: a crash)
+		(file := self._open(i, offset)).seek(offset)
 		while out:
-			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			if not (n := file.readinto(out)): raise EOFError(f"ends at byte {file.tell()}, {len(out)} short")
 			out = out[n:]
 		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
 		self.since = math.inf
@@ -594,15 +571,13 @@ class Pipeline:
 			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
-	def _advise(self, k):
-		"""Has the kernel read batch k ahead."""
+	def _advise(self, k):  # has the kernel read batch k ahead
 		if k >= self.end or self.shards.growing: return
-		with suppress(OSError, AttributeError):  # macOS has no such call
+		with suppress(OSError, AttributeError):  # not on macOS
 			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _take(self):
-		"""A slot back for each taken: the reader stays within the queue."""
+	def _take(self):  # and a slot back: the reader stays within the queue
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -622,9 +597,9 @@ class Pipeline:
 			if now() - self.since > (limit_s := self.rt.stall_seconds):
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
-	def __iter__(self): return self
+	__iter__ = lambda self: self
 	def __next__(self):
-		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
+		"""int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest."""
 		if self.handed >= self.end: raise StopIteration
 		if self.rt.signum: raise Stop
 		self.stage.ask()
@@ -636,11 +611,10 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return slot.x, slot.y, slot.digest
-	def again(self, spans):
-		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
+	def again(self, spans):  # from its start, all on the device: a slot handed out goes to the end of `full`
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
-	def close(self):  # within a second; a reader stuck in a read is left
+	def close(self):  # within a second; a stuck reader is left
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(0.8)
@@ -652,10 +626,8 @@ class Linear(nn.Linear):
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x, scale=None):
-		"""scale (outputs): multiplied into the small weight, not the large result."""
-		return F.linear(x, (self.weight if scale is None else scale[:, None] * self.weight).to(x.dtype))
-def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
+	def forward(self, x): return F.linear(x, self.weight.to(x.dtype))
+def rms_norm(x): return F.rms_norm(x, x.shape[-1:])
 def rotate(x, rotary):
 	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
 	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
@@ -666,9 +638,9 @@ def attend(q, k, v):
 	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
-	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
-	q, k, v, y = (torch.randn(2, T, heads, cfg.model_dim // H, device=rt.device, dtype=rt.dtype).requires_grad_()
-		for heads in (H, KV, KV, H))
+	H, KV = cfg.num_heads, cfg.num_kv_heads
+	q, k, v, y = (torch.randn(2, min(cfg.train_seq_len, 1024), heads, cfg.model_dim // H, device=rt.device,
+		dtype=rt.dtype).requires_grad_() for heads in (H, KV, KV, H))
 	def results(backend, dtype=rt.dtype):
 		if backend == "fa3": nn.attention.activate_flash_attention_impl("FA3")
 		for name in "cudnn", "flash", "mem_efficient", "math":
@@ -861,21 +833,20 @@ class Flat:
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
 		self.groups = [*cut([sum(p.numel() for p in group) for group in groups])]
+	def reduce(self, rt): rt.all_reduce(self.reduced, "reduction")
 
 SCATTER, GATHER = (getattr(dist, new, None) or getattr(dist, old) for new, old in (  # renamed in torch 2.13
 	("reduce_scatter_single", "reduce_scatter_tensor"), ("all_gather_single", "all_gather_into_tensor")))
 class Shard:
 	"""A bank for Muon: slices, padded with zeros to a multiple of the ranks, and this rank's; on CUDA in bfloat16."""
 	def __init__(self, bank, cfg, rt):
-		self.bank, self.cfg, self.rt, self.works, share = bank, cfg, rt, [], -(-len(bank) // rt.world_size)
+		self.bank, self.cfg, self.rt, self.wait, share = bank, cfg, rt, list, -(-len(bank) // rt.world_size)
 		dtype = (torch.float32, torch.bfloat16)[bank.is_cuda]
 		self.padded, self.update = (bank.new_zeros(share * rt.world_size, *bank.shape[1:], dtype=dtype) for _ in "pu")
 		self.grad, self.average, bank.grad = *(torch.zeros_like(self.padded[:share]) for _ in "ga"), torch.zeros_like(bank)
 	def begin(self, call, out, source):  # a collective; on one rank a copy
-		if self.rt.world_size == 1: return out.copy_(source)
-		self.rt._meet("reduction", lambda *args: self.works.append(call(*args, async_op=True)), out, source)
-	def wait(self):  # on CUDA the stream waits, not the host
-		while self.works: self.rt._meet("reduction", lambda work: work.wait(), self.works.pop())
+		if self.rt.world_size == 1: out.copy_(source)
+		else: self.wait = self.rt.begin(call, out, source)
 	def scatter(self):
 		"""Begins: this rank's slices of the summed gradient."""
 		self.padded[:len(self.bank)] = self.bank.grad
@@ -975,19 +946,18 @@ class Control:
 	def __init__(self, optimizers, rt):
 		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
 		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
-		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
-	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
+		self.events = [recorded() for _ in range(4 * rt.cuda)]
+	def agree(self, step, loss, *, clock, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
 		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
 		tail, bad = mine.tail, mine.tail[-rt.world_size:]
-		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
-		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
+		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last step surely done
+		sent[:self.FIELDS] = torch.tensor([*(data_crc >> n & 0x7FF for n in (0, 11, 22)), ms * (rt.rank == 0), 0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
 		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
-		rt.all_reduce(mine.reduced, "reduction")
+		mine.reduce(rt)
 		mine.halted |= tail[5] + bad.sum() > 0
-		mine.grads.masked_fill_(mine.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
@@ -1000,23 +970,21 @@ class Control:
 
 # === EVALUATION ===
 class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
-	"""Of each id: UTF-8 bytes without a leading space; has it one (counted unless after a boundary)? is it one (control,
-	unknown, unused)? numpy or tensors."""
+	"""Of each id, numpy or tensors: UTF-8 bytes less a leading space; has it one? is it control, unknown, unused?"""
 	@classmethod
 	def load(cls, path):
-		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
+		"""A SentencePiece .model, or .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
 			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
 			return cls(1 - boundary, 0 * boundary, boundary)
-		model = sentencepiece.SentencePieceProcessor(model_file=path)
-		ids = [*range(len(model))]
+		ids = [*range(len(model := sentencepiece.SentencePieceProcessor(model_file=path)))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
 		space = np.char.startswith(pieces, " ") & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
-		"""Bytes of the ids `target`, each after its `previous`."""
+		"""Bytes of the ids `target`, each after its `previous`; no leading space after a boundary."""
 		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
 
 def tokenizer_faults(cfg):
@@ -1030,23 +998,22 @@ def tokenizer_faults(cfg):
 def due(every, step): return every and step % every == 0
 
 class Validation:
-	"""The validation split: nats from the model; bytes from the tokens, counted once."""
+	"""Nats from the model; bytes from the tokens, counted once."""
 	bytes, resident = 0, None  # the pipeline that keeps its batches
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
 		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
-		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device = cfg.val_bytecount_device == "cuda"
+		self.overlap, self.on_device = Overlap.of(cfg, "val", rt.cuda), cfg.val_bytecount_device == "cuda"
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, ms). Halt: a signal came."""
+		"""(nats a token, bits per byte, ms). Halt: a signal."""
 		log, plan, total = self.log, self.plan, self.plan.num_batches()
-		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
-		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
+		sums = torch.zeros(3, dtype=torch.float64, device=self.rt.device)  # nats, bytes, signals
+		start, foretell = (told := now()), forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
 		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
 		if self.overlap.resident: self.resident = pipeline
 		with suppress(Stop), closing(pipeline), spans("validate"):
@@ -1061,8 +1028,7 @@ class Validation:
 					seen = (rows.stop - plan.first_row) * plan.seq_len
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.signum
-		# Synchronisation point: its end.
+		sums[2] = self.rt.signum  # then a synchronisation point: the end
 		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
@@ -1102,6 +1068,7 @@ class WindowPlan:
 		return [Piece(mine := step[self.rt.rank], 0, len(mine) / sum(map(len, step))) for step in steps]
 	def num_batches(self): return len(self.pieces)
 	def rows(self, k): return self.pieces[k].rows
+	def token(self, row): return row * self.seq_len  # of a batch's rows, laid out whole
 	def tokens(self, rows): return rows[0] * self.stride, (rows[-1] - rows[0]) * self.stride + self.seq_len + 1
 	def last_token(self, rows): return 0  # a val split is complete
 	def segments(self, rows): return [(i, i + 1, (row - rows[0]) * self.stride) for i, row in enumerate(rows)]
@@ -1186,7 +1153,7 @@ def quantize(t):
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
-	"""Inverse of quantize() up to half a scale, float32."""
+	"""Undoes quantize() up to half a scale, float32."""
 	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
 def saved(thing):
 	"""A torch file, as bytes."""
@@ -1194,15 +1161,14 @@ def saved(thing):
 	return buffer.getvalue()
 @contextmanager
 def refused(what):
-	"""Whatever a damaged or hostile file raises is a RunError."""
+	"""What a damaged or hostile file raises is a RunError."""
 	try: yield
 	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
-	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
-	archive = zipfile.ZipFile(io.BytesIO(data))
-	if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
-	if any(b"bytearray" in archive.read(name) for name in archive.namelist()): raise ValueError("it asks for memory")
+	file = len(data) <= limit and zipfile.ZipFile(io.BytesIO(data))
+	if not file or sum(part.file_size for part in file.infolist()) > limit: raise ValueError(f"it has over {limit} bytes")
+	if any(b"bytearray" in file.read(part) for part in file.infolist()): raise ValueError("it asks for memory")
 	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
 	except pickle.UnpicklingError: raise ValueError("it holds code")
 def int6_scale(clip):
@@ -1269,7 +1235,7 @@ class Run:
 		self.partial = " partial_val:1" * bool(cfg.val_tokens)
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
 	def heed(self, step):
-		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
+		"""Halt at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad): self.step = self.heeded
@@ -1298,13 +1264,13 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 			next(foretell)
 	optimizers.clip()
 	run.rt.all_reduce(optimizers.tables.grads, "reduction")  # what is small; the banks' runs under the optimizers
-	run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(), wait_ms=batches.stage.wait_ms, data_crc=crc)
+	run.control.agree(step, loss_share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
 	optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	run.rt.longest_s = max(run.rt.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.crc), 0
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.step, run.crc), 0
 	try:
 		with closing(run.batches()) as batches:
 			for step in range(count):
@@ -1313,8 +1279,7 @@ def warm_up(run, foretell):
 				run.log.line(f"warmup_step:{step + 1}/{count}")
 	finally:
 		run.optimizers.restore(saved)
-		run.step, run.crc = first
-		run.heeded = run.step
+		run.step, run.heeded, run.crc = first
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
@@ -1324,7 +1289,7 @@ def validate(run, step, spans):
 		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
 		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
 		val_bytes=val.bytes)
-	run.history.append((step, loss, bpb, val_ms))
+	run.history.append([step, loss, bpb, val_ms])
 	run.clock.start()
 # Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
@@ -1358,7 +1323,7 @@ def train(run):
 		while True:
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
-			if step >= 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
+			if step >= 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / max(1, step - 1 - 2 * run.rt.cuda)
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or due(c.val_loss_every, step): validate(run, step, batches.spans)
@@ -1381,20 +1346,20 @@ def waits(run, batches, waits_ms, train_ms):
 	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
 		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
 		at_shard_boundary=worst in {k // n for k in batches.crossings})
-def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
-	"""needed, delivered: MB/s."""
-	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5: return cost + (f": overlap hides {hidden_percent:.2f} %" if hidden_percent >= 0.5
-		else ": overlap settings do not matter here")
-	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
-	if awaited: return f"{cost}: shards were still being made"
-	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
+def verdict(percent, hidden, prefetch, needed, delivered, awaited=None):
+	"""hidden: %; needed, delivered: MB/s."""
+	cost = f"input cost {percent:.2f} % of training: "
+	if percent < 0.5 <= hidden: return f"{cost}overlap hides {hidden:.2f} %"
+	if percent < 0.5: return cost + "overlap settings do not matter here"
+	if not prefetch: return cost + "nothing overlaps: set TRAIN_PREFETCH=1"
+	if awaited: return cost + "shards were still being made"
+	if delivered > needed: return cost + "stalls: raise TRAIN_PREFETCH_QUEUE"
 	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
-	stage.ask()
 	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
+	stage.ask()
 	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
 	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
 	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
@@ -1402,7 +1367,7 @@ def report(run, batches, step):
 	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
-		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
+		late_copies_percent=100 * batches.late_copies / (batches.handed or 1))
 	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
 	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
 		needed, delivered, run.shards.awaited)
@@ -1504,7 +1469,7 @@ def execute(cfg, rt, env, warnings):
 		last_words(rt.log, *end)
 		rt.close()
 	return end[0]
-def last_words(log, code, status, problem, hint=""):
+def last_words(log, code, status, problem="", hint=""):
 	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
 	if not log: return
 	if problem: log.write(f"error: {problem}", log.path)
@@ -1513,18 +1478,16 @@ def last_words(log, code, status, problem, hint=""):
 def main():
 	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help() or 0
-	cfg, faults = Config.from_environment(env)
-	misspelt, warnings = foreign_names(env)
+	(cfg, faults), (misspelt, warnings) = Config.from_environment(env), foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
-			for name, value in vars(cfg).items()}, indent=1))
-		return 0
+		return print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
+			for name, value in vars(cfg).items()}, indent=1)) or 0
 	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
 	faults += cfg.problems(rt.world_size)
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
 	if not faults: return execute(cfg, rt, env, warnings)
-	if int(env.get("LOCAL_RANK", 0)) == 0:
+	if env.get("LOCAL_RANK", "0") == "0":
 		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
