@@ -2,12 +2,15 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, SMALL_MODEL, Corpus, config_of, run_trainer, train_gpt
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 pytestmark = pytest.mark.timeout(120)
 CPU = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
@@ -185,6 +188,29 @@ def test_the_compiled_step_is_the_plain_one() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == shapes + 2
     for plain, compiled in zip(*results):
         torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("at_use", [False, True])
+def test_the_compiled_forward_pass_casts_and_scales_no_weight(at_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come cast: 13 matrices of two layers and the tied head; cast at use, all of them would be seen here."""
+    if at_use:
+        monkeypatch.setattr(train_gpt, "used", lambda m, scale=None: train_gpt.folded(m, scale).to(m.low.dtype))
+    torch._dynamo.reset()
+    forward = []
+
+    def keep(graph: torch.fx.GraphModule, _: list) -> Callable:
+        forward.append(graph)
+        return make_boxed_func(graph.forward)
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+    config = config_of(**{**SMALL_MODEL, "NUM_LAYERS": 2})
+    model = torch.compile(train_gpt.GPT(config, torch.bfloat16), dynamic=False, fullgraph=True, backend=backend)
+    tokens = torch.randint(0, config.vocab_size, (2, config.train_seq_len))
+    model(tokens, tokens).backward()
+    shapes = {p.shape for p in model.parameters() if p.ndim == 2 and len(p) > 4}
+    made = [str(node.target) for node in forward[0].graph.nodes
+            if node.op == "call_function" and getattr(node.meta.get("val"), "shape", 0) in shapes]
+    casts, products = (sum(word in name for name in made) for word in ("_to_copy", "mul"))
+    assert (casts, products) == ((13, 4) if at_use else (0, 0))
 
 
 def test_the_log_says_which_attention_runs(corpus: Corpus, tmp_path: Path) -> None:
