@@ -27,12 +27,12 @@ MAX_BYTES, MAX_FUNCTION, MAX_COLUMNS = 90_000, 60, 120
 # Definitions whose text is the root's: by name (an assignment by its first target), methods as Class.method.
 SHARED = """
     within word whole number name flag Config.accumulation shape_faults SETTINGS shown similar foreign_names print_help
-    FIRST_WAIT_S RunError first_line Stop Halt runtime_faults Runtime RunLog words write_atomic timed_event recorded HOST
-    Clock forecast Spans batch_sum SPANS_A_STEP HEADER_BYTES QUICKSTART shard_tokens stamp read_json promised
-    producing Shards dataset_faults where_else cut_val_tokens BatchPlan data_crc widen Overlap Slot HandOut
-    DeviceRing Pipeline rms_norm rotate attend choose_attention compiled newton_schulz named lr_multiplier
-    muon_momentum Agreed Control ByteTable tokenizer_faults due Validation quantize dequantize saved refused load
-    Run.heed Run.batches warm_up validate PEAK_TFLOPS log_step waits verdict report last_words main
+    FIRST_WAIT_S RunError first_line Stop Halt runtime_faults Runtime RunLog words write_atomic timed_event recorded
+    HOST Clock forecast Spans batch_sum SPANS_A_STEP HEADER_BYTES QUICKSTART shard_tokens stamp read_json promised
+    producing Shards dataset_faults where_else cut_val_tokens BatchPlan data_crc widen Overlap Slot HandOut DeviceRing
+    Pipeline rms_norm rotate attend choose_attention compiled newton_schulz named lr_multiplier muon_momentum Agreed
+    Control ByteTable tokenizer_faults due Validation quantize dequantize saved refused load Run.heed Run.batches
+    warm_up validate PEAK_TFLOPS log_step waits verdict report last_words main
 """.split()
 # The published command line, variable by variable.
 PUBLISHED = dict(item.split("=", 1) for item in """

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL_MODEL, Corpus, Finished, clean_environment, free_port, heed_interrupts, run_trainer
+import torch
+from conftest import (ROOT, SMALL_MODEL, Corpus, Finished, clean_environment, config_of, free_port, heed_interrupts,
+                      run_trainer, train_gpt)
 
 OVERLAP_OFF = dict(TRAIN_PREFETCH=0, TRAIN_COPY_STREAM=0, GPU_PREFETCH=1, VAL_PREFETCH=0, VAL_COPY_STREAM=0)
 EXACT = ("train_loss", "val_loss", "val_bpb", "data_crc")
@@ -90,6 +93,23 @@ def test_implied_bytes_are_the_bytes_of_the_text(reference: Finished, corpus: Co
 
 def events(run: Finished) -> list[dict]:
     return [json.loads(line) for line in run.log_path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_score_is_of_the_weights_in_the_artifact(reference: Finished, corpus: Corpus) -> None:
+    """Read from the file and evaluated here: the score to the last digit, which the weights before the export miss."""
+    said = events(reference)
+    trained = [event for event in said if event["event"] == "validation"][-1]["val_loss"]
+    score = next(event for event in said if event["event"] == "score")["val_loss"]
+    settings = next(event for event in said if event["event"] == "config")
+    config = train_gpt.Config(**{name: settings[name] for name in vars(config_of())})
+    model = train_gpt.GPT(config, torch.float32)
+    data = (reference.folder / "final_model.int8.ptz").read_bytes()
+    model.load_state_dict(train_gpt.unpack(data, model.state_dict()))
+    model.cast()
+    log = SimpleNamespace(console=print)
+    validation = train_gpt.Validation(config, train_gpt.Runtime(), log, train_gpt.Verify(False, log))
+    loss, _, _ = validation.evaluate(model, "test", False, train_gpt.Spans())
+    assert loss == pytest.approx(score, abs=1e-7) and abs(trained - score) > 1e-7
 
 
 def test_jsonl_tells_the_same_story(reference: Finished) -> None:
