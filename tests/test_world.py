@@ -142,7 +142,6 @@ def test_time_is_the_devices_not_that_of_the_host_ahead_of_it(monkeypatch: pytes
     flat = SimpleNamespace(grads=vector[:4], tail=vector[4:], halted=torch.tensor(False), reduce=lambda rt: None)
     control, clock = train_gpt.Control(flat, runtime), train_gpt.Clock(runtime)
     runtime.cuda, control.events = True, [Mark() for _ in range(4)]
-    assert clock.ms_at(Mark()) == 0  # not begun
     clock.start()
     clock.total_ms = 500.0  # of an earlier start
     for step in range(8):
