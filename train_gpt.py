@@ -2,7 +2,7 @@
 
   torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs, or 1, 2, 4)
   python train_gpt.py  (one process, GPU or CPU)
-  python train_gpt.py --help | --print-config  (the settings: environment variables | their values)
+  python train_gpt.py --help | --print-config  (environment variables | their values)
 
 One pipeline feeds training and validation; off is a setting of it.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, MODEL, OPTIMIZERS, EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
@@ -177,16 +177,17 @@ class Runtime:
 		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
 		return self._meet("broadcast", dist.broadcast_object_list, box := [value], 0, None, self.device) or box[0]
 	def _meet(self, place, call, *args):
-		"""Synchronisation point, but for a step's reductions: Control reads those."""
+		"""Synchronisation point, but for a step's reductions: Control reads the tail."""
 		self.meetings += 1
 		with self.waiting(place):
 			try: result = dist.is_initialized() and call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place not in ("launch", "reduction"): self.synchronize()
+			if place not in ("launch", "reduction"): self.synchronize(place)
 		return result
-	def synchronize(self):
+	def synchronize(self, place="device"):
 		"""Synchronisation point: when the device has done all it was given."""
-		if self.cuda: torch.cuda.synchronize()
+		if self.cuda:
+			with self.waiting(place): torch.cuda.synchronize()
 		return now()
 	def _watch(self, hears):
 		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
@@ -276,7 +277,7 @@ class Spans:
 	log: RunLog = None
 	nothing = nullcontext()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	__post_init__ = instant = handed = step_done = close = lambda *_: None  # close: twice, too
+	__post_init__ = instant = handed = step_done = close = lambda *_: None
 	@contextmanager
 	def phase(self, name, track=DEVICE):
 		begin = self.mark(track)
@@ -821,20 +822,18 @@ class Optimizers:
 		self.grads, self.tail = self.reduced.tensor_split([-tail])
 		self.rates = torch.cat([p.new_full([p.numel()], lr) for p, lr in rates.items()])
 		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))
-		def zeros(pair): return torch.zeros_like(pair[0])
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
 		*banks, adam = cut([*(len(group) * shape.numel() for shape, group in groups.items()), len(self.rates)])
-		self.adam = *adam, zeros(adam), zeros(adam)  # values, gradients, their average, their squares'
-		self.banks = [[v.view(-1, *shape) for v in (*pair, zeros(pair))] for shape, pair in zip(groups, banks)]
+		self.adam = *adam, *map(torch.zeros_like, adam)  # values, gradients, their average, their squares'
+		self.banks = [[v.view(-1, *shape) for v in (*pair, torch.zeros_like(pair[0]))] for shape, pair in zip(groups, banks)]
 		self.buckets = [self.reduced[-tail - len(self.rates):], *(grads for _, grads, _ in self.banks)]
 		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
 		self.halted, self.cast = self.count > 0, model.cast
 	def reduce(self, rt):
 		"""Begins all sums over ranks, awaits the tail's and Adam's: the others run under the updates before theirs."""
 		self.waits = [rt.begin(dist.all_reduce, part) for part in self.buckets]
-		first = None if self.cfg.grad_clip_norm or self.cfg.training_timing_breakdown else 1
-		for wait in self.waits[:first]: wait()
+		for wait in self.waits[:None if self.cfg.grad_clip_norm or self.cfg.training_timing_breakdown else 1]: wait()
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
@@ -865,6 +864,7 @@ class Optimizers:
 		values.sub_(update.masked_fill(halted, 0))
 	def snapshot(self): return [*map(torch.clone, self.tensors())]
 	def tensors(self): return [self.values, *(average for *_, average in self.banks), *self.adam[2:], self.count]
+	@torch.no_grad()
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
 		self.cast()
@@ -893,7 +893,7 @@ class Control:
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
 		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
 		tail, bad = mine.tail, mine.tail[-rt.world_size:]
-		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last step surely done
+		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last sum surely there
 		sent[:self.FIELDS] = torch.tensor([*(data_crc >> n & 0x7FF for n in (0, 11, 22)), ms * (rt.rank == 0), 0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
@@ -1030,7 +1030,8 @@ def unpack(data, expected):
 		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
 		quantized, scales, plain = file["quantized"], file["scales"], file["passthrough"]
 		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
-		if wrong := found ^ wanted: raise ValueError(f"missing, unknown or of another shape: {min(wrong)[0]}")
+		wrong = sorted({name for name, _ in found ^ wanted})[:5]
+		if wrong: raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong)}")
 		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()): raise ValueError("wrong scales")
 		return {name: plain[name].to(t.dtype) if name in plain else dequantize(quantized[name], scales[name])
 			for name, t in expected.items()}
@@ -1106,9 +1107,9 @@ class Run:
 		limit = sum(t.nbytes for t in self.optimizers.tensors()) + (1 << 22)
 		with refused(f"RESUME={path}"):
 			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
-			theirs, ours = state["config"], fingerprint(self.cfg)
-			if other := [f"{k.upper()}={shown(theirs[k])}, not {shown(v)}" for k, v in ours.items() if theirs[k] != v]:
-				raise ValueError("another configuration: " + "; ".join(other))
+			theirs = state["config"]
+			if other := [f"{k.upper()}={shown(theirs.get(k, ''))}, not {shown(v)}" for k, v in fingerprint(self.cfg).items()
+				if theirs.get(k) != v]: raise ValueError("another configuration: " + "; ".join(other))
 			self.optimizers.restore(state["tensors"])
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
 			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
@@ -1164,7 +1165,7 @@ def validate(run, step, spans):
 # Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 def log_step(run, step):
-	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
+	"""A training line; rates since the last. Synchronisation point: its time must be true."""
 	run.rt.synchronize()
 	run.heed(step)
 	run.verify.settle()
@@ -1195,7 +1196,7 @@ def train(run):
 		while True:
 			run.heed(step - run.control.lag)  # synchronisation point, past unless the host runs far ahead
 			if step >= run.start[0] + 2:
-				elapsed_ms = run.control.read(step - 2).elapsed_ms * step / max(1, step - 1 - 2 * rt.cuda)
+				elapsed_ms = run.control.read(step - 2).elapsed_ms * min(1.5, step / max(1, step - 1 - 2 * rt.cuda))
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or due(c.val_loss_every, step): validate(run, step, spans)

@@ -1,12 +1,13 @@
 """Proves that any number of ranks trains on the same rows: by arithmetic up to 1,024, and with two machines' agents."""
-import contextlib
 import binascii
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -149,6 +150,17 @@ def test_time_is_the_devices_not_that_of_the_host_ahead_of_it(monkeypatch: pytes
         control.agree(step, torch.tensor(1.0), clock=clock, wait_ms=0.0, data_crc=0)
         expected = 500.0 if step < 2 else 500.0 + 40 * (step - 1)  # where step - 2 ended: the last one known to be done
         assert control.read(step).elapsed_ms == expected
+
+
+def test_a_wait_for_the_device_is_bounded_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device waits for may be other ranks."""
+    runtime, seen = train_gpt.Runtime(), []
+    runtime.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append((runtime.place, runtime.since)))
+    runtime.synchronize()
+    runtime.all_reduce(torch.zeros(1), "validation")
+    assert [place for place, _ in seen] == ["device", "validation"]
+    assert all(since <= time.perf_counter() for _, since in seen) and runtime.since == float("inf")
 
 
 def test_how_long_a_rank_waits_for_others() -> None:
