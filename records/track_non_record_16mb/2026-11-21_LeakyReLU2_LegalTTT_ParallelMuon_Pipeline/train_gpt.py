@@ -201,16 +201,17 @@ class Runtime:
 		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
 		return self._meet("broadcast", dist.broadcast_object_list, box := [value], 0, None, self.device) or box[0]
 	def _meet(self, place, call, *args):
-		"""Synchronisation point, but for a step's reductions: Control reads those."""
+		"""Synchronisation point, but for a step's reductions: Control reads the tail."""
 		self.meetings += 1
 		with self.waiting(place):
 			try: result = dist.is_initialized() and call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place not in ("launch", "reduction"): self.synchronize()
+			if place not in ("launch", "reduction"): self.synchronize(place)
 		return result
-	def synchronize(self):
+	def synchronize(self, place="device"):
 		"""Synchronisation point: when the device has done all it was given."""
-		if self.cuda: torch.cuda.synchronize()
+		if self.cuda:
+			with self.waiting(place): torch.cuda.synchronize()
 		return now()
 	def _watch(self, hears):
 		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
@@ -300,7 +301,7 @@ class Spans:
 	log: RunLog = None
 	nothing = nullcontext()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	__post_init__ = instant = handed = step_done = close = lambda *_: None  # close: twice, too
+	__post_init__ = instant = handed = step_done = close = lambda *_: None
 	@contextmanager
 	def phase(self, name, track=DEVICE):
 		begin = self.mark(track)
@@ -951,7 +952,7 @@ class Control:
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
 		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
 		tail, bad = mine.tail, mine.tail[-rt.world_size:]
-		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last step surely done
+		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last sum surely there
 		sent[:self.FIELDS] = torch.tensor([*(data_crc >> n & 0x7FF for n in (0, 11, 22)), ms * (rt.rank == 0), 0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
@@ -1295,7 +1296,7 @@ def validate(run, step, spans):
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 
 def log_step(run, step):
-	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
+	"""A training line; rates since the last. Synchronisation point: its time must be true."""
 	run.rt.synchronize()
 	run.heed(step)
 	run.verify.settle()
@@ -1323,7 +1324,8 @@ def train(run):
 		while True:
 			# Synchronisation point, past unless the host runs far ahead.
 			run.heed(step - run.control.lag)
-			if step >= 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / max(1, step - 1 - 2 * run.rt.cuda)
+			if step >= 2:
+				elapsed_ms = run.control.read(step - 2).elapsed_ms * min(1.5, step / max(1, step - 1 - 2 * run.rt.cuda))
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or due(c.val_loss_every, step): validate(run, step, batches.spans)

@@ -1,45 +1,42 @@
-"""Train a small GPT for the parameter-golf challenge: the best bits per byte that fit in 16,000,000 bytes.
+"""Train a small GPT for the parameter-golf challenge: the best bits per byte in 16,000,000 bytes.
 
-  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs; 1, 2, 4: the same order of tokens)
+  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs, or 1, 2, 4)
   python train_gpt.py  (one process, GPU or CPU)
-  python train_gpt.py --help | --print-config  (the settings, environment variables | their values)
+  python train_gpt.py --help | --print-config  (environment variables | their values)
 
-One pipeline feeds training and validation; off is a setting of it. An indent is a tab, as bytes count.
+One pipeline feeds training and validation; off is a setting of it.
 Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, OPERATORS, MODEL, OPTIMIZERS,
 EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
 """
-import bisect, datetime, faulthandler, gzip, io, itertools, json, math, os, pickle, queue, re, resource, select, shlex
-import signal, sys, threading, time, uuid, zipfile, zlib
+import bisect, datetime, faulthandler, gzip, io, json, math, os, pickle, queue, re, resource, select, shlex, signal
+import sys, threading, time, uuid, zipfile, zlib
 from collections import defaultdict, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter as now
 
-import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn.functional as F
-from torch import nn
+import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
 
 # === CONFIG ===
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
-# Kinds of settings: (in words, from text to value or an error).
+# Kinds of settings: in words; from text to value, or an error.
 def within(low, below=2**63):
 	kind = type(low)
 	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
-def word(pattern, meaning=""): return meaning or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
+def word(pattern, means=""): return means or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
 whole, count, share = within(0), within(1), within(0.0, 1.0)
 number, rate, positive = within(-1e18), within(0.0), within(1e-6)
 name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
 flag = "0 or 1", {"0": False, "1": True}.__getitem__
-steps = "auto or a count", lambda t: t if t == "auto" else whole[1](t)
 
 @dataclass(frozen=True)
 class Config:
-	"""README.md has units and meanings."""
+	"""Units, meanings: README.md."""
 	data_path: text = "./data/datasets/fineweb10B_sp1024"
 	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: whole = 1337
+	run_id: name = "random_uuid4"; seed: whole = 1337; val_progress_log_every: whole = 0; train_log_every: whole = 200
 	val_batch_size: count = 524_288; val_loss_every: whole = 1000; val_tokens: whole = 0
-	val_progress_log_every: whole = 0; train_log_every: whole = 200
 	iterations: whole = 20_000; warmdown_iters: whole = 1200; warmup_steps: whole = 20
 	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
 	vocab_size: within(1, 65_537) = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8
@@ -56,24 +53,25 @@ class Config:
 	training_timing_breakdown: flag = False; training_timing_every: count = 200; trace_steps: whole = 0
 	data_verify: flag = False; data_stall_seconds: positive = 60.0
 	checkpoint_every: whole = 0; checkpoint_keep: count = 3; resume: ("", str.strip) = ""
-	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"; grad_accum_steps: steps = 0
-	operators: word("auto|0|qkv|mlp") = "auto"
+	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"
+	grad_accum_steps: ("auto or a count", lambda t: t if t == "auto" else whole[1](t)) = 0
 	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
+	operators: word("auto|0|qkv|mlp") = "auto"
 	@classmethod
 	def from_environment(cls, env):
-		"""(the settings, faults: of a wrong value the default is taken)."""
+		"""(the settings, the default for a wrong one; faults)."""
 		values, faults = {"run_id": str(uuid.uuid4())}, []
 		for name in filter(env.__contains__, SETTINGS):
 			meaning, parse = SETTINGS[name].type
 			try: values[name.lower()] = parse(env[name])
-			except Exception:  # whatever a wrong text raises
+			except Exception:  # of any kind
 				faults.append(f"{name}={env[name]}: set {meaning}; default is {shown(SETTINGS[name].default)}")
-		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID, too")
+		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID")
 		return cls(**values), faults
 	def accumulation(self, W):
 		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
 	def problems(self, W):
-		"""Every fault on W ranks, with value and remedy."""
+		"""Every fault, on W ranks."""
 		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
 			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
 
@@ -86,49 +84,47 @@ def shape_faults(cfg, W):
 		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
 	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
 	elif batch % need:
-		fit = next((f"{g}, or " for g in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * g) == 0), "")
-		yield "grad_accum_steps", (f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-			f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}")
+		fit = next((f"{n}, or " for n in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * n) == 0), "")
+		fit += f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}"
+		yield "grad_accum_steps", f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
 	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
 	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "shows overlap, TRAINING_TIMING_BREAKDOWN=1 has none: set one of them"
+		yield "trace_steps", "nothing overlaps with TRAINING_TIMING_BREAKDOWN=1: set one"
 
 SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|"
-	r"(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS")
+FOREIGN = r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS"
 def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
 def similar(a, b, slips):
 	"""Damerau-Levenshtein distance at most `slips`."""
 	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
 	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
-	return slips > 0 and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
+	return slips and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
 def foreign_names(env):
-	"""(faults: nearly a setting; warnings: other scripts' settings)."""
+	"""(faults: nearly ours; warnings: other scripts' settings)."""
 	faults, others = [], []
 	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
 		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
-		if FOREIGN.fullmatch(name): others.append(name)
+		if re.fullmatch(FOREIGN, name): others.append(name)
 		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
 	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
 def print_help():
-	"""From README.md, if at hand."""
 	print(__doc__)
 	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
 	with suppress(OSError, IndexError):
 		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
-	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)$|^\| `(\w+)` \| (.*?) \| (.*) \|$", table):
+	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)|^\| `(\w+)` \| (.*?) \| (.*) \|", table):
 		default = getattr(Config, name.lower(), "")
 		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
 
 # === RUNTIME ===
-FIRST_WAIT_SECONDS = 300  # longest wait for ranks where they meet first
-class RunError(Exception): """A foreseeable failure in one line: what, where, which value, what to do."""
-class Stop(Exception): """Told to stop: the others learn it in the next collective."""
+FIRST_WAIT_S = 300  # for ranks, where they first meet
+class RunError(Exception): """A foreseeable failure, in a line: what, where, which value, what to do."""
+class Stop(Exception): """Told to stop; others learn it in the next collective."""
 class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
 def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
 def runtime_faults(cfg):
-	"""Of torch and the devices; creates no context on one."""
-	version, driver = torch.__version__, "/dev/nvidia0" * os.path.exists("/dev/nvidia0")
+	"""Of torch, devices; creates no context on one."""
+	version, driver = torch.__version__, "present" * os.path.exists("/dev/nvidia0")
 	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
 	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
 	if cfg.device != "cpu" and torch.cuda.is_available():
@@ -142,16 +138,14 @@ def runtime_faults(cfg):
 
 @dataclass
 class Runtime:
-	"""This process. As its main thread may sit in a collective, another hears signals, tells all ranks, by the group's
-	store, and ends a wait for ranks that do not come, by name."""
+	"""This process. Its main thread may sit in a collective: another hears signals, tells all ranks, ends long waits."""
 	rank: int = 0
 	world_size: int = 1
 	stall_seconds: float = 60.0
 	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
 	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place, met = math.inf, "", frozenset()  # waiting for ranks; since the first wait, where
+	since, place, met = math.inf, "", frozenset()  # a wait for ranks: begun, where; ended, where
 	def start(self, cfg, env):
-		"""Takes the device, joins the group."""
 		hears, wakes = os.pipe()
 		os.set_blocking(wakes, False)
 		signal.set_wakeup_fd(wakes)
@@ -161,39 +155,41 @@ class Runtime:
 			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
 			torch.cuda.set_device(self.device)
 			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
-			torch.set_float32_matmul_precision("high")  # TF32 where a product is in float32
+			torch.set_float32_matmul_precision("high")  # TF32 for products in float32
 		if "RANK" not in env: return
-		store, *_ = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_SECONDS)))
+		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_S)))[0]
 		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-		with suppress(AttributeError):  # before torch 2.8 there is none
-			self.store = dist.PrefixStore("watch", store.clone())  # a connection of its own
+		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # own connection; torch >= 2.8
 		with self.waiting("start"):  # bounds all waits, so the group need not
-			dist.init_process_group("nccl" if self.cuda else "gloo", store=store, rank=self.rank, world_size=self.world_size,
-				timeout=datetime.timedelta(1), device_id=self.device if self.cuda else None)
+			dist.init_process_group("nccl" if self.cuda else "gloo", None, datetime.timedelta(1), self.world_size, self.rank,
+				store, device_id=self.device if self.cuda else None)
 	@property
 	def cuda(self): return self.device.type == "cuda"
 	@contextmanager
 	def waiting(self, place):
 		self.place, self.since = place, now()
 		yield
-		self.since = math.inf
-		self.met |= {place}
-	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor)  # a sum, in place
+		self.since, self.met = math.inf, self.met | {place}
+	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor) or tensor  # a sum, in place
+	def begin(self, call, *args):
+		"""Begins a collective; returns its wait: a synchronisation point, on CUDA of the stream alone."""
+		work = self._meet("launch", lambda: call(*args, async_op=True))
+		return lambda: self._meet("reduction", work and work.wait)
 	def broadcast(self, value):
 		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
-		return self._meet("broadcast", dist.broadcast_object_list, [value], 0, None, self.device)[0]
+		return self._meet("broadcast", dist.broadcast_object_list, box := [value], 0, None, self.device) or box[0]
 	def _meet(self, place, call, *args):
-		"""Synchronisation point, but for a step's reduction: Control reads that."""
+		"""Synchronisation point, but for a step's reductions: Control reads the tail."""
 		self.meetings += 1
 		with self.waiting(place):
-			try:
-				if dist.is_initialized(): call(*args)
+			try: result = dist.is_initialized() and call(*args)
 			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place != "reduction": self.synchronize()
-		return args[0]
-	def synchronize(self):
-		"""Synchronisation point: the time when the device has done all it was given."""
-		if self.cuda: torch.cuda.synchronize()
+			if place not in ("launch", "reduction"): self.synchronize(place)
+		return result
+	def synchronize(self, place="device"):
+		"""Synchronisation point: when the device has done all it was given."""
+		if self.cuda:
+			with self.waiting(place): torch.cuda.synchronize()
 		return now()
 	def _watch(self, hears):
 		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
@@ -206,21 +202,20 @@ class Runtime:
 			self.signum = self.signum or heard
 		late = []
 		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
-		faulthandler.dump_traceback()  # of all threads
+		faulthandler.dump_traceback()
 		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
-			f"{', '.join(late) or 'its device'}")
+			+ (", ".join(late) or "its device"))
 		os._exit(1)
 	def _limit_s(self):
 		if self.signum: return 5 + 2 * self.longest_s  # to leave
-		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_SECONDS
-	def close(self):
-		if dist.is_initialized(): dist.destroy_process_group()
+		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_S
+	def close(self): dist.is_initialized() and dist.destroy_process_group()
 
 class RunLog:
 	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
 	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.events = files = [Path("logs", run_id + kind) for kind in (".txt", ".jsonl")]
-		self.streams, self.lost, mark = {"stdout": sys.stdout} if enabled else {}, set(), time.time_ns()
+		self.path, self.events = files = Path(f"logs/{run_id}.txt"), Path(f"logs/{run_id}.jsonl")
+		self.streams, self.lost, mark = {"stdout": enabled and sys.stdout}, set(), time.time_ns()
 		try:
 			for path in files * enabled:
 				path.parent.mkdir(exist_ok=True)
@@ -236,17 +231,14 @@ class RunLog:
 				self.lost.add(name)
 	def console(self, text): self.write(text, "stdout")
 	def line(self, text): self.write(text, self.path, "stdout")
-	def event(self, name, **fields):
-		self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **fields)), self.events)
+	def event(self, name, **kw): self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **kw)), self.events)
 	def say(self, event, template, **fields):
-		"""Fields as an event and, in the template's order, as text."""
 		self.line(template.format(*fields.values()))
 		self.event(event, **fields)
 
 def words(fields, digits=2):
 	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
 def write_atomic(path, data):
-	"""The whole file or none."""
 	temporary = path.with_suffix(f".{os.getpid()}.tmp")
 	try:
 		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
@@ -256,15 +248,17 @@ def write_atomic(path, data):
 
 # === INSTRUMENTS ===
 def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
+def recorded(): return torch.cuda.current_stream().record_event(timed_event())
 HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
 TRACE_EVENTS = 150_000  # below 20 MB uncompressed
 @dataclass
 class Clock:
 	"""Training time in ms; both edges are synchronisation points."""
 	rt: Runtime
-	total_ms, since = 0.0, math.inf
+	total_ms, since, edge = 0.0, math.inf, None
 	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def start(self): self.since = self.rt.synchronize()
+	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event))
+	def start(self): self.edge, self.since = self.rt.cuda and recorded(), self.rt.synchronize()
 	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
 	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
@@ -285,7 +279,7 @@ class Spans:
 	log: RunLog = None
 	nothing = nullcontext()
 	def __call__(self, name, track=DEVICE): return self.nothing
-	__post_init__ = instant = handed = step_done = close = lambda *_: None  # close: twice, too
+	__post_init__ = instant = handed = step_done = close = lambda *_: None
 	@contextmanager
 	def phase(self, name, track=DEVICE):
 		begin = self.mark(track)
@@ -296,7 +290,7 @@ class Breakdown(Spans):
 	__call__ = Spans.phase
 	def __post_init__(self):
 		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: no overlap, two device waits a phase")
+		self.log.line("timing_breakdown:enabled: no overlap, two waits a phase")
 	def mark(self, track):
 		if track.endswith("reader"): return 0.0  # no CUDA work
 		self.add("sync", track, now(), end := self.rt.synchronize())
@@ -305,8 +299,8 @@ class Breakdown(Spans):
 		if name == "validate": self.ms.clear()  # of its own phases
 		self.ms[name] += 1e3 * (end - begin)
 	def step_done(self, step):
-		ms, self.ms, n, start = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size), self.since
-		self.since = now()
+		ms, self.ms, n = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size)
+		start, self.since = self.since, now()
 		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
 		if step > 10 and step % self.cfg.training_timing_every: return
 		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} " + words(dict(batch_cpu_ms=ms["input_wait"] / n,
@@ -317,17 +311,15 @@ class Breakdown(Spans):
 	def close(self):
 		if not self.steps: return
 		(x, y), self.steps = np.mean(self.steps, 0), []
-		share = f"{x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %)"
-		self.log.line(f"overlappable: {share}: the most that overlap can win here")
+		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): "
+			"the most that overlap can win here")
 class Trace(Spans):
 	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
 	def __post_init__(self):
 		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
 		self.base = self.rt.synchronize() and self.mark(DEVICE)  # synchronisation point: their times meet
 		self.instant("warm_up_end", HOST)
-	def mark(self, track):
-		if event := self.rt.cuda and track in (DEVICE, COPY) and timed_event(): event.record()
-		return now(), event  # host seconds; the device's time
+	def mark(self, track): return now(), self.rt.cuda and track in (DEVICE, COPY) and recorded()  # host's s, device's time
 	def __call__(self, name, track=DEVICE):
 		if name == "validate": self.on, self.steps = self.steps == 0, self.steps or -1  # the first after the steps
 		return self.phase(name, track) if self.on else self.nothing
@@ -341,12 +333,12 @@ class Trace(Spans):
 	def step_done(self, step): self.steps -= self.steps > 0
 	def rows(self):
 		"""Chrome's format, in microseconds."""
-		tracks = defaultdict(itertools.count().__next__)  # name -> thread id
+		tracks = {}  # name -> thread id
 		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
 		for name, track, begin, end in self.events:
-			kind = end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))
-			yield dict(name=name, pid=0, tid=tracks[track if begin[1] or track != DEVICE else HOST],
-				ts=micros(self.base, begin), **kind)
+			if track == DEVICE and not begin[1]: track = HOST
+			yield dict(name=name, pid=0, tid=tracks.setdefault(track, len(tracks)), ts=micros(self.base, begin),
+				**(end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))))
 		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
 	def close(self):
 		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
@@ -375,16 +367,14 @@ class Verify:
 		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
 
 # === DATA ===
-CRC = 0xFFFFFFFF
 SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES = 1024  # of a shard; a token has 2
+HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard (a token has 2); of a sum
 QUICKSTART = "python3 data/quickstart.py"
 def shard_tokens(path):
-	"""A shard's token count; RunError if not whole."""
+	"""How many; RunError if it is not whole."""
 	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
 	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
-	whole = HEADER_BYTES + 2 * n
-	if (magic, version, size) == (20240520, 1, whole) and n > 0: return n
+	if (magic, version, size) == (20240520, 1, whole := HEADER_BYTES + 2 * n) and n > 0: return n
 	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
 		f"({n} tokens need {whole}): delete it, fetch anew")
 def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
@@ -392,17 +382,17 @@ def read_json(path):
 	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
 	return {}
 def promised(folder, split):
-	"""How many shards the manifest promises; 0: unknown."""
+	"""Shards, by the manifest; 0: unknown."""
 	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
 		if d["name"] == folder.resolve().name)
 	except (KeyError, TypeError): return 0
 def producing(folder):
-	"""What the producer at work there last said; {}: none is."""
+	"""What the producer there last said; {}: none."""
 	state = read_json(folder / ".producing")
 	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
 
 class Shards:
-	"""A split's files by name, an endless stream; those of a live producer join in turn."""
+	"""A split's files by name, an endless stream; a live producer's join in turn."""
 	awaited = None
 	def __init__(self, folder, split):
 		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
@@ -411,13 +401,11 @@ class Shards:
 			if not self.growing or path == self.following(): self.add(path)
 	@property
 	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
+	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06}.bin"
 	def add(self, path):
-		self.ends += [self.ends[-1] + shard_tokens(path)]
-		self.paths += [path]
-		self.stamps += [stamp(path)]
-	def await_token(self, token, reader):
-		"""Until it is on disk, or the set complete. RunError if the producer fails."""
+		self.ends.append(self.ends[-1] + shard_tokens(path))
+		self.paths.append(path), self.stamps.append(stamp(path))
+	def await_token(self, token, reader):  # until on disk, or the set complete
 		moved, done = now(), None
 		while self.growing and token >= self.ends[-1] and not reader.closed:
 			state, path = producing(self.folder), self.following()
@@ -431,8 +419,8 @@ class Shards:
 				self.awaited = path
 				time.sleep(0.05)
 	def pieces(self, first, count):
-		"""A stretch of the stream as (epoch, file index, byte offset, bytes)."""
-		while count > 0:
+		"""A stretch as (epoch, file index, byte offset, bytes)."""
+		while count:
 			epoch, at = divmod(first, self.total)
 			i = bisect.bisect(self.ends, at) - 1
 			n = min(count, self.ends[i + 1] - at)
@@ -440,36 +428,32 @@ class Shards:
 			first, count = first + n, count - n
 
 def dataset_faults(cfg):
-	"""Shards missing, damaged, of another vocabulary."""
 	folder = Path(cfg.data_path)
-	for split in ("train", "val"):
+	for split in "train", "val":
 		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
 		if not (paths or Shards(folder, split).growing):
 			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
 		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards for a score: fetch all"
+			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all"
 		for path in paths:
 			try:
 				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
-				if (worst := max(ids[:32768].max(), ids[-32768:].max())) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or another DATA_PATH"
+				if (worst := np.r_[ids[:32768], ids[-32768:]].max()) >= cfg.vocab_size:
+					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or DATA_PATH"
 			except RunError as error: yield "", str(error)
 	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
 		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
 def where_else(cfg, name):
 	for parent in Path.cwd().parents:
 		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
-	return f"make it: `{QUICKSTART} --prepare-only`; fetch it: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
-def cut_val_tokens(cfg, total):
-	"""Whole rows, and one more to predict."""
+	return f"make: `{QUICKSTART} --prepare-only`; fetch: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
+def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
 	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
 class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens: arithmetic, so order cannot depend on timing. stride: batch to batch."""
+	"""A rank's rows of seq_len + 1 tokens, by arithmetic, never by timing. stride: batch to batch."""
 	@classmethod
-	def train(cls, cfg, rank, W):
-		"""Batch k is micro-step k % accumulation of step k // accumulation."""
-		rows = cfg.train_batch_tokens // (T := cfg.train_seq_len)
-		n = rows // (W * cfg.accumulation(W))
+	def train(cls, cfg, rank, W):  # micro-step k % accumulation of step k // accumulation
+		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
 		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
 	@classmethod
 	def val(cls, cfg, tokens, rank, W):
@@ -481,23 +465,21 @@ class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batc
 	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
 	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
 	def tokens(self, rows):
-		"""(first token, tokens) of a batch."""
+		"""Of a batch: the first, how many."""
 		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):
-		"""Of the rows' step: every rank's reader waits for it."""
-		n = SPANS_A_STEP * self.span_rows
-		return self.token((rows.start // n + 1) * n) - 1
+	def last_token(self, rows):  # of the step: every rank waits for it
+		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
 	def segments(self, rows):
-		"""The batch cut where spans end: (row, end, token) in it."""
+		"""(row, end, token) in the batch, cut by spans."""
 		first, n = rows.start, self.span_rows
 		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
 		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
 def data_crc(plan, rows, tokens):
-	"""Sum of the rows' crc32, each started with the row's number: the same for any ranks."""
+	"""The rows' crc32, begun with their numbers, summed: the same for any ranks."""
 	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
 	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
 def widen(tokens, x, y, segments):
-	"""uint16 tokens -> int64 x, y (rows, T); numpy or tensors. Rows to spare: no targets (-100)."""
+	"""uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)."""
 	T = x.shape[1]
 	for row, end, begin in segments:
 		part = tokens[begin:begin + (end - row) * T + 1]
@@ -505,7 +487,7 @@ def widen(tokens, x, y, segments):
 	if end < len(y): x[end:], y[end:] = 0, -100
 
 class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what rules them out. queue, device_slots: 0 without prefetch, CUDA."""
+	"""A split's settings, less what is ruled out. queue, device_slots: 0: no prefetch, no CUDA."""
 	@classmethod
 	def of(cls, cfg, split, cuda):
 		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
@@ -520,27 +502,25 @@ class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident wor
 		return cls(on * depth, stream, slots, stay, words)
 
 class Slot:
-	"""One batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
+	"""A batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
 	def __init__(self, plan, device, pinned=False):
-		rows, T = plan.batch_rows, plan.seq_len
-		self.tokens = torch.empty(rows * T + rows // plan.span_rows + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in "xy")
+		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
+		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
 
-class HostHandOut:
-	"""The CPU's last stage: hands out host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: the sum of waits_ms
+class HandOut:
+	"""The CPU's last stage: host slots; the next call frees them."""
+	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum(waits_ms)
 	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
 	ask = close = lambda self: None
 	def waited(self, ms):
 		self.waits_ms.append(ms)
 		self.wait_ms += ms
 	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block): return self.pending.pop(0)  # the first in use, if no longer needed; block: once it is
+	def recycle(self, block): return self.pending.pop(0)  # if no longer needed; block: once it is
 	def hand_out(self): return self.pending[-1]
 
-class DeviceRing(HostHandOut):
-	"""CUDA's last stage: the ring of README.md. `ready`: tokens have arrived; `free`: they were read, recorded at once,
-	too, as a wait for an event never recorded passes."""
+class DeviceRing(HandOut):
+	"""CUDA's last stage: README.md's ring. `ready`: tokens have arrived; `free`: they were read."""
 	def __init__(self, plan, overlap, device, spans):
 		super().__init__()
 		self.spans, self.compute = spans, torch.cuda.current_stream(device)
@@ -549,13 +529,12 @@ class DeviceRing(HostHandOut):
 		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
 			self.empty.append(slot := Slot(plan, device))
 			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()
-	def ask(self):
-		"""The compute stream begins to wait here."""
+			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()  # unrecorded: a wait passes
+	def ask(self):  # the compute stream begins to wait
 		while self.idle and self.idle[0][1].query():
 			asked, fed = self.idle.pop(0)
 			self.waited(asked.elapsed_time(fed))
-		self.asked = self.compute.record_event(timed_event())
+		self.asked = recorded()
 	def submit(self, slot):
 		if not self.empty: raise RuntimeError("a copy beyond the ring")
 		target, n = self.empty.pop(0), slot.size
@@ -563,8 +542,7 @@ class DeviceRing(HostHandOut):
 			self.copy.wait_event(target.free)
 			slot.begun.record()
 			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record()
-			slot.copied.record()
+			target.ready.record(), slot.copied.record()
 		target.segments, target.digest = slot.segments, slot.digest
 		self.full.append(target), self.pending.append(slot)
 		self.bytes_copied += 2 * n
@@ -575,9 +553,8 @@ class DeviceRing(HostHandOut):
 			self.copy_ms += slot.begun.elapsed_time(slot.copied)
 			return self.pending.pop(0)
 	def hand_out(self):
-		slot = self.full.pop(0)
-		self.compute.wait_event(slot.ready)
-		self.idle.append((self.asked, self.compute.record_event(timed_event())))
+		self.compute.wait_event((slot := self.full.pop(0)).ready)
+		self.idle.append((self.asked, recorded()))
 		widen(slot.tokens, slot.x, slot.y, slot.segments)
 		slot.free.record(self.compute)
 		self.empty.append(slot)
@@ -585,23 +562,21 @@ class DeviceRing(HostHandOut):
 	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shard files -> reader thread -> host slots -> device slots -> x, y. The reader, whose error
-	comes after the good batches, calls digest(plan, rows, tokens)."""
+	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
 	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
 	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, or its validation
+	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, a validation
 		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify
+		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
 		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
 		slots = self.slots = overlap.device_slots
-		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HostHandOut()
-		self.host_waits_ms, self.crossings, self.file = [], [], open(os.devnull)  # crossings: batches in a new shard or epoch
+		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
+		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard
 		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
 		for i in range(overlap.queue + max(1, slots)):
 			slot = Slot(self.plan, "cpu", rt.cuda)
-			slot.host = [part.numpy() for part in (slot.tokens, slot.x, slot.y)]
-			if slots:
-				slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
+			slot.host = [*map(np.asarray, (slot.tokens, slot.x, slot.y))]
+			if slots: slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
 			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
 		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
 		self.thread.start()
@@ -614,18 +589,18 @@ class Pipeline:
 				self.ready.put(slot)
 				self.filled += 1
 				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.ready.put(error)  # all, or the consumer waits for ever
+		except BaseException as error: self.ready.put(error)  # or the consumer hangs
 		finally: self.file.close()
 	def _fill(self, slot, k):
 		rows = (plan := self.plan).rows(k)
 		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, n), track = now(), plan.tokens(rows), self.thread.name
+		start, (first, n) = now(), plan.tokens(rows)
 		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
-		with self.spans("disk_read", track):
+		with self.spans("disk_read", self.thread.name):
 			out = memoryview(tokens).cast("B")
 			for epoch, i, offset, size in self.shards.pieces(first, n):
 				if self.place not in (None, (epoch, i)):
-					self.spans.instant("shard_boundary" if self.place[0] == epoch else "epoch", track)
+					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], self.thread.name)
 					self.crossings.append(k)
 				self.place = epoch, i
 				self._read(i, offset, out[:size])
@@ -633,15 +608,13 @@ class Pipeline:
 		self.bytes_read += 2 * n
 		self.read_ms += 1e3 * (now() - start)
 		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify.on or not self.slots: widen(*slot.host, slot.segments)
-		if self.verify.on: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
+		if self.verify or not self.slots: widen(*slot.host, slot.segments)
+		if self.verify: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
 		self.busy_ms += 1e3 * (now() - start)
-	def _read(self, i, offset, out):
-		"""Fills `out`; EOFError: the file shrank (mapped: a crash)."""
-		file = self._open(i, offset)
-		file.seek(offset)
+	def _read(self, i, offset, out):  # EOFError: the file shrank (mapped: a crash)
+		(file := self._open(i, offset)).seek(offset)
 		while out:
-			if not (n := file.readinto(out)): raise EOFError(f"it ends at byte {file.tell()}, {len(out)} short")
+			if not (n := file.readinto(out)): raise EOFError(f"ends at byte {file.tell()}, {len(out)} short")
 			out = out[n:]
 		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
 		self.since = math.inf
@@ -652,15 +625,13 @@ class Pipeline:
 			old, self.file = self.file, open(path, "rb", 0)
 			old.close()
 		return self.file
-	def _advise(self, k):
-		"""Has the kernel read batch k ahead."""
+	def _advise(self, k):  # has the kernel read batch k ahead
 		if k >= self.end or self.shards.growing: return
-		with suppress(OSError, AttributeError):  # macOS has no such call
+		with suppress(OSError, AttributeError):  # not on macOS
 			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
 				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 		self.since = math.inf
-	def _take(self):
-		"""A slot back for each taken: the reader stays within the queue."""
+	def _take(self):  # and a slot back: the reader stays within the queue
 		stage = self.stage
 		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
 		start = now()
@@ -680,9 +651,9 @@ class Pipeline:
 			if now() - self.since > (limit_s := self.rt.stall_seconds):
 				faulthandler.dump_traceback()
 				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
-	def __iter__(self): return self
+	__iter__ = lambda self: self
 	def __next__(self):
-		"""x, y (rows, T) int64, valid until the next call (CUDA: GPU_PREFETCH-th), and their digest."""
+		"""int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest."""
 		if self.handed >= self.end: raise StopIteration
 		if self.rt.signum: raise Stop
 		self.stage.ask()
@@ -694,11 +665,10 @@ class Pipeline:
 		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
 		self.spans.handed(self)
 		return slot.x, slot.y, slot.digest
-	def again(self, spans):
-		"""From its start, as all is on the device: a slot handed out goes to the end of `full`."""
+	def again(self, spans):  # from its start, all on the device: a slot handed out goes to the end of `full`
 		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
 		return self
-	def close(self):  # within a second; a reader stuck in a read is left
+	def close(self):  # within a second; a stuck reader is left
 		self.closed = True
 		self.free.put(None)
 		self.thread.join(0.8)
@@ -914,15 +884,21 @@ def use_operators(cfg, rt, log):
 	log.line(f"operators:{'+'.join(sorted(OPERATORS)) or 'none'}")
 
 # === MODEL ===
+def folded(m, scale): return m.weight if scale is None else scale[:, None] * m.weight
+class Cast(torch.autograd.Function):
+	"""`low`, cast ahead from a float32 `master`, which gets its gradient."""
+	@staticmethod
+	def forward(ctx, low, master): return low.view_as(low)
+	@staticmethod
+	def backward(ctx, grad): return None, grad.float()
+def used(m, scale=None): return Cast.apply(m.low, folded(m, scale)) if torch.is_grad_enabled() else m.low
 class Linear(nn.Linear):
-	"""Float32, cast at use: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
+	"""Float32, cast by hand: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
 	def __init__(self, *sizes, zero=False):
 		super().__init__(*sizes, bias=False)
 		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x, scale=None):
-		"""scale (outputs): multiplied into the small weight, not the large result."""
-		return F.linear(x, (self.weight if scale is None else scale[:, None] * self.weight).to(x.dtype))
-def rms_norm(x): return F.rms_norm(x, (x.size(-1),))
+	def forward(self, x, scale=None): return F.linear(x, used(self, scale))
+def rms_norm(x): return F.rms_norm(x, x.shape[-1:])
 def rotate(x, rotary):
 	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
 	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
@@ -933,9 +909,9 @@ def attend(q, k, v):
 	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
 def choose_attention(cfg, rt):
 	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
-	H, KV, T = cfg.num_heads, cfg.num_kv_heads, min(cfg.train_seq_len, 1024)
-	q, k, v, y = (torch.randn(2, T, heads, cfg.model_dim // H, device=rt.device, dtype=rt.dtype).requires_grad_()
-		for heads in (H, KV, KV, H))
+	H, KV = cfg.num_heads, cfg.num_kv_heads
+	q, k, v, y = (torch.randn(2, min(cfg.train_seq_len, 1024), heads, cfg.model_dim // H, device=rt.device,
+		dtype=rt.dtype).requires_grad_() for heads in (H, KV, KV, H))
 	def results(backend, dtype=rt.dtype):
 		if backend == "fa3": nn.attention.activate_flash_attention_impl("FA3")
 		for name in "cudnn", "flash", "mem_efficient", "math":
@@ -962,7 +938,7 @@ class Attention(nn.Module):
 		self.c_k, self.c_v = (Linear(D, cfg.num_kv_heads * self.head_dim) for _ in "kv")
 		self.q_gain = nn.Parameter(torch.full((cfg.num_heads,), cfg.qk_gain_init))
 	def forward(self, x, rotary, scale):
-		weights = [c.weight.to(x.dtype) for c in (self.c_q, self.c_k, self.c_v)]
+		weights = [used(c) for c in (self.c_q, self.c_k, self.c_v)]
 		q, k, v = qkv_heads(x, weights, self.q_gain, rotary)  # (B, T, heads, d)
 		return self.proj(attend(q, k, v).flatten(2), scale)
 
@@ -979,8 +955,7 @@ class Block(nn.Module):
 		a, b = self.resid_mix.to(x.dtype)
 		x = a * x + b * x0
 		x = x + self.attn(rms_norm(x), rotary, self.attn_scale)
-		fc, proj = self.mlp.fc.weight, self.mlp_scale[:, None] * self.mlp.proj.weight
-		return x + relu2_mlp(rms_norm(x), fc.to(x.dtype), proj.to(x.dtype))
+		return x + relu2_mlp(rms_norm(x), used(self.mlp.fc), used(self.mlp.proj, self.mlp_scale))
 
 class GPT(nn.Module):
 	"""The challenge's baseline: half of the blocks push their outputs, the others add them back."""
@@ -998,6 +973,13 @@ class GPT(nn.Module):
 		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
 		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
 		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
+		scales = dict(self.named_parameters())
+		self.casts = [(m, scales.get(n.replace(".proj", "_scale"))) for n, m in self.named_modules() if hasattr(m, "weight")]
+		for m, _ in self.casts: m.register_buffer("low", m.weight.detach().to(dtype, copy=True), persistent=False)
+	@torch.no_grad()
+	def cast(self):
+		"""Where weights have changed: once a step, not once a micro-step."""
+		torch._foreach_copy_([m.low for m, _ in self.casts], [folded(*pair) for pair in self.casts])
 	def forward(self, x, y):
 		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
 		x = x0 = rms_norm(self.tok_emb(x).to(self.dtype))  # (B, T, D)
@@ -1006,7 +988,7 @@ class GPT(nn.Module):
 			if i >= 0 and skips: x = x + self.skip_weights[i].to(x.dtype) * skips.pop()
 			x = block(x, x0, self.rotary)
 			if i < 0: skips.append(x)
-		logits = F.linear(rms_norm(x), (self.lm_head or self.tok_emb).weight.to(x.dtype))
+		logits = F.linear(rms_norm(x), used(self.lm_head or self.tok_emb))
 		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
 
 def compiled(log, *functions):
@@ -1038,55 +1020,65 @@ def newton_schulz(x, steps, dtype):
 	return x.mT if tall else x
 
 class Optimizers:
-	"""Muon on the blocks' matrices, Adam on all else; a float32 vector of values, one of gradients and `tail`, reduced."""
+	"""Muon on the blocks' matrices, Adam on all else; float32 vectors: values; gradients and, reduced first, `tail`."""
 	def __init__(self, model, cfg, tail):
 		self.cfg, groups, small, head = cfg, defaultdict(list), [model.skip_weights], model.lm_head
 		for name, p in model.blocks.named_parameters():
 			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else groups[p.shape]).append(p)
-		shapes = len(groups)  # Muon's, by shape; then Adam's, by rate
-		groups[cfg.embed_lr if head else cfg.tied_embed_lr] += [model.tok_emb.weight]
-		if head: groups[cfg.head_lr] += [head.weight]
-		groups[cfg.scalar_lr] += small
-		members = sum(groups.values(), [])
+		rates = {model.tok_emb.weight: cfg.embed_lr if head else cfg.tied_embed_lr} | dict.fromkeys(small, cfg.scalar_lr)
+		if head: rates[head.weight] = cfg.head_lr
+		members = [*sum(groups.values(), []), *rates]  # Muon's, by shape; then Adam's
 		self.values = torch.cat([p.detach().flatten() for p in members])
 		self.reduced = self.values.new_zeros(len(self.values) + tail)
 		self.grads, self.tail = self.reduced.tensor_split([-tail])
-		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))  # 1-D (values, gradients)
+		self.rates = torch.cat([p.new_full([p.numel()], lr) for p, lr in rates.items()])
+		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))
 		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
 			p.data, p.grad = values.view_as(p), grads.view_as(p)
-		parts = [*zip(groups, cut([sum(p.numel() for p in group) for group in groups.values()]))]
-		self.banks = [[part.view(-1, *shape) for part in pair] for shape, pair in parts[:shapes]]  # (n, rows, cols)
-		self.adam = [(*pair, lr) for lr, pair in parts[shapes:]]
-		self.averages, self.means, self.squares = ([torch.zeros_like(part[0]) for part in parts]
-			for parts in (self.banks, self.adam, self.adam))
+		*banks, adam = cut([*(len(group) * shape.numel() for shape, group in groups.items()), len(self.rates)])
+		self.adam = *adam, *map(torch.zeros_like, adam)  # values, gradients, their average, their squares'
+		self.banks = [[v.view(-1, *shape) for v in (*pair, torch.zeros_like(pair[0]))] for shape, pair in zip(groups, banks)]
+		self.buckets = [self.reduced[-tail - len(self.rates):], *(grads for _, grads, _ in self.banks)]
 		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
-		self.halted = self.count > 0
+		self.halted, self.cast = self.count > 0, model.cast
+	def reduce(self, rt):
+		"""Begins all sums over ranks, awaits the tail's and Adam's: the others run under the updates before theirs."""
+		self.waits = [rt.begin(dist.all_reduce, part) for part in self.buckets]
+		for wait in self.waits[:None if self.cfg.grad_clip_norm or self.cfg.training_timing_breakdown else 1]: wait()
 	def clip(self):
 		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
 	@torch.no_grad()
 	def step(self, lr_scale, momentum):
 		self.lr_scale.fill_(lr_scale)
 		self.momentum.fill_(momentum)
-		self.update()
-	def update(self):
-		"""By the schedules on the device; one graph if compiled. Once `halted` is set nothing changes."""
-		cfg, halted, dtype = self.cfg, self.halted, (torch.float32, torch.bfloat16)[self.count.is_cuda]
-		for (values, grads), average in zip(self.banks, self.averages):
-			average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
-			update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
-			rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
-			values.sub_((rate * update).masked_fill(halted, 0))
+		self.update_adam()
+		for wait, bank in zip(self.waits[1:], self.banks):
+			wait()
+			self.update_muon(*bank)
+		self.cast()
+	# By the schedules on the device. Once `halted` is set nothing changes.
+	def update_muon(self, values, grads, average):
+		cfg, halted, dtype = self.cfg, self.halted, torch.bfloat16 if grads.is_cuda else torch.float32
+		grads = grads.masked_fill(halted, 0)
+		average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
+		update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
+		rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
+		values.sub_((rate * update).masked_fill(halted, 0))
+	def update_adam(self):
+		cfg, halted, (values, grads, mean, square) = self.cfg, self.halted, self.adam
+		grads = grads.masked_fill(halted, 0)
 		self.count.add_(~halted)
-		for (values, grads, lr), mean, square in zip(self.adam, self.means, self.squares):
-			mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
-			square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
-			root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
-			update = lr * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
-			values.sub_(update.masked_fill(halted, 0))
+		mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
+		square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
+		root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
+		update = self.rates * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
+		values.sub_(update.masked_fill(halted, 0))
 	def snapshot(self): return [*map(torch.clone, self.tensors())]
-	def tensors(self): return [self.values, *self.averages, *self.means, *self.squares, self.count]
+	def tensors(self): return [self.values, *(average for *_, average in self.banks), *self.adam[2:], self.count]
+	@torch.no_grad()
 	def restore(self, saved):
 		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
+		self.cast()
 
 def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
 def lr_multiplier(cfg, step, elapsed_ms):
@@ -1107,19 +1099,18 @@ class Control:
 	def __init__(self, optimizers, rt):
 		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
 		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
-		self.events = [torch.cuda.Event(blocking=True) for _ in range(4 * rt.cuda)]
-	def agree(self, step, loss, *, elapsed_ms, wait_ms, data_crc):
+		self.events = [recorded() for _ in range(4 * rt.cuda)]
+	def agree(self, step, loss, *, clock, wait_ms, data_crc):
 		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
 		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
 		tail, bad = mine.tail, mine.tail[-rt.world_size:]
-		parts = [data_crc >> n & 0x7FF for n in (0, 11, 22)]
-		sent[:self.FIELDS] = torch.tensor([*parts, elapsed_ms * (rt.rank == 0), 0.0, rt.signum])
+		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last sum surely there
+		sent[:self.FIELDS] = torch.tensor([*(data_crc >> n & 0x7FF for n in (0, 11, 22)), ms * (rt.rank == 0), 0, rt.signum])
 		sent[self.FIELDS + rt.rank] = wait_ms
 		tail.copy_(sent, non_blocking=True)
 		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
-		rt.all_reduce(mine.reduced, "reduction")
+		mine.reduce(rt)
 		mine.halted |= tail[5] + bad.sum() > 0
-		mine.grads.masked_fill_(mine.halted, 0)
 		received.copy_(tail, non_blocking=True)
 		if rt.cuda: self.events[step % 4].record()
 	def read(self, step):
@@ -1132,23 +1123,21 @@ class Control:
 
 # === EVALUATION ===
 class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
-	"""Of each id: UTF-8 bytes without a leading space; has it one (counted unless after a boundary)? is it one (control,
-	unknown, unused)? numpy or tensors."""
+	"""Of each id, numpy or tensors: UTF-8 bytes less a leading space; has it one? is it control, unknown, unused?"""
 	@classmethod
 	def load(cls, path):
-		"""From a SentencePiece .model, or a .json {"kind": "byte", "offset": n}: ids below n are controls."""
+		"""A SentencePiece .model, or .json {"kind": "byte", "offset": n}: ids below n are controls."""
 		if path.endswith(".json"):
 			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
 			return cls(1 - boundary, 0 * boundary, boundary)
-		model = sentencepiece.SentencePieceProcessor(model_file=path)
-		ids = [*range(len(model))]
+		ids = [*range(len(model := sentencepiece.SentencePieceProcessor(model_file=path)))]
 		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
 		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
 		space = np.char.startswith(pieces, " ") & ~boundary
 		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
 		return cls(base * ~boundary, space, boundary)
 	def count(self, previous, target):
-		"""Bytes of the ids `target`, each after its `previous`."""
+		"""Bytes of the ids `target`, each after its `previous`; no leading space after a boundary."""
 		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
 
 def tokenizer_faults(cfg):
@@ -1162,23 +1151,22 @@ def tokenizer_faults(cfg):
 
 def due(every, step): return every and step % every == 0
 class Validation:
-	"""The validation split: nats from the model; bytes from the tokens, counted once."""
+	"""Nats from the model; bytes from the tokens, counted once."""
 	bytes, resident = 0, None  # the pipeline that keeps its batches
 	def __init__(self, cfg, rt, log, verify):
 		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
 		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
 		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
-		self.overlap = Overlap.of(cfg, "val", rt.cuda)
-		self.on_device = cfg.val_bytecount_device == "cuda"
+		self.overlap, self.on_device = Overlap.of(cfg, "val", rt.cuda), cfg.val_bytecount_device == "cuda"
 		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
 	def host_bytes(self, plan, rows, tokens):  # in the reader thread
 		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
 	@torch.no_grad()
 	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, ms). Halt: a signal came."""
+		"""(nats a token, bits per byte, ms). Halt: a signal."""
 		log, plan, total = self.log, self.plan, self.plan.num_batches()
-		sums, start = torch.zeros(3, dtype=torch.float64, device=self.rt.device), now()  # nats, bytes, signals
-		told, foretell = start, forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
+		sums = torch.zeros(3, dtype=torch.float64, device=self.rt.device)  # nats, bytes, signals
+		start, foretell = (told := now()), forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
 		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
 		if self.overlap.resident: self.resident = pipeline
 		with suppress(Stop), closing(pipeline), spans("validate"):
@@ -1193,8 +1181,7 @@ class Validation:
 					seen = (rows.stop - plan.first_row) * plan.seq_len
 					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
 				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.signum
-		# Synchronisation point: its end.
+		sums[2] = self.rt.signum  # then a synchronisation point: the end
 		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
 		if stop: raise Halt(stop)
 		self.verify.settle()
@@ -1211,7 +1198,7 @@ def quantize(t):
 	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
 	return q, scale[:, 0].half() if matrix else scale.view(())
 def dequantize(q, scale):
-	"""Inverse of quantize() up to half a scale, float32."""
+	"""Undoes quantize() up to half a scale, float32."""
 	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
 def saved(thing):
 	"""A torch file, as bytes."""
@@ -1219,9 +1206,8 @@ def saved(thing):
 	return buffer.getvalue()
 def pack(state, cfg):
 	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
-	file = dict(__quant_format__=QUANT_FORMAT, quantized={}, scales={}, dtypes={}, passthrough={}, qmeta={},
-		passthrough_orig_dtypes={})
-	_, quantized, scales, dtypes, kept, meta, originals = file.values()
+	file = {part: {} for part in "quantized scales dtypes passthrough qmeta passthrough_orig_dtypes".split()}
+	quantized, scales, dtypes, kept, meta, originals = file.values()
 	for name, t in state.items():
 		dtype = str(t.dtype)[6:]  # behind "torch."
 		if not t.is_floating_point(): kept[name] = t
@@ -1230,36 +1216,34 @@ def pack(state, cfg):
 			if t.ndim == 2: meta[name] = dict(scheme="per_row", axis=0)
 		elif named(name, cfg.int8_keep_float_fp32_name_patterns): kept[name] = t.float()
 		else: kept[name], originals[name] = t.half(), dtype
-	raw = saved(file)
+	raw = saved(dict(__quant_format__=QUANT_FORMAT, **file))
 	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
 	return zlib.compress(raw, 9), payload, len(raw)
 @contextmanager
 def refused(what):
-	"""Whatever a damaged or hostile file raises is a RunError."""
+	"""What a damaged or hostile file raises is a RunError."""
 	try: yield
 	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
 def load(data, limit):
 	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
-	if len(data) > limit: raise ValueError(f"it has over {limit} bytes")
-	archive = zipfile.ZipFile(io.BytesIO(data))
-	if sum(entry.file_size for entry in archive.infolist()) > limit: raise ValueError(f"it holds over {limit} bytes")
-	if any(b"bytearray" in archive.read(name) for name in archive.namelist()): raise ValueError("it asks for memory")
+	file = len(data) <= limit and zipfile.ZipFile(io.BytesIO(data))
+	if not file or sum(part.file_size for part in file.infolist()) > limit: raise ValueError(f"it has over {limit} bytes")
+	if any(b"bytearray" in file.read(part) for part in file.infolist()): raise ValueError("it asks for memory")
 	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
 	except pickle.UnpicklingError: raise ValueError("it holds code")
 def unpack(data, expected):
 	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
-	limit = 8 * sum(t.numel() for t in expected.values()) + (1 << 20)
+	limit = 8 * sum(map(torch.numel, expected.values())) + (1 << 20)
 	with refused("the artifact cannot be loaded"):
 		raw = (stream := zlib.decompressobj()).decompress(data, limit)
-		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
+		if not stream.eof: raise ValueError(f"it is cut short, or has over {limit} bytes")
 		file = load(raw, limit)
 		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
-		quantized, scales, plain = map(file.__getitem__, ("quantized", "scales", "passthrough"))
+		quantized, scales, plain = file["quantized"], file["scales"], file["passthrough"]
 		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
-		if wrong := sorted({name for name, _ in found ^ wanted}):
-			raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong[:5])}")
-		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()):
-			raise ValueError("its scales misfit")
+		wrong = sorted({name for name, _ in found ^ wanted})[:5]
+		if wrong: raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong)}")
+		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()): raise ValueError("wrong scales")
 		return {name: plain[name].to(t.dtype) if name in plain else dequantize(quantized[name], scales[name])
 			for name, t in expected.items()}
 
@@ -1270,7 +1254,7 @@ def fingerprint(cfg):
 	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
 	return {n: Path(values[n]).name if "_path" in n else values[n] for n in bound}
 def find_checkpoint(cfg):
-	"""The path of the checkpoint that RESUME names; None: start anew."""
+	"""The path of RESUME's; None: start anew."""
 	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
 	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
 	with refused(f"name a checkpoint: RESUME={path}"): return path and path.stat() and path
@@ -1282,22 +1266,21 @@ class Run:
 	def __init__(self, cfg, rt, log):
 		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
 		torch.manual_seed(cfg.seed)
-		self.accumulation = cfg.accumulation(rt.world_size)
+		self.accumulation, self.compiles = cfg.accumulation(rt.world_size), cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
 		self.loss_of = self.model = GPT(cfg, rt.dtype).to(rt.device)
-		self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
-		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
-		if self.compiles: self.loss_of, self.optimizers.update = compiled(log, self.model, self.optimizers.update)
-		self.control = Control(self.optimizers, rt)
-		self.shards = Shards(cfg.data_path, "train")
+		o = self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
+		if self.compiles: self.loss_of, o.update_muon, o.update_adam, o.cast = compiled(log, self.model,
+			o.update_muon, o.update_adam, o.cast)
+		self.control, self.shards = Control(o, rt), Shards(cfg.data_path, "train")
 		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
-		self.verify = Verify(cfg.data_verify, log)
-		self.validation, self.partial = Validation(cfg, rt, log, self.verify), " partial_val:1" * bool(cfg.val_tokens)
+		self.verify, self.partial = Verify(cfg.data_verify, log), " partial_val:1" * bool(cfg.val_tokens)
+		self.validation = Validation(cfg, rt, log, self.verify)
 		self.generators = [torch.default_generator, *torch.cuda.default_generators]
-		self.writer, self.history = threading.Thread(), []  # of a checkpoint; (step, val_loss, val_bpb, ms) of validations
+		self.writer, self.history = threading.Thread(), []  # of a checkpoint; [step, loss, bpb, ms] of validations
 		self.writer.start()
 		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
 	def heed(self, step):
-		"""Halt, at the first step before `step` that was not taken. All ranks ask alike."""
+		"""Halt at the first step before `step` that was not taken. All ranks ask alike."""
 		while self.heeded < step:
 			said = self.control.read(self.heeded)
 			if said.stop or any(said.bad): self.step = self.heeded
@@ -1306,14 +1289,14 @@ class Run:
 			if said.stop: raise Halt(said.stop)
 			self.heeded, self.crc = self.heeded + 1, said.data_crc
 	def state(self):
-		"""What training goes on from. Synchronisation point: copies to the host."""
+		"""What to go on from. Synchronisation point: copies to the host."""
 		self.heed(self.step)
 		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
 		self.rt.synchronize()
 		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), data_crc=self.crc,
 			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
 	def write(self, state):
-		"""step_<n>.pt, of which the last CHECKPOINT_KEEP stay. True if on the disk."""
+		"""step_<n>.pt; the last CHECKPOINT_KEEP stay. True: on the disk."""
 		folder, step, start = Path("checkpoints", self.cfg.run_id), state["step"], now()
 		path = folder / f"step_{step:08d}.pt"
 		try:
@@ -1331,17 +1314,17 @@ class Run:
 		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
 		self.writer.start()
 	def resume(self, path):
-		"""RunError if it is another configuration's, or no checkpoint."""
+		"""RunError: another configuration's, or no checkpoint."""
 		limit = sum(t.nbytes for t in self.optimizers.tensors()) + (1 << 22)
 		with refused(f"RESUME={path}"):
 			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
-			theirs, ours = state["config"], fingerprint(self.cfg)
-			if other := [f"{k.upper()}={shown(theirs.get(k))}, not {shown(v)}" for k, v in ours.items() if theirs.get(k) != v]:
-				raise ValueError("another configuration: " + "; ".join(other))
+			theirs = state["config"]
+			if other := [f"{k.upper()}={shown(theirs.get(k, ''))}, not {shown(v)}" for k, v in fingerprint(self.cfg).items()
+				if theirs.get(k) != v]: raise ValueError("another configuration: " + "; ".join(other))
 			self.optimizers.restore(state["tensors"])
 			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
 			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
-			self.history = [tuple(map(float, row)) for row in state["history"]]
+			self.history = [[*map(float, row)] for row in state["history"]]
 		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
 		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
 			train_time_ms=self.clock.total_ms)
@@ -1349,8 +1332,8 @@ class Run:
 
 def train_step(run, batches, step, elapsed_ms, crc, foretell):
 	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	spans, loss_share, started = batches.spans, 0.0, now()
-	run.optimizers.reduced.zero_()
+	spans, o, share, started = batches.spans, run.optimizers, 0.0, now()  # share: of the loss
+	o.reduced.zero_()
 	with suppress(Stop):  # then all leave the step out
 		for _ in range(run.accumulation):
 			next(foretell)
@@ -1358,18 +1341,17 @@ def train_step(run, batches, step, elapsed_ms, crc, foretell):
 			with spans("forward"): loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
 			with spans("backward"): loss.backward()
 			run.verify.consumed(batches, batch, step + 1)
-			loss_share += loss.detach()
+			share += loss.detach()
 			crc = crc + digest & CRC
 			next(foretell)
-	with spans("reduce"):
-		run.control.agree(step, loss_share, elapsed_ms=run.clock.now_ms(), wait_ms=batches.stage.wait_ms, data_crc=crc)
-	with spans("grad_clip"): run.optimizers.clip()
-	with spans("optimizer"): run.optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
+	with spans("reduce"): run.control.agree(step, share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
+	with spans("grad_clip"): o.clip()
+	with spans("optimizer"): o.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
 	run.rt.longest_s = max(run.rt.longest_s, now() - started)
 	return crc
 def warm_up(run, foretell):
 	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.crc), 0
+	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.step, run.crc), 0
 	try:
 		with closing(run.batches()) as batches:
 			for step in range(count):
@@ -1378,8 +1360,7 @@ def warm_up(run, foretell):
 				run.log.line(f"warmup_step:{step + 1}/{count}")
 	finally:
 		run.optimizers.restore(saved)
-		run.step, run.crc = first
-		run.heeded = run.step
+		run.step, run.heeded, run.crc = first
 def validate(run, step, spans):
 	run.clock.stop()
 	run.heed(step)
@@ -1389,13 +1370,13 @@ def validate(run, step, spans):
 		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
 		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
 		val_bytes=val.bytes)
-	run.history.append((step, loss, bpb, val_ms))
+	run.history.append([step, loss, bpb, val_ms])
 	run.clock.start()
 
 # Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
 def log_step(run, step):
-	"""A training line; rates since the last. Synchronisation point: its time has to be true."""
+	"""A training line; rates since the last. Synchronisation point: its time must be true."""
 	run.rt.synchronize()
 	run.heed(step)
 	run.verify.settle()
@@ -1424,9 +1405,9 @@ def train(run):
 		step, elapsed_ms, crc = run.step, clock.total_ms, run.crc * (rt.rank == 0)
 		clock.start()
 		while True:
-			# Synchronisation point, past unless the host runs far ahead.
-			run.heed(step - run.control.lag)
-			if step >= run.start[0] + 2: elapsed_ms = run.control.read(step - 2).elapsed_ms * step / (step - 1)
+			run.heed(step - run.control.lag)  # synchronisation point, past unless the host runs far ahead
+			if step >= run.start[0] + 2:
+				elapsed_ms = run.control.read(step - 2).elapsed_ms * min(1.5, step / max(1, step - 1 - 2 * rt.cuda))
 			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
 			last = capped or step == c.iterations
 			if last or due(c.val_loss_every, step): validate(run, step, spans)
@@ -1448,20 +1429,20 @@ def waits(run, batches, waits_ms, train_ms):
 	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
 		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
 		at_shard_boundary=worst in {k // n for k in batches.crossings})
-def verdict(percent, hidden_percent, prefetch, needed, delivered, awaited=None):
-	"""needed, delivered: MB/s."""
-	cost = f"input cost {percent:.2f} % of training"
-	if percent < 0.5: return cost + (f": overlap hides {hidden_percent:.2f} %" if hidden_percent >= 0.5
-		else ": overlap settings do not matter here")
-	if not prefetch: return f"{cost}, and nothing overlaps: set TRAIN_PREFETCH=1"
-	if awaited: return f"{cost}: shards were still being made"
-	if delivered > needed: return f"{cost}, in stalls: raise TRAIN_PREFETCH_QUEUE"
+def verdict(percent, hidden, prefetch, needed, delivered, awaited=None):
+	"""hidden: %; needed, delivered: MB/s."""
+	cost = f"input cost {percent:.2f} % of training: "
+	if percent < 0.5 <= hidden: return f"{cost}overlap hides {hidden:.2f} %"
+	if percent < 0.5: return cost + "overlap settings do not matter here"
+	if not prefetch: return cost + "nothing overlaps: set TRAIN_PREFETCH=1"
+	if awaited: return cost + "shards were still being made"
+	if delivered > needed: return cost + "stalls: raise TRAIN_PREFETCH_QUEUE"
 	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
 def report(run, batches, step):
 	"""What the run has cost, its input since resumed; the device is idle."""
 	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
-	stage.ask()
 	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
+	stage.ask()
 	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
 	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
 	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
@@ -1469,7 +1450,7 @@ def report(run, batches, step):
 	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
 	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
 		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
-		late_copies_percent=100 * batches.late_copies / max(batches.handed, 1))
+		late_copies_percent=100 * batches.late_copies / (batches.handed or 1))
 	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
 	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
 		needed, delivered, run.shards.awaited)
@@ -1483,18 +1464,19 @@ def report(run, batches, step):
 def export_and_score(run, code_bytes):
 	"""Rank 0 writes the artifact; all ranks score its very bytes."""
 	log, data, tag, run.final = run.log, None, "final_int8_zlib_roundtrip", run.state()
-	if run.rt.rank == 0:
+	if not run.rt.rank:
 		state = {name: t.cpu().clone() for name, t in run.model.state_dict().items()}
 		write_atomic(Path("final_model.pt"), model := saved(state))
 		data, payload, raw = pack(state, run.cfg)
 		write_atomic(Path("final_model.int8.ptz"), data)
-		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\nSerialized"
-			" model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\nTotal submission size int8+zlib:"
-			" {} bytes", model_bytes=len(model), code_bytes=code_bytes, raw_total_bytes=len(model) + code_bytes,
-			artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
+		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\n"
+			"Serialized model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\n"
+			"Total submission size int8+zlib: {} bytes", model_bytes=len(model), code_bytes=code_bytes,
+			raw_total_bytes=len(model) + code_bytes, artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
 			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
 		if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
 	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
+	run.model.cast()
 	loss, bpb, ms = run.validation.evaluate(run.loss_of, tag, False, Spans())
 	log.say("score", tag + " val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
 		+ tag + "_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}", val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
@@ -1506,17 +1488,16 @@ def log_header(run, source):
 	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
 		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
 	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	# The source, at the log's top, has no lines like these.
+	# The source, above them in the log, has no such lines.
 	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
 		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\nmodel_params:"
-		f"{sum(p.numel() for p in run.model.parameters())}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}"
-		f"\nsdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} "
-		f"attention_backend:{run.attention}\n{of('tie_embeddings')} "
-		f"embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} head_lr:{c.head_lr * (not c.tie_embeddings)} "
-		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
-		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
-		f"val_io:{val.overlap.words}")
+		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
+		f"model_params:{len(run.optimizers.values)}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}\n"
+		f"sdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:"
+		f"{run.attention}\n{of('tie_embeddings')} embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} "
+		f"head_lr:{c.head_lr * (not c.tie_embeddings)} {of('matrix_lr scalar_lr')}\n"
+		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
+		f"{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
 	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
 	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
 	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
@@ -1525,7 +1506,7 @@ def log_header(run, source):
 	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
 		python=sys.version.split()[0], world_size=rt.world_size)
 def fitting_accumulation(cfg, rt):
-	"""The fewest micro-steps whose rows fit in nine tenths of the free memory, by a trial of eight, uncompiled."""
+	"""The fewest micro-steps whose rows fit in 0.9 of the free memory, by a trial of eight, uncompiled."""
 	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
 	rows = cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
 	x = torch.zeros(8, cfg.train_seq_len, device=rt.device).long()
@@ -1533,12 +1514,12 @@ def fitting_accumulation(cfg, rt):
 	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
 	return next((n for n in range(1, rows) if rows % n == 0 and rows <= n * fit), rows)
 def resume_command(cfg, env):
-	env = {**env, "RUN_ID": cfg.run_id, "RESUME": "auto"}
+	env = env | dict(RUN_ID=cfg.run_id, RESUME="auto")
 	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
 	return shlex.join(["env", *(f"{k}={env[k]}" for k in SETTINGS if k in env), *launch.split(), sys.argv[0]])
 def execute(cfg, rt, env, warnings):
 	"""An exit code. A foreseeable failure is one line."""
-	end = 1, "failed", ""
+	end = 1, "failed"
 	try:
 		rt.start(cfg, env)
 		run_id, steps, found = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt), rt.rank or find_checkpoint(cfg)))
@@ -1554,7 +1535,7 @@ def execute(cfg, rt, env, warnings):
 		train(run)
 		export_and_score(run, len(source.encode()))
 		run.writer.join(60)
-		end = 0, "finished", ""
+		end = 0, "finished"
 	except Halt as halt:
 		run.writer.join(60)
 		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
@@ -1562,17 +1543,17 @@ def execute(cfg, rt, env, warnings):
 		code = 128 + (rt.signum or (signal.SIGINT if signum % signal.SIGTERM else signal.SIGTERM))
 		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}",
 			f"\n{resume_command(cfg, env)}" * bool(saved))
-		if rt.rank: end = end[0], "", ""
+		if rt.rank: end = end[0], ""
 	except torch.OutOfMemoryError:
 		n = cfg.train_batch_tokens // rt.world_size // (steps := cfg.accumulation(rt.world_size))
-		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
-			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}")
-	except RunError as error: end = 1, "failed", str(error)
+		end += (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
+			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}",)
+	except RunError as error: end += (str(error),)
 	finally:
 		last_words(rt.log, *end)
 		rt.close()
 	return end[0]
-def last_words(log, code, status, problem, hint=""):
+def last_words(log, code, status, problem="", hint=""):
 	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
 	if not log: return
 	if problem: log.write(f"error: {problem}", log.path)
@@ -1581,18 +1562,16 @@ def last_words(log, code, status, problem, hint=""):
 def main():
 	env, arguments = os.environ, sys.argv[1:]
 	if arguments in (["--help"], ["-h"]): return print_help() or 0
-	cfg, faults = Config.from_environment(env)
-	misspelt, warnings = foreign_names(env)
+	(cfg, faults), (misspelt, warnings) = Config.from_environment(env), foreign_names(env)
 	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
 	if arguments and not faults:
-		print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
-			for name, value in vars(cfg).items()}, indent=1))
-		return 0
+		return print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
+			for name, value in vars(cfg).items()}, indent=1)) or 0
 	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
 	faults += cfg.problems(rt.world_size)
 	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
 	if not faults: return execute(cfg, rt, env, warnings)
-	if int(env.get("LOCAL_RANK", 0)) == 0:
+	if env.get("LOCAL_RANK", "0") == "0":
 		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
 	return 2
 # Python's own exit aborts now and then, in gloo's threads (torch 2.13).
