@@ -1,4 +1,5 @@
 """Proves that what makes a step faster is chosen rightly, leaves the mathematics alone, and is told in the log."""
+import ast
 import json
 import re
 import shutil
@@ -189,6 +190,20 @@ def test_the_compiled_step_is_the_plain_one() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == shapes + 2
     for plain, compiled in zip(*results):
         torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("script", ["train_gpt.py", *(str(path.relative_to(ROOT)) for path in
+                                                     ROOT.glob("records/*/*_StepTime/train_gpt.py"))])
+def test_nothing_compiled_takes_a_truth_value_as_index(script: str) -> None:
+    """torch 2.11 cannot compile (a, b)[x.is_cuda]; later versions can, so no run here would show it."""
+    tree = ast.parse((ROOT / script).read_text(encoding="utf-8"))
+    bodies = {node.name: node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    compiled = ["Cast", "used", "folded", "Linear", "rotate", "attend", "Attention", "Block", "GPT", "newton_schulz",
+                "update_muon", "update_adam", *{"qkv_heads", "relu2_mlp", "qkv_operator", "mlp_operator"} & bodies.keys()]
+    flags = (ast.Compare, ast.BoolOp, ast.Attribute)  # attributes: is_cuda and the like
+    found = [ast.unparse(node) for name in compiled for node in ast.walk(bodies[name])
+             if isinstance(node, ast.Subscript) and isinstance(node.slice, flags)]
+    assert found == []
 
 
 @pytest.mark.parametrize("at_use", [False, True])

@@ -839,14 +839,14 @@ def qkv_heads(x, weights, gain, rotary):
 	The operator is one product with the stacked matrices, then one pass over its output, (H + 2 KV) d numbers a token:
 	in and out once; backward, they and their gradients in, one packed gradient out. Eager, each of norm, rotation,
 	gain and layout is such a pass, and three products read x, three more write and add up its gradient."""
-	return FORMS["qkv"]["qkv" in OPERATORS](x, weights, gain, rotary)
+	return FORMS["qkv"][int("qkv" in OPERATORS)](x, weights, gain, rotary)  # int: torch 2.11 compiles no bool as index
 def relu2_mlp(x, up, down):
 	"""down relu(up x)^2 for x (..., D), up (F, D), down (D, F) in x's dtype.
 
 	The operator squares where the product ends, and multiplies the gradient by 2 relu(up x) where its product ends: it
 	moves 4 F numbers a token through memory (a = relu(up x)^2 out and in; a in and the gradient out), not 8, and keeps
 	a alone for the backward pass. Weight gradients and down are torch's products."""
-	return FORMS["mlp"]["mlp" in OPERATORS](x, up, down)
+	return FORMS["mlp"][int("mlp" in OPERATORS)](x, up, down)
 
 def trial(name, form, cfg, rt):
 	"""Outputs and gradients of a form on two rows of random numbers."""
