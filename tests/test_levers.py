@@ -199,7 +199,8 @@ def test_nothing_compiled_takes_a_truth_value_as_index(script: str) -> None:
     tree = ast.parse((ROOT / script).read_text(encoding="utf-8"))
     bodies = {node.name: node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     compiled = ["Cast", "used", "folded", "Linear", "rotate", "attend", "Attention", "Block", "GPT", "newton_schulz",
-                "update_muon", "update_adam", *{"qkv_heads", "relu2_mlp", "qkv_operator", "mlp_operator"} & bodies.keys()]
+                "update_muon", "update_adam",
+                *{"qkv_heads", "relu2_mlp", "qkv_operator", "mlp_operator"} & bodies.keys()]
     flags = (ast.Compare, ast.BoolOp, ast.Attribute)  # attributes: is_cuda and the like
     found = [ast.unparse(node) for name in compiled for node in ast.walk(bodies[name])
              if isinstance(node, ast.Subscript) and isinstance(node.slice, flags)]
