@@ -9,6 +9,7 @@ split is decoded by the tokenizer's own library, document by document; each text
 says, but for a space right behind BOS, which the rule leaves out. A table is an .npz or .json file with base_bytes,
 has_leading_space and is_boundary, an entry an id. Exit code: 0 proved, 1 a mistake found, 2 wrong usage.
 """
+
 import argparse
 import json
 import os
@@ -19,8 +20,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenize_docs import (BYTE_TOKENIZER, PROGRESS_SECONDS, SHARD_HEADER_WORDS, SHARD_MAGIC, SHARD_VERSION, DataError,
-                           Source, Tokenizer, positive)
+from tokenize_docs import (
+    BYTE_TOKENIZER,
+    PROGRESS_SECONDS,
+    SHARD_HEADER_WORDS,
+    SHARD_MAGIC,
+    SHARD_VERSION,
+    DataError,
+    Source,
+    Tokenizer,
+    positive,
+)
 import numpy as np  # after tokenize_docs, which says in one line what is to be installed
 
 SPACE = "\u2581"  # SentencePiece's mark for a space
@@ -29,32 +39,43 @@ ROWS = 1 << 16  # the ids a shard can hold; those a tokenizer lacks are unused
 TEXT, BYTE, CONTROL, UNKNOWN, UNUSED = range(5)  # what an id stands for
 
 PUBLISHED = {  # validation splits: tokens predicted, bytes (worked out from logs, whose digits leave one byte open)
-    "sp1024": (62_021_632, 151_080_362), "sp8192": (40_540_160, 151_078_221), "sp4096": (45_508_608, 151_074_052),
-    "sp4096, another export": (45_514_752, 151_074_923), "NaiveBaseline export": (63_779_840, 155_769_746),
-    "CaseOps with a byte sidecar": (47_851_520, 151_074_498), "sp1024, 400 bytes lost": (62_021_632, 151_079_962),
-    "sp1024, length 16384": (62_013_440, 151_061_140), "sp1024, length 32768": (61_997_056, 151_024_098)}
+    "sp1024": (62_021_632, 151_080_362),
+    "sp8192": (40_540_160, 151_078_221),
+    "sp4096": (45_508_608, 151_074_052),
+    "sp4096, another export": (45_514_752, 151_074_923),
+    "NaiveBaseline export": (63_779_840, 155_769_746),
+    "CaseOps with a byte sidecar": (47_851_520, 151_074_498),
+    "sp1024, 400 bytes lost": (62_021_632, 151_079_962),
+    "sp1024, length 16384": (62_013_440, 151_061_140),
+    "sp1024, length 32768": (61_997_056, 151_024_098),
+}
 
 MISTAKES = {  # first those of a table, then those of the tokenizer or the split
     "leading_space_twice": "the space that begins a piece is in its base and added again by its flag",
-    "leading_space_missing": "the space that begins a piece is not counted", "other_entry": "not the piece's bytes",
+    "leading_space_missing": "the space that begins a piece is not counted",
+    "other_entry": "not the piece's bytes",
     "inner_space_mark": f"a {SPACE} behind the first character of a piece counts 3 bytes; its text is one space",
     "boundary_ignored": "the space of the first piece behind BOS is counted; the rule leaves it out",
     "byte_piece_as_text": "a byte piece counts as the 6 characters of its name, <0x..>; it is 1 byte",
     "byte_piece_as_replacement": "a byte piece counts as U+FFFD, 3 bytes, decoded alone; it is 1 byte",
-    "unused_ids_counted": "unused ids have bytes", "control_ids_counted": "control or unknown ids have bytes",
+    "unused_ids_counted": "unused ids have bytes",
+    "control_ids_counted": "control or unknown ids have bytes",
     "no_lone_space": f"no piece is {SPACE} alone: a lone space becomes 3 byte pieces and counts 3 bytes",
-    "missing_bos": "a document does not begin with BOS", "dropped_tail": "the end of the split is missing",
+    "missing_bos": "a document does not begin with BOS",
+    "dropped_tail": "the end of the split is missing",
     "truncated_shard": "a shard is not as long as its header says, so nothing was audited",
     "ids_outside_vocabulary": "another tokenizer made this split; the audit ended there",
     "lost_text": "unknown or unused ids stand for text that is lost and count nothing",
     "broken_characters": "the decoded text has another number of bytes: byte pieces that form no character",
     "other_text": "the text is not that of the original document",
-    "published_bytes_differ": "as many tokens as a published split, but other bytes"}
+    "published_bytes_differ": "as many tokens as a published split, but other bytes",
+}
 NAMES = list(MISTAKES)
 
 
 class Table(NamedTuple):
     """A byte look-up: three arrays with an entry an id."""
+
     base: np.ndarray  # int64: bytes, without a leading space
     space: np.ndarray  # bool: begins with a space, counted unless the token before is a boundary
     boundary: np.ndarray  # bool
@@ -67,23 +88,52 @@ class Vocabulary:
     """What ids stand for, and their text by the tokenizer's own library."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.size, self.bos, self.processor = tokenizer.vocab_size, tokenizer.bos_id, tokenizer.processor
+        self.size, self.bos, self.processor = (
+            tokenizer.vocab_size,
+            tokenizer.bos_id,
+            tokenizer.processor,
+        )
         if (processor := self.processor) is None:
-            pieces = ["<control>"] * BYTE_TOKENIZER["offset"] + [f"<0x{value:02X}>" for value in range(256)]
+            pieces = ["<control>"] * BYTE_TOKENIZER["offset"] + [
+                f"<0x{value:02X}>" for value in range(256)
+            ]
             kinds = [CONTROL] * BYTE_TOKENIZER["offset"] + [BYTE] * 256
         else:
             pieces = [processor.id_to_piece(i) for i in range(self.size)]
-            kinds = [UNUSED if processor.is_unused(i) else CONTROL if processor.is_control(i) else UNKNOWN
-                     if processor.is_unknown(i) else BYTE if processor.is_byte(i) else TEXT for i in range(self.size)]
+            kinds = [
+                UNUSED
+                if processor.is_unused(i)
+                else CONTROL
+                if processor.is_control(i)
+                else UNKNOWN
+                if processor.is_unknown(i)
+                else BYTE
+                if processor.is_byte(i)
+                else TEXT
+                for i in range(self.size)
+            ]
             # Decoding may drop spaces from the start of a text; behind these ids nothing is at the start.
             self.guard = processor.encode("a")
             self.guard_length = len(processor.decode(self.guard))
-        self.pieces, kinds = pieces + [""] * (ROWS - self.size), kinds + [UNUSED] * (ROWS - self.size)
-        self.surfaces = [piece.replace(SPACE, " ").encode("utf-8") if kind == TEXT else bytes.fromhex(piece[3:5])
-                         if kind == BYTE else b"" for piece, kind in zip(self.pieces, kinds)]
-        self.byte = np.array([text[0] if kind == BYTE else -1 for text, kind in zip(self.surfaces, kinds)])
+        self.pieces, kinds = (
+            pieces + [""] * (ROWS - self.size),
+            kinds + [UNUSED] * (ROWS - self.size),
+        )
+        self.surfaces = [
+            piece.replace(SPACE, " ").encode("utf-8")
+            if kind == TEXT
+            else bytes.fromhex(piece[3:5])
+            if kind == BYTE
+            else b""
+            for piece, kind in zip(self.pieces, kinds)
+        ]
+        self.byte = np.array(
+            [text[0] if kind == BYTE else -1 for text, kind in zip(self.surfaces, kinds)]
+        )
         self.kind, boundary = np.array(kinds), np.array(kinds) >= CONTROL
-        space = np.array([kind == TEXT and piece.startswith(SPACE) for piece, kind in zip(self.pieces, kinds)])
+        space = np.array(
+            [kind == TEXT and piece.startswith(SPACE) for piece, kind in zip(self.pieces, kinds)]
+        )
         self.truth = Table(np.array([*map(len, self.surfaces)]) - space, space, boundary)
         # Public scripts strip one mark of a piece and take all others for text; the trainer's table is the truth.
         spelt = np.array([len(piece.encode("utf-8")) for piece in self.pieces]) - 3 * space
@@ -92,9 +142,12 @@ class Vocabulary:
     def texts(self, segments: list[np.ndarray]) -> list[str]:
         """Their text, with leading spaces; it gets shorter or longer where bytes form no character."""
         if self.processor is None:
-            return [b"".join([self.surfaces[i] for i in ids.tolist()]).decode("utf-8", "ignore") for ids in segments]
+            return [
+                b"".join([self.surfaces[i] for i in ids.tolist()]).decode("utf-8", "ignore")
+                for ids in segments
+            ]
         texts = self.processor.decode([[*self.guard, *ids.tolist()] for ids in segments])
-        return [text[self.guard_length:].replace(SPACE, " ") for text in texts]
+        return [text[self.guard_length :].replace(SPACE, " ") for text in texts]
 
     def mistakes(self, table: Table) -> np.ndarray:
         """The mistake in each id's entry, by its index in NAMES, -1 for none."""
@@ -104,27 +157,48 @@ class Vocabulary:
         # Boundary flags matter to a space that follows, and nothing follows an unused id.
         boundary = np.where(table.space.any() & (kind != UNUSED), table.boundary, truth.boundary)
         unflagged = truth.space & ~table.space & ((extra == 0) | (extra == inner))
-        cases = {"leading_space_missing": right & boundary & ~truth.boundary | unflagged,
-                 "leading_space_twice": once & table.space,
-                 "boundary_ignored": right & ~boundary & truth.boundary | once & ~table.space,
-                 "unused_ids_counted": (kind == UNUSED) & ~right, "control_ids_counted": truth.boundary & ~right,
-                 "byte_piece_as_text": (kind == BYTE) & (table.base == 6),
-                 "byte_piece_as_replacement": (kind == BYTE) & (table.base == 3),
-                 "inner_space_mark": same_flag & (inner > 0) & (extra == inner)}
-        return np.select([*cases.values()], [*map(NAMES.index, cases)], np.where(right, -1, NAMES.index("other_entry")))
+        cases = {
+            "leading_space_missing": right & boundary & ~truth.boundary | unflagged,
+            "leading_space_twice": once & table.space,
+            "boundary_ignored": right & ~boundary & truth.boundary | once & ~table.space,
+            "unused_ids_counted": (kind == UNUSED) & ~right,
+            "control_ids_counted": truth.boundary & ~right,
+            "byte_piece_as_text": (kind == BYTE) & (table.base == 6),
+            "byte_piece_as_replacement": (kind == BYTE) & (table.base == 3),
+            "inner_space_mark": same_flag & (inner > 0) & (extra == inner),
+        }
+        return np.select(
+            [*cases.values()],
+            [*map(NAMES.index, cases)],
+            np.where(right, -1, NAMES.index("other_entry")),
+        )
 
 
 def read_table(path: Path, size: int) -> Table:
     """Another script's table. Raises DataError unless it has an entry for each of `size` ids."""
     try:
-        content = dict(np.load(path, allow_pickle=False)) if path.suffix == ".npz" else json.loads(path.read_bytes())
+        content = (
+            dict(np.load(path, allow_pickle=False))
+            if path.suffix == ".npz"
+            else json.loads(path.read_bytes())
+        )
         # Public scripts call the same columns base_bytes_lut and is_boundary_token_lut.
-        column = {str(name).removesuffix("_lut").removesuffix("_token"): np.asarray(content[name]) for name in content}
+        column = {
+            str(name).removesuffix("_lut").removesuffix("_token"): np.asarray(content[name])
+            for name in content
+        }
         columns = [column[name] for name in ("base_bytes", "has_leading_space", "is_boundary")]
-        if any(part.dtype.kind not in "biu" or part.ndim != 1 or not size <= len(part) <= ROWS for part in columns):
-            raise ValueError(f"its columns must be whole numbers or flags, one for each of the tokenizer's {size} ids")
+        if any(
+            part.dtype.kind not in "biu" or part.ndim != 1 or not size <= len(part) <= ROWS
+            for part in columns
+        ):
+            raise ValueError(
+                f"its columns must be whole numbers or flags, one for each of the tokenizer's {size} ids"
+            )
     except Exception as error:  # whatever a damaged file raises, people get one line
-        raise DataError(f"{path}: not a table ({type(error).__name__}: {' '.join(str(error).split())})") from None
+        raise DataError(
+            f"{path}: not a table ({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from None
     base, space, boundary = (np.pad(part, (0, ROWS - len(part))) for part in columns)
     return Table(base.astype(np.int64), space.astype(bool), boundary.astype(bool))
 
@@ -137,25 +211,40 @@ class Split:
         for path in self.paths:
             header = np.fromfile(path, "<i4", 3).tolist()
             if header[:2] != [SHARD_MAGIC, SHARD_VERSION] or len(header) < 3:
-                raise DataError(f"{path}: not a shard (its first words are {header}); fetch or write it again")
+                raise DataError(
+                    f"{path}: not a shard (its first words are {header}); fetch or write it again"
+                )
             self.ends.append(self.ends[-1] + header[2])
-            if (size := path.stat().st_size) != (expected := 4 * SHARD_HEADER_WORDS + 2 * header[2]):
+            if (size := path.stat().st_size) != (
+                expected := 4 * SHARD_HEADER_WORDS + 2 * header[2]
+            ):
                 self.truncated = f"{path.name} has {size:,} bytes instead of {expected:,}"
         if not self.ends[-1]:
-            raise DataError(f"{folder}: no tokens in fineweb_val_*.bin there; give the data set's folder with --data")
+            raise DataError(
+                f"{folder}: no tokens in fineweb_val_*.bin there; give the data set's folder with --data"
+            )
 
     def read(self, start: int, end: int) -> np.ndarray:
-        return np.concatenate([
-            np.fromfile(path, "<u2", max(0, min(end, last) - max(start, first)),
-                        offset=4 * SHARD_HEADER_WORDS + 2 * max(0, start - first))
-            for path, first, last in zip(self.paths, self.ends, self.ends[1:])]).astype(np.int64)
+        return np.concatenate(
+            [
+                np.fromfile(
+                    path,
+                    "<u2",
+                    max(0, min(end, last) - max(start, first)),
+                    offset=4 * SHARD_HEADER_WORDS + 2 * max(0, start - first),
+                )
+                for path, first, last in zip(self.paths, self.ends, self.ends[1:])
+            ]
+        ).astype(np.int64)
 
 
 class Originals:
     """The documents as written. `rest`: what the current one must go on with, None when it has gone wrong."""
 
     def __init__(self, files: list[str], vocabulary: Vocabulary) -> None:
-        self.sums = dict.fromkeys(("documents", "bytes", "changed_documents", "normalised_bytes"), 0)
+        self.sums = dict.fromkeys(
+            ("documents", "bytes", "changed_documents", "normalised_bytes"), 0
+        )
         self.texts, self.rest = self.normalised(Source(tuple(files), 0), vocabulary.processor), ""
 
     def normalised(self, source: Source, processor: Any) -> Iterator[str]:
@@ -164,7 +253,9 @@ class Originals:
             for index, data in enumerate(block.documents()):
                 text = block.parse(index, data)[0]
                 normal = processor.normalize(text).replace(SPACE, " ") if processor else text
-                for name, value in zip(self.sums, (1, len(text.encode()), normal != text, len(normal.encode()))):
+                for name, value in zip(
+                    self.sums, (1, len(text.encode()), normal != text, len(normal.encode()))
+                ):
                     self.sums[name] += value
                 yield normal
 
@@ -174,22 +265,33 @@ class Originals:
             ended_early, self.rest = bool(self.rest), next(self.texts, None)
             if ended_early or self.rest is None:
                 yield "other_text", -int(ended_early)  # the token before is where it ended
-        if is_last and self.rest and not self.rest.startswith(text):  # its last character may have been cut
+        if (
+            is_last and self.rest and not self.rest.startswith(text)
+        ):  # its last character may have been cut
             text = text.rstrip("\ufffd")
         whole = text
         while text and self.rest is not None:
             if self.rest.startswith(text):
-                self.rest = self.rest[len(text):]
+                self.rest = self.rest[len(text) :]
                 break
             common = len(os.path.commonprefix([text, self.rest]))
             # Where the document is over and the text goes on, the next document may follow without BOS.
             following = next(self.texts, None) if common == len(self.rest) else None
-            text, self.rest, fault, after = text[common:], None, "other_text", text[common:].lstrip()
-            if following is not None and after and after.startswith(following.lstrip()[:min(64, len(after))]):
+            text, self.rest, fault, after = (
+                text[common:],
+                None,
+                "other_text",
+                text[common:].lstrip(),
+            )
+            if (
+                following is not None
+                and after
+                and after.startswith(following.lstrip()[: min(64, len(after))])
+            ):
                 self.rest, text, fault = following.lstrip(), after, "missing_bos"
             elif following is not None:
                 self.texts = chain([following], self.texts)
-            yield fault, len(whole[:len(whole) - len(text)].encode("utf-8"))
+            yield fault, len(whole[: len(whole) - len(text)].encode("utf-8"))
         if is_last and self.rest:
             yield "dropped_tail", len(whole.encode("utf-8"))
 
@@ -197,22 +299,53 @@ class Originals:
 class Audit:
     """Counts the split by the audited table and by what its text has. `findings`: what differs, by name."""
 
-    def __init__(self, split: Split, vocabulary: Vocabulary, table: Table, originals: Originals | None) -> None:
-        self.split, self.vocabulary, self.table, self.originals = split, vocabulary, table, originals
+    def __init__(
+        self, split: Split, vocabulary: Vocabulary, table: Table, originals: Originals | None
+    ) -> None:
+        self.split, self.vocabulary, self.table, self.originals = (
+            split,
+            vocabulary,
+            table,
+            originals,
+        )
         self.findings: dict[str, dict[str, Any]] = {}
-        self.sums = dict.fromkeys(("counted_bytes", "true_bytes", "tail_bytes", "documents", "spaces_behind_bos"), 0)
+        self.sums = dict.fromkeys(
+            ("counted_bytes", "true_bytes", "tail_bytes", "documents", "spaces_behind_bos"), 0
+        )
         self.entries = vocabulary.mistakes(table)
         for entry in np.unique(self.entries[self.entries >= 0]):
             ids = np.flatnonzero(self.entries == entry)
-            values = " for ".join(str([int(column[ids[0]]) for column in part]) for part in (table, vocabulary.truth))
-            self.find(NAMES[entry], detail=f"{len(ids):,} ids such as {ids[0]} {vocabulary.pieces[ids[0]]!r}: {values}")
+            values = " for ".join(
+                str([int(column[ids[0]]) for column in part]) for part in (table, vocabulary.truth)
+            )
+            self.find(
+                NAMES[entry],
+                detail=f"{len(ids):,} ids such as {ids[0]} {vocabulary.pieces[ids[0]]!r}: {values}",
+            )
         if vocabulary.processor and SPACE not in vocabulary.pieces:
             self.find("no_lone_space")
 
-    def find(self, name: str, position: int = -1, *, tokens: int = 0, extra_bytes: int = 0, detail: str = "") -> None:
+    def find(
+        self,
+        name: str,
+        position: int = -1,
+        *,
+        tokens: int = 0,
+        extra_bytes: int = 0,
+        detail: str = "",
+    ) -> None:
         """Notes a mistake and the tokens that show it; of each name the first place is kept."""
-        finding = self.findings.setdefault(name, {"name": name, "meaning": MISTAKES[name], "tokens": 0,
-                                                  "extra_bytes": 0, "first": None, "detail": detail})
+        finding = self.findings.setdefault(
+            name,
+            {
+                "name": name,
+                "meaning": MISTAKES[name],
+                "tokens": 0,
+                "extra_bytes": 0,
+                "first": None,
+                "detail": detail,
+            },
+        )
         finding["tokens"] += tokens
         finding["extra_bytes"] += extra_bytes
         if finding["first"] is None and position >= 0:
@@ -220,10 +353,18 @@ class Audit:
             for start in range(1, position + 1, CHUNK_TOKENS):
                 tokens = self.split.read(start, min(start + CHUNK_TOKENS, position + 1))
                 edges = np.flatnonzero(tokens == self.vocabulary.bos)
-                document, begin = document + len(edges), start + int(edges[-1]) if len(edges) else begin
+                document, begin = (
+                    document + len(edges),
+                    start + int(edges[-1]) if len(edges) else begin,
+                )
             token = int(self.split.read(position, position + 1)[0])
-            finding["first"] = {"document": document, "token": position - begin, "position": position, "id": token,
-                                "piece": self.vocabulary.pieces[token]}
+            finding["first"] = {
+                "document": document,
+                "token": position - begin,
+                "position": position,
+                "id": token,
+                "piece": self.vocabulary.pieces[token],
+            }
 
     def run(self, predicted: int) -> None:
         """Audits the whole split, of which `predicted` tokens behind the first are scored."""
@@ -236,48 +377,82 @@ class Audit:
             if (outside := tokens >= vocabulary.size).any():
                 return self.find("ids_outside_vocabulary", start + int(outside.argmax()), tokens=1)
             size = min(CHUNK_TOKENS, len(tokens))
-            while size < len(tokens) and 0x80 <= vocabulary.byte[tokens[size]] < 0xC0:  # no character is cut
+            while (
+                size < len(tokens) and 0x80 <= vocabulary.byte[tokens[size]] < 0xC0
+            ):  # no character is cut
                 size += 1
-            self.scan(start, tokens[:size], np.append(before, tokens[:size - 1]), predicted)
+            self.scan(start, tokens[:size], np.append(before, tokens[: size - 1]), predicted)
             start, before = start + size, tokens[size - 1]
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
-                print(f"audited {start:,} of {total:,} tokens ({100 * start // total} %), "
-                      f"{(told - began) * (total - start) / start:.0f} s to go", file=sys.stderr, flush=True)
+                print(
+                    f"audited {start:,} of {total:,} tokens ({100 * start // total} %), "
+                    f"{(told - began) * (total - start) / start:.0f} s to go",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def scan(self, start: int, tokens: np.ndarray, previous: np.ndarray, predicted: int) -> None:
         """Audits tokens that are whole characters: the table first, then their decoded text and the originals."""
-        vocabulary, truth, byte = self.vocabulary, self.vocabulary.truth, self.vocabulary.byte[tokens]
+        vocabulary, truth, byte = (
+            self.vocabulary,
+            self.vocabulary.truth,
+            self.vocabulary.byte[tokens],
+        )
         counted, true = self.table.count(previous, tokens), truth.count(previous, tokens)
         if vocabulary.processor:
             true[:-2] -= 2 * ((byte[:-2] == 0xE2) & (byte[1:-1] == 0x96) & (byte[2:] == 0x81))
-        scored = slice(int(start == 0), max(0, predicted + 1 - start))  # position 0 is never predicted
-        where = scored.start + np.flatnonzero((counted - true)[scored.start:])
+        scored = slice(
+            int(start == 0), max(0, predicted + 1 - start)
+        )  # position 0 is never predicted
+        where = scored.start + np.flatnonzero((counted - true)[scored.start :])
         # Where its own entry is right, that of the token before is not, or the vocabulary.
         entry, before = self.entries[tokens[where]], self.entries[previous[where]]
         entry = np.select([entry >= 0, before >= 0], [entry, before], NAMES.index("no_lone_space"))
         for mistake in np.unique(entry):
             chosen = where[entry == mistake]
-            self.find(NAMES[mistake], start + int(chosen[0]), tokens=len(chosen),
-                      extra_bytes=int((counted - true)[chosen[chosen < scored.stop]].sum()))
-        behind_bos, begins = truth.space[tokens] & truth.boundary[previous], tokens == vocabulary.bos
+            self.find(
+                NAMES[mistake],
+                start + int(chosen[0]),
+                tokens=len(chosen),
+                extra_bytes=int((counted - true)[chosen[chosen < scored.stop]].sum()),
+            )
+        behind_bos, begins = (
+            truth.space[tokens] & truth.boundary[previous],
+            tokens == vocabulary.bos,
+        )
         if (is_lost := vocabulary.kind[tokens] >= UNKNOWN).any():
             self.find("lost_text", start + int(is_lost.argmax()), tokens=int(is_lost.sum()))
         if start == 0 and not begins[0]:
             self.find("missing_bos", 0, tokens=1)
             begins[0] = True
-        for name, part in zip(self.sums, (counted[scored], true[scored], true[scored.stop:], begins, behind_bos)):
+        for name, part in zip(
+            self.sums, (counted[scored], true[scored], true[scored.stop :], begins, behind_bos)
+        ):
             self.sums[name] += int(part.sum())
-        ends, edges = np.append(0, np.cumsum(true + behind_bos)), np.union1d(0, np.flatnonzero(begins))
+        ends, edges = (
+            np.append(0, np.cumsum(true + behind_bos)),
+            np.union1d(0, np.flatnonzero(begins)),
+        )
         texts = vocabulary.texts(np.split(tokens, edges[1:]))
         for text, first, stop in zip(texts, edges.tolist(), [*edges[1:].tolist(), len(tokens)]):
             is_last, ids = start + stop == self.split.ends[-1], tokens[first:stop]
             faults = [*self.originals.feed(text, begins[first], is_last)] if self.originals else []
             # Unknown ids decode to a mark of some length, and are noted already.
-            if len(data := text.encode("utf-8")) != ends[stop] - ends[first] and not is_lost[first:stop].any():
+            if (
+                len(data := text.encode("utf-8")) != ends[stop] - ends[first]
+                and not is_lost[first:stop].any()
+            ):
                 raw = b"".join([vocabulary.surfaces[i] for i in ids.tolist()])
                 offset = len(os.path.commonprefix([raw, data]))
-                faults += [("dropped_tail" if is_last and len(raw) - offset < 4 else "broken_characters", offset)]
+                faults += [
+                    (
+                        "dropped_tail"
+                        if is_last and len(raw) - offset < 4
+                        else "broken_characters",
+                        offset,
+                    )
+                ]
             for name, offset in faults:
                 at = int(np.searchsorted(ends[1:], ends[first] + offset, side="right"))
                 self.find(name, start + min(at, stop - 1), tokens=1)
@@ -287,50 +462,108 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
     """The result as one object. Raises DataError for what cannot be audited."""
     vocabulary, length = Vocabulary(Tokenizer(options.tokenizer)), options.seq_len
     table = read_table(options.table, vocabulary.size) if options.table else vocabulary.truth
-    split, originals = Split(options.data), Originals(options.docs, vocabulary) if options.docs else None
+    split, originals = (
+        Split(options.data),
+        Originals(options.docs, vocabulary) if options.docs else None,
+    )
     if (predicted := (split.ends[-1] - 1) // length * length) < 1:
-        raise DataError(f"{options.data}: {split.ends[-1]} tokens are no sequence of {length}; give a lower --seq-len")
+        raise DataError(
+            f"{options.data}: {split.ends[-1]} tokens are no sequence of {length}; give a lower --seq-len"
+        )
     run = Audit(split, vocabulary, table, originals)
     run.run(predicted)
     published = {name: size for name, (tokens, size) in PUBLISHED.items() if tokens == predicted}
     matches = [name for name, size in published.items() if abs(run.sums["true_bytes"] - size) <= 1]
     if published and not matches:
-        run.find("published_bytes_differ", detail=" or ".join(f"{name} has {published[name]:,}" for name in published))
-    return {"verdict": "mistake" if run.findings else "proved", "tokenizer": str(options.tokenizer),
-            "ids": vocabulary.size, "data": str(options.data), "shards": len(split.paths), "tokens": split.ends[-1],
-            "seq_len": length, "predicted_tokens": predicted, "tail_tokens": split.ends[-1] - 1 - predicted,
-            "table": str(options.table or "the trainer's table"), **run.sums, "published": "".join(matches),
-            "originals": originals.sums if originals else None, "findings": [*run.findings.values()]}
+        run.find(
+            "published_bytes_differ",
+            detail=" or ".join(f"{name} has {published[name]:,}" for name in published),
+        )
+    return {
+        "verdict": "mistake" if run.findings else "proved",
+        "tokenizer": str(options.tokenizer),
+        "ids": vocabulary.size,
+        "data": str(options.data),
+        "shards": len(split.paths),
+        "tokens": split.ends[-1],
+        "seq_len": length,
+        "predicted_tokens": predicted,
+        "tail_tokens": split.ends[-1] - 1 - predicted,
+        "table": str(options.table or "the trainer's table"),
+        **run.sums,
+        "published": "".join(matches),
+        "originals": originals.sums if originals else None,
+        "findings": [*run.findings.values()],
+    }
 
 
 def report(r: dict[str, Any]) -> Iterator[str]:
     """The result for people; the verdict is the last line."""
-    yield ("tokenizer   {tokenizer}: {ids:,} ids\n"
-           "split       {data}: {shards} shards, {documents:,} documents, {tokens:,} tokens\n"
-           "predicted   {predicted_tokens:,} tokens in sequences of {seq_len:,}\n"
-           "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes behind them, neither predicted nor counted\n"
-           "counted     {counted_bytes:,} bytes by {table}; their text has {true_bytes:,}; neither has the "
-           "{spaces_behind_bos:,} spaces right behind BOS").format(**r)
-    yield "originals   " + ("not compared (--docs)" if not r["originals"] else (
-        "{documents:,} documents, {bytes:,} bytes; compared with the {normalised_bytes:,} bytes that the tokenizer's "
-        "normaliser makes of them ({changed_documents:,} changed)").format(**r["originals"]))
+    yield (
+        "tokenizer   {tokenizer}: {ids:,} ids\n"
+        "split       {data}: {shards} shards, {documents:,} documents, {tokens:,} tokens\n"
+        "predicted   {predicted_tokens:,} tokens in sequences of {seq_len:,}\n"
+        "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes behind them, neither predicted nor counted\n"
+        "counted     {counted_bytes:,} bytes by {table}; their text has {true_bytes:,}; neither has the "
+        "{spaces_behind_bos:,} spaces right behind BOS"
+    ).format(**r)
+    yield "originals   " + (
+        "not compared (--docs)"
+        if not r["originals"]
+        else (
+            "{documents:,} documents, {bytes:,} bytes; compared with the {normalised_bytes:,} bytes that the tokenizer's "
+            "normaliser makes of them ({changed_documents:,} changed)"
+        ).format(**r["originals"])
+    )
     yield f"published   {r['published'] or 'none of the known splits has these numbers'}"
     for f in r["findings"]:
         first = "; first at document {document}, token {token}, position {position}: {id} {piece!r}"
-        yield (f"{f['name']}: {f['meaning']}; {f['tokens']:,} tokens, {f['extra_bytes']:+,} bytes"
-               f"{first.format(**f['first']) if f['first'] else ''}{f['detail'] and '; ' + f['detail']}")
-    names, counted, true = ", ".join(f["name"] for f in r["findings"]), r["counted_bytes"], max(1, r["true_bytes"])
-    factor = f"; the true val_bpb is {counted / true:.4f} times the one counted so" if counted > 0 else ""
-    yield (f"mistake: {names}{factor}" if names else
-           f"proved: the text of all {r['documents']:,} documents has the bytes that are counted")
+        yield (
+            f"{f['name']}: {f['meaning']}; {f['tokens']:,} tokens, {f['extra_bytes']:+,} bytes"
+            f"{first.format(**f['first']) if f['first'] else ''}{f['detail'] and '; ' + f['detail']}"
+        )
+    names, counted, true = (
+        ", ".join(f["name"] for f in r["findings"]),
+        r["counted_bytes"],
+        max(1, r["true_bytes"]),
+    )
+    factor = (
+        f"; the true val_bpb is {counted / true:.4f} times the one counted so"
+        if counted > 0
+        else ""
+    )
+    yield (
+        f"mistake: {names}{factor}"
+        if names
+        else f"proved: the text of all {r['documents']:,} documents has the bytes that are counted"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--tokenizer", type=Path, required=True, metavar="M", help="a SentencePiece .model or a byte .json")
-    add("--data", type=Path, required=True, metavar="DIR", help="folder of the fineweb_val_*.bin shards")
-    add("--docs", nargs="+", metavar="FILE", help="the documents the split was made from, .jsonl or text files")
+    add(
+        "--tokenizer",
+        type=Path,
+        required=True,
+        metavar="M",
+        help="a SentencePiece .model or a byte .json",
+    )
+    add(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of the fineweb_val_*.bin shards",
+    )
+    add(
+        "--docs",
+        nargs="+",
+        metavar="FILE",
+        help="the documents the split was made from, .jsonl or text files",
+    )
     add("--table", type=Path, metavar="FILE", help="audit this table, not the trainer's")
     add("--seq-len", type=positive, default=1024, metavar="T", help="TRAIN_SEQ_LEN (default: 1024)")
     add("--json", action="store_true", help="print one JSON object")

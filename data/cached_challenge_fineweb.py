@@ -47,17 +47,24 @@ LINE_SECONDS, API_SECONDS = 10.0, 30.0
 @dataclass
 class Item:
     """A file to have: its path below data/ and below the remote folder, its bytes, its checksum (None: not known)."""
+
     name: str
     size: int | None = None
-    digest: str | None = None  # "sha256:<hex>", or for files outside LFS "git:<hex>", the SHA-1 that git gives them
+    digest: str | None = (
+        None  # "sha256:<hex>", or for files outside LFS "git:<hex>", the SHA-1 that git gives them
+    )
 
     def __post_init__(self) -> None:
         self.path = DATA / self.name
-        self.partial = self.path.with_name(f".{self.path.name}.partial")  # same folder: renaming it copies nothing
+        self.partial = self.path.with_name(
+            f".{self.path.name}.partial"
+        )  # same folder: renaming it copies nothing
 
     def missing_bytes(self) -> int:
         here = size_of(self.path)
-        return (self.size or 0) - (here if here == self.size else min(self.size or 0, size_of(self.partial)))
+        return (self.size or 0) - (
+            here if here == self.size else min(self.size or 0, size_of(self.partial))
+        )
 
     def fault(self, path: Path, read_all: bool = True) -> str:
         """What is wrong with the size, shard header or checksum of the file at `path`, in words; nothing: empty."""
@@ -70,11 +77,17 @@ class Item:
                 if (magic, version) != (SHARD_MAGIC, SHARD_VERSION):
                     return "its header is not that of a shard"
                 if size != 4 * SHARD_HEADER_WORDS + 2 * tokens:
-                    return f"{size:,} bytes, which is not what its header promises ({tokens:,} tokens)"
+                    return (
+                        f"{size:,} bytes, which is not what its header promises ({tokens:,} tokens)"
+                    )
             if not self.digest or not read_all:
                 return ""
             kind, _, expected = self.digest.partition(":")
-            digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+            digest = (
+                hashlib.sha256()
+                if kind == "sha256"
+                else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+            )
             handle.seek(0)
             while block := handle.read(1 << 22):
                 digest.update(block)
@@ -91,11 +104,17 @@ class Record:
     def __init__(self) -> None:
         self.path, self.lock = DATA / "datasets" / ".download.json", threading.Lock()
         self.files: dict[str, list[Any]] = {}  # by name
-        with suppress(OSError, ValueError, TypeError):  # none yet, or damaged: the files are read again
+        with suppress(
+            OSError, ValueError, TypeError
+        ):  # none yet, or damaged: the files are read again
             self.files = dict(json.loads(self.path.read_bytes()))
 
     def entry(self, item: Item, fault: str = "") -> list[Any]:
-        return [item.size, item.digest, None if fault or not item.path.is_file() else item.path.stat().st_mtime_ns]
+        return [
+            item.size,
+            item.digest,
+            None if fault or not item.path.is_file() else item.path.stat().st_mtime_ns,
+        ]
 
     def check(self, item: Item, read_all: bool) -> str:
         """The fault of the file in its place; unless told to, reads only what was never verified."""
@@ -122,7 +141,9 @@ def downloading(folder: Path, shards_promised: int) -> Iterator[Producer]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # of another kind: a file system without locks
             if isinstance(error, BlockingIOError):
-                raise DataError(f"{DATA}: another download is at work in it; wait for its end") from None
+                raise DataError(
+                    f"{DATA}: another download is at work in it; wait for its end"
+                ) from None
         with locked(folder), Producer(folder, shards_promised=shards_promised) as producer:
             yield producer
 
@@ -138,23 +159,36 @@ def reason(error: BaseException) -> str:
 def is_final(error: BaseException) -> bool:
     """Whether trying again is useless: the hub refuses, or this machine does."""
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
-    local = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
-    return local or isinstance(error, (OfflineModeIsEnabled, ValueError)) or (
-        400 <= status < 500 and status not in (408, 425, 429))
+    local = (
+        isinstance(error, OSError)
+        and error.errno is not None
+        and not isinstance(error, ConnectionError)
+    )
+    return (
+        local
+        or isinstance(error, (OfflineModeIsEnabled, ValueError))
+        or (400 <= status < 500 and status not in (408, 425, 429))
+    )
 
 
-def patiently(name: str, action: Callable[[], Any], retries: int, reached: Callable[[], int] = lambda: 0) -> Any:
+def patiently(
+    name: str, action: Callable[[], Any], retries: int, reached: Callable[[], int] = lambda: 0
+) -> Any:
     """The action's result, tried again after faults, ever more slowly. Raises its error after `retries` in a row."""
     faults, best = 0, reached()
     while True:
         try:
             return action()
-        except Exception as error:  # the HTTP library's errors have other names in each version of the client
+        except (
+            Exception
+        ) as error:  # the HTTP library's errors have other names in each version of the client
             # Only new ground counts as progress: a file that is too short for ever must end, too.
             faults, best = (1 if reached() > best else faults + 1), max(best, reached())
             if is_final(error) or faults > retries:
                 raise
-            tqdm.write(f"{name}: {reason(error)}; trying again ({faults} of {retries})", file=sys.stderr)
+            tqdm.write(
+                f"{name}: {reason(error)}; trying again ({faults} of {retries})", file=sys.stderr
+            )
         time.sleep(min(60, 2 ** (faults - 1)))
 
 
@@ -163,17 +197,29 @@ class Hub:
 
     def __init__(self, retries: int) -> None:
         self.repo = os.environ.get("MATCHED_FINEWEB_REPO_ID", "willdepueoai/parameter-golf")
-        self.prefix = f"{os.environ.get('MATCHED_FINEWEB_REMOTE_ROOT_PREFIX', 'datasets').strip('/')}/".lstrip("/")
+        self.prefix = f"{os.environ.get('MATCHED_FINEWEB_REMOTE_ROOT_PREFIX', 'datasets').strip('/')}/".lstrip(
+            "/"
+        )
         self.api, self.record, self.retries, self.offline = HfApi(), Record(), retries, ""
-        self.headers = {**build_hf_headers(), "accept-encoding": "identity"}  # a range must be one of the file
+        self.headers = {
+            **build_hf_headers(),
+            "accept-encoding": "identity",
+        }  # a range must be one of the file
         self.commit = getattr(self.ask(self.api.repo_info, timeout=API_SECONDS), "sha", None)
 
     def ask(self, question: Callable[..., Any], **arguments: Any) -> Any:
         """An answer of the hub's API; None, and `offline` says why, where none comes. Raises DataError at a no."""
         get_session().timeout = API_SECONDS  # the client's own default is to wait for ever
         try:
-            return None if self.offline else patiently(
-                self.repo, lambda: question(self.repo, repo_type="dataset", **arguments), min(self.retries, 3))
+            return (
+                None
+                if self.offline
+                else patiently(
+                    self.repo,
+                    lambda: question(self.repo, repo_type="dataset", **arguments),
+                    min(self.retries, 3),
+                )
+            )
         except Exception as error:
             self.offline = f"{self.api.endpoint}, {self.repo}: {reason(error)}"
             if is_final(error) and not isinstance(error, OfflineModeIsEnabled):
@@ -183,7 +229,7 @@ class Hub:
         """The word on each file; size and digest stay None for one that is not known."""
         known: dict[str, Any] = {}
         for at in range(0, len(names), 100):
-            paths = [self.prefix + name for name in names[at:at + 100]]
+            paths = [self.prefix + name for name in names[at : at + 100]]
             for file in self.ask(self.api.get_paths_info, paths=paths, revision=self.commit) or []:
                 if hasattr(file, "blob_id"):  # not a folder
                     digest = f"sha256:{file.lfs.sha256}" if file.lfs else f"git:{file.blob_id}"
@@ -199,25 +245,40 @@ class Hub:
             item.path.parent.mkdir(parents=True, exist_ok=True)
             if item.path != MANIFEST:
                 item.path.unlink(missing_ok=True)  # training must not meet what is not the hub's
-            patiently(item.name, lambda: self.fetch(item), self.retries, lambda: size_of(item.partial))
+            patiently(
+                item.name, lambda: self.fetch(item), self.retries, lambda: size_of(item.partial)
+            )
             self.record.save(item)
         return ""
 
     def fetch(self, item: Item) -> None:
         """One attempt, from where the partial file ends."""
-        url = hf_hub_url(self.repo, self.prefix + item.name, repo_type="dataset", revision=self.commit)
+        url = hf_hub_url(
+            self.repo, self.prefix + item.name, repo_type="dataset", revision=self.commit
+        )
         with open(item.partial, "ab") as handle:
             handle.seek(handle.truncate(0 if handle.tell() > item.size else None))
-            http_get(url, handle, resume_size=handle.tell(), headers=self.headers, expected_size=item.size)
+            http_get(
+                url,
+                handle,
+                resume_size=handle.tell(),
+                headers=self.headers,
+                expected_size=item.size,
+            )
             handle.flush()
             os.fsync(handle.fileno())
         if fault := item.fault(item.partial):
             item.partial.unlink()
             raise DataError(f"of what came, {fault}")
         if item.path == MANIFEST:
-            with suppress(DataError):  # none yet, or damaged; else data sets made on this machine stay listed
+            with suppress(
+                DataError
+            ):  # none yet, or damaged; else data sets made on this machine stay listed
                 hubs, ours = read_manifest(item.partial), read_manifest(MANIFEST)
-                write_json(item.partial, {**ours, **hubs, **{k: [*{**ours[k], **hubs[k]}.values()] for k in KINDS}})
+                write_json(
+                    item.partial,
+                    {**ours, **hubs, **{k: [*{**ours[k], **hubs[k]}.values()] for k in KINDS}},
+                )
         os.replace(item.partial, item.path)
 
 
@@ -225,9 +286,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest, its two lists as dictionaries by name. Raises DataError where that cannot be."""
     try:
         manifest = json.loads(path.read_bytes())
-        return {**manifest, **{kind: {entry["name"]: entry for entry in manifest[kind]} for kind in KINDS}}
+        return {
+            **manifest,
+            **{kind: {entry["name"]: entry for entry in manifest[kind]} for kind in KINDS},
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: no usable manifest ({error!r}); run without --skip-manifest and --verify") from None
+        raise DataError(
+            f"{path}: no usable manifest ({error!r}); run without --skip-manifest and --verify"
+        ) from None
 
 
 def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int]:
@@ -240,38 +306,62 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
         entry = manifest["datasets"][dataset]
         tokenizer = manifest["tokenizers"][entry["tokenizer_name"]]
         num_val, num_train = (int(entry["stats"][f"files_{split}"]) for split in ("val", "train"))
-        names = [str(tokenizer[key]) for key in ("model_path", "vocab_path", "path") if tokenizer.get(key)]
+        names = [
+            str(tokenizer[key])
+            for key in ("model_path", "vocab_path", "path")
+            if tokenizer.get(key)
+        ]
         if any(name.startswith("/") or ".." in name.split("/") for name in names):
             raise ValueError(f"a path outside {DATA}")
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{MANIFEST}: its entry of {dataset} is not usable ({error!r})") from None
     wanted = min(80, num_train) if train_shards is None else train_shards
     if not 0 <= wanted <= num_train:
-        raise argparse.ArgumentTypeError(f"--train-shards {wanted}: {variant} has {num_train}; give 0 to {num_train}")
-    names += [f"datasets/{dataset}/fineweb_{split}_{number:06d}.bin"
-              for split, count in (("val", num_val), ("train", wanted)) for number in range(count)]
+        raise argparse.ArgumentTypeError(
+            f"--train-shards {wanted}: {variant} has {num_train}; give 0 to {num_train}"
+        )
+    names += [
+        f"datasets/{dataset}/fineweb_{split}_{number:06d}.bin"
+        for split, count in (("val", num_val), ("train", wanted))
+        for number in range(count)
+    ]
     return list(dict.fromkeys(names)), wanted
 
 
 def need_disk(items: list[Item]) -> None:
     """Raises DataError where a disk has less room than the files that are to come."""
-    places = [(next(folder for folder in item.path.parents if folder.is_dir()), item.missing_bytes()) for item in items]
+    places = [
+        (next(folder for folder in item.path.parents if folder.is_dir()), item.missing_bytes())
+        for item in items
+    ]
     for folder in {folder for folder, _ in places}:
         need = sum(size for other, size in places if other.stat().st_dev == folder.stat().st_dev)
         if need > (free := shutil.disk_usage(folder).free):
-            raise DataError(f"{folder}: {tqdm.format_sizeof(need)}B are to come, {tqdm.format_sizeof(free)}B are free; "
-                            "make room, or ask for fewer --train-shards")
+            raise DataError(
+                f"{folder}: {tqdm.format_sizeof(need)}B are to come, {tqdm.format_sizeof(free)}B are free; "
+                "make room, or ask for fewer --train-shards"
+            )
 
 
-def for_each(items: list[Item], job: Callable[[Item], str], jobs: int,
-             missing: Callable[[Item], int] = Item.missing_bytes,
-             advance: Callable[[int], object] = lambda num_bytes: None) -> dict[str, str]:
+def for_each(
+    items: list[Item],
+    job: Callable[[Item], str],
+    jobs: int,
+    missing: Callable[[Item], int] = Item.missing_bytes,
+    advance: Callable[[int], object] = lambda num_bytes: None,
+) -> dict[str, str]:
     """Do a job on every item, in order, several at once, and show the bytes; returns the faults by name."""
-    pool, start, total = ThreadPoolExecutor(max(1, jobs)), time.monotonic(), sum(item.size or 0 for item in items)
+    pool, start, total = (
+        ThreadPoolExecutor(max(1, jobs)),
+        time.monotonic(),
+        sum(item.size or 0 for item in items),
+    )
     first, next_line = total - sum(map(missing, items)), start + LINE_SECONDS
     reached = first
     active = futures = {pool.submit(job, item): item for item in items}
-    with tqdm(total=total, initial=first, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    with tqdm(
+        total=total, initial=first, unit="B", unit_scale=True, disable=None, leave=False
+    ) as bar:
         while active:
             active, now = wait(active, timeout=0.2).not_done, time.monotonic()
             done = total - sum(missing(futures[future]) for future in active)
@@ -280,23 +370,37 @@ def for_each(items: list[Item], job: Callable[[Item], str], jobs: int,
             bar.update(done - bar.n)
             if bar.disable and (now > next_line or done > first and not active):
                 next_line = now + LINE_SECONDS
-                line = tqdm.format_meter(done, total, now - start, 0, unit="B", unit_scale=True, initial=first)
+                line = tqdm.format_meter(
+                    done, total, now - start, 0, unit="B", unit_scale=True, initial=first
+                )
                 print(line, flush=True)
     faults = {item.name: future.exception() or future.result() for future, item in futures.items()}
-    return {name: reason(fault) if isinstance(fault, Exception) else fault for name, fault in faults.items() if fault}
+    return {
+        name: reason(fault) if isinstance(fault, Exception) else fault
+        for name, fault in faults.items()
+        if fault
+    }
 
 
 def demand_all(items: list[Item], known: str, faults: dict[str, str]) -> None:
     """Raises DataError where there are faults."""
     if faults:
-        raise DataError("\n  ".join([f"{DATA}: {len(faults)} of {len(items)} files are missing or wrong{known}:",
-                                     *(f"{name}: {fault}" for name, fault in faults.items())]))
+        raise DataError(
+            "\n  ".join(
+                [
+                    f"{DATA}: {len(faults)} of {len(items)} files are missing or wrong{known}:",
+                    *(f"{name}: {fault}" for name, fault in faults.items()),
+                ]
+            )
+        )
 
 
 def run(options: argparse.Namespace) -> None:
     folder = DATA / "datasets" / (PREFIX + options.variant)
     if (folder / STATE_NAME).exists():
-        raise DataError(f"{folder}: was made by tokenize_docs.py; move it away to download its namesake")
+        raise DataError(
+            f"{folder}: was made by tokenize_docs.py; move it away to download its namesake"
+        )
     hub = Hub(options.retries)
     if not (options.skip_manifest or options.verify or hub.offline):
         if fault := for_each(hub.items([MANIFEST.name]), hub.complete, 1):
@@ -305,40 +409,78 @@ def run(options: argparse.Namespace) -> None:
     items = hub.items(names + DOCS * options.with_docs)
     known = f" as far as is known here ({hub.offline})" if hub.offline else ""
     if options.verify or hub.offline:
-        demand_all(items, known, for_each(items, lambda item: hub.record.check(item, options.verify), options.jobs,
-                                          missing=lambda item: item.size or 0))
+        demand_all(
+            items,
+            known,
+            for_each(
+                items,
+                lambda item: hub.record.check(item, options.verify),
+                options.jobs,
+                missing=lambda item: item.size or 0,
+            ),
+        )
     else:
         need_disk(items)
         with downloading(folder, train_shards) as producer:
-            demand_all(items, known, for_each(items, hub.complete, options.jobs, advance=producer.advance))
-    print(f"{folder}: all {len(items)} files are right{known}\nto train: DATA_PATH={folder} "
-          f"TOKENIZER_PATH={items[0].path} VOCAB_SIZE={''.join(filter(str.isdecimal, options.variant))}", flush=True)
+            demand_all(
+                items, known, for_each(items, hub.complete, options.jobs, advance=producer.advance)
+            )
+    print(
+        f"{folder}: all {len(items)} files are right{known}\nto train: DATA_PATH={folder} "
+        f"TOKENIZER_PATH={items[0].path} VOCAB_SIZE={''.join(filter(str.isdecimal, options.variant))}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("number", nargs="?", type=int, metavar="TRAIN_SHARDS", help="the same as --train-shards")
-    add("--train-shards", type=int, metavar="N", help="training shards, 200 MB each (default: 80, or all there are)")
+    add(
+        "--train-shards",
+        type=int,
+        metavar="N",
+        help="training shards, 200 MB each (default: 80, or all there are)",
+    )
     add("--variant", default="sp1024", help="sp1024, sp8192, byte260 ... (default: sp1024)")
     add("--with-docs", action="store_true", help=f"also {' and '.join(DOCS)}, about 48 GB")
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
-    add("--verify", action="store_true", help="only read and check what is here; offline, by what was recorded")
+    add(
+        "--verify",
+        action="store_true",
+        help="only read and check what is here; offline, by what was recorded",
+    )
     add("--jobs", type=int, default=8, metavar="N", help="files at once (default: 8)")
-    add("--retries", type=int, default=6, metavar="N", help="tries after a fault without progress (default: 6)")
+    add(
+        "--retries",
+        type=int,
+        default=6,
+        metavar="N",
+        help="tries after a fault without progress (default: 6)",
+    )
     options = parser.parse_args()
     options.train_shards = options.train_shards if options.number is None else options.number
     logging.set_verbosity(logging.CRITICAL)  # we say it ourselves, below one bar
     disable_progress_bars()
-    constants.DOWNLOAD_CHUNK_SIZE = 1 << 20  # what a broken connection loses: up to 10 MB by default
+    constants.DOWNLOAD_CHUNK_SIZE = (
+        1 << 20
+    )  # what a broken connection loses: up to 10 MB by default
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(options)
     except (argparse.ArgumentTypeError, DataError, OSError) as error:
         parser.exit(2 if isinstance(error, argparse.ArgumentTypeError) else 1, f"error: {error}\n")
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where this one stopped", file=sys.stderr, flush=True)
-        os._exit(130)  # without waiting for slow connections; what they have written is kept and continued
+        print(
+            "\ninterrupted; the same command goes on where this one stopped",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(
+            130
+        )  # without waiting for slow connections; what they have written is kept and continued
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class StoppedEarly(Exception):
 
 # === FILES ===========================================================================================================
 
+
 def write_atomic(path: Path, *chunks: bytes | np.ndarray, sync: bool = True) -> str:
     """Write a file that appears complete or not at all; returns its SHA-256 in hexadecimal."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +69,7 @@ def write_json(path: Path, value: dict[str, Any], *, sync: bool = True) -> None:
 
 # === WORD TO TRAINING ================================================================================================
 
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other producer out of a data set's folder. The lock ends with its process, however that ends.
@@ -82,8 +84,10 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:  # of another kind: a file system without locks
                 if isinstance(error, BlockingIOError):
-                    raise DataError(f"{folder}: another process is making shards in it ({path} is locked); wait for "
-                                    "its end, or end it") from None
+                    raise DataError(
+                        f"{folder}: another process is making shards in it ({path} is locked); wait for "
+                        "its end, or end it"
+                    ) from None
             if not is_open_at(handle.fileno(), path):
                 continue  # who had the lock before us has removed the file: whoever comes next would lock another
             try:
@@ -116,8 +120,17 @@ class Producer:
 
     def write(self, **more: str) -> None:
         # Not synced to disk: what a dead machine leaves behind is out of date in any case.
-        write_json(self.path, {"pid": os.getpid(), "time": time.time(), "shards_promised": self.shards_promised,
-                               "progress": self.progress, **more}, sync=False)
+        write_json(
+            self.path,
+            {
+                "pid": os.getpid(),
+                "time": time.time(),
+                "shards_promised": self.shards_promised,
+                "progress": self.progress,
+                **more,
+            },
+            sync=False,
+        )
 
     def keep_fresh(self) -> None:
         while not self.over.wait(PROGRESS_NEWS_SECONDS):
@@ -131,8 +144,12 @@ class Producer:
         self.thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.over.set()
         self.news.set()
         self.thread.join()
@@ -151,4 +168,6 @@ def last_words(error: BaseException) -> str:
     if not isinstance(error, (StoppedEarly, DataError)):
         text = f"{type(error).__name__}: {text}"
     words = text if isinstance(error, StoppedEarly) else f"failed: {text}"
-    return words if len(words) <= MAX_ERROR_CHARACTERS else words[:MAX_ERROR_CHARACTERS - 3] + "..."
+    return (
+        words if len(words) <= MAX_ERROR_CHARACTERS else words[: MAX_ERROR_CHARACTERS - 3] + "..."
+    )

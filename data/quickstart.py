@@ -33,22 +33,45 @@ import tokenize_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP_NAME = "quickstart.json"
-LEFT_OUT = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+LEFT_OUT = {
+    "test",
+    "tests",
+    "idle_test",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
 
 # About 75 s of training on 2 CPU cores. Without a clock, its result repeats; compiling would take longer than it saves.
 SETTINGS = {
-    "RUN_ID": "quickstart", "SEED": "1337",
-    "DATA_PATH": "./data/datasets/quickstart_sp1024", "TOKENIZER_PATH": "./data/tokenizers/quickstart_1024_bpe.model",
-    "VOCAB_SIZE": "1024", "NUM_LAYERS": "4", "MODEL_DIM": "128", "NUM_HEADS": "4", "NUM_KV_HEADS": "2",
-    "TRAIN_SEQ_LEN": "256", "TRAIN_BATCH_TOKENS": "2048", "GRAD_ACCUM_STEPS": "1",
-    "ITERATIONS": "500", "WARMUP_STEPS": "0", "WARMDOWN_ITERS": "400", "MAX_WALLCLOCK_SECONDS": "0",
-    "VAL_LOSS_EVERY": "250", "VAL_BATCH_SIZE": "16384", "TRAIN_LOG_EVERY": "50", "TORCH_COMPILE": "0",
+    "RUN_ID": "quickstart",
+    "SEED": "1337",
+    "DATA_PATH": "./data/datasets/quickstart_sp1024",
+    "TOKENIZER_PATH": "./data/tokenizers/quickstart_1024_bpe.model",
+    "VOCAB_SIZE": "1024",
+    "NUM_LAYERS": "4",
+    "MODEL_DIM": "128",
+    "NUM_HEADS": "4",
+    "NUM_KV_HEADS": "2",
+    "TRAIN_SEQ_LEN": "256",
+    "TRAIN_BATCH_TOKENS": "2048",
+    "GRAD_ACCUM_STEPS": "1",
+    "ITERATIONS": "500",
+    "WARMUP_STEPS": "0",
+    "WARMDOWN_ITERS": "400",
+    "MAX_WALLCLOCK_SECONDS": "0",
+    "VAL_LOSS_EVERY": "250",
+    "VAL_BATCH_SIZE": "16384",
+    "TRAIN_LOG_EVERY": "50",
+    "TORCH_COMPILE": "0",
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What the data set is made by; any change builds it again."""
+
     vocab_size: int = 1024
     shard_tokens: int = 1_000_000
     val_bytes: int = 450_000  # about 180,000 tokens, validated in 4 to 5 s on 2 CPU cores
@@ -60,10 +83,15 @@ class Recipe:
 
 # === CORPUS, TOKENIZER, SHARDS =======================================================================================
 
+
 def read_sources(stdlib: Path) -> dict[str, bytes]:
     """The library's source files by relative name, tests and installed packages left out."""
     files = {path.relative_to(stdlib).as_posix(): path for path in sorted(stdlib.rglob("*.py"))}
-    return {name: path.read_bytes() for name, path in files.items() if not LEFT_OUT & set(name.split("/"))}
+    return {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if not LEFT_OUT & set(name.split("/"))
+    }
 
 
 def split_documents(sources: dict[str, bytes], recipe: Recipe) -> tuple[list[str], list[str]]:
@@ -75,10 +103,14 @@ def split_documents(sources: dict[str, bytes], recipe: Recipe) -> tuple[list[str
             names.setdefault(text, name)
     total = sum(map(len, names))
     if total < recipe.min_bytes:
-        raise tokenize_docs.DataError(f"the library of {sys.executable} has {len(names)} source files of {total:,} "
-                                      f"characters, {recipe.min_bytes:,} are needed; use a Python that has its sources")
+        raise tokenize_docs.DataError(
+            f"the library of {sys.executable} has {len(names)} source files of {total:,} "
+            f"characters, {recipe.min_bytes:,} are needed; use a Python that has its sources"
+        )
     # The order hangs on name and seed alone: no file that comes or goes moves the others.
-    ranked = sorted(names, key=lambda text: hashlib.sha256(f"{recipe.seed}/{names[text]}".encode()).digest())
+    ranked = sorted(
+        names, key=lambda text: hashlib.sha256(f"{recipe.seed}/{names[text]}".encode()).digest()
+    )
     val, size = [], 0
     for text in ranked:
         document_bytes = len(text.encode("utf-8"))
@@ -91,8 +123,15 @@ def split_documents(sources: dict[str, bytes], recipe: Recipe) -> tuple[list[str
 
 def stamp(folder: Path, tokenizer: Path, wanted: dict) -> dict:
     """How the data was made, and the hash of every file of it that is there."""
-    files = [path for path in (*folder.glob("*"), tokenizer) if path.is_file() and path.name != STAMP_NAME]
-    return {**wanted, "files": {path.name: tokenize_docs.sha256(path.read_bytes()) for path in files}}
+    files = [
+        path
+        for path in (*folder.glob("*"), tokenizer)
+        if path.is_file() and path.name != STAMP_NAME
+    ]
+    return {
+        **wanted,
+        "files": {path.name: tokenize_docs.sha256(path.read_bytes()) for path in files},
+    }
 
 
 def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 1) -> bool:
@@ -103,15 +142,25 @@ def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 
     folder = data / "datasets" / f"quickstart_sp{recipe.vocab_size}"
     tokenizer = data / "tokenizers" / f"quickstart_{recipe.vocab_size}_bpe.model"
     sources = read_sources(stdlib)
-    digests = "".join(f"{name} {tokenize_docs.sha256(content)}\n" for name, content in sources.items())
-    wanted = {"recipe": asdict(recipe), "python": sys.version, "sources": tokenize_docs.sha256(digests.encode())}
+    digests = "".join(
+        f"{name} {tokenize_docs.sha256(content)}\n" for name, content in sources.items()
+    )
+    wanted = {
+        "recipe": asdict(recipe),
+        "python": sys.version,
+        "sources": tokenize_docs.sha256(digests.encode()),
+    }
     with contextlib.suppress(OSError, ValueError):  # raised where nothing whole is there
         if json.loads((folder / STAMP_NAME).read_bytes()) == stamp(folder, tokenizer, wanted):
             print(f"data:      {folder} is up to date", flush=True)
             return False
     for path in (folder.parent, tokenizer.parent):
         path.mkdir(parents=True, exist_ok=True)
-    for killed in (path for path in folder.parent.glob(".quickstart-*") if time.time() - path.stat().st_mtime > 3600):
+    for killed in (
+        path
+        for path in folder.parent.glob(".quickstart-*")
+        if time.time() - path.stat().st_mtime > 3600
+    ):
         shutil.rmtree(killed, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
     new, new_tokenizer = temporary / folder.name, temporary / tokenizer.name
@@ -127,48 +176,87 @@ def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 
     return True
 
 
-def build(folder: Path, tokenizer: Path, sources: dict[str, bytes], recipe: Recipe, workers: int) -> None:
+def build(
+    folder: Path, tokenizer: Path, sources: dict[str, bytes], recipe: Recipe, workers: int
+) -> None:
     """Write documents, tokenizer and shards, and print a line for each."""
     started = time.monotonic()
     val, train = split_documents(sources, recipe)
     documents = folder / "docs.jsonl"
-    tokenize_docs.write_atomic(documents, *(json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]))
-    print(f"corpus:    {len(val) + len(train)} documents, {documents.stat().st_size / 1e6:.1f} MB of Python's sources "
-          f"({time.monotonic() - started:.1f} s)", flush=True)
+    tokenize_docs.write_atomic(
+        documents, *(json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train])
+    )
+    print(
+        f"corpus:    {len(val) + len(train)} documents, {documents.stat().st_size / 1e6:.1f} MB of Python's sources "
+        f"({time.monotonic() - started:.1f} s)",
+        flush=True,
+    )
     started = time.monotonic()
     source = tokenize_docs.Source((str(documents),), len(val))
     # Code lives by its line ends and indentation, so nothing is normalised away.
-    tokenize_docs.write_atomic(tokenizer, tokenize_docs.train_tokenizer(source, recipe.vocab_size, "identity"))
-    print(f"tokenizer: {recipe.vocab_size} pieces from the {len(train)} training documents "
-          f"({time.monotonic() - started:.1f} s)", flush=True)
+    tokenize_docs.write_atomic(
+        tokenizer, tokenize_docs.train_tokenizer(source, recipe.vocab_size, "identity")
+    )
+    print(
+        f"tokenizer: {recipe.vocab_size} pieces from the {len(train)} training documents "
+        f"({time.monotonic() - started:.1f} s)",
+        flush=True,
+    )
     started = time.monotonic()
     state = tokenize_docs.new_state({})
-    tokenize_docs.export_documents(source, tokenizer, folder, state, shard_tokens=recipe.shard_tokens,
-                                   workers=workers, save=lambda state: None, progress=lambda document, tokens: None)
-    print(f"shards:    {state['tokens']['train']:,} training tokens in {len(state['shards']['train'])} files, "
-          f"{state['tokens']['val']:,} validation tokens ({time.monotonic() - started:.1f} s)", flush=True)
+    tokenize_docs.export_documents(
+        source,
+        tokenizer,
+        folder,
+        state,
+        shard_tokens=recipe.shard_tokens,
+        workers=workers,
+        save=lambda state: None,
+        progress=lambda document, tokens: None,
+    )
+    print(
+        f"shards:    {state['tokens']['train']:,} training tokens in {len(state['shards']['train'])} files, "
+        f"{state['tokens']['val']:,} validation tokens ({time.monotonic() - started:.1f} s)",
+        flush=True,
+    )
 
 
 # === TRAINING ========================================================================================================
 
+
 def launch_environment(ranks: int, environment: dict[str, str]) -> dict[str, str]:
     """The whole environment of the training; what the user has set goes before what is set here."""
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))  # torchrun itself would give each of several processes one
+    threads = str(
+        max(1, (os.cpu_count() or 1) // ranks)
+    )  # torchrun itself would give each of several processes one
     return {**SETTINGS, **({"OMP_NUM_THREADS": threads} if ranks > 1 else {}), **environment}
 
 
 def trainer_settings(environment: dict[str, str]) -> list[str]:
     """Names of the settings in the environment, as the trainer sees it. Where it refuses them, exits as it does."""
-    answer = subprocess.run([sys.executable, "train_gpt.py", "--print-config"], cwd=ROOT, env=environment,
-                            stdout=subprocess.PIPE, text=True)
+    answer = subprocess.run(
+        [sys.executable, "train_gpt.py", "--print-config"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     if answer.returncode:
         sys.exit(answer.returncode)
-    return [name.upper() for name, entry in json.loads(answer.stdout).items() if entry["source"] == "environment"]
+    return [
+        name.upper()
+        for name, entry in json.loads(answer.stdout).items()
+        if entry["source"] == "environment"
+    ]
 
 
 def command_line(command: list[str], environment: dict[str, str], names: list[str]) -> str:
     """The command with its settings, quoted to be pasted into a fresh shell."""
-    shown = [name for name in dict.fromkeys([*SETTINGS, "OMP_NUM_THREADS", *names]) if name in environment]
+    shown = [
+        name
+        for name in dict.fromkeys([*SETTINGS, "OMP_NUM_THREADS", *names])
+        if name in environment
+    ]
     settings = " ".join(f"{name}={shlex.quote(environment[name])}" for name in shown)
     return f"cd {shlex.quote(str(ROOT))} && {settings} {shlex.join(command)}"
 
@@ -177,8 +265,15 @@ def run(command: list[str], environment: dict[str, str]) -> int:
     """Run the training; its exit code, or 130 when interrupted, once the training has ended too."""
     # In a session of its own torchrun gets one signal and not the terminal's too: at a second one it would leave its
     # workers behind. It answers a signal with a traceback, which is held back.
-    child = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True,
-                             text=True, errors="replace")
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
     interrupted = threading.Event()
 
     def forward_errors() -> None:
@@ -207,19 +302,32 @@ def run(command: list[str], environment: dict[str, str]) -> int:
 def report(log: Path, artifact: Path) -> None:
     """Three lines: bits per byte before and after, the artifact's size, the log and what to try next."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    found = [re.findall(pattern, text, re.MULTILINE) for pattern in (
-        r"^step:0/\d+ val_loss:\S+ val_bpb:([\d.]+)", r"^final_int8_zlib_roundtrip_exact val_loss:\S+ val_bpb:([\d.]+)",
-        r"^Total submission size int8\+zlib: (\d+) bytes")]
+    found = [
+        re.findall(pattern, text, re.MULTILINE)
+        for pattern in (
+            r"^step:0/\d+ val_loss:\S+ val_bpb:([\d.]+)",
+            r"^final_int8_zlib_roundtrip_exact val_loss:\S+ val_bpb:([\d.]+)",
+            r"^Total submission size int8\+zlib: (\d+) bytes",
+        )
+    ]
     before, after, total = (float(values[-1]) if values else float("nan") for values in found)
-    print(f"bits per byte: {before:.4f} before training, {after:.4f} after ({100 * (1 - after / before):.1f} % less)\n"
-          f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, {total:,.0f} with the script, of 16,000,000\n"
-          f"log: {log}; next: ITERATIONS=2000 python3 data/quickstart.py, or edit the command printed above")
+    print(
+        f"bits per byte: {before:.4f} before training, {after:.4f} after ({100 * (1 - after / before):.1f} % less)\n"
+        f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, {total:,.0f} with the script, of 16,000,000\n"
+        f"log: {log}; next: ITERATIONS=2000 python3 data/quickstart.py, or edit the command printed above"
+    )
 
 
 def train(ranks: int) -> int:
     environment = launch_environment(ranks, dict(os.environ))
-    command = [sys.executable, *f"-m torch.distributed.run --standalone --nproc_per_node={ranks} train_gpt.py".split()]
-    print(f"training:  {command_line(command, environment, trainer_settings(environment))}", flush=True)
+    command = [
+        sys.executable,
+        *f"-m torch.distributed.run --standalone --nproc_per_node={ranks} train_gpt.py".split(),
+    ]
+    print(
+        f"training:  {command_line(command, environment, trainer_settings(environment))}",
+        flush=True,
+    )
     code = run(command, environment)
     log = ROOT / "logs" / f"{environment['RUN_ID']}.txt"
     if code == 0:
@@ -230,14 +338,22 @@ def train(ranks: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help="processes (default: 1)")
-    parser.add_argument("--prepare-only", action="store_true", help="build the data and stop before training")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=1, choices=(1, 2, 4, 8), help="processes (default: 1)"
+    )
+    parser.add_argument(
+        "--prepare-only", action="store_true", help="build the data and stop before training"
+    )
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        prepare(ROOT / "data", Path(sysconfig.get_path("stdlib")), workers=min(4, os.cpu_count() or 1))
+        prepare(
+            ROOT / "data", Path(sysconfig.get_path("stdlib")), workers=min(4, os.cpu_count() or 1)
+        )
         return 0 if options.prepare_only else train(options.ranks)
     except (tokenize_docs.DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -59,7 +59,9 @@ BYTE_VOCAB_SIZE, BYTE_BOS_ID = 260, 1
 STATE_NAME = "export.json"
 BLOCK_BYTES = 1 << 18
 MAX_DOCUMENT_BYTES = 64 << 20  # with the bounded number of blocks in flight, this bounds memory
-SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes: SentencePiece drops longer sentences without a word
+SENTENCE_CHARACTERS = (
+    4000  # at most 16,000 bytes: SentencePiece drops longer sentences without a word
+)
 PROGRESS_SECONDS = 10.0
 SHARD_TOKENS = 100_000_000
 # A second or two of work for one core, so that training begins soon; more than a step of 524,288 tokens, and each of
@@ -68,6 +70,7 @@ LIVE_SHARD_TOKENS = 1_000_000
 
 
 # === FILES ===========================================================================================================
+
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
@@ -90,8 +93,10 @@ def write_shard(path: Path, tokens: np.ndarray) -> str:
 
 # === DOCUMENTS =======================================================================================================
 
+
 class Block(NamedTuple):
     """One text file, or some whole lines of a .jsonl file; the first four fields say where reading can start again."""
+
     number: int  # of its first document in the whole input, from 0
     file: int  # index of its file
     offset: int  # its first byte in that file
@@ -126,16 +131,21 @@ class Block(NamedTuple):
             fault = 'no "text" that is a string'
         except (ValueError, RecursionError) as error:
             fault = f"not JSON ({getattr(error, 'msg', error)})"
-        raise DataError(f'{self.path}:{line}: {fault}; each line must be an object like {{"text": "..."}}')
+        raise DataError(
+            f'{self.path}:{line}: {fault}; each line must be an object like {{"text": "..."}}'
+        )
 
 
 @dataclass(frozen=True)
 class Source:
     """Input files, in order. The first num_val_docs documents are the validation split."""
+
     files: tuple[str, ...]
     num_val_docs: int
 
-    def blocks(self, number: int = 0, file: int = 0, offset: int = 0, line: int = 1) -> Iterator[Block]:
+    def blocks(
+        self, number: int = 0, file: int = 0, offset: int = 0, line: int = 1
+    ) -> Iterator[Block]:
         """The input from that place on, in bounded blocks. Raises DataError for a document that is too large."""
         for index in range(file, len(self.files)):
             path = self.files[index]
@@ -143,15 +153,23 @@ class Source:
             with open(path, "rb") as handle:
                 handle.seek(offset)
                 data = handle.read(BLOCK_BYTES if is_jsonl else MAX_DOCUMENT_BYTES + 1)
-                while data or (offset == 0 and not is_jsonl):  # an empty text file is a document too
+                while data or (
+                    offset == 0 and not is_jsonl
+                ):  # an empty text file is a document too
                     data += handle.readline(MAX_DOCUMENT_BYTES + 1) if is_jsonl else b""
                     block = Block(number, index, offset, line, path, data)
                     documents = data.count(b"\n") + (not data.endswith(b"\n")) if is_jsonl else 1
                     if len(data) > MAX_DOCUMENT_BYTES:
-                        raise DataError(f"{path}:{line + documents - 1}: a document over {MAX_DOCUMENT_BYTES:,} bytes; "
-                                        "split it")
+                        raise DataError(
+                            f"{path}:{line + documents - 1}: a document over {MAX_DOCUMENT_BYTES:,} bytes; "
+                            "split it"
+                        )
                     yield block
-                    number, offset, line = number + documents, offset + max(1, len(data)), line + documents
+                    number, offset, line = (
+                        number + documents,
+                        offset + max(1, len(data)),
+                        line + documents,
+                    )
                     data = handle.read(BLOCK_BYTES)
             offset, line = 0, 1
 
@@ -163,11 +181,14 @@ class Source:
                 if len(digests) == self.num_val_docs:
                     return frozenset(digests)
                 digests.append(block.parse(index, data)[1])
-        raise DataError(f"{self.files[0]}: {len(digests)} documents in all, and validation takes the first "
-                        f"{self.num_val_docs}: none left for training; give more, or a smaller --num-val-docs")
+        raise DataError(
+            f"{self.files[0]}: {len(digests)} documents in all, and validation takes the first "
+            f"{self.num_val_docs}: none left for training; give more, or a smaller --num-val-docs"
+        )
 
 
 # === TOKENIZERS ======================================================================================================
+
 
 class Tokenizer:
     """A SentencePiece .model or the byte tokenizer's .json. Raises DataError for anything else."""
@@ -183,11 +204,15 @@ class Tokenizer:
             elif json.loads(path.read_bytes()) != BYTE_TOKENIZER:
                 raise ValueError(f"a byte tokenizer is {json.dumps(BYTE_TOKENIZER)}")
         except (OSError, ValueError, RuntimeError) as error:
-            raise DataError(f"{path}: not a usable tokenizer ({' '.join(str(error).split())}); "
-                            "give a SentencePiece .model") from None
+            raise DataError(
+                f"{path}: not a usable tokenizer ({' '.join(str(error).split())}); "
+                "give a SentencePiece .model"
+            ) from None
         if self.bos_id < 0 or self.vocab_size > 1 << 16:
-            raise DataError(f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}; shards need a BOS piece and "
-                            "at most 65,536 pieces")
+            raise DataError(
+                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}; shards need a BOS piece and "
+                "at most 65,536 pieces"
+            )
 
     def encode_block(self, block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
         """The uint16 tokens of all its documents, each begun by BOS, and the length and digest of each."""
@@ -200,9 +225,13 @@ class Tokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """BOS and the tokens of one document."""
-        if self.processor is not None:  # as lists, or of many documents a call, it would hold other threads up
+        if (
+            self.processor is not None
+        ):  # as lists, or of many documents a call, it would hold other threads up
             return self.processor.encode(text, add_bos=True, out_type="numpy")
-        ids = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8) + np.uint16(BYTE_TOKENIZER["offset"])
+        ids = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8) + np.uint16(
+            BYTE_TOKENIZER["offset"]
+        )
         ids[0] = self.bos_id
         return ids
 
@@ -218,11 +247,18 @@ def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
                 continue
             text, digest = block.parse(index, data)
             if digest not in val_digests:
-                text = text.replace("\0", " ").replace("\t", " ")  # the trainer drops sentences that hold these
-                yield from (text[at:at + SENTENCE_CHARACTERS] for at in range(0, len(text), SENTENCE_CHARACTERS))
+                text = text.replace("\0", " ").replace(
+                    "\t", " "
+                )  # the trainer drops sentences that hold these
+                yield from (
+                    text[at : at + SENTENCE_CHARACTERS]
+                    for at in range(0, len(text), SENTENCE_CHARACTERS)
+                )
 
 
-def train_tokenizer(source: Source, vocab_size: int, normalization: str, sample_bytes: int = 50_000_000) -> bytes:
+def train_tokenizer(
+    source: Source, vocab_size: int, normalization: str, sample_bytes: int = 50_000_000
+) -> bytes:
     """Train a SentencePiece BPE model on the training documents; returns the model file's bytes.
 
     "identity" keeps every character, runs of spaces too; "nmt_nfkc" joins them, as the published tokenizers do.
@@ -242,23 +278,45 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str, sample_
 
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(), model_writer=model, model_type="bpe", vocab_size=vocab_size,
-            character_coverage=0.999, byte_fallback=True, split_digits=True, add_dummy_prefix=False,
-            pad_id=0, bos_id=1, eos_id=2, unk_id=3, normalization_rule_name=normalization,
-            remove_extra_whitespaces=not lossless, allow_whitespace_only_pieces=lossless,
+            sentence_iterator=sentences(),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            character_coverage=0.999,
+            byte_fallback=True,
+            split_digits=True,
+            add_dummy_prefix=False,
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+            unk_id=3,
+            normalization_rule_name=normalization,
+            remove_extra_whitespaces=not lossless,
+            allow_whitespace_only_pieces=lossless,
             # Without a lone U+2581 a single space would become three byte pieces and count as three bytes.
-            required_chars="\u2581", max_sentence_length=4 * SENTENCE_CHARACTERS, num_threads=1, minloglevel=2)
+            required_chars="\u2581",
+            max_sentence_length=4 * SENTENCE_CHARACTERS,
+            num_threads=1,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].strip() or "they hold no text"
-        raise faults[0] if faults else DataError(
-            f"{source.files[0]}: these documents cannot carry a vocabulary of {vocab_size}: {reason}") from None
+        raise (
+            faults[0]
+            if faults
+            else DataError(
+                f"{source.files[0]}: these documents cannot carry a vocabulary of {vocab_size}: {reason}"
+            )
+        ) from None
     return model.getvalue()
 
 
 # === EXPORT ==========================================================================================================
 
-def encode_in_order(blocks: Iterator[Block], tokenizer: Tokenizer,
-                    workers: int) -> Iterator[tuple[Block, np.ndarray, list[int], list[bytes]]]:
+
+def encode_in_order(
+    blocks: Iterator[Block], tokenizer: Tokenizer, workers: int
+) -> Iterator[tuple[Block, np.ndarray, list[int], list[bytes]]]:
     """Each block with its encode_block; at most 2 blocks a thread are in flight, which bounds memory."""
     pending: deque[tuple[Block, Future]] = deque()
     pool = ThreadPoolExecutor(workers)
@@ -276,17 +334,25 @@ def encode_in_order(blocks: Iterator[Block], tokenizer: Tokenizer,
 
 def new_state(settings: dict[str, Any]) -> dict[str, Any]:
     """What export.json holds: an export as of its last complete shard."""
-    return {"settings": settings, "tokenizer_sha256": "", "complete": False,
-            "place": [0, 0, 0, 1], "tokens_done": 0,  # the next document, and its tokens that complete shards hold
-            "shards": {"val": {}, "train": {}},  # split -> file name -> tokens and sha256
-            "tokens": {"val": 0, "train": 0}, "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
-            "docs_sha256": {"val": "", "train": ""}}  # chained over the documents, so that it can go on
+    return {
+        "settings": settings,
+        "tokenizer_sha256": "",
+        "complete": False,
+        "place": [0, 0, 0, 1],
+        "tokens_done": 0,  # the next document, and its tokens that complete shards hold
+        "shards": {"val": {}, "train": {}},  # split -> file name -> tokens and sha256
+        "tokens": {"val": 0, "train": 0},
+        "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
+        "docs_sha256": {"val": "", "train": ""},
+    }  # chained over the documents, so that it can go on
 
 
 class ShardWriter:
     """Cuts each split's tokens into shards of exactly shard_tokens, of which only the last may be shorter."""
 
-    def __init__(self, folder: Path, state: dict[str, Any], shard_tokens: int, save: Callable[[dict], None]) -> None:
+    def __init__(
+        self, folder: Path, state: dict[str, Any], shard_tokens: int, save: Callable[[dict], None]
+    ) -> None:
         self.folder, self.state, self.save = folder, state, save
         self.buffer = np.empty(shard_tokens, dtype=np.uint16)
         self.used = 0
@@ -294,8 +360,8 @@ class ShardWriter:
     def add(self, split: str, tokens: np.ndarray, done: int, block: Block, index: int) -> None:
         """Append the tokens, from `done` on, of the block's index-th document."""
         while done < len(tokens):
-            part = tokens[done:done + len(self.buffer) - self.used]
-            self.buffer[self.used:self.used + len(part)] = part
+            part = tokens[done : done + len(self.buffer) - self.used]
+            self.buffer[self.used : self.used + len(part)] = part
             self.used += len(part)
             done += len(part)
             if self.used == len(self.buffer):
@@ -306,15 +372,27 @@ class ShardWriter:
         shards = self.state["shards"][split]
         if self.used:
             name = f"fineweb_{split}_{len(shards):06d}.bin"
-            shards[name] = {"tokens": self.used, "sha256": write_shard(self.folder / name, self.buffer[:self.used])}
+            shards[name] = {
+                "tokens": self.used,
+                "sha256": write_shard(self.folder / name, self.buffer[: self.used]),
+            }
             self.state["tokens"][split] += self.used
             self.used = 0
         self.state.update(place=place, tokens_done=tokens_done)
         self.save(self.state)
 
 
-def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: dict[str, Any], *, shard_tokens: int,
-                     workers: int, save: Callable[[dict], None], progress: Callable[[Block, int], None]) -> None:
+def export_documents(
+    source: Source,
+    tokenizer_path: Path,
+    folder: Path,
+    state: dict[str, Any],
+    *,
+    shard_tokens: int,
+    workers: int,
+    save: Callable[[dict], None],
+    progress: Callable[[Block, int], None],
+) -> None:
     """Write both splits' shards from where `state` stands; it is advanced and saved after each shard.
 
     `progress` hears of every document and its number of tokens, before they go into a shard: it may wait.
@@ -323,7 +401,9 @@ def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: 
     tokenizer = Tokenizer(tokenizer_path)
     writer = ShardWriter(folder, state, shard_tokens, save)
     done = state["tokens_done"]
-    for block, tokens, lengths, digests in encode_in_order(source.blocks(*state["place"]), tokenizer, workers):
+    for block, tokens, lengths, digests in encode_in_order(
+        source.blocks(*state["place"]), tokenizer, workers
+    ):
         end = 0
         for index, (length, digest) in enumerate(zip(lengths, digests)):
             start, end = end, end + length
@@ -340,12 +420,15 @@ def export_documents(source: Source, tokenizer_path: Path, folder: Path, state: 
             writer.add(split, tokens[start:end], done, block, index)
             done = 0
     if not state["docs"]["train"]:
-        raise DataError(f"{source.files[0]}: all training documents repeat validation documents; give others")
+        raise DataError(
+            f"{source.files[0]}: all training documents repeat validation documents; give others"
+        )
     state["complete"] = True
     writer.flush("train", [0, 0, 0, 1])
 
 
 # === THE COMMAND THAT TRAINS =========================================================================================
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal that asks for an end."""
@@ -385,15 +468,20 @@ class Command:
         """Start it, unless it runs, with these settings in its environment."""
         if not self.words or self.process:
             return
-        replaced = "".join(f"; replaces {name}={os.environ[name]}" for name, value in settings.items()
-                           if os.environ.get(name, value) != value)
+        replaced = "".join(
+            f"; replaces {name}={os.environ[name]}"
+            for name, value in settings.items()
+            if os.environ.get(name, value) != value
+        )
         line = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
         print(f"starting:  {line} {shlex.join(self.words)}{replaced}", flush=True)
         self.starting = True  # a signal now would find no process to be passed on to
         try:
             # In a session of its own, a terminal's Ctrl-C does not reach it beside our word of it: torchrun takes a
             # second signal for the order to leave its workers behind.
-            self.process = subprocess.Popen(self.words, env={**os.environ, **settings}, start_new_session=True)
+            self.process = subprocess.Popen(
+                self.words, env={**os.environ, **settings}, start_new_session=True
+            )
         finally:
             self.starting = False
         if self.pending:
@@ -421,7 +509,11 @@ class Command:
             return
         try:
             self.process.send_signal(number)
-            print("\ninterrupted; waiting for the command to end (one more kills it)", file=sys.stderr, flush=True)
+            print(
+                "\ninterrupted; waiting for the command to end (one more kills it)",
+                file=sys.stderr,
+                flush=True,
+            )
             self.process.wait()
         except KeyboardInterrupt:
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -430,10 +522,11 @@ class Command:
 
 # === COMMAND LINE ====================================================================================================
 
+
 def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[Block, int], None]:
     """Prints share done, rate and time left: one rewritten line on a terminal, else a line now and then."""
     sizes = [os.path.getsize(path) for path in source.files]
-    first = sum(sizes[:place[1]]) + place[2]
+    first = sum(sizes[: place[1]]) + place[2]
     started = printed = time.monotonic()
     tokens, terminal = 0, sys.stdout.isatty()
 
@@ -444,11 +537,14 @@ def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[
         if now - printed < (0.5 if terminal else PROGRESS_SECONDS):
             return
         printed, seconds = now, now - started
-        read = sum(sizes[:block.file]) + block.offset + len(block.data)
+        read = sum(sizes[: block.file]) + block.offset + len(block.data)
         left = int((sum(sizes) - read) * seconds / max(1, read - first))
-        print(f"{label}: {100 * read / sum(sizes):.1f} % of {sum(sizes) / 1e6:,.1f} MB, {tokens / seconds:,.0f} "
-              f"tokens/s, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left   ",
-              end="\r" if terminal else "\n", flush=True)
+        print(
+            f"{label}: {100 * read / sum(sizes):.1f} % of {sum(sizes) / 1e6:,.1f} MB, {tokens / seconds:,.0f} "
+            f"tokens/s, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left   ",
+            end="\r" if terminal else "\n",
+            flush=True,
+        )
 
     return show
 
@@ -472,12 +568,16 @@ def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> 
                 raise DataError(f"{path}: was not made by this command; choose another --name")
     for key, value in settings.items():
         if state["settings"][key] != value:
-            raise DataError(f"{folder}: made with another {key} ({state['settings'][key]}, now {value}); "
-                            "choose another --name or remove the folder")
+            raise DataError(
+                f"{folder}: made with another {key} ({state['settings'][key]}, now {value}); "
+                "choose another --name or remove the folder"
+            )
     for name, shard in [*state["shards"]["val"].items(), *state["shards"]["train"].items()]:
         path = folder / name
         if not path.exists() or path.stat().st_size != 4 * SHARD_HEADER_WORDS + 2 * shard["tokens"]:
-            print(f"{path}: missing or of a wrong size; starting from the first document", flush=True)
+            print(
+                f"{path}: missing or of a wrong size; starting from the first document", flush=True
+            )
             return new_state(settings)
     if state["tokens"]["val"] and not state["complete"]:
         print(f"{folder}: going on at document {state['place'][0] + 1:,}", flush=True)
@@ -486,6 +586,7 @@ def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> 
 
 class DataSet(NamedTuple):
     """Where a data set and its tokenizer are."""
+
     out: Path
     folder: Path
     tokenizer_path: Path
@@ -497,34 +598,60 @@ class DataSet(NamedTuple):
 
     def settings(self) -> dict[str, str]:
         """What the trainer reads it by, wherever it is started."""
-        return {"DATA_PATH": str(self.folder.resolve()), "TOKENIZER_PATH": str(self.tokenizer_path.resolve()),
-                "VOCAB_SIZE": str(Tokenizer(self.tokenizer_path).vocab_size)}
+        return {
+            "DATA_PATH": str(self.folder.resolve()),
+            "TOKENIZER_PATH": str(self.tokenizer_path.resolve()),
+            "VOCAB_SIZE": str(Tokenizer(self.tokenizer_path).vocab_size),
+        }
 
 
-def run_export(source: Source, options: argparse.Namespace, label: str, recipe: dict[str, Any], *,
-               command: Command) -> None:
+def run_export(
+    source: Source,
+    options: argparse.Namespace,
+    label: str,
+    recipe: dict[str, Any],
+    *,
+    command: Command,
+) -> None:
     """Make one tokenizer and its data set, or what is missing of them, and enter both in the manifest.
 
     The command starts as soon as there is something to train on. Raises StoppedEarly where it ended before the export.
     """
     made = DataSet.of(options.out, options.name, label)
-    inputs = [[os.path.abspath(path), os.path.getsize(path), os.stat(path).st_mtime_ns] for path in source.files]
+    inputs = [
+        [os.path.abspath(path), os.path.getsize(path), os.stat(path).st_mtime_ns]
+        for path in source.files
+    ]
     with locked(made.folder):
-        state = open_state(made.folder, made.tokenizer_path,
-                           {"inputs": inputs, "num_val_docs": source.num_val_docs,
-                            "shard_tokens": options.shard_tokens, "tokenizer": recipe})
+        state = open_state(
+            made.folder,
+            made.tokenizer_path,
+            {
+                "inputs": inputs,
+                "num_val_docs": source.num_val_docs,
+                "shard_tokens": options.shard_tokens,
+                "tokenizer": recipe,
+            },
+        )
         if not state["complete"] or not has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
             with Producer(made.folder) as producer:
                 state = make_tokenizer(source, made, state, recipe)
-                make_shards(source, made, state, options=options, producer=producer, command=command)
-                update_manifest(made, state)  # before .producing goes away: it then says that the set is complete
+                make_shards(
+                    source, made, state, options=options, producer=producer, command=command
+                )
+                update_manifest(
+                    made, state
+                )  # before .producing goes away: it then says that the set is complete
         else:
             update_manifest(made, state)
     docs, tokens = state["docs"], state["tokens"]
-    print(f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, {docs['train']:,} "
-          f"training documents with {tokens['train']:,}; {docs['repeats_of_val_left_out']:,} repeats of validation "
-          f"left out\nto train: DATA_PATH={made.folder} TOKENIZER_PATH={made.tokenizer_path} "
-          f"VOCAB_SIZE={made.settings()['VOCAB_SIZE']}", flush=True)
+    print(
+        f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, {docs['train']:,} "
+        f"training documents with {tokens['train']:,}; {docs['repeats_of_val_left_out']:,} repeats of validation "
+        f"left out\nto train: DATA_PATH={made.folder} TOKENIZER_PATH={made.tokenizer_path} "
+        f"VOCAB_SIZE={made.settings()['VOCAB_SIZE']}",
+        flush=True,
+    )
     command.start(made.settings())  # where no shard was left to be made
 
 
@@ -532,20 +659,31 @@ def has_digest(path: Path, digest: str) -> bool:
     return path.exists() and sha256(path.read_bytes()) == digest
 
 
-def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+def make_tokenizer(
+    source: Source, made: DataSet, state: dict[str, Any], recipe: dict[str, Any]
+) -> dict[str, Any]:
     """Write the tokenizer unless it is there; returns the state, a new one where that changes every token."""
     if has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
         return state
     content = tokenizer_content(source, recipe)
     if sha256(content) != state["tokenizer_sha256"]:
         state = {**new_state(state["settings"]), "tokenizer_sha256": sha256(content)}
-    write_json(made.folder / STATE_NAME, state)  # first, so that whenever we are killed the tokenizer is known as ours
+    write_json(
+        made.folder / STATE_NAME, state
+    )  # first, so that whenever we are killed the tokenizer is known as ours
     write_atomic(made.tokenizer_path, content)
     return state
 
 
-def make_shards(source: Source, made: DataSet, state: dict[str, Any], *, options: argparse.Namespace,
-                producer: Producer, command: Command) -> None:
+def make_shards(
+    source: Source,
+    made: DataSet,
+    state: dict[str, Any],
+    *,
+    options: argparse.Namespace,
+    producer: Producer,
+    command: Command,
+) -> None:
     """Write the shards that `state` lacks, and tell everyone: the file .producing, the manifest, the command."""
     clear_away(made.folder, {name for split in state["shards"].values() for name in split})
     started, show = False, progress_printer(made.folder.name, source, state["place"])
@@ -571,15 +709,26 @@ def make_shards(source: Source, made: DataSet, state: dict[str, Any], *, options
     try:
         start_once(state)
         if not state["complete"]:
-            export_documents(source, made.tokenizer_path, made.folder, state, shard_tokens=options.shard_tokens,
-                             workers=options.workers, save=save, progress=progress)
+            export_documents(
+                source,
+                made.tokenizer_path,
+                made.folder,
+                state,
+                shard_tokens=options.shard_tokens,
+                workers=options.workers,
+                save=save,
+                progress=progress,
+            )
     except BaseException as error:
         if started:  # as of the last complete shard, not of the document that came last
             update_manifest(made, read_json(made.folder / STATE_NAME))
         if isinstance(error, StoppedEarly):
             count = len(state["shards"]["train"])
-            print(f"{made.folder}: {count} training shards, not complete: the producer {error}; run again, it goes "
-                  "on there", flush=True)
+            print(
+                f"{made.folder}: {count} training shards, not complete: the producer {error}; run again, it goes "
+                "on there",
+                flush=True,
+            )
         if isinstance(error, KeyboardInterrupt):
             # Before .producing tells of it, so that training ends by the signal and not for want of shards.
             command.interrupt(getattr(error, "number", signal.SIGINT))
@@ -589,7 +738,9 @@ def make_shards(source: Source, made: DataSet, state: dict[str, Any], *, options
 def clear_away(folder: Path, listed: set[str]) -> None:
     """Remove what earlier runs have left in a folder of which we hold the lock."""
     for path in folder.glob("fineweb_*.bin"):
-        if path.name not in listed:  # of an export that was begun anew: training must not take it for this one's
+        if (
+            path.name not in listed
+        ):  # of an export that was begun anew: training must not take it for this one's
             path.unlink()
     for path in folder.glob(".*.partial"):
         if not path.name.endswith(f".{os.getpid()}.partial"):  # ours: .producing is being written
@@ -618,34 +769,64 @@ def update_manifest(made: DataSet, state: dict[str, Any]) -> None:
     """
     path = made.out / "manifest.json"
     manifest = read_json(path)
-    tokenizers, datasets = ({entry["name"]: entry for entry in manifest.get(kind, [])}
-                            for kind in ("tokenizers", "datasets"))
+    tokenizers, datasets = (
+        {entry["name"]: entry for entry in manifest.get(kind, [])}
+        for kind in ("tokenizers", "datasets")
+    )
     tokenizer = Tokenizer(made.tokenizer_path)
     tokenizers[made.tokenizer_path.stem] = {
-        "name": made.tokenizer_path.stem, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size,
-        "bos_id": tokenizer.bos_id, "sha256": state["tokenizer_sha256"],
-        "path" if tokenizer.kind == "byte" else "model_path": f"tokenizers/{made.tokenizer_path.name}"}
-    stats = {f"{what}_{split}": state[what][split] for split in ("train", "val") for what in ("docs", "tokens")}
+        "name": made.tokenizer_path.stem,
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "sha256": state["tokenizer_sha256"],
+        "path"
+        if tokenizer.kind == "byte"
+        else "model_path": f"tokenizers/{made.tokenizer_path.name}",
+    }
+    stats = {
+        f"{what}_{split}": state[what][split]
+        for split in ("train", "val")
+        for what in ("docs", "tokens")
+    }
     stats.update({f"files_{split}": len(state["shards"][split]) for split in ("train", "val")})
     if not state["complete"]:
         del stats["files_train"]
     datasets[made.folder.name] = {
-        "name": made.folder.name, "tokenizer_name": made.tokenizer_path.stem, "path": f"datasets/{made.folder.name}",
-        "stats": {**stats, "docs_repeats_of_val_left_out": state["docs"]["repeats_of_val_left_out"]},
-        "docs_sha256": state["docs_sha256"], "shards": state["shards"],
-        **({} if state["complete"] else {"complete": False})}
-    write_json(path, {**manifest, "tokenizers": [*tokenizers.values()], "datasets": [*datasets.values()]})
+        "name": made.folder.name,
+        "tokenizer_name": made.tokenizer_path.stem,
+        "path": f"datasets/{made.folder.name}",
+        "stats": {
+            **stats,
+            "docs_repeats_of_val_left_out": state["docs"]["repeats_of_val_left_out"],
+        },
+        "docs_sha256": state["docs_sha256"],
+        "shards": state["shards"],
+        **({} if state["complete"] else {"complete": False}),
+    }
+    write_json(
+        path, {**manifest, "tokenizers": [*tokenizers.values()], "datasets": [*datasets.values()]}
+    )
 
 
 def recipes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What the command asks for: the data set's suffix -> what its tokenizer is made from."""
-    wanted = [(f"sp{size}", {"vocab_size": size, "normalization": options.normalization})
-              for size in options.vocab_size or ([] if options.model or options.bytes else [1024])]
-    wanted += [(f"sp{Tokenizer(path).vocab_size}", {"model": str(path), "sha256": sha256(path.read_bytes())})
-               for path in options.model or []]
+    wanted = [
+        (f"sp{size}", {"vocab_size": size, "normalization": options.normalization})
+        for size in options.vocab_size or ([] if options.model or options.bytes else [1024])
+    ]
+    wanted += [
+        (
+            f"sp{Tokenizer(path).vocab_size}",
+            {"model": str(path), "sha256": sha256(path.read_bytes())},
+        )
+        for path in options.model or []
+    ]
     wanted += [(f"byte{BYTE_VOCAB_SIZE}", {"bytes": True})] if options.bytes else []
     if len(dict(wanted)) < len(wanted):
-        raise DataError(f"two tokenizers of one size ({', '.join(dict(wanted))}); give each a command and a --name")
+        raise DataError(
+            f"two tokenizers of one size ({', '.join(dict(wanted))}); give each a command and a --name"
+        )
     return dict(wanted)
 
 
@@ -657,36 +838,89 @@ def positive(text: str) -> int:
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     """The options; `command` holds the words after --, empty where there are none. Exits where they are wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=".jsonl files, or text files of one document each")
-    add("--out", type=Path, default=Path(__file__).resolve().parent, help="where to write (default: %(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path(__file__).resolve().parent,
+        help="where to write (default: %(default)s)",
+    )
     add("--name", default="docs", help="first part of the names of what is written (default: docs)")
-    add("--vocab-size", type=positive, nargs="+", metavar="N", help="train a tokenizer of each size (default: 1024)")
+    add(
+        "--vocab-size",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="train a tokenizer of each size (default: 1024)",
+    )
     add("--model", type=Path, nargs="+", metavar="M", help="use these SentencePiece models instead")
     add("--bytes", action="store_true", help=f"use the byte tokenizer of {BYTE_VOCAB_SIZE} ids")
-    add("--num-val-docs", type=positive, default=50_000, metavar="N", help="validation documents (default: 50000)")
-    add("--live", action="store_true", help="for training that runs meanwhile; with a COMMAND after --, starts it")
-    add("--shard-tokens", type=positive, metavar="N",
-        help=f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS}, so that the first comes soon)")
-    add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc",
-        help="of a trained tokenizer; identity keeps runs of spaces, as code needs them (default: nmt_nfkc)")
-    add("--workers", type=positive, metavar="N", help="threads (default: one a core; with --live one for two cores)")
-    add("--tokens-per-second", type=positive, metavar="N", help="hold the producer to this rate of training tokens")
-    is_live = "--live" in words[:words.index("--")] if "--" in words else False
+    add(
+        "--num-val-docs",
+        type=positive,
+        default=50_000,
+        metavar="N",
+        help="validation documents (default: 50000)",
+    )
+    add(
+        "--live",
+        action="store_true",
+        help="for training that runs meanwhile; with a COMMAND after --, starts it",
+    )
+    add(
+        "--shard-tokens",
+        type=positive,
+        metavar="N",
+        help=f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS}, so that the first comes soon)",
+    )
+    add(
+        "--normalization",
+        choices=("nmt_nfkc", "identity"),
+        default="nmt_nfkc",
+        help="of a trained tokenizer; identity keeps runs of spaces, as code needs them (default: nmt_nfkc)",
+    )
+    add(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="threads (default: one a core; with --live one for two cores)",
+    )
+    add(
+        "--tokens-per-second",
+        type=positive,
+        metavar="N",
+        help="hold the producer to this rate of training tokens",
+    )
+    is_live = "--live" in words[: words.index("--")] if "--" in words else False
     cut = words.index("--") if is_live else len(words)  # else as usual, what follows -- are files
     options = parser.parse_args(words[:cut])
-    options.command = words[cut + 1:]
-    options.shard_tokens = options.shard_tokens or (LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS)
+    options.command = words[cut + 1 :]
+    options.shard_tokens = options.shard_tokens or (
+        LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS
+    )
     options.workers = options.workers or max(1, (os.cpu_count() or 1) // (2 if options.live else 1))
     for path in options.files:
         if not os.path.isfile(path):
-            needs_live = "; a command after -- needs --live" if "--" in words and not options.live else ""
+            needs_live = (
+                "; a command after -- needs --live" if "--" in words and not options.live else ""
+            )
             parser.exit(2, f"error: {path}: no such file{needs_live}\n")
     if options.shard_tokens >= 1 << 31:
-        parser.exit(2, f"error: --shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647\n")
-    if options.live and len(options.vocab_size or []) + len(options.model or []) + options.bytes > 1:
-        parser.exit(2, "error: --live makes one data set: give one --vocab-size, one --model or --bytes\n")
+        parser.exit(
+            2,
+            f"error: --shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647\n",
+        )
+    if (
+        options.live
+        and len(options.vocab_size or []) + len(options.model or []) + options.bytes > 1
+    ):
+        parser.exit(
+            2, "error: --live makes one data set: give one --vocab-size, one --model or --bytes\n"
+        )
     if options.command and not shutil.which(options.command[0]):
         parser.exit(2, f"error: {options.command[0]}: no such command\n")
     return options
@@ -701,7 +935,10 @@ def main() -> int:
         except KeyboardInterrupt as interruption:
             number = getattr(interruption, "number", signal.SIGINT)
             command.interrupt(number)
-            print("\ninterrupted; the same command goes on after the last complete shard", file=sys.stderr)
+            print(
+                "\ninterrupted; the same command goes on after the last complete shard",
+                file=sys.stderr,
+            )
             return 128 + number
 
 

@@ -11,6 +11,7 @@ script's text at the start or in the middle, several runs behind each other, a l
 raises nothing. The text of the script is no log: its lines are left out, its length and SHA-256 are kept. Nothing that
 a log contains is ever executed. At most `max_bytes` of a file are read: of a larger one the first and the last half.
 """
+
 import bisect
 import hashlib
 import json
@@ -29,9 +30,15 @@ MAX_HEADER = 20_000  # lines looked at for settings
 MAX_RULES = 8  # rules of ==== looked at inside one script
 MAX_POINTS = 200_000  # training lines kept of one run; of more, every second one is left out
 MAX_PROBLEMS = 20  # named of one file; the others are counted
-MAX_SETTINGS, MAX_VALUE, MAX_SCORES = 500, 400, 200  # settings of a run, characters of a value, results of a run
+MAX_SETTINGS, MAX_VALUE, MAX_SCORES = (
+    500,
+    400,
+    200,
+)  # settings of a run, characters of a value, results of a run
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
-SHARD_TOKENS = 100_000_000  # of the published shards: what epochs are estimated from where a log does not say
+SHARD_TOKENS = (
+    100_000_000  # of the published shards: what epochs are estimated from where a log does not say
+)
 KINDS = ("pre_quant", "roundtrip", "sliding", "ttt", "other")
 SCORED = ("ttt", "sliding", "roundtrip")  # results of the decoded artifact, the latest stage first
 
@@ -39,6 +46,7 @@ SCORED = ("ttt", "sliding", "roundtrip")  # results of the decoded artifact, the
 @dataclass(slots=True)
 class Step:
     """A training line."""
+
     step: int
     iterations: int | None = None
     train_loss: float | None = None  # nats a token
@@ -52,6 +60,7 @@ class Step:
 @dataclass(slots=True)
 class Validation:
     """A validation while training."""
+
     step: int
     iterations: int | None = None
     val_loss: float | None = None  # nats a token
@@ -64,6 +73,7 @@ class Validation:
 @dataclass(slots=True)
 class Score:
     """A result after training."""
+
     kind: str  # one of KINDS
     tag: str  # as the log calls it, without _exact
     val_loss: float | None = None
@@ -71,15 +81,20 @@ class Score:
     eval_ms: float | None = None
     digits: int | None = None  # decimals of val_bpb as printed; None: full precision
     loss_digits: int | None = None
-    aliases: list[str] = field(default_factory=list)  # other tags under which the log repeats this very result
+    aliases: list[str] = field(
+        default_factory=list
+    )  # other tags under which the log repeats this very result
 
 
 @dataclass(slots=True)
 class Sizes:
     """Bytes, as the log states them; the last statement counts, `stated` has every one."""
+
     model: int | None = None  # the raw model
     code: int | None = None  # the script as it is
-    packed_code: int | None = None  # the script as compressed for the artifact, where a log knows both
+    packed_code: int | None = (
+        None  # the script as compressed for the artifact, where a log knows both
+    )
     raw_total: int | None = None  # raw model and code
     artifact: int | None = None  # the compressed model
     total: int | None = None  # what is held against the cap
@@ -90,6 +105,7 @@ class Sizes:
 @dataclass(slots=True)
 class StepTimes:
     """Milliseconds a step. Percentiles and maximum are of the means between two training lines, weighted by steps."""
+
     mean: float | None = None
     p50: float | None = None
     p99: float | None = None
@@ -100,6 +116,7 @@ class StepTimes:
 @dataclass
 class Run:
     """What one run left in a log. None, or an empty collection: the log does not say."""
+
     path: str
     number: int = 1  # of the runs in its file, from 1
     first_line: int = 1
@@ -107,7 +124,9 @@ class Run:
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)  # settings: lower-case name, typed value
     versions: dict[str, str] = field(default_factory=dict)  # python, torch, cuda, driver, nccl
-    hardware: dict[str, Any] = field(default_factory=dict)  # device (its name), gpus (seen), cpus, platform
+    hardware: dict[str, Any] = field(
+        default_factory=dict
+    )  # device (its name), gpus (seen), cpus, platform
     world_size: int | None = None
     grad_accum_steps: int | None = None  # in effect
     model_params: int | None = None
@@ -148,29 +167,65 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max([0, self.stop_step or 0, *(line.step for line in (*self.steps[-1:], *self.validations[-1:]))])
+        return max(
+            [
+                0,
+                self.stop_step or 0,
+                *(line.step for line in (*self.steps[-1:], *self.validations[-1:])),
+            ]
+        )
 
     @property
     def iterations(self) -> int | None:
-        stated = [line.iterations for line in (*self.steps[-1:], *self.validations[-1:]) if line.iterations is not None]
+        stated = [
+            line.iterations
+            for line in (*self.steps[-1:], *self.validations[-1:])
+            if line.iterations is not None
+        ]
         return stated[0] if stated else _whole(self.config.get("iterations"))
 
     @property
     def final_validation(self) -> Validation | None:
-        return next((v for v in reversed(self.validations) if v.val_loss is not None or v.val_bpb is not None), None)
+        return next(
+            (
+                v
+                for v in reversed(self.validations)
+                if v.val_loss is not None or v.val_bpb is not None
+            ),
+            None,
+        )
 
     @property
     def headline(self) -> Score | None:
         """The result to be submitted: the lowest of the decoded artifact's, plain, with sliding windows or TTT."""
-        found = [score for kind in SCORED if (score := self.score(kind)) and score.val_bpb is not None]
-        return min(found, key=lambda score: math.inf if math.isnan(score.val_bpb) else score.val_bpb, default=None)
+        found = [
+            score for kind in SCORED if (score := self.score(kind)) and score.val_bpb is not None
+        ]
+        return min(
+            found,
+            key=lambda score: math.inf if math.isnan(score.val_bpb) else score.val_bpb,
+            default=None,
+        )
 
     def score(self, kind: str) -> Score | None:
         """The last result of a kind. Without one of its own, pre_quant is the validation of the last step."""
         found = next((score for score in reversed(self.scores) if score.kind == kind), None)
         last = self.final_validation
-        if found is None and kind == "pre_quant" and last is not None and last.step == self.last_step > 0:
-            return Score("pre_quant", "validation", last.val_loss, last.val_bpb, last.val_ms, last.digits, last.digits)
+        if (
+            found is None
+            and kind == "pre_quant"
+            and last is not None
+            and last.step == self.last_step > 0
+        ):
+            return Score(
+                "pre_quant",
+                "validation",
+                last.val_loss,
+                last.val_bpb,
+                last.val_ms,
+                last.digits,
+                last.digits,
+            )
         return found
 
     def step_times(self) -> StepTimes:
@@ -179,24 +234,44 @@ class Run:
         timed += [(s.step, s.train_time_ms) for s in self.steps if s.train_time_ms is not None]
         if len(timed) < 2:
             return StepTimes()
-        parts = sorted(((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in zip(timed, timed[1:]) if b[0] > a[0])
-        last, ms = (self.last_step, self.train_time_ms) if self.train_time_ms is not None else timed[-1]
+        parts = sorted(
+            ((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0])
+            for a, b in zip(timed, timed[1:])
+            if b[0] > a[0]
+        )
+        last, ms = (
+            (self.last_step, self.train_time_ms) if self.train_time_ms is not None else timed[-1]
+        )
         mean = ms / last if last else None
         if not parts:
             return StepTimes(mean)
-        return StepTimes(mean, _weighted(parts, 0.5), _weighted(parts, 0.99), parts[-1][0], max(n for _, n in parts))
+        return StepTimes(
+            mean,
+            _weighted(parts, 0.5),
+            _weighted(parts, 0.99),
+            parts[-1][0],
+            max(n for _, n in parts),
+        )
 
     def tokens(self) -> int | None:
         """Tokens trained on: stated, else steps times tokens a step."""
         batch = _whole(self.config.get("train_batch_tokens"))
-        return self.tokens_seen if self.tokens_seen is not None or batch is None else self.last_step * batch
+        return (
+            self.tokens_seen
+            if self.tokens_seen is not None or batch is None
+            else self.last_step * batch
+        )
 
     def epochs_seen(self) -> float | None:
         """Passes over the training shards: stated, else estimated for published shards (100,000,000 tokens each)."""
         tokens = self.tokens()
         if self.epochs is not None or tokens is None or not self.train_shards:
             return self.epochs
-        return tokens / (self.train_shards * SHARD_TOKENS) if "fineweb" in (self.dataset or "").lower() else None
+        return (
+            tokens / (self.train_shards * SHARD_TOKENS)
+            if "fineweb" in (self.dataset or "").lower()
+            else None
+        )
 
     def crc_at(self) -> dict[int, str]:
         """data_crc of each logged step."""
@@ -204,13 +279,20 @@ class Run:
 
     @property
     def empty(self) -> bool:
-        return not (self.steps or self.validations or self.scores or self.sizes.stated or self.error
-                    or self.status != "unfinished")
+        return not (
+            self.steps
+            or self.validations
+            or self.scores
+            or self.sizes.stated
+            or self.error
+            or self.status != "unfinished"
+        )
 
 
 @dataclass
 class LogFile:
     """A file's runs, in order, and what of it could not be read."""
+
     path: str
     bytes: int = 0
     runs: list[Run] = field(default_factory=list)
@@ -220,36 +302,51 @@ class LogFile:
 @dataclass
 class Logs:
     """Several files: their runs (a .txt and a .jsonl of one run are one), and the problems, each with its file."""
+
     files: list[LogFile] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 # A time, a rank or a level in front of a line.
-PREFIX = (r"(?:(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|"
-          r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d{9,11}\.\d+\]?|\[\s*\d+(?:\.\d+)?s?\]|\d+\.\d+s?\s*(?=\|)|"
-          r"\[?(?:rank|default|worker|node)[ _]?\d+\]?(?=[:\]| ])|\[(?:modal|local)\]|\[?(?:INFO|DEBUG)\]?(?=[:\]| -]))"
-          r"[ \t]*[:|-]?[ \t]?)+")
+PREFIX = (
+    r"(?:(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|"
+    r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d{9,11}\.\d+\]?|\[\s*\d+(?:\.\d+)?s?\]|\d+\.\d+s?\s*(?=\|)|"
+    r"\[?(?:rank|default|worker|node)[ _]?\d+\]?(?=[:\]| ])|\[(?:modal|local)\]|\[?(?:INFO|DEBUG)\]?(?=[:\]| -]))"
+    r"[ \t]*[:|-]?[ \t]?)+"
+)
 AT_PREFIX = re.compile(PREFIX)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Where the script's text may begin, and the lines that begin a log where no rule ends that text.
-SOURCE_START = re.compile(rb"^(?:import [\w.]+(?: as \w+)?(?:, [\w., ]+)?\s*(?:#[^\n]*)?$|from [\w.]+ import [\w(]|#!/|"
-                          rb"[rR]?\"\"\"|[rR]?'''|(?P<inside>(?:def|class) \w+[(:]))", re.MULTILINE)
-SOURCE_END = re.compile(rb"^(?:={20,}[ \t]*$|logs/[^\n]{1,300}\.txt[ \t]*$|val_bpb:enabled |Running Python |"
-                        rb"Hyperparameters:[ \t]*$|\{\"event\": )", re.MULTILINE)
+SOURCE_START = re.compile(
+    rb"^(?:import [\w.]+(?: as \w+)?(?:, [\w., ]+)?\s*(?:#[^\n]*)?$|from [\w.]+ import [\w(]|#!/|"
+    rb"[rR]?\"\"\"|[rR]?'''|(?P<inside>(?:def|class) \w+[(:]))",
+    re.MULTILINE,
+)
+SOURCE_END = re.compile(
+    rb"^(?:={20,}[ \t]*$|logs/[^\n]{1,300}\.txt[ \t]*$|val_bpb:enabled |Running Python |"
+    rb"Hyperparameters:[ \t]*$|\{\"event\": )",
+    re.MULTILINE,
+)
 DEFINITION = re.compile(rb"^(?:def|class) \w", re.MULTILINE)
 LINE = re.compile(rb"[^\n]{4,}")  # shorter ones say nothing
 RULE = re.compile(r"={20,}\s*$")
 
 NUMBER = r"-?(?:\d[\d,]{0,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
 # Names and gaps are bounded, so that no line takes more time than its length.
-PAIR = re.compile(rf"(?<![\w/.])([A-Za-z_][\w/.]{{0,60}})[ \t]{{0,20}}[:=][ \t]{{0,20}}({NUMBER})(ms|min|m|s|h|%)?"
-                  r"(?![\w.])")
-STEP = re.compile(r"(?:step|iter|iteration)\s*[:= ]\s*(\d{1,12})(?:\s*/\s*(\d{1,12}))?(?![\w.])(.*)")
+PAIR = re.compile(
+    rf"(?<![\w/.])([A-Za-z_][\w/.]{{0,60}})[ \t]{{0,20}}[:=][ \t]{{0,20}}({NUMBER})(ms|min|m|s|h|%)?"
+    r"(?![\w.])"
+)
+STEP = re.compile(
+    r"(?:step|iter|iteration)\s*[:= ]\s*(\d{1,12})(?:\s*/\s*(\d{1,12}))?(?![\w.])(.*)"
+)
 BARE_STEP = re.compile(r"(\d{1,12})/(\d{1,12})\s+((?:train_|val_)?loss\s*[:=].*)")
 CRC = re.compile(r"\bdata_crc:([0-9a-f]{8})\b")
-BYTES = re.compile(r"(Serialized model|Code size|Total submission size|Total submission|Raw model|artifact_bytes|"
-                   r"[\w.+-]{1,40} model)(?: ?\(?([\w+.-]{1,40})\)?)?\s*:\s*(\d[\d,]{0,20})(?: bytes)?(?![\w.])")
+BYTES = re.compile(
+    r"(Serialized model|Code size|Total submission size|Total submission|Raw model|artifact_bytes|"
+    r"[\w.+-]{1,40} model)(?: ?\(?([\w+.-]{1,40})\)?)?\s*:\s*(\d[\d,]{0,20})(?: bytes)?(?![\w.])"
+)
 STOP = re.compile(r"stopping_early\s*:\s*(\S+)")
 WORDS = re.compile(r"[a-z_]\w*[:=]\S+(?:\s+[a-z_]\w*[:=]\S+)*\s*$")
 SETTING = re.compile(r"([a-z_]\w*):(?:\s+(.*?))?\s*$")
@@ -258,11 +355,35 @@ DRIVER = re.compile(r"NVIDIA-SMI.*Driver Version:\s*([\d.]+)\s+CUDA Version:\s*(
 VERSION = re.compile(r"(?:Running )?(Python|PyTorch)[: ]+(\d[\w.+]*)")
 RAISED = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*))?$")
 # A cheap look at a line before the dear ones: lines without any of these words say nothing that is kept.
-TELLING = re.compile(r"loss|bpb|step:|bytes|size|Running |NVIDIA|PyTorch|NCCL version|stopping|time|peak memory|"
-                     r"tokens|epochs|shards|seed|_|:|logs/|Traceback|Error|Exception|Interrupt|input")
-NOT_SETTINGS = {"step", "warmup_step", "loop_warmup_step", "error", "warning", "logs", "peak", "input", "val_bpb",
-                "val_progress", "timing_breakdown", "train_io", "val_io", "train_loader", "val_loader", "shards",
-                "sdp_backends", "trace", "overlappable", "data_verify", "host_wait", "device_wait", "input_bytes"}
+TELLING = re.compile(
+    r"loss|bpb|step:|bytes|size|Running |NVIDIA|PyTorch|NCCL version|stopping|time|peak memory|"
+    r"tokens|epochs|shards|seed|_|:|logs/|Traceback|Error|Exception|Interrupt|input"
+)
+NOT_SETTINGS = {
+    "step",
+    "warmup_step",
+    "loop_warmup_step",
+    "error",
+    "warning",
+    "logs",
+    "peak",
+    "input",
+    "val_bpb",
+    "val_progress",
+    "timing_breakdown",
+    "train_io",
+    "val_io",
+    "train_loader",
+    "val_loader",
+    "shards",
+    "sdp_backends",
+    "trace",
+    "overlappable",
+    "data_verify",
+    "host_wait",
+    "device_wait",
+    "input_bytes",
+}
 TIME_MS = {"ms": 1.0, None: 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6}
 
 
@@ -299,7 +420,9 @@ def read_log(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Log
         log.problems.append("not a text file (compressed, or an image)")
         return log
     if gap:
-        log.problems.append(f"{log.bytes:,} bytes: only the first and the last {max_bytes // 2:,} were read")
+        log.problems.append(
+            f"{log.bytes:,} bytes: only the first and the last {max_bytes // 2:,} were read"
+        )
     reader = _Reader(log)
     reader.feed(_as_utf8(data))
     reader.finish()
@@ -337,7 +460,10 @@ def score_kind(tag: str) -> str:
         return "ttt"
     if "sliding" in tag or re.search(r"(?:^|_)sw(?:_|$|\d)", tag):
         return "sliding"
-    if re.search(r"pre[-_ ]?quant|post[-_ ]?ema|(?:^|[_ ])(?:ema|swa|lawa)(?:[_ ]|$)", tag) and "roundtrip" not in tag:
+    if (
+        re.search(r"pre[-_ ]?quant|post[-_ ]?ema|(?:^|[_ ])(?:ema|swa|lawa)(?:[_ ]|$)", tag)
+        and "roundtrip" not in tag
+    ):
         return "pre_quant"
     return "roundtrip" if re.search(r"round_?trip|quantized|(?:^|_)int\d", tag) else "other"
 
@@ -348,8 +474,13 @@ def _expand(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Ite
         if not path.is_dir():
             yield os.fspath(given)
             continue
-        found = sorted(os.fspath(p) for p in path.iterdir() if p.suffix in LOG_SUFFIXES
-                       and p.name not in ("requirements.txt", "README.txt") and p.is_file())
+        found = sorted(
+            os.fspath(p)
+            for p in path.iterdir()
+            if p.suffix in LOG_SUFFIXES
+            and p.name not in ("requirements.txt", "README.txt")
+            and p.is_file()
+        )
         if not found:
             problems.append(f"{path}: a folder without .txt, .log or .jsonl files")
         yield from found
@@ -367,7 +498,7 @@ def _load(path: Path, max_bytes: int) -> tuple[bytes, bool, int]:
         head = file.read(half)
         file.seek(-half, os.SEEK_END)
         tail = file.read(half)
-    return head[:head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1:], True, about.st_size
+    return head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :], True, about.st_size
 
 
 def _as_utf8(data: bytes) -> bytes:
@@ -380,11 +511,20 @@ def _as_utf8(data: bytes) -> bytes:
 
 def _source_regions(data: bytes) -> Iterator[tuple[int, int, bool]]:
     """(begin, end, whole) of each script's text. Whole: it has its beginning, and a rule follows it."""
-    ends, definitions = ([found.start() for found in pattern.finditer(data)] for pattern in (SOURCE_END, DEFINITION))
+    ends, definitions = (
+        [found.start() for found in pattern.finditer(data)] for pattern in (SOURCE_END, DEFINITION)
+    )
     at = 0
     while start := SOURCE_START.search(data, at):
         begin, place = start.start(), bisect.bisect(ends, start.start())
-        end = next((one for one in ends[place:place + MAX_RULES] if _ends_script(data, begin, one, definitions)), None)
+        end = next(
+            (
+                one
+                for one in ends[place : place + MAX_RULES]
+                if _ends_script(data, begin, one, definitions)
+            ),
+            None,
+        )
         stop = len(data) if end is None else end
         if not _defines(definitions, begin, stop) and not _is_rule(data, end):
             at = start.end()
@@ -394,7 +534,7 @@ def _source_regions(data: bytes) -> Iterator[tuple[int, int, bool]]:
 
 
 def _is_rule(data: bytes, at: int | None) -> bool:
-    return at is not None and data[at:at + 1] == b"="
+    return at is not None and data[at : at + 1] == b"="
 
 
 def _defines(definitions: list[int], begin: int, end: int) -> bool:
@@ -424,8 +564,11 @@ def _leading_comments(data: bytes, floor: int, begin: int) -> int:
 
 def _same_run(first: LogFile, second: LogFile) -> bool:
     a, b = first.runs, second.runs
-    return (len(a) == len(b) == 1 and {Path(first.path).suffix, Path(second.path).suffix} == {".txt", ".jsonl"}
-            and (a[0].seed == b[0].seed or None in (a[0].seed, b[0].seed)))
+    return (
+        len(a) == len(b) == 1
+        and {Path(first.path).suffix, Path(second.path).suffix} == {".txt", ".jsonl"}
+        and (a[0].seed == b[0].seed or None in (a[0].seed, b[0].seed))
+    )
 
 
 def _weighted(parts: list[tuple[float, int]], share: float) -> float:
@@ -497,7 +640,10 @@ class _Reader:
         if whole:
             # Printing added one line end to the script's own.
             text = data[begin:end].removesuffix(b"\n")
-            self.run.source_bytes, self.run.source_sha256 = len(text), hashlib.sha256(text).hexdigest()
+            self.run.source_bytes, self.run.source_sha256 = (
+                len(text),
+                hashlib.sha256(text).hexdigest(),
+            )
         elif end == len(data):
             self.problem("the log ends inside the script's text")
         self.previous = ""
@@ -505,13 +651,16 @@ class _Reader:
     def lines(self, data: bytes, at: int, end: int) -> None:
         for found in LINE.finditer(data, at, end):
             self.position, stop = found.start(), found.end()
-            limit = MAX_EVENT if data[self.position:self.position + 1] == b"{" else MAX_LINE
-            self.raw_line(data[self.position:min(stop, self.position + limit)], stop == len(data))
+            limit = MAX_EVENT if data[self.position : self.position + 1] == b"{" else MAX_LINE
+            self.raw_line(data[self.position : min(stop, self.position + limit)], stop == len(data))
 
     @property
     def number(self) -> int:
         """Of the current line, from 1; counted on from where it was last asked for."""
-        self.counted = (self.position, self.counted[1] + self.data.count(b"\n", self.counted[0], self.position))
+        self.counted = (
+            self.position,
+            self.counted[1] + self.data.count(b"\n", self.counted[0], self.position),
+        )
         return self.counted[1]
 
     def raw_line(self, raw: bytes, cut: bool) -> None:
@@ -530,7 +679,7 @@ class _Reader:
             self.json_line(text)
             return
         if text[:1] in "[0123456789rdwnID" and (prefix := AT_PREFIX.match(text)):
-            text = text[prefix.end():]
+            text = text[prefix.end() :]
         self.text_line(text, cut)
 
     def finish(self) -> None:
@@ -544,7 +693,9 @@ class _Reader:
         for number, run in enumerate(log.runs, 1):
             run.number = number
         if not log.runs:
-            log.problems.append("empty" if not log.bytes else "no training log: no line of one was found")
+            log.problems.append(
+                "empty" if not log.bytes else "no training log: no line of one was found"
+            )
 
     def problem(self, words: str) -> None:
         self.problem_count += 1
@@ -642,21 +793,42 @@ class _Reader:
         if "val_loss" in pairs or "val_bpb" in pairs:
             loss, bpb = (pairs.get(name, ("", ""))[0] for name in ("val_loss", "val_bpb"))
             self.run.partial_val |= "partial_val:1" in rest
-            self.add_validation(Validation(step, iterations, _number(loss), _number(bpb), time_ms, None, _digits(bpb)))
+            self.add_validation(
+                Validation(
+                    step, iterations, _number(loss), _number(bpb), time_ms, None, _digits(bpb)
+                )
+            )
             return
-        loss = next((pairs[name][0] for name in ("train_loss", "loss", "train/loss") if name in pairs), None)
+        loss = next(
+            (pairs[name][0] for name in ("train_loss", "loss", "train/loss") if name in pairs), None
+        )
         if loss is None:
             if re.search(r"(?:train|val)_loss|val_bpb", rest) and "None" not in rest:
                 self.problem(f"a step without a readable loss: {found[0][:80]}")
             return
         crc = CRC.search(rest)
-        average = next((_number(pairs[name][0]) for name in ("step_avg", "avg") if name in pairs), None)
-        speed = next((_number(pairs[name][0]) for name in ("tok_s", "tok/s") if name in pairs), None)
+        average = next(
+            (_number(pairs[name][0]) for name in ("step_avg", "avg") if name in pairs), None
+        )
+        speed = next(
+            (_number(pairs[name][0]) for name in ("tok_s", "tok/s") if name in pairs), None
+        )
         if "train_time" in pairs and pairs["train_time"][1] in ("m", "min"):
             time_ms = self.finer_time(step, speed, time_ms)
             average = time_ms / step if step and time_ms is not None else average
         wait = _number(pairs.get("input_wait", (None,))[0])
-        self.add_step(Step(step, iterations, _number(loss), time_ms, average, speed, wait, crc[1] if crc else None))
+        self.add_step(
+            Step(
+                step,
+                iterations,
+                _number(loss),
+                time_ms,
+                average,
+                speed,
+                wait,
+                crc[1] if crc else None,
+            )
+        )
 
     def finer_time(self, step: int, tok_s: float | None, time_ms: float | None) -> float | None:
         """Tenths of minutes are coarse: where tokens a second so far agree with them, the time follows from those."""
@@ -728,7 +900,11 @@ class _Reader:
     def score_line(self, text: str, cut: bool) -> None:
         pairs = {name: (value, unit) for name, value, unit in PAIR.findall(text)}
         loss, bpb = (pairs.get(name, ("", ""))[0] for name in ("val_loss", "val_bpb"))
-        tag = re.split(r"\s{0,20}(?:\b(?:val_loss|val_bpb|stride|sliding val_loss)\b\s*[:=]|$)", text, maxsplit=1)[0]
+        tag = re.split(
+            r"\s{0,20}(?:\b(?:val_loss|val_bpb|stride|sliding val_loss)\b\s*[:=]|$)",
+            text,
+            maxsplit=1,
+        )[0]
         if not bpb:
             if tag and ("val_bpb:" in text or "val_bpb=" in text):
                 self.problem(f"a result without a readable val_bpb: {text[:80]}")
@@ -736,7 +912,9 @@ class _Reader:
         if tag.startswith(("http", "#", "-", "|")) or len(tag) > 80:
             return
         exact = tag.endswith("_exact")
-        if cut and (_digits(bpb) < 8 if exact else not text.endswith(("ms", "s", ")")) and _digits(bpb) < 4):
+        if cut and (
+            _digits(bpb) < 8 if exact else not text.endswith(("ms", "s", ")")) and _digits(bpb) < 4
+        ):
             self.problem("the last line is cut off")
             return
         kind = score_kind(text if "sliding val_" in text or "ttt" in text else tag)
@@ -744,8 +922,17 @@ class _Reader:
             kind = "sliding"
         self.run.partial_val |= "partial_val:1" in text
         eval_ms = _time_ms(pairs, "eval_time", "elapsed", "time")
-        self.add_score(Score(kind, tag.removesuffix("_exact") or "val_bpb", _number(loss), _number(bpb), eval_ms,
-                             _digits(bpb), _digits(loss)))
+        self.add_score(
+            Score(
+                kind,
+                tag.removesuffix("_exact") or "val_bpb",
+                _number(loss),
+                _number(bpb),
+                eval_ms,
+                _digits(bpb),
+                _digits(loss),
+            )
+        )
 
     def add_score(self, score: Score) -> None:
         """A result; the same one again, in more digits or under another name, completes the first."""
@@ -761,9 +948,15 @@ class _Reader:
                 continue
             if kept.digits is not None and (other.digits is None or other.digits > kept.digits):
                 kept.val_loss, kept.val_bpb, kept.digits, kept.loss_digits = (
-                    other.val_loss, other.val_bpb, other.digits, other.loss_digits)
+                    other.val_loss,
+                    other.val_bpb,
+                    other.digits,
+                    other.loss_digits,
+                )
             kept.eval_ms = other.eval_ms if kept.eval_ms is None else kept.eval_ms
-            kept.aliases += [tag for tag in (other.tag, *other.aliases) if tag not in (kept.tag, *kept.aliases)]
+            kept.aliases += [
+                tag for tag in (other.tag, *other.aliases) if tag not in (kept.tag, *kept.aliases)
+            ]
         self.run.scores = [old for old in scores if old is kept or old not in twins]
 
     def size_line(self, text: str) -> None:
@@ -817,8 +1010,13 @@ class _Reader:
         """Settings, in the lines before the first step: words of key:value, or an indented block of `key: value`."""
         run, bare = self.run, text.strip()
         self.header_lines += 1
-        if (self.header_lines > MAX_HEADER or run.steps or run.scores or run.sizes.stated
-                or re.match(r"(?:\w+_)?warmup_\w*step", bare)):
+        if (
+            self.header_lines > MAX_HEADER
+            or run.steps
+            or run.scores
+            or run.sizes.stated
+            or re.match(r"(?:\w+_)?warmup_\w*step", bare)
+        ):
             return
         if bare.startswith(("train_io:", "val_io:")):
             room, _, words = bare.partition(":")
@@ -835,7 +1033,9 @@ class _Reader:
         elif WORDS.match(bare):
             for name, value in re.findall(r"\b([a-z_]\w{0,60})[:=](\S+)", bare):
                 self.setting(name, value)
-        elif (found := SETTING.match(bare)) and (self.in_block and text != bare or " " not in (found[2] or "")):
+        elif (found := SETTING.match(bare)) and (
+            self.in_block and text != bare or " " not in (found[2] or "")
+        ):
             self.setting(found[1], found[2] or "")
 
     def setting(self, name: str, value: str) -> None:
@@ -843,7 +1043,14 @@ class _Reader:
         if name in NOT_SETTINGS or value == "" and not self.in_block:
             return
         number = _whole(value)
-        if name in ("world_size", "grad_accum_steps", "model_params", "train_shards", "val_tokens", "seed"):
+        if name in (
+            "world_size",
+            "grad_accum_steps",
+            "model_params",
+            "train_shards",
+            "val_tokens",
+            "seed",
+        ):
             if number is None:
                 self.problem(f"{name} is not a number: {value[:40]}")
                 return
@@ -873,7 +1080,9 @@ class _Reader:
             if handler:
                 handler(event)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            self.problem(f"a damaged {event.get('event')} event ({type(error).__name__}): {text[:60]}")
+            self.problem(
+                f"a damaged {event.get('event')} event ({type(error).__name__}): {text[:60]}"
+            )
 
     def event_run(self, event: dict[str, Any]) -> None:
         self.open("event")
@@ -881,7 +1090,9 @@ class _Reader:
 
     def event_config(self, event: dict[str, Any]) -> None:
         for name, value in list(event.items())[:MAX_SETTINGS]:
-            if name not in ("event", "time") and isinstance(value, (str, int, float, bool, type(None))):
+            if name not in ("event", "time") and isinstance(
+                value, (str, int, float, bool, type(None))
+            ):
                 self.run.config[name] = value[:MAX_VALUE] if isinstance(value, str) else value
         self.run.seed = _whole(event.get("seed"))
         self.run.dataset = Path(_text(event.get("data_path")) or "").name or None
@@ -889,51 +1100,89 @@ class _Reader:
 
     def event_hardware(self, event: dict[str, Any]) -> None:
         run = self.run
-        run.versions.update({k: str(event[k])[:MAX_VALUE] for k in ("torch", "cuda", "python", "nccl", "driver")
-                             if event.get(k)})
-        run.hardware.update({k: event[k] for k in ("device", "cpus", "platform", "gpus") if event.get(k) is not None})
+        run.versions.update(
+            {
+                k: str(event[k])[:MAX_VALUE]
+                for k in ("torch", "cuda", "python", "nccl", "driver")
+                if event.get(k)
+            }
+        )
+        run.hardware.update(
+            {
+                k: event[k]
+                for k in ("device", "cpus", "platform", "gpus")
+                if event.get(k) is not None
+            }
+        )
         run.world_size = _whole(event.get("world_size"))
 
     def event_step(self, event: dict[str, Any]) -> None:
         crc = event.get("data_crc")
-        self.add_step(Step(int(event["step"]), _whole(event.get("iterations")), _number(event.get("train_loss")),
-                           *(_number(event.get(k)) for k in ("train_time_ms", "step_avg_ms", "tok_s",
-                                                             "input_wait_percent")),
-                           crc if isinstance(crc, str) else None))
+        self.add_step(
+            Step(
+                int(event["step"]),
+                _whole(event.get("iterations")),
+                _number(event.get("train_loss")),
+                *(
+                    _number(event.get(k))
+                    for k in ("train_time_ms", "step_avg_ms", "tok_s", "input_wait_percent")
+                ),
+                crc if isinstance(crc, str) else None,
+            )
+        )
 
     def event_validation(self, event: dict[str, Any]) -> None:
-        self.add_validation(Validation(int(event["step"]), _whole(event.get("iterations")),
-                                       *(_number(event.get(k)) for k in ("val_loss", "val_bpb", "train_time_ms",
-                                                                         "val_ms"))))
+        self.add_validation(
+            Validation(
+                int(event["step"]),
+                _whole(event.get("iterations")),
+                *(
+                    _number(event.get(k))
+                    for k in ("val_loss", "val_bpb", "train_time_ms", "val_ms")
+                ),
+            )
+        )
         self.run.val_tokens = _whole(event.get("val_tokens")) or self.run.val_tokens
         self.run.val_bytes = _whole(event.get("val_bytes")) or self.run.val_bytes
 
     def event_input(self, event: dict[str, Any]) -> None:
         run, peak = self.run, event.get("peak_mib")
         run.stop_step = _whole(event.get("step"))
-        run.train_time_ms, run.val_total_ms = (_number(event.get(k)) for k in ("train_time_ms", "val_total_ms"))
+        run.train_time_ms, run.val_total_ms = (
+            _number(event.get(k)) for k in ("train_time_ms", "val_total_ms")
+        )
         run.tokens_seen, run.epochs = _whole(event.get("tokens_seen")), _number(event.get("epochs"))
         wait = event.get("percent_of_slowest_rank", event.get("wait_percent"))
         run.input_wait_percent = _number(wait)
         run.peak_mib = _whole(peak[0]) if isinstance(peak, list) and peak else None
 
     def event_artifact(self, event: dict[str, Any]) -> None:
-        for label, codec, name in (("Serialized model", "", "model_bytes"), ("Code size", "", "code_bytes"),
-                                   ("Total submission size", "", "raw_total_bytes"),
-                                   ("Serialized model", "int8+zlib", "artifact_bytes"),
-                                   ("Total submission size", "int8+zlib", "total_bytes")):
+        for label, codec, name in (
+            ("Serialized model", "", "model_bytes"),
+            ("Code size", "", "code_bytes"),
+            ("Total submission size", "", "raw_total_bytes"),
+            ("Serialized model", "int8+zlib", "artifact_bytes"),
+            ("Total submission size", "int8+zlib", "total_bytes"),
+        ):
             if (count := _whole(event.get(name))) is not None:
                 self.add_size(label, str(event.get("codec", codec)) if codec else "", count)
 
     def event_score(self, event: dict[str, Any]) -> None:
         tag = str(event.get("tag") or event.get("kind") or "final_int8_zlib_roundtrip")[:80]
         self.run.partial_val |= bool(event.get("partial"))
-        self.add_score(Score(score_kind(tag), tag,
-                             *(_number(event.get(k)) for k in ("val_loss", "val_bpb", "eval_ms"))))
+        self.add_score(
+            Score(
+                score_kind(tag),
+                tag,
+                *(_number(event.get(k)) for k in ("val_loss", "val_bpb", "eval_ms")),
+            )
+        )
 
     def event_end(self, event: dict[str, Any]) -> None:
         status = str(event.get("status"))
-        self.run.status = status if status in ("finished", "failed", "interrupted") else "unfinished"
+        self.run.status = (
+            status if status in ("finished", "failed", "interrupted") else "unfinished"
+        )
         self.run.error = _text(event.get("error"))
 
 
@@ -949,12 +1198,16 @@ def _time_ms(pairs: dict[str, tuple[str, str]], *names: str) -> float | None:
 def _repeats(old: Score, new: Score) -> bool:
     """The same result again: equal digits, under the same name or, to at least six decimals, under another."""
     digits = min((d for d in (old.digits, new.digits) if d is not None), default=12)
-    return (_equal(old.val_bpb, new.val_bpb, (old.digits, new.digits))
-            and (old.tag == new.tag
-                 or digits >= 6 and _equal(old.val_loss, new.val_loss, (old.loss_digits, new.loss_digits))))
+    return _equal(old.val_bpb, new.val_bpb, (old.digits, new.digits)) and (
+        old.tag == new.tag
+        or digits >= 6
+        and _equal(old.val_loss, new.val_loss, (old.loss_digits, new.loss_digits))
+    )
 
 
-def _equal(first: float | None, second: float | None, digits: tuple[int | None, int | None]) -> bool:
+def _equal(
+    first: float | None, second: float | None, digits: tuple[int | None, int | None]
+) -> bool:
     """As far as the shorter of the two was printed; None: full precision."""
     if first is None or second is None:
         return False
@@ -964,32 +1217,55 @@ def _equal(first: float | None, second: float | None, digits: tuple[int | None, 
 
 def _settle(run: Run) -> None:
     """What follows from the lines once a run is complete."""
-    last = next((line for line in sorted((*run.steps[-1:], *run.validations[-1:]), key=lambda line: -line.step)
-                 if line.train_time_ms is not None), None)
+    last = next(
+        (
+            line
+            for line in sorted(
+                (*run.steps[-1:], *run.validations[-1:]), key=lambda line: -line.step
+            )
+            if line.train_time_ms is not None
+        ),
+        None,
+    )
     if run.train_time_ms is None and last is not None:
         run.train_time_ms = last.train_time_ms
     times = {s.step: s.train_time_ms for s in run.steps}
     for validation in run.validations:
         if validation.train_time_ms is None:
-            validation.train_time_ms = (run.train_time_ms if validation.step == run.last_step
-                                        else times.get(validation.step))
-    if run.val_total_ms is None and run.validations and all(v.val_ms is not None for v in run.validations):
+            validation.train_time_ms = (
+                run.train_time_ms
+                if validation.step == run.last_step
+                else times.get(validation.step)
+            )
+    if (
+        run.val_total_ms is None
+        and run.validations
+        and all(v.val_ms is not None for v in run.validations)
+    ):
         run.val_total_ms = sum(v.val_ms for v in run.validations)
     timed = [score.eval_ms for score in run.scores if score.eval_ms is not None]
     if run.eval_total_ms is None and timed:
         run.eval_total_ms = sum(timed)
-    waits = [s for s in run.steps if s.input_wait_percent is not None and s.train_time_ms is not None]
+    waits = [
+        s for s in run.steps if s.input_wait_percent is not None and s.train_time_ms is not None
+    ]
     if run.input_wait_percent is None and waits:
         ends = [0.0, *(s.train_time_ms for s in waits)]
         spent = sum(s.input_wait_percent * (b - a) for s, a, b in zip(waits, ends, ends[1:]))
         run.input_wait_percent = spent / ends[-1] if ends[-1] else None
-    if run.config.get("tie_embeddings") is True and "vocab_size" not in run.config and "embed_lr" in run.config:
+    if (
+        run.config.get("tie_embeddings") is True
+        and "vocab_size" not in run.config
+        and "embed_lr" in run.config
+    ):
         # The header prints the rate in effect: with tied embeddings that is TIED_EMBED_LR, and no HEAD_LR.
         run.config["tied_embed_lr"] = run.config.pop("embed_lr")
         run.config.pop("head_lr", None)
     if run.status == "unfinished" and run.error:
         run.status = "interrupted" if "nterrupt" in run.error else "failed"
-    if run.headline and (run.status == "unfinished" or run.status == "failed" and run.sizes.total is not None):
+    if run.headline and (
+        run.status == "unfinished" or run.status == "failed" and run.sizes.total is not None
+    ):
         run.status = "finished"
 
 
@@ -997,13 +1273,21 @@ def _joined(runs: list[Run]) -> list[Run]:
     """A run that was resumed into the same file is one run; so is one whose console and log were put into one file."""
     result: list[Run] = []
     for run in runs:
-        first = min([s.step for s in run.steps[:1]] + [v.step for v in run.validations[:1]], default=0)
+        first = min(
+            [s.step for s in run.steps[:1]] + [v.step for v in run.validations[:1]], default=0
+        )
         old = result[-1] if result else None
         if old and _copy(old, run):
             _fill(old, run, old)
             continue
-        if not (old and first > 1 and not old.headline and old.seed == run.seed and old.run_id == run.run_id
-                and first <= old.last_step + 100_000):
+        if not (
+            old
+            and first > 1
+            and not old.headline
+            and old.seed == run.seed
+            and old.run_id == run.run_id
+            and first <= old.last_step + 100_000
+        ):
             result.append(run)
             continue
         run.steps[:0] = [s for s in old.steps if s.step < first]
@@ -1019,4 +1303,5 @@ def _joined(runs: list[Run]) -> list[Run]:
 def _copy(old: Run, new: Run) -> bool:
     def lines(run: Run) -> list[tuple[int, float | None, float | None]]:
         return [(s.step, s.train_loss, s.train_time_ms) for s in run.steps]
+
     return bool(old.steps) and old.seed == new.seed and lines(old) == lines(new)

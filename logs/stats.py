@@ -4,6 +4,7 @@ The t distribution comes from the regularised incomplete beta function: Lentz's 
 6.4), with the logarithm of the beta function from Stirling's series where its arguments are large. Tests hold it
 against scipy. All functions are pure; they raise ValueError for arguments outside their domain, and nothing else.
 """
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +13,28 @@ TINY, EPSILON = 1e-300, 1e-16
 MAX_TERMS = 200_000  # of the continued fraction; it needs about sqrt(max(a, b))
 NEAR = 0.002  # share of the bytes by which sliding windows or diagnostics are off that count each token rightly
 STIRLING_FROM = 12.0  # below, lgamma is exact enough
-NEARLY_NORMAL = 1e6  # degrees of freedom from which the fraction loses digits and the normal series has them
+NEARLY_NORMAL = (
+    1e6  # degrees of freedom from which the fraction loses digits and the normal series has them
+)
 
 PUBLISHED = {  # predicted tokens and bytes of published validation splits, as solved from the digits of many logs
-    "sp1024": (62_021_632, 151_080_362), "sp1024, 400 bytes lost": (62_021_632, 151_079_962),
-    "sp1024, length 16384": (62_013_440, 151_061_140), "sp1024, length 32768": (61_997_056, 151_024_098),
-    "sp4096": (45_508_608, 151_074_052), "sp4096, another export": (45_514_752, 151_074_923),
-    "sp8192": (40_540_160, 151_078_221), "CaseOps with a byte sidecar": (47_851_520, 151_074_498),
-    "byte260": (151_130_112, 151_130_112), "NaiveBaseline export": (63_779_840, 155_769_746)}
+    "sp1024": (62_021_632, 151_080_362),
+    "sp1024, 400 bytes lost": (62_021_632, 151_079_962),
+    "sp1024, length 16384": (62_013_440, 151_061_140),
+    "sp1024, length 32768": (61_997_056, 151_024_098),
+    "sp4096": (45_508_608, 151_074_052),
+    "sp4096, another export": (45_514_752, 151_074_923),
+    "sp8192": (40_540_160, 151_078_221),
+    "CaseOps with a byte sidecar": (47_851_520, 151_074_498),
+    "byte260": (151_130_112, 151_130_112),
+    "NaiveBaseline export": (63_779_840, 155_769_746),
+}
 
 
 @dataclass(frozen=True)
 class Group:
     """A sample: its size, mean, and standard deviation (n - 1; nan for one value)."""
+
     n: int
     mean: float
     std: float
@@ -33,7 +43,10 @@ class Group:
 @dataclass(frozen=True)
 class Test:
     """Is the difference of means above a margin? One-sided p; 95 % interval of the difference (two-sided)."""
-    difference: float  # mean of the second minus mean of the first: positive, the first has the lower loss
+
+    difference: (
+        float  # mean of the second minus mean of the first: positive, the first has the lower loss
+    )
     margin: float
     t: float
     df: float
@@ -45,6 +58,7 @@ class Test:
 @dataclass(frozen=True)
 class ByteCheck:
     """Bytes that follow from a loss, its bits per byte and its tokens, with what the printed digits leave open."""
+
     verdict: str  # agrees; near: off by less than NEAR; differs; unknown
     bytes: float
     tolerance: float
@@ -62,7 +76,9 @@ def summary(values: Sequence[float]) -> Group:
         squares = math.fsum((value - mean) * (value - mean) for value in values)
     except OverflowError as error:
         raise ValueError("the values are too large to add") from error
-    return Group(len(values), mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else math.nan)
+    return Group(
+        len(values), mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else math.nan
+    )
 
 
 def welch(first: Sequence[float], second: Sequence[float], *, margin: float = 0.0) -> Test:
@@ -70,11 +86,15 @@ def welch(first: Sequence[float], second: Sequence[float], *, margin: float = 0.
     a, b = summary(first), summary(second)
     if min(a.n, b.n) < 2:
         raise ValueError("Welch's test needs two runs a group at least")
-    va, vb = a.std ** 2 / a.n, b.std ** 2 / b.n
+    va, vb = a.std**2 / a.n, b.std**2 / b.n
     scale = max(va, vb)
     # Ratios, since the squares of tiny variances underflow.
-    df = ((va / scale + vb / scale) ** 2 / ((va / scale) ** 2 / (a.n - 1) + (vb / scale) ** 2 / (b.n - 1))
-          if scale > 0 else float(a.n + b.n - 2))
+    df = (
+        (va / scale + vb / scale) ** 2
+        / ((va / scale) ** 2 / (a.n - 1) + (vb / scale) ** 2 / (b.n - 1))
+        if scale > 0
+        else float(a.n + b.n - 2)
+    )
     return _test(b.mean - a.mean, math.sqrt(va + vb), df, margin)
 
 
@@ -85,14 +105,24 @@ def paired(first: Sequence[float], second: Sequence[float], *, margin: float = 0
     differences = summary([b - a for a, b in zip(first, second)])
     if differences.n < 2:
         raise ValueError("a paired test needs two pairs at least")
-    return _test(differences.mean, differences.std / math.sqrt(differences.n), differences.n - 1.0, margin)
+    return _test(
+        differences.mean, differences.std / math.sqrt(differences.n), differences.n - 1.0, margin
+    )
 
 
 def _test(difference: float, error: float, df: float, margin: float) -> Test:
     if error == 0:
         above = difference - margin
         t = math.copysign(math.inf, above) if above else 0.0
-        return Test(difference, margin, t, df, 0.0 if above > 0 else 1.0 if above < 0 else 0.5, difference, difference)
+        return Test(
+            difference,
+            margin,
+            t,
+            df,
+            0.0 if above > 0 else 1.0 if above < 0 else 0.5,
+            difference,
+            difference,
+        )
     t = (difference - margin) / error
     reach = t_quantile(0.975, df) * error
     return Test(difference, margin, t, df, t_sf(t, df), difference - reach, difference + reach)
@@ -152,20 +182,27 @@ def _beta_ratio(a: float, b: float, x: float, y: float) -> float:
     # The fraction converges fast on one side of the mean only; the other side is the complement.
     if x > (a + 1) / (a + b + 2):
         return 1.0 - _beta_ratio(b, a, y, x)
-    log_x, log_y = math.log(x) if x < 0.5 else math.log1p(-y), math.log(y) if y < 0.5 else math.log1p(-x)
+    log_x, log_y = (
+        math.log(x) if x < 0.5 else math.log1p(-y),
+        math.log(y) if y < 0.5 else math.log1p(-x),
+    )
     front = math.exp(a * log_x + b * log_y - log_beta(a, b)) / a
     return min(1.0, front * _fraction(a, b, x))
 
 
 def _fraction(a: float, b: float, x: float) -> float:
     """The continued fraction of the incomplete beta function by Lentz's method."""
+
     def safe(value: float) -> float:
         return value if abs(value) > TINY else TINY
+
     c, d = 1.0, 1 / safe(1 - (a + b) * x / (a + 1))
     result = d
     for m in range(1, MAX_TERMS):
-        for numerator in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-                          -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
             d = 1 / safe(1 + numerator * d)
             c = safe(1 + numerator / c)
             result *= d * c
@@ -181,16 +218,30 @@ def log_beta(a: float, b: float) -> float:
         return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
     if a < STIRLING_FROM:
         # ln Gamma(b) - ln Gamma(a + b) by Stirling's series of both
-        return (math.lgamma(a) + _stirling(b) - _stirling(a + b) - (b - 0.5) * math.log1p(a / b)
-                - a * math.log(a + b) + a)
-    return (0.5 * math.log(2 * math.pi / b) + _stirling(a) + _stirling(b) - _stirling(a + b)
-            + (a - 0.5) * math.log(a / (a + b)) - b * math.log1p(a / b))
+        return (
+            math.lgamma(a)
+            + _stirling(b)
+            - _stirling(a + b)
+            - (b - 0.5) * math.log1p(a / b)
+            - a * math.log(a + b)
+            + a
+        )
+    return (
+        0.5 * math.log(2 * math.pi / b)
+        + _stirling(a)
+        + _stirling(b)
+        - _stirling(a + b)
+        + (a - 0.5) * math.log(a / (a + b))
+        - b * math.log1p(a / b)
+    )
 
 
 def _stirling(z: float) -> float:
     """ln Gamma(z) - ((z - 1/2) ln z - z + ln(2 pi) / 2), for z >= 12."""
     w = 1 / (z * z)
-    return (1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * (1 / 1188 - w * 691 / 360360))))) / z
+    return (
+        1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * (1 / 1188 - w * 691 / 360360))))
+    ) / z
 
 
 def implied_bytes(val_loss: float, val_bpb: float, tokens: int) -> float:
@@ -198,8 +249,15 @@ def implied_bytes(val_loss: float, val_bpb: float, tokens: int) -> float:
     return val_loss / math.log(2) * tokens / val_bpb
 
 
-def check_bytes(val_loss: float, val_bpb: float, tokens: int, *, loss_digits: int | None = None,
-                bpb_digits: int | None = None, stated: int | None = None) -> ByteCheck:
+def check_bytes(
+    val_loss: float,
+    val_bpb: float,
+    tokens: int,
+    *,
+    loss_digits: int | None = None,
+    bpb_digits: int | None = None,
+    stated: int | None = None,
+) -> ByteCheck:
     """Holds the bytes of a score against the published splits, and against `stated`, the log's own count.
 
     Digits are decimals as printed (None: full precision); what rounding leaves open is the tolerance. A split of
@@ -208,24 +266,47 @@ def check_bytes(val_loss: float, val_bpb: float, tokens: int, *, loss_digits: in
     if not (0 < val_loss < math.inf and 0 < val_bpb < math.inf and tokens > 0):
         raise ValueError("the byte check needs a positive loss, bits per byte and tokens")
     found = implied_bytes(val_loss, val_bpb, tokens)
-    open_share = sum(0.5 * 10.0 ** -digits / value for digits, value in ((loss_digits, val_loss), (bpb_digits, val_bpb))
-                     if digits is not None)
+    open_share = sum(
+        0.5 * 10.0**-digits / value
+        for digits, value in ((loss_digits, val_loss), (bpb_digits, val_bpb))
+        if digits is not None
+    )
     # One byte more: the published totals are themselves known to a byte.
     tolerance = found * (open_share + 1e-12) + 1.5
     known = {"this log's own count": (tokens, stated)} if stated else {}
     known |= {name: totals for name, totals in PUBLISHED.items() if totals[0] == tokens}
     about = f"{found:,.0f} bytes ({found / tokens:.4f} a token)"
     if not known:
-        return ByteCheck("unknown", found, tolerance, math.nan, None,
-                         f"{about}: no published split has {tokens:,} tokens")
-    name, nearest = min(((name, total) for name, (_, total) in known.items()), key=lambda pair: abs(pair[1] - found))
+        return ByteCheck(
+            "unknown",
+            found,
+            tolerance,
+            math.nan,
+            None,
+            f"{about}: no published split has {tokens:,} tokens",
+        )
+    name, nearest = min(
+        ((name, total) for name, (_, total) in known.items()), key=lambda pair: abs(pair[1] - found)
+    )
     ratio, off = found / nearest, found - nearest
     if abs(off) <= tolerance:
         return ByteCheck("agrees", found, tolerance, ratio, name, f"{nearest:,} bytes: {name}")
     if abs(ratio - 1) < NEAR:
-        return ByteCheck("near", found, tolerance, ratio, name,
-                         f"{nearest:,} bytes {off:+,.0f}: {name}, with some windows left out or counted twice?")
+        return ByteCheck(
+            "near",
+            found,
+            tolerance,
+            ratio,
+            name,
+            f"{nearest:,} bytes {off:+,.0f}: {name}, with some windows left out or counted twice?",
+        )
     guess = ": the leading space counted twice?" if 1.14 < ratio < 1.20 else ""
     guess = ": the leading space not counted?" if 0.82 < ratio < 0.88 else guess
-    return ByteCheck("differs", found, tolerance, ratio, name,
-                     f"{about}, but {name} has {nearest:,}: x{ratio:.4f}{guess}")
+    return ByteCheck(
+        "differs",
+        found,
+        tolerance,
+        ratio,
+        name,
+        f"{about}, but {name} has {nearest:,}: x{ratio:.4f}{guess}",
+    )

@@ -6,6 +6,7 @@ Each column is a slice of time, its height the share of the slice in which the t
 (disk_read), the copy stream (h2d), and compute (forward to optimizer; by the device's clock where it has one).
 With a browser: https://ui.perfetto.dev or chrome://tracing.
 """
+
 import argparse
 import gzip
 import json
@@ -27,6 +28,7 @@ class TraceError(Exception):
 @dataclass
 class Trace:
     """The spans of a trace in seconds from its first event: of readers, copy stream, compute; its marks."""
+
     reader: list[Span]
     copy: list[Span]
     compute: list[Span]
@@ -41,26 +43,46 @@ def read_trace(path: Path) -> Trace:
     """A file of the Chrome trace-event format, gzipped or not. Raises TraceError for anything else."""
     try:
         data = path.read_bytes()
-        events = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)["traceEvents"]
+        events = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)[
+            "traceEvents"
+        ]
         tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
         timed = [event for event in events if event["ph"] in "Xi"]
         first = min(event["ts"] for event in timed)
-        spans = [(event["name"], tracks[event["tid"]], (event["ts"] - first) / 1e6,
-                  (event["ts"] - first + event["dur"]) / 1e6) for event in timed if event["ph"] == "X"]
-        marks = [((event["ts"] - first) / 1e6, event["name"]) for event in timed if event["ph"] == "i"]
+        spans = [
+            (
+                event["name"],
+                tracks[event["tid"]],
+                (event["ts"] - first) / 1e6,
+                (event["ts"] - first + event["dur"]) / 1e6,
+            )
+            for event in timed
+            if event["ph"] == "X"
+        ]
+        marks = [
+            ((event["ts"] - first) / 1e6, event["name"]) for event in timed if event["ph"] == "i"
+        ]
     except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}: name a file that TRACE_STEPS wrote") from error
+        raise TraceError(
+            f"{path}: {error.strerror or error}: name a file that TRACE_STEPS wrote"
+        ) from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise TraceError(f"{path}: not a trace ({type(error).__name__}: {error}): "
-                         "name a file that TRACE_STEPS wrote") from error
+        raise TraceError(
+            f"{path}: not a trace ({type(error).__name__}: {error}): "
+            "name a file that TRACE_STEPS wrote"
+        ) from error
     device = "compute stream" if "compute stream" in tracks.values() else "main thread"
     spans, marks, gaps = without_gaps(spans, marks)
-    return Trace(reader=[s[2:] for s in spans if s[0] == "disk_read"],
-                 copy=[s[2:] for s in spans if s[0] == "h2d"],
-                 compute=merged([s[2:] for s in spans if s[0] in COMPUTE and s[1] == device]),
-                 waits=[s[2:] for s in spans if s[0] == "input_wait"], marks=marks,
-                 steps=sum(s[0] == "optimizer" and s[1] == device for s in spans),
-                 end=max([s[3] for s in spans], default=0.0), gaps=gaps)
+    return Trace(
+        reader=[s[2:] for s in spans if s[0] == "disk_read"],
+        copy=[s[2:] for s in spans if s[0] == "h2d"],
+        compute=merged([s[2:] for s in spans if s[0] in COMPUTE and s[1] == device]),
+        waits=[s[2:] for s in spans if s[0] == "input_wait"],
+        marks=marks,
+        steps=sum(s[0] == "optimizer" and s[1] == device for s in spans),
+        end=max([s[3] for s in spans], default=0.0),
+        gaps=gaps,
+    )
 
 
 def without_gaps(spans: list[tuple], marks: list[tuple]) -> tuple[list[tuple], list[tuple], int]:
@@ -71,8 +93,12 @@ def without_gaps(spans: list[tuple], marks: list[tuple]) -> tuple[list[tuple], l
 
     def moved(when: float) -> float:
         return when - sum(min(length, when - begin) for begin, length in gaps if when > begin)
-    return ([(name, track, moved(begin), moved(end)) for name, track, begin, end in spans],
-            [(moved(when), label) for when, label in marks], len(gaps))
+
+    return (
+        [(name, track, moved(begin), moved(end)) for name, track, begin, end in spans],
+        [(moved(when), label) for when, label in marks],
+        len(gaps),
+    )
 
 
 def merged(spans: list[Span]) -> list[Span]:
@@ -96,10 +122,17 @@ def bar(spans: list[Span], end: float, columns: int, heights: str) -> str:
     slices = [[0.0, False] for _ in range(columns)]
     width = end / columns
     for begin, stop in merged(spans):
-        for i in range(min(columns - 1, int(begin / width)), min(columns - 1, int(stop / width)) + 1):
-            slices[i] = [slices[i][0] + max(0.0, min(stop, (i + 1) * width) - max(begin, i * width)), True]
+        for i in range(
+            min(columns - 1, int(begin / width)), min(columns - 1, int(stop / width)) + 1
+        ):
+            slices[i] = [
+                slices[i][0] + max(0.0, min(stop, (i + 1) * width) - max(begin, i * width)),
+                True,
+            ]
     top = len(heights) - 1
-    return "".join(heights[max(touched, min(top, round(top * time / width)))] for time, touched in slices)
+    return "".join(
+        heights[max(touched, min(top, round(top * time / width)))] for time, touched in slices
+    )
 
 
 def timeline(trace: Trace, name: str, columns: int, heights: str = HEIGHTS) -> list[str]:
@@ -109,21 +142,36 @@ def timeline(trace: Trace, name: str, columns: int, heights: str = HEIGHTS) -> l
     reading, computing = busy(trace.reader, 0, end), busy(trace.compute, 0, end)
     share = f"{100 * hidden / reading:.0f} % of it under compute" if reading else "no read"
     copied = f"busy {100 * busy(trace.copy, 0, end) / end:.2f} %" if trace.copy else "none: no CUDA"
-    bars = [bar(spans, end, columns, heights) for spans in (trace.reader, trace.copy, trace.compute)]
+    bars = [
+        bar(spans, end, columns, heights) for spans in (trace.reader, trace.copy, trace.compute)
+    ]
     waited = 1e3 * sum(b - a for a, b in trace.waits)
-    marks = ", ".join(f"{label} at {1e3 * when:.0f} ms" for when, label in trace.marks if label != "warm_up_end")
+    marks = ", ".join(
+        f"{label} at {1e3 * when:.0f} ms" for when, label in trace.marks if label != "warm_up_end"
+    )
     gaps = f", {trace.gaps} untraced gaps left out" if trace.gaps else ""
-    return [f"{name}: {trace.steps} steps, {1e3 * end:.0f} ms{gaps}; a column is {1e3 * end / columns:.2f} ms",
-            f"reader  |{bars[0]}| busy {100 * reading / end:.2f} %, {share}",
-            f"copy    |{bars[1]}| {copied}",
-            f"compute |{bars[2]}| busy {100 * computing / end:.1f} %",
-            f"input_wait {waited:.2f} ms ({100 * waited / 1e3 / end:.2f} %)" + (f"; {marks}" if marks else "")]
+    return [
+        f"{name}: {trace.steps} steps, {1e3 * end:.0f} ms{gaps}; a column is {1e3 * end / columns:.2f} ms",
+        f"reader  |{bars[0]}| busy {100 * reading / end:.2f} %, {share}",
+        f"copy    |{bars[1]}| {copied}",
+        f"compute |{bars[2]}| busy {100 * computing / end:.1f} %",
+        f"input_wait {waited:.2f} ms ({100 * waited / 1e3 / end:.2f} %)"
+        + (f"; {marks}" if marks else ""),
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
-    parser.add_argument("--width", type=int, default=0, metavar="COLUMNS", help="of the bars (default: the terminal's)")
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=0,
+        metavar="COLUMNS",
+        help="of the bars (default: the terminal's)",
+    )
     options = parser.parse_args()
     columns = options.width or max(20, shutil.get_terminal_size((120, 24)).columns - 46)
     if columns < 1:
@@ -134,7 +182,9 @@ def main() -> int:
         print(f"trace.py: {error}", file=sys.stderr)
         return 1
     wide = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-    print(*timeline(trace, options.file.name, columns, HEIGHTS if wide else PLAIN_HEIGHTS), sep="\n")
+    print(
+        *timeline(trace, options.file.name, columns, HEIGHTS if wide else PLAIN_HEIGHTS), sep="\n"
+    )
     return 0
 
 

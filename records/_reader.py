@@ -1,4 +1,5 @@
 """What check.py and package.py stand on: the log tools of logs/, and files of a folder that nobody vouches for."""
+
 import hashlib
 import os
 import stat
@@ -24,6 +25,7 @@ RULE = b"=" * 100
 @dataclass
 class Listing:
     """The files of a folder by their path inside it ('/' between), with their sizes; links are followed inside only."""
+
     root: str
     files: dict[str, int] = field(default_factory=dict)
     leaving: list[str] = field(default_factory=list)  # links to somewhere else
@@ -45,7 +47,9 @@ def listing(folder: str | os.PathLike[str]) -> Listing:
                 for entry in found:
                     seen += 1
                     if seen > MAX_ENTRIES:
-                        result.problems.append(f"more than {MAX_ENTRIES:,} files: the rest was not looked at")
+                        result.problems.append(
+                            f"more than {MAX_ENTRIES:,} files: the rest was not looked at"
+                        )
                         return result
                     name = f"{inside}/{entry.name}" if inside else entry.name
                     if _note(result, entry, name) and not entry.name.startswith(".git"):
@@ -54,7 +58,9 @@ def listing(folder: str | os.PathLike[str]) -> Listing:
             result.problems.append(f"{inside or 'the folder'} cannot be listed: {_reason(error)}")
         deep = [name for name, level in todo if level > MAX_DEPTH]
         if deep:
-            result.problems.append(f"{deep[0]} lies more than {MAX_DEPTH} folders deep: not looked at")
+            result.problems.append(
+                f"{deep[0]} lies more than {MAX_DEPTH} folders deep: not looked at"
+            )
             todo = [(name, level) for name, level in todo if level <= MAX_DEPTH]
     return result
 
@@ -113,7 +119,9 @@ def embedded_source(log: bytes, run: Run | None = None) -> bytes | None:
         if log.startswith(b"\n" + RULE + b"\nRunning Python ", end):
             return log[:end]
     known = run.source_sha256 if run else None
-    return next((log[:end] for end in ends if known in (None, hashlib.sha256(log[:end]).hexdigest())), None)
+    return next(
+        (log[:end] for end in ends if known in (None, hashlib.sha256(log[:end]).hexdigest())), None
+    )
 
 
 def _rules(log: bytes) -> Iterator[int]:
@@ -131,6 +139,8 @@ def first_difference(first: bytes, second: bytes) -> tuple[int, str, str]:
     for number in range(1, max(len(a), len(b)) + 1):
         lines = [part[number - 1] if number <= len(part) else None for part in (a, b)]
         if lines[0] != lines[1]:
-            return number, *("(no such line)" if line is None else line.decode("utf-8", "replace").strip()[:80]
-                             for line in lines)
+            return number, *(
+                "(no such line)" if line is None else line.decode("utf-8", "replace").strip()[:80]
+                for line in lines
+            )
     return 0, "", ""

@@ -4,6 +4,7 @@ It is parsed in a process of its own: nested deep enough, a text exhausts the pa
 process along. That process has limits of memory and time, reads the text from its standard input, imports nothing of
 the folder, and never executes what it compiled.
 """
+
 import ast
 import base64
 import hashlib
@@ -25,6 +26,7 @@ STUB = b'import base64,lzma\nexec(lzma.decompress(base64.b85decode("")))\n'
 @dataclass
 class Import:
     """A module named at import; guarded: inside try or a function, so that the script may do without it."""
+
     module: str
     line: int
     guarded: bool
@@ -33,6 +35,7 @@ class Import:
 @dataclass
 class Script:
     """What is known of a script's text."""
+
     bytes: int
     error: str | None = None  # why it does not compile
     unsure: str | None = None  # why it could not be told
@@ -49,7 +52,9 @@ def look(text: bytes) -> Script:
         return script
     command = [sys.executable, "-I", "-S", "-B", "-W", "ignore", __file__]
     try:
-        done = subprocess.run(command, input=text, capture_output=True, timeout=2 * SECONDS, check=False)
+        done = subprocess.run(
+            command, input=text, capture_output=True, timeout=2 * SECONDS, check=False
+        )
         found = json.loads(done.stdout) if done.returncode == 0 else None
     except subprocess.TimeoutExpired:
         script.error = f"parsing it takes more than {SECONDS} s"
@@ -61,7 +66,8 @@ def look(text: bytes) -> Script:
         script.error = "Python's parser breaks off on it: nested too deep, or too large"
         return script
     script.error, script.unpacked_bytes, script.unpacked_sha256 = (
-        found.get(name) for name in ("error", "unpacked_bytes", "unpacked_sha256"))
+        found.get(name) for name in ("error", "unpacked_bytes", "unpacked_sha256")
+    )
     script.imports = [Import(*one) for one in found.get("imports", [])]
     return script
 
@@ -74,6 +80,7 @@ def packed_size(text: bytes) -> int:
 
 
 # --- in the parsing process ---
+
 
 def parse(text: bytes) -> dict[str, Any]:
     """The facts about a text, for `look`."""
@@ -92,7 +99,10 @@ def parse(text: bytes) -> dict[str, Any]:
         try:
             tree = ast.parse(inner, "train_gpt.py")
         except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
-            return {**result, "error": f"the script packed inside does not compile: {type(error).__name__}"}
+            return {
+                **result,
+                "error": f"the script packed inside does not compile: {type(error).__name__}",
+            }
     result["imports"] = list(imports(tree))[:MAX_IMPORTS]
     return result
 
@@ -105,18 +115,30 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
             yield from ((alias.name, node.lineno, guarded) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or ""), node.lineno, guarded
-        inside = guarded or isinstance(node, (ast.Try, ast.If, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        inside = guarded or isinstance(
+            node, (ast.Try, ast.If, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        )
         todo += [(child, inside) for child in ast.iter_child_nodes(node)]
 
 
 def unpack(tree: ast.AST) -> bytes | None:
     """The script inside one that carries it as a compressed literal and hands it to exec."""
-    names = {node.id if isinstance(node, ast.Name) else node.attr for node in ast.walk(tree)
-             if isinstance(node, (ast.Name, ast.Attribute))}
-    if "exec" not in names or not any("decompress" in name.lower() or "decode" in name for name in names):
+    names = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    }
+    if "exec" not in names or not any(
+        "decompress" in name.lower() or "decode" in name for name in names
+    ):
         return None
-    literals = [node.value for node in ast.walk(tree)
-                if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)) and len(node.value) > 1000]
+    literals = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, (str, bytes))
+        and len(node.value) > 1000
+    ]
     for literal in sorted(literals, key=len, reverse=True)[:3]:
         data = literal if isinstance(literal, bytes) else literal.encode("utf-8", "replace")
         for text in filter(None, (inflate(plain) for plain in decoded(data))):
@@ -134,11 +156,13 @@ def decoded(data: bytes) -> Iterator[bytes]:
 
 def inflate(data: bytes) -> bytes | None:
     """Decompressed, at most MAX_UNPACKED bytes; None: not compressed, or by something unknown."""
+
     def xz() -> bytes:
         return lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, MAX_UNPACKED)
 
     def deflate() -> bytes:
         return zlib.decompressobj(wbits=47).decompress(data, MAX_UNPACKED)
+
     for one in (xz, deflate):
         try:
             return one()
@@ -149,6 +173,7 @@ def inflate(data: bytes) -> bytes | None:
 
 def main() -> int:
     import resource  # here, since only the parsing process is to be limited
+
     for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
         try:
             resource.setrlimit(limit, (most, most))

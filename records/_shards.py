@@ -4,6 +4,7 @@ A step trains on 8 consecutive spans of the stream of tokens, each of TRAIN_BATC
 into rows of TRAIN_SEQ_LEN tokens and one more. data_crc is the sum, modulo 2^32, over all rows so far, of the crc32 of
 the row's tokens as bytes, begun with the row's number in the run.
 """
+
 import os
 import struct
 import zlib
@@ -13,7 +14,11 @@ from pathlib import Path
 MAGIC, VERSION, HEADER_BYTES, TOKEN_BYTES = 20240520, 1, 1024, 2
 SPANS = 8  # of a step
 CRC = 0xFFFFFFFF
-MAX_DATA_BYTES, MAX_ROWS, MAX_BATCH = 40_000_000_000, 50_000_000, 1 << 26  # of one checksum: some minutes
+MAX_DATA_BYTES, MAX_ROWS, MAX_BATCH = (
+    40_000_000_000,
+    50_000_000,
+    1 << 26,
+)  # of one checksum: some minutes
 
 
 class Shards:
@@ -58,27 +63,43 @@ def _tokens(path: Path) -> int:
         raise ValueError(f"{path}: not a shard (its header is another's)")
     count = struct.unpack("<i", header[8:])[0]
     if count < 0 or size != HEADER_BYTES + TOKEN_BYTES * count:
-        raise ValueError(f"{path}: {size:,} bytes, but its header promises {count:,} tokens: incomplete")
+        raise ValueError(
+            f"{path}: {size:,} bytes, but its header promises {count:,} tokens: incomplete"
+        )
     return count
 
 
-def data_crcs(shards: Shards, *, batch_tokens: int, seq_len: int, steps: Iterable[int]) -> dict[int, str]:
+def data_crcs(
+    shards: Shards, *, batch_tokens: int, seq_len: int, steps: Iterable[int]
+) -> dict[int, str]:
     """data_crc (8 hex digits) at each of `steps`. ValueError: no such batch, a broken shard, more than is read."""
     wanted = set(steps)
     last = max(wanted, default=0)
     if seq_len < 1 or batch_tokens < 1 or batch_tokens % (SPANS * seq_len):
-        raise ValueError(f"a batch of {batch_tokens:,} tokens is not {SPANS} spans of rows of {seq_len:,} tokens")
+        raise ValueError(
+            f"a batch of {batch_tokens:,} tokens is not {SPANS} spans of rows of {seq_len:,} tokens"
+        )
     tokens = last * batch_tokens
-    if TOKEN_BYTES * tokens > MAX_DATA_BYTES or tokens // seq_len > MAX_ROWS or batch_tokens > MAX_BATCH:
-        raise ValueError(f"{last:,} steps of {batch_tokens:,} tokens in rows of {seq_len:,}: too much to read again")
+    if (
+        TOKEN_BYTES * tokens > MAX_DATA_BYTES
+        or tokens // seq_len > MAX_ROWS
+        or batch_tokens > MAX_BATCH
+    ):
+        raise ValueError(
+            f"{last:,} steps of {batch_tokens:,} tokens in rows of {seq_len:,}: too much to read again"
+        )
     span_rows = batch_tokens // SPANS // seq_len
-    span_tokens, width, stride = span_rows * seq_len + 1, TOKEN_BYTES * (seq_len + 1), TOKEN_BYTES * seq_len
+    span_tokens, width, stride = (
+        span_rows * seq_len + 1,
+        TOKEN_BYTES * (seq_len + 1),
+        TOKEN_BYTES * seq_len,
+    )
     result, crc, row = {}, 0, 0
     for step in range(1, last + 1):
         for span in range((step - 1) * SPANS, step * SPANS):
             data = memoryview(shards.read(span * span_tokens, span_tokens))
             for start in range(0, span_rows * stride, stride):
-                crc += zlib.crc32(data[start:start + width], row & CRC)
+                crc += zlib.crc32(data[start : start + width], row & CRC)
                 row += 1
         crc &= CRC
         if step in wanted:

@@ -3,6 +3,7 @@
 The schema is JSON Schema (draft 2020-12); `faults` knows the keywords that it uses, and refuses any other, so that a
 schema that says more than is checked cannot go unnoticed.
 """
+
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,22 +15,49 @@ from _reader import read_bytes, reason
 
 SCHEMA_PATH = Path(__file__).resolve().parent / "submission.schema.json"
 MAX_SUBMISSION = 1_000_000  # bytes
-PLACEHOLDER = re.compile(r"\s*(?:todo\b.*|tbd\b.*|fixme\b.*|x{2,}|\?+|n/?a|none|null|<.*>|your[ _-].{0,40}|placeholder|"
-                         r"example|name|author)\s*", re.IGNORECASE | re.DOTALL)
+PLACEHOLDER = re.compile(
+    r"\s*(?:todo\b.*|tbd\b.*|fixme\b.*|x{2,}|\?+|n/?a|none|null|<.*>|your[ _-].{0,40}|placeholder|"
+    r"example|name|author)\s*",
+    re.IGNORECASE | re.DOTALL,
+)
 TYPES: dict[str, Callable[[Any], bool]] = {
-    "object": lambda value: isinstance(value, dict), "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str), "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
     "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
-    "integer": lambda value: (isinstance(value, int) and not isinstance(value, bool)
-                              or isinstance(value, float) and value.is_integer()),
-    "null": lambda value: value is None}
-KNOWN = {"$schema", "title", "description", "x-level", "x-synonyms", "type", "enum", "pattern", "minLength",
-         "maxLength", "minimum", "maximum", "exclusiveMinimum", "required", "properties", "items",
-         "additionalProperties"}
+    "integer": lambda value: (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        or isinstance(value, float)
+        and value.is_integer()
+    ),
+    "null": lambda value: value is None,
+}
+KNOWN = {
+    "$schema",
+    "title",
+    "description",
+    "x-level",
+    "x-synonyms",
+    "type",
+    "enum",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "required",
+    "properties",
+    "items",
+    "additionalProperties",
+}
 
 
 class Decimal(float):
     """A number of a JSON text that remembers how many decimals it was written with."""
+
     decimals: int
 
     def __new__(cls, text: str) -> "Decimal":
@@ -47,6 +75,7 @@ def decimals(value: float) -> int:
 @dataclass
 class Submission:
     """The keys of submission.json under their right names, and (level, words) of what is wrong with it."""
+
     values: dict[str, Any] = field(default_factory=dict)
     faults: list[tuple[str, str]] = field(default_factory=list)
 
@@ -67,21 +96,31 @@ def read_submission(path: str | Path) -> Submission:
                 repeated.append(name)
             seen.add(name)
         return dict(found)
+
     try:
         text = read_bytes(path, MAX_SUBMISSION).decode("utf-8-sig")
-        values = json.loads(text, parse_float=Decimal, parse_int=_whole, parse_constant=_no_constant,
-                            object_pairs_hook=pairs)
+        values = json.loads(
+            text,
+            parse_float=Decimal,
+            parse_int=_whole,
+            parse_constant=_no_constant,
+            object_pairs_hook=pairs,
+        )
     except RecursionError:
         result.faults.append(("refused", "submission.json is nested too deep"))
     except (OSError, ValueError, MemoryError) as error:
         result.faults.append(("refused", f"submission.json is no JSON: {reason(error)}"))
     else:
-        result.faults += [("warned", f"submission.json has {name} more than once: the last one counts")
-                          for name in repeated[:5]]
+        result.faults += [
+            ("warned", f"submission.json has {name} more than once: the last one counts")
+            for name in repeated[:5]
+        ]
         if isinstance(values, dict):
             judge(values, result)
         else:
-            result.faults.append(("refused", f"submission.json holds {_kind(values)}, not an object"))
+            result.faults.append(
+                ("refused", f"submission.json holds {_kind(values)}, not an object")
+            )
     return result
 
 
@@ -92,27 +131,43 @@ def judge(values: dict[str, Any], result: Submission) -> None:
     for key, rule in rules["properties"].items():
         if values.get(key) is not None:
             continue
-        found = next((name for name in values if name.lower().replace("-", "_") in (key, *rule["x-synonyms"])
-                      and values[name] is not None and name != key), None)
+        found = next(
+            (
+                name
+                for name in values
+                if name.lower().replace("-", "_") in (key, *rule["x-synonyms"])
+                and values[name] is not None
+                and name != key
+            ),
+            None,
+        )
         if found is None:
             continue
         level = "warned" if key in rules["required"] else "note"
         result.faults.append((level, f"submission.json: {found} is to be called {key}"))
-        result.values[key] = [values[found]] if key == "seeds" and TYPES["integer"](values[found]) else values[found]
+        result.values[key] = (
+            [values[found]] if key == "seeds" and TYPES["integer"](values[found]) else values[found]
+        )
     for key, words in faults(result.values, rules):
         level = rules["properties"].get(key, {}).get("x-level", "refused")
         result.faults.append((level, f"submission.json: {words}"))
     for key in ("name", "author", "github_id"):
         value = result.values.get(key)
         if isinstance(value, str) and PLACEHOLDER.fullmatch(value[:200]):
-            result.faults.append(("refused", f"submission.json: {key} is a placeholder: {value[:40]}"))
+            result.faults.append(
+                ("refused", f"submission.json: {key} is a placeholder: {value[:40]}")
+            )
 
 
-def faults(value: Any, rule: dict[str, Any], name: str = "", key: str = "") -> Iterator[tuple[str, str]]:
+def faults(
+    value: Any, rule: dict[str, Any], name: str = "", key: str = ""
+) -> Iterator[tuple[str, str]]:
     """(top-level key, words) of each way in which a value is not as the schema says."""
     unknown = set(rule) - KNOWN
     if unknown:
-        raise ValueError(f"submission.schema.json uses {', '.join(sorted(unknown))}, which is not checked")
+        raise ValueError(
+            f"submission.schema.json uses {', '.join(sorted(unknown))}, which is not checked"
+        )
     if "type" in rule and not _is(value, rule["type"]):
         wanted = rule["type"] if isinstance(rule["type"], str) else " or ".join(rule["type"])
         yield key, f"{name or 'it'} is {_kind(value)}, not {_article(wanted)}"
@@ -126,7 +181,9 @@ def faults(value: Any, rule: dict[str, Any], name: str = "", key: str = "") -> I
         for inner, one in list(value.items())[:1000]:
             below = rule.get("properties", {}).get(inner, others)
             if isinstance(below, dict):
-                yield from faults(one, below, f"{name}.{inner[:40]}" if name else inner[:40], key or inner)
+                yield from faults(
+                    one, below, f"{name}.{inner[:40]}" if name else inner[:40], key or inner
+                )
     elif isinstance(value, list) and "items" in rule:
         for number, one in enumerate(value[:1000]):
             yield from faults(one, rule["items"], f"{name}[{number}]", key)
@@ -158,8 +215,16 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, str):
         return f"the string {_shown(value)}"
-    return _article(next((name for name in ("boolean", "integer", "number", "object", "array") if TYPES[name](value)),
-                         "value"))
+    return _article(
+        next(
+            (
+                name
+                for name in ("boolean", "integer", "number", "object", "array")
+                if TYPES[name](value)
+            ),
+            "value",
+        )
+    )
 
 
 def _article(word: str) -> str:

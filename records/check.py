@@ -10,6 +10,7 @@ Verdicts: accepted, warned (a maintainer will ask), refused. SCORE is in bits a 
 Folders may be anybody's: the script is parsed in a limited process of its own, no link is followed out of the folder,
 at most 64 MB of a file are read. Exit code: 0 no folder refused, 1 one was, 2 wrong usage.
 """
+
 import argparse
 import datetime
 import hashlib
@@ -24,8 +25,23 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from _reader import (
-    CAP_BYTES, MAX_BYTES, Group, Listing, Run, byte_words, differences, embedded_source, first_difference, listing,
-    read_bytes, read_log, reason, seed_groups, summary, welch)
+    CAP_BYTES,
+    MAX_BYTES,
+    Group,
+    Listing,
+    Run,
+    byte_words,
+    differences,
+    embedded_source,
+    first_difference,
+    listing,
+    read_bytes,
+    read_log,
+    reason,
+    seed_groups,
+    summary,
+    welch,
+)
 from _script import MAX_SCRIPT, Script, look, packed_size
 from _shards import Shards, data_crcs
 from _submission import Decimal, decimals, read_submission
@@ -38,10 +54,24 @@ CLOSE = 1e-4  # nats or bits: no other result, but a mean of rounded ones
 PUBLISHED_SHARDS = 80  # of the training split that the challenge's download brings
 MAX_LOGS, MAX_LOG_BYTES = 50, 128 << 20  # of a folder
 TODO = "TODO: "  # begins what package.py leaves to be written by hand
-COMES_WITH = {"torch", "triton", "numpy", "sentencepiece", "huggingface_hub", "tqdm", "datasets", "tiktoken", "kernels",
-              "setuptools", "typing_extensions", "torchvision"}  # what the challenge's requirements install
+COMES_WITH = {
+    "torch",
+    "triton",
+    "numpy",
+    "sentencepiece",
+    "huggingface_hub",
+    "tqdm",
+    "datasets",
+    "tiktoken",
+    "kernels",
+    "setuptools",
+    "typing_extensions",
+    "torchvision",
+}  # what the challenge's requirements install
 FOLDER = re.compile(r"(\d{4}-\d{2}-\d{2})_[A-Za-z0-9][A-Za-z0-9._+-]*")
-LOG_NAME = re.compile(r"train(?:_([A-Za-z0-9._+-]+))?_seed\d+\.log|train\.log")  # the group: an arm's name
+LOG_NAME = re.compile(
+    r"train(?:_([A-Za-z0-9._+-]+))?_seed\d+\.log|train\.log"
+)  # the group: an arm's name
 SURROUNDINGS = {"torch", "cuda", "driver_cuda", "device", "gpus"}
 DECODED = ("ttt", "sliding", "roundtrip", "other")
 
@@ -74,6 +104,7 @@ RULES = {
 @dataclass
 class Finding:
     """What was found, in one line; in `logs`, or in the folder."""
+
     level: str  # one of LEVELS
     rule: str  # one of RULES
     words: str
@@ -96,6 +127,7 @@ def plain(text: str) -> str:
 @dataclass
 class Options:
     """track: None, as the folder's place says. previous: results of the record to beat. shards: of --data."""
+
     track: str | None = None
     previous: "Previous | None" = None
     shards: Shards | None = None
@@ -106,6 +138,7 @@ class Options:
 @dataclass
 class Previous:
     """Results to beat: of each seed, or one number twice. A value that is not known is nan."""
+
     name: str
     losses: list[float]
     bpbs: list[float]
@@ -115,6 +148,7 @@ class Previous:
 @dataclass
 class Report:
     """A judged folder."""
+
     folder: str
     track: str = RECORD
     findings: list[Finding] = field(default_factory=list)
@@ -137,14 +171,17 @@ class Report:
     @property
     def totals(self) -> tuple[int | None, int | None]:
         """Bytes of script and compressed model: with the script as it is, with the script packed."""
-        plain_total, packed_total = (None if code is None or self.artifact_bytes is None else code + self.artifact_bytes
-                                     for code in (self.code_bytes, self.packed_code_bytes))
+        plain_total, packed_total = (
+            None if code is None or self.artifact_bytes is None else code + self.artifact_bytes
+            for code in (self.code_bytes, self.packed_code_bytes)
+        )
         return plain_total, packed_total
 
 
 @dataclass
 class Case:
     """A folder while it is judged."""
+
     report: Report
     options: Options
     listing: Listing
@@ -158,8 +195,16 @@ class Case:
     def add(self, level: str, rule: str, words: str, log: str | None = None) -> None:
         """A finding; the same one of another log is one finding of both."""
         found = Finding(level, rule, words, [] if log is None else [log])
-        same = next((one for one in self.report.findings if log is not None and one.logs
-                     and (one.level, one.rule, one.words) == (level, rule, found.words)), None)
+        same = next(
+            (
+                one
+                for one in self.report.findings
+                if log is not None
+                and one.logs
+                and (one.level, one.rule, one.words) == (level, rule, found.words)
+            ),
+            None,
+        )
         if same is None:
             self.report.findings.append(found)
         elif found.logs[0] not in same.logs:
@@ -175,11 +220,20 @@ class Case:
         return "refused" if self.strict else "warned"
 
 
-def check_folder(folder: str | os.PathLike[str], options: Options | None = None, *,
-                 place: str | os.PathLike[str] | None = None) -> Report:
+def check_folder(
+    folder: str | os.PathLike[str],
+    options: Options | None = None,
+    *,
+    place: str | os.PathLike[str] | None = None,
+) -> Report:
     """Judges a folder; `place`: as if it lay there. Raises nothing for what the folder holds."""
     options = options or Options()
-    case = Case(Report(os.fspath(place or folder)), options, Listing(""), Path(os.path.abspath(place or folder)))
+    case = Case(
+        Report(os.fspath(place or folder)),
+        options,
+        Listing(""),
+        Path(os.path.abspath(place or folder)),
+    )
     if not os.path.isdir(folder):
         case.add("refused", "files", f"{folder}: no such folder")
         return case.report
@@ -190,8 +244,18 @@ def check_folder(folder: str | os.PathLike[str], options: Options | None = None,
     check_script(case)
     check_logs(case)
     if case.runs:
-        for judge in (check_groups, check_source, check_score, check_seed_results, check_sizes, check_times,
-                      check_bytes, check_data, check_crc, check_significance):
+        for judge in (
+            check_groups,
+            check_source,
+            check_score,
+            check_seed_results,
+            check_sizes,
+            check_times,
+            check_bytes,
+            check_data,
+            check_crc,
+            check_significance,
+        ):
             judge(case)
     case.report.findings.sort(key=lambda one: -LEVELS.index(one.level))
     return case.report
@@ -199,23 +263,45 @@ def check_folder(folder: str | os.PathLike[str], options: Options | None = None,
 
 # --- the folder and its files ---
 
+
 def check_files(case: Case) -> None:
     found = case.listing
     for problem in found.problems:
         case.add("refused", "files", problem)
     for name in found.leaving[:10]:
-        case.add("refused", "links", f"{name} is a link that leaves the folder: put the file itself there")
+        case.add(
+            "refused",
+            "links",
+            f"{name} is a link that leaves the folder: put the file itself there",
+        )
     for name in found.odd[:10]:
         case.add("refused", "files", f"{name} is neither file nor folder")
     for name in ("README.md", "submission.json", "train_gpt.py"):
         if name not in found.files:
             close = next((other for other in found.files if other.lower() == name.lower()), None)
-            case.add("refused", "files", f"no {name}" + (f" (but {close}: the name matters)" if close else ""))
+            case.add(
+                "refused",
+                "files",
+                f"no {name}" + (f" (but {close}: the name matters)" if close else ""),
+            )
         elif found.files[name] == 0:
             case.add("refused", "files", f"{name} is empty")
     for name, size in found.files.items():
-        if PurePosixPath(name).suffix in (".pt", ".ptz", ".pth", ".safetensors", ".bin", ".npz", ".npy", ".ckpt"):
-            case.add("warned", "files", f"{name} ({size:,} bytes): weights and data are not part of a record")
+        if PurePosixPath(name).suffix in (
+            ".pt",
+            ".ptz",
+            ".pth",
+            ".safetensors",
+            ".bin",
+            ".npz",
+            ".npy",
+            ".ckpt",
+        ):
+            case.add(
+                "warned",
+                "files",
+                f"{name} ({size:,} bytes): weights and data are not part of a record",
+            )
     try:
         readme = read_bytes(found.path("README.md"), 4 << 20).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
@@ -223,7 +309,9 @@ def check_files(case: Case) -> None:
             case.add("warned", "files", f"README.md cannot be read: {reason(error)}")
         return
     if found.files.get("README.md") and len(readme.split()) < 20:
-        case.add("warned", "files", "README.md says nothing: what was done, the command, the results?")
+        case.add(
+            "warned", "files", "README.md says nothing: what was done, the command, the results?"
+        )
     if TODO in readme:
         case.add("warned", "files", "README.md still has a TODO: say what was done")
 
@@ -238,7 +326,9 @@ def check_submission(case: Case) -> None:
         case.add(level, "submission", words)
     if len(submission.faults) > len(shown):
         worst = max((level for level, _ in submission.faults), key=LEVELS.index)
-        case.add(worst, "submission", f"{len(submission.faults) - len(shown)} more faults like these")
+        case.add(
+            worst, "submission", f"{len(submission.faults) - len(shown)} more faults like these"
+        )
 
 
 def check_place(case: Case) -> None:
@@ -251,14 +341,26 @@ def check_place(case: Case) -> None:
         case.add("refused", "place", f"it lies in {placed}, not in records/{case.options.track}/")
     elif not placed or above.parent.name != "records":
         level = "refused" if above.parent.name == "records" else "warned"
-        case.add(level, "place", f"it lies in {above.parent.name}/{above.name}/, not in records/{case.report.track}/")
+        case.add(
+            level,
+            "place",
+            f"it lies in {above.parent.name}/{above.name}/, not in records/{case.report.track}/",
+        )
     if stated and stated != case.report.track:
-        case.add("refused", "place", f"submission.json says track {case.values['track']}, it is judged as "
-                                     f"{case.report.track}")
+        case.add(
+            "refused",
+            "place",
+            f"submission.json says track {case.values['track']}, it is judged as "
+            f"{case.report.track}",
+        )
     found = FOLDER.fullmatch(name)
     date = found and parsed_date(found[1])
     if not date:
-        case.add("refused", "name", f"{name}: YYYY-MM-DD, an underscore, and letters, digits and ._+- are expected")
+        case.add(
+            "refused",
+            "name",
+            f"{name}: YYYY-MM-DD, an underscore, and letters, digits and ._+- are expected",
+        )
         return
     if date > datetime.date.today() + datetime.timedelta(days=1):
         case.add("warned", "name", f"{date} is in the future")
@@ -302,9 +404,15 @@ def check_script(case: Case) -> None:
     if inside or size <= MAX_SCRIPT:
         case.report.packed_code_bytes = size if inside else packed_size(case.text)
     if inside:
-        case.add("note", "script", f"train_gpt.py is packed: {case.script.unpacked_bytes:,} bytes inside")
+        case.add(
+            "note", "script", f"train_gpt.py is packed: {case.script.unpacked_bytes:,} bytes inside"
+        )
     if case.script.unsure:
-        case.add("warned", "script", f"train_gpt.py: whether it compiles is not known: {case.script.unsure}")
+        case.add(
+            "warned",
+            "script",
+            f"train_gpt.py: whether it compiles is not known: {case.script.unsure}",
+        )
     check_imports(case)
 
 
@@ -312,21 +420,40 @@ def check_imports(case: Case) -> None:
     required: set[str] = set()
     if "requirements.txt" in case.listing.files:
         try:
-            lines = read_bytes(case.listing.path("requirements.txt"), 1 << 20).decode("utf-8", "replace").splitlines()
-            required = {re.split(r"[^\w.-]", line.strip(), maxsplit=1)[0].lower().replace("-", "_") for line in lines}
+            lines = (
+                read_bytes(case.listing.path("requirements.txt"), 1 << 20)
+                .decode("utf-8", "replace")
+                .splitlines()
+            )
+            required = {
+                re.split(r"[^\w.-]", line.strip(), maxsplit=1)[0].lower().replace("-", "_")
+                for line in lines
+            }
         except (OSError, ValueError) as error:
             case.add("warned", "files", f"requirements.txt cannot be read: {reason(error)}")
-    others = [name for name in case.listing.files if name.endswith((".py", ".so", ".cu")) and name != "train_gpt.py"]
+    others = [
+        name
+        for name in case.listing.files
+        if name.endswith((".py", ".so", ".cu")) and name != "train_gpt.py"
+    ]
     beside = {PurePosixPath(name).parts[0].split(".")[0] for name in others}
     for name in others[:5]:
-        case.add("note", "script", f"{name}: code beside train_gpt.py is not counted, so it must do without")
+        case.add(
+            "note",
+            "script",
+            f"{name}: code beside train_gpt.py is not counted, so it must do without",
+        )
     reported: set[str] = set()
     for one in case.script.imports:
         root = one.module.split(".")[0]
         if one.module.startswith(".") or root in beside:
-            words = f"line {one.line} imports {one.module} from the folder: its bytes are not counted"
+            words = (
+                f"line {one.line} imports {one.module} from the folder: its bytes are not counted"
+            )
             level = "refused"
-        elif one.guarded or root in sys.stdlib_module_names | COMES_WITH or root.lower() in required:
+        elif (
+            one.guarded or root in sys.stdlib_module_names | COMES_WITH or root.lower() in required
+        ):
             continue
         else:
             words = f"line {one.line} imports {root}, which is not in requirements.txt and not made optional by try"
@@ -340,44 +467,75 @@ def check_compiles(case: Case, runs: Sequence[Run]) -> None:
     """After the logs: a script that ran on a newer Python than this one may be right."""
     if case.script is None or not case.script.error:
         return
-    ran = [tuple(map(int, found.groups())) for run in runs
-           if (found := re.match(r"(\d{1,3})\.(\d{1,3})", run.versions.get("python", "")))]
+    ran = [
+        tuple(map(int, found.groups()))
+        for run in runs
+        if (found := re.match(r"(\d{1,3})\.(\d{1,3})", run.versions.get("python", "")))
+    ]
     here = sys.version_info[:2]
     newer = max(ran, default=here) > here
     words = f"train_gpt.py does not compile with Python {here[0]}.{here[1]}: {case.script.error}"
-    words += f" (its log is of Python {max(ran)[0]}.{max(ran)[1]}: check with that)" if newer else ""
+    words += (
+        f" (its log is of Python {max(ran)[0]}.{max(ran)[1]}: check with that)" if newer else ""
+    )
     case.add("warned" if newer else "refused", "script", words)
 
 
 # --- the logs ---
 
+
 def check_logs(case: Case) -> None:
     """Reads the logs, and keeps the finished runs."""
-    names = [name for name in case.listing.files if PurePosixPath(name).suffix in (".log", ".txt")
-             and PurePosixPath(name).name.lower() not in ("requirements.txt", "readme.txt", "license.txt")]
+    names = [
+        name
+        for name in case.listing.files
+        if PurePosixPath(name).suffix in (".log", ".txt")
+        and PurePosixPath(name).name.lower()
+        not in ("requirements.txt", "readme.txt", "license.txt")
+    ]
     top = [name for name in names if "/" not in name]
     if top:
         # Such as a run of the script inside its folder leaves behind.
         for name in [name for name in names if "/" in name][:5]:
-            case.add("note", "files", "lies in a subfolder: not judged, not part of the record", name)
+            case.add(
+                "note", "files", "lies in a subfolder: not judged, not part of the record", name
+            )
     budget, kept = MAX_LOG_BYTES, 0
     for name in sorted(top or names):
         size = case.listing.files[name]
         if kept >= MAX_LOGS or min(size, MAX_BYTES) > budget:
-            case.add("refused", "log", f"more than {MAX_LOGS} logs or {MAX_LOG_BYTES >> 20} MiB: {name} was not read")
+            case.add(
+                "refused",
+                "log",
+                f"more than {MAX_LOGS} logs or {MAX_LOG_BYTES >> 20} MiB: {name} was not read",
+            )
             break
         found = read_log(case.listing.path(name))
         if not found.runs and name.endswith(".txt"):
             continue
         budget, kept = budget - min(size, MAX_BYTES), kept + 1
         if not LOG_NAME.fullmatch(name):
-            case.add("warned", "files", "a log is called train_seed<N>.log (train.log when there is one)", name)
+            case.add(
+                "warned",
+                "files",
+                "a log is called train_seed<N>.log (train.log when there is one)",
+                name,
+            )
         for problem in found.problems[:3]:
-            case.add("warned" if found.runs or not LOG_NAME.fullmatch(name) else "refused", "log", problem, name)
+            case.add(
+                "warned" if found.runs or not LOG_NAME.fullmatch(name) else "refused",
+                "log",
+                problem,
+                name,
+            )
         take_runs(case, name, found.runs)
     case.report.logs = kept
     if not kept:
-        case.add("refused", "files", "no log of a run (.log); logs/*.txt is ignored by git: rename it, or git add -f")
+        case.add(
+            "refused",
+            "files",
+            "no log of a run (.log); logs/*.txt is ignored by git: rename it, or git add -f",
+        )
     elif not case.runs:
         case.add("refused", "log", "no log holds a finished run")
     check_compiles(case, case.runs)
@@ -391,7 +549,9 @@ def take_runs(case: Case, name: str, runs: Sequence[Run]) -> None:
         if run.status == "finished" and usable:
             finished.append(run)
             continue
-        why = run.error or ("it ends before the result" if head is None else "its result is no number")
+        why = run.error or (
+            "it ends before the result" if head is None else "its result is no number"
+        )
         level = "refused" if len(runs) == 1 else "warned"
         case.add(level, "log", f"{run.status} at step {run.last_step:,}: {why}", name)
     if len(runs) > 1:
@@ -400,8 +560,17 @@ def take_runs(case: Case, name: str, runs: Sequence[Run]) -> None:
             case.add("refused", "log", "none of its runs is finished", name)
     for run in finished:
         if run.resumed_at:
-            case.add(case.severe, "log", f"resumed at step {run.resumed_at[-1]:,}: its clock is two runs'", name)
-        if None not in (run.seed, run.seed_in_name) and run.seed != run.seed_in_name and len(runs) == 1:
+            case.add(
+                case.severe,
+                "log",
+                f"resumed at step {run.resumed_at[-1]:,}: its clock is two runs'",
+                name,
+            )
+        if (
+            None not in (run.seed, run.seed_in_name)
+            and run.seed != run.seed_in_name
+            and len(runs) == 1
+        ):
             case.add("refused", "seeds", f"this run's seed is {run.seed}", name)
     case.runs += finished
 
@@ -413,24 +582,38 @@ def seed_of(run: Run) -> int | None:
 def check_groups(case: Case) -> None:
     """One configuration, several seeds; a submission that is no record may hold several arms."""
     report, runs = case.report, case.runs
-    telling = [one for one in differences(runs)[0]
-               if not one.harmless and one.name not in SURROUNDINGS | {"code", "code_bytes"}]
+    telling = [
+        one
+        for one in differences(runs)[0]
+        if not one.harmless and one.name not in SURROUNDINGS | {"code", "code_bytes"}
+    ]
     around = [one.name for one in differences(runs)[0] if one.name in SURROUNDINGS]
     if around:
         case.add("warned", "configuration", f"the seeds differ in {', '.join(around)}")
     arms = arms_of(runs)
     case.main = runs if case.strict or len(arms) == 1 else submitted_arm(case, arms)
-    words = ", ".join(f"{one.name} ({' | '.join(str(value)[:30] for value, _ in one.values[:4])})"
-                      for one in telling[:6])
+    words = ", ".join(
+        f"{one.name} ({' | '.join(str(value)[:30] for value, _ in one.values[:4])})"
+        for one in telling[:6]
+    )
     if case.strict and telling:
         case.add("refused", "configuration", f"the logs differ in {words}")
     elif case.main is not runs:
-        case.add("note", "configuration", f"{len(arms)} arms that differ in {words or 'what their logs do not tell'}; "
-                                          f"submitted: {Path(case.main[0].path).name} and its seeds")
+        case.add(
+            "note",
+            "configuration",
+            f"{len(arms)} arms that differ in {words or 'what their logs do not tell'}; "
+            f"submitted: {Path(case.main[0].path).name} and its seeds",
+        )
     seeds = [seed_of(run) for run in case.main]
     report.seeds = sorted(set(seeds) - {None})
     if None in seeds:
-        case.add("warned", "seeds", "does not tell its seed", Path(case.main[seeds.index(None)].path).name)
+        case.add(
+            "warned",
+            "seeds",
+            "does not tell its seed",
+            Path(case.main[seeds.index(None)].path).name,
+        )
     repeated = sorted({seed for seed in seeds if seed is not None and seeds.count(seed) > 1})
     if repeated:
         case.add("refused", "seeds", f"seed {repeated[0]} more than once")
@@ -439,7 +622,11 @@ def check_groups(case: Case) -> None:
         case.add("warned" if case.strict else "note", "seeds", f"{runs_found}: three are usual")
     report.val_bpb = summary([run.headline.val_bpb for run in case.main])
     losses = [run.headline.val_loss for run in case.main]
-    report.val_loss = summary(losses) if all(value is not None and math.isfinite(value) for value in losses) else None
+    report.val_loss = (
+        summary(losses)
+        if all(value is not None and math.isfinite(value) for value in losses)
+        else None
+    )
 
 
 def arms_of(runs: Sequence[Run]) -> list[list[Run]]:
@@ -456,7 +643,9 @@ def submitted_arm(case: Case, arms: list[list[Run]]) -> list[Run]:
     """The arm whose mean is that of submission.json; else the largest, the first of such."""
     given = case.values.get("val_bpb")
     if is_number(given):
-        near = min(arms, key=lambda arm: abs(summary([run.headline.val_bpb for run in arm]).mean - given))
+        near = min(
+            arms, key=lambda arm: abs(summary([run.headline.val_bpb for run in arm]).mean - given)
+        )
         if abs(summary([run.headline.val_bpb for run in near]).mean - given) <= CLOSE:
             return near
     return max(arms, key=len)
@@ -470,7 +659,10 @@ def check_source(case: Case) -> None:
     """Each log's embedded script is the shipped one, to the byte."""
     if case.text is None:
         return
-    right = {hashlib.sha256(case.text).hexdigest(), hashlib.sha256(case.text.replace(b"\r\n", b"\n")).hexdigest()}
+    right = {
+        hashlib.sha256(case.text).hexdigest(),
+        hashlib.sha256(case.text.replace(b"\r\n", b"\n")).hexdigest(),
+    }
     told = set()
     for run in case.runs:
         name, sha = Path(run.path).name, run.source_sha256
@@ -506,10 +698,16 @@ def check_code_size(case: Case, run: Run, name: str) -> None:
     elif shipped not in (stated, run.sizes.packed_code):
         inside = " (it counted the unpacked script)" if stated == case.script.unpacked_bytes else ""
         said = run.sizes.packed_code if stated is None else stated
-        case.add("refused", "code size", f"Code size: {said:,}, but train_gpt.py has {shipped:,}{inside}", name)
+        case.add(
+            "refused",
+            "code size",
+            f"Code size: {said:,}, but train_gpt.py has {shipped:,}{inside}",
+            name,
+        )
 
 
 # --- submission.json against the logs ---
+
 
 def stages(runs: Sequence[Run], key: str) -> dict[str, list[tuple[float, int]]]:
     """(value, decimals) of each run, for every kind of result that all runs have; the one that counts first."""
@@ -519,13 +717,15 @@ def stages(runs: Sequence[Run], key: str) -> dict[str, list[tuple[float, int]]]:
         values = [score and getattr(score, key) for score in found]
         if all(value is not None and math.isfinite(value) for value in values):
             places = [score.digits if key == "val_bpb" else score.loss_digits for score in found]
-            result[kind] = [(value, 12 if digits is None else digits) for value, digits in zip(values, places)]
+            result[kind] = [
+                (value, 12 if digits is None else digits) for value, digits in zip(values, places)
+            ]
     return result
 
 
 def agrees(given: float, value: float, digits: int) -> bool:
     """Equal, as far as both were written out; to three decimals at least."""
-    return abs(given - value) <= 0.51 * (10.0 ** -max(3, decimals(given)) + 10.0 ** -digits)
+    return abs(given - value) <= 0.51 * (10.0 ** -max(3, decimals(given)) + 10.0**-digits)
 
 
 def check_score(case: Case) -> None:
@@ -535,38 +735,58 @@ def check_score(case: Case) -> None:
         if not found:
             case.add("warned", "score", f"the logs tell no {key}")
             continue
-        means[key] = mean = summary([value for value, _ in found["headline"]]).mean if "headline" in found else math.nan
+        means[key] = mean = (
+            summary([value for value, _ in found["headline"]]).mean
+            if "headline" in found
+            else math.nan
+        )
         if not is_number(given):
             continue
         level, words = verdict_on(given, key, found, case.main)
-        if key == "val_loss" and level == "refused" and abs(given - means.get("val_bpb", math.nan)) <= CLOSE:
+        if (
+            key == "val_loss"
+            and level == "refused"
+            and abs(given - means.get("val_bpb", math.nan)) <= CLOSE
+        ):
             words = f"val_loss {shown(given)} is val_bpb: the mean loss is {mean:.8f}"
         if level:
             case.add(level, "score", words)
 
 
-def verdict_on(given: float, key: str, found: dict[str, list[tuple[float, int]]],
-               runs: Sequence[Run]) -> tuple[str, str]:
+def verdict_on(
+    given: float, key: str, found: dict[str, list[tuple[float, int]]], runs: Sequence[Run]
+) -> tuple[str, str]:
     """What the given number is, going by the logs: ("", "") where it is what it should be."""
     whole = "the mean of the logs" if len(runs) > 1 else "the log's"
-    means = {kind: (summary([value for value, _ in values]).mean, min(digits for _, digits in values))
-             for kind, values in found.items()}
+    means = {
+        kind: (summary([value for value, _ in values]).mean, min(digits for _, digits in values))
+        for kind, values in found.items()
+    }
     right = f"{means['headline'][0]:.8f}" if "headline" in means else "unknown"
     for kind, (mean, digits) in means.items():
         if not agrees(given, mean, digits):
             continue
         if kind == "pre_quant":
-            return "refused", f"{key} {shown(given)} is the result before quantisation: {whole} is {right}"
+            return (
+                "refused",
+                f"{key} {shown(given)} is the result before quantisation: {whole} is {right}",
+            )
         if decimals(given) < 4 and abs(given - mean) > CLOSE:
             return "warned", f"{key} {shown(given)} is rounded: {whole} is {mean:.8f}"
         if kind == "headline":
             return "", ""
         level = "warned" if kind == "other" else "note"
-        return level, f"{key} {shown(given)} is the {kind} result; the lowest in the logs is {right}"
+        return (
+            level,
+            f"{key} {shown(given)} is the {kind} result; the lowest in the logs is {right}",
+        )
     for kind in means:
         for run, (value, digits) in zip(runs, found[kind]):
             if agrees(given, value, max(4, digits)) and kind != "pre_quant":
-                return "warned", f"{key} {shown(given)} is that of seed {seed_of(run)} alone: {whole} is {right}"
+                return (
+                    "warned",
+                    f"{key} {shown(given)} is that of seed {seed_of(run)} alone: {whole} is {right}",
+                )
     if any(abs(given - mean) <= CLOSE for kind, (mean, _) in means.items() if kind != "pre_quant"):
         return "warned", f"{key} {shown(given)} is only nearly {whole}, {right}"
     return "refused", f"{key} is {shown(given)}, {whole} is {right}"
@@ -585,15 +805,29 @@ def check_seed_results(case: Case) -> None:
     results = per_seed(case.values.get("seed_results"))
     for key, given in (("seeds", named), ("seed_results", [seed for seed, _ in results])):
         for seed in [one for one in dict.fromkeys(given) if one not in runs][:5]:
-            case.add("refused", "seeds", f"submission.json: {key} has {str(seed)[:20]}, which has no log")
+            case.add(
+                "refused", "seeds", f"submission.json: {key} has {str(seed)[:20]}, which has no log"
+            )
         missing = [seed for seed in case.report.seeds if seed not in given]
         if missing and (given or len(case.main) > 1):
-            case.add("warned", "seeds", f"submission.json: {key} is without {', '.join(map(str, missing[:5]))}")
+            case.add(
+                "warned",
+                "seeds",
+                f"submission.json: {key} is without {', '.join(map(str, missing[:5]))}",
+            )
     for seed, values in results[:MAX_LOGS]:
         for key in ("val_bpb", "val_loss", "bytes_total"):
             given = values.get(key)
-            if seed in runs and is_number(given) and not any(told(run, key, given) for run in runs[seed]):
-                case.add("refused", "score", f"submission.json: {key} of seed {seed} is {shown(given)}, not the log's")
+            if (
+                seed in runs
+                and is_number(given)
+                and not any(told(run, key, given) for run in runs[seed])
+            ):
+                case.add(
+                    "refused",
+                    "score",
+                    f"submission.json: {key} of seed {seed} is {shown(given)}, not the log's",
+                )
 
 
 def per_seed(results: object) -> list[tuple[int, dict[str, Any]]]:
@@ -603,10 +837,15 @@ def per_seed(results: object) -> list[tuple[int, dict[str, Any]]]:
         for key, value in list(results.items())[:1000]:
             number = re.search(r"\d{1,10}", key)
             if number:
-                found.append((int(number[0]), value if isinstance(value, dict) else {"val_bpb": value}))
+                found.append(
+                    (int(number[0]), value if isinstance(value, dict) else {"val_bpb": value})
+                )
     elif isinstance(results, list):
-        found = [(one["seed"], one) for one in results[:1000]
-                 if isinstance(one, dict) and isinstance(one.get("seed"), int)]
+        found = [
+            (one["seed"], one)
+            for one in results[:1000]
+            if isinstance(one, dict) and isinstance(one.get("seed"), int)
+        ]
     return found
 
 
@@ -614,13 +853,21 @@ def told(run: Run, key: str, given: float) -> bool:
     """Does the log say this of its run, at any stage?"""
     if key == "bytes_total":
         return run.sizes.total is None or given in {count for _, count in run.sizes.stated}
-    values = [(getattr(score, key), score.digits) for score in (*run.scores, run.final_validation) if score is not None]
-    return any(value is not None and math.isfinite(value)
-               and (agrees(given, value, 12 if digits is None else digits) or abs(given - value) <= CLOSE)
-               for value, digits in values)
+    values = [
+        (getattr(score, key), score.digits)
+        for score in (*run.scores, run.final_validation)
+        if score is not None
+    ]
+    return any(
+        value is not None
+        and math.isfinite(value)
+        and (agrees(given, value, 12 if digits is None else digits) or abs(given - value) <= CLOSE)
+        for value, digits in values
+    )
 
 
 # --- sizes ---
+
 
 def check_sizes(case: Case) -> None:
     report, runs = case.report, case.main
@@ -628,7 +875,9 @@ def check_sizes(case: Case) -> None:
     totals = [run.sizes.total for run in runs if run.sizes.total is not None]
     report.artifact_bytes = max(artifacts, default=None)
     if report.artifact_bytes is None and totals and all(run.sizes.code is not None for run in runs):
-        report.artifact_bytes = max(run.sizes.total - run.sizes.code for run in runs if run.sizes.total is not None)
+        report.artifact_bytes = max(
+            run.sizes.total - run.sizes.code for run in runs if run.sizes.total is not None
+        )
     for run in case.runs:
         check_run_size(case, run, Path(run.path).name)
     largest = max([*totals, *([] if report.totals[0] is None else report.totals[:1])], default=None)
@@ -638,14 +887,26 @@ def check_sizes(case: Case) -> None:
         if given in (max(totals, default=None), largest):
             pass
         elif given in artifacts:
-            case.add("warned", "sizes", f"bytes_total {given:,} is the model alone: with the script it is {largest:,}")
+            case.add(
+                "warned",
+                "sizes",
+                f"bytes_total {given:,} is the model alone: with the script it is {largest:,}",
+            )
         elif given in totals or mean is not None and abs(given - mean) <= 1:
-            case.add("warned", "sizes", f"bytes_total {given:,} is not that of the largest seed, {largest:,}")
+            case.add(
+                "warned",
+                "sizes",
+                f"bytes_total {given:,} is not that of the largest seed, {largest:,}",
+            )
         else:
             case.add("refused", "sizes", f"bytes_total is {given:,}, the logs say {largest:,}")
     given = case.values.get("bytes_code")
     if is_number(given) and report.code_bytes is not None and given != report.code_bytes:
-        case.add("refused", "sizes", f"bytes_code is {given:,}, train_gpt.py has {report.code_bytes:,} bytes")
+        case.add(
+            "refused",
+            "sizes",
+            f"bytes_code is {given:,}, train_gpt.py has {report.code_bytes:,} bytes",
+        )
 
 
 def check_run_size(case: Case, run: Run, name: str) -> None:
@@ -660,12 +921,17 @@ def check_run_size(case: Case, run: Run, name: str) -> None:
     codes = [code for code in (sizes.code, sizes.packed_code) if code is not None]
     if sizes.total is None and worst is not None:
         case.add("warned", "cap", "no line `Total submission size` of the compressed model", name)
-    elif codes and sizes.artifact is not None and sizes.total not in [sizes.artifact + code for code in codes]:
+    elif (
+        codes
+        and sizes.artifact is not None
+        and sizes.total not in [sizes.artifact + code for code in codes]
+    ):
         parts = f"model {sizes.artifact:,} + code {codes[0]:,}"
         case.add("warned", "cap", f"its total {sizes.total:,} is not {parts}", name)
 
 
 # --- time, data, bytes ---
+
 
 def check_times(case: Case) -> None:
     if not case.strict:
@@ -678,7 +944,12 @@ def check_times(case: Case) -> None:
             mean = ms / run.last_step if run.last_step else 0.0
             late = f"{ms / 1e3:,.3f} s, {ms - CAP_MS:,.0f} ms above the cap"
             if run.stopped_early and ms - CAP_MS <= 2 * mean:
-                case.add("note", "training time", f"{late}, {(ms - CAP_MS) / mean:.1f} steps, stopping_early", name)
+                case.add(
+                    "note",
+                    "training time",
+                    f"{late}, {(ms - CAP_MS) / mean:.1f} steps, stopping_early",
+                    name,
+                )
             else:
                 unsaid = "" if run.stopped_early else ", without stopping_early"
                 case.add("refused", "training time", late + unsaid, name)
@@ -700,21 +971,40 @@ def check_bytes(case: Case) -> None:
         elif found[0] == "differs":
             case.add("refused", "bytes", found[1], name)
         elif found[0] != "agrees":
-            case.add("warned" if case.strict or found[0] == "near" else "note", "bytes", found[1], name)
+            case.add(
+                "warned" if case.strict or found[0] == "near" else "note", "bytes", found[1], name
+            )
 
 
 def check_data(case: Case) -> None:
     for run in case.runs:
         if run.partial_val:
-            case.add("refused", "data", "partial_val:1: scored on a part of the validation split", Path(run.path).name)
+            case.add(
+                "refused",
+                "data",
+                "partial_val:1: scored on a part of the validation split",
+                Path(run.path).name,
+            )
     first, level = case.main[0], "warned" if case.strict else "note"
     if first.train_shards not in (None, PUBLISHED_SHARDS):
-        guess = ": the export that leaves validation documents in training?" if first.train_shards == 1499 else ""
-        case.add(level, "data", f"train_shards:{first.train_shards}, {PUBLISHED_SHARDS} are published{guess}")
-    epochs = max((epochs for run in case.main if is_number(epochs := run.epochs_seen())), default=None)
+        guess = (
+            ": the export that leaves validation documents in training?"
+            if first.train_shards == 1499
+            else ""
+        )
+        case.add(
+            level,
+            "data",
+            f"train_shards:{first.train_shards}, {PUBLISHED_SHARDS} are published{guess}",
+        )
+    epochs = max(
+        (epochs for run in case.main if is_number(epochs := run.epochs_seen())), default=None
+    )
     if epochs is not None and epochs > 1:
         case.add(level, "data", f"{epochs:.2f} epochs: training saw the same tokens again")
-    paths = " ".join(str(value) for run in case.main for value in run.config.values() if isinstance(value, str))
+    paths = " ".join(
+        str(value) for run in case.main for value in run.config.values() if isinstance(value, str)
+    )
     if "datasets/datasets" in paths:
         case.add(level, "data", "a path with datasets/datasets: which export is that?")
 
@@ -729,20 +1019,37 @@ def check_crc(case: Case) -> None:
         name, crcs = Path(run.path).name, run.crc_at()
         batch, length = (run.config.get(key) for key in ("train_batch_tokens", "train_seq_len"))
         if not crcs or not isinstance(batch, int) or not isinstance(length, int):
-            case.add("warned", "data_crc", "no data_crc, or not its batch: its data cannot be proved", name)
+            case.add(
+                "warned",
+                "data_crc",
+                "no data_crc, or not its batch: its data cannot be proved",
+                name,
+            )
             continue
         try:
             if not set(crcs) <= set(known.get((batch, length), {})):
-                known[batch, length] = data_crcs(shards, batch_tokens=batch, seq_len=length, steps=crcs)
+                known[batch, length] = data_crcs(
+                    shards, batch_tokens=batch, seq_len=length, steps=crcs
+                )
         except (OSError, ValueError) as error:
             case.add("warned", "data_crc", reason(error), name)
             continue
         wrong = [step for step, crc in sorted(crcs.items()) if known[batch, length][step] != crc]
         if wrong:
-            case.add("refused", "data_crc", f"step {wrong[0]:,} has {crcs[wrong[0]]}, the shards give "
-                                            f"{known[batch, length][wrong[0]]}: other data", name)
+            case.add(
+                "refused",
+                "data_crc",
+                f"step {wrong[0]:,} has {crcs[wrong[0]]}, the shards give "
+                f"{known[batch, length][wrong[0]]}: other data",
+                name,
+            )
         else:
-            case.add("note", "data_crc", f"{len(crcs)} checksums, to step {max(crcs):,}, are those of the shards", name)
+            case.add(
+                "note",
+                "data_crc",
+                f"{len(crcs)} checksums, to step {max(crcs):,}, are those of the shards",
+                name,
+            )
 
 
 def check_significance(case: Case) -> None:
@@ -750,15 +1057,23 @@ def check_significance(case: Case) -> None:
     previous, level = case.options.previous, "refused" if case.strict else "note"
     if previous is None:
         return
-    bpbs, losses = ([getattr(run.headline, key) for run in case.main] for key in ("val_bpb", "val_loss"))
+    bpbs, losses = (
+        [getattr(run.headline, key) for run in case.main] for key in ("val_bpb", "val_loss")
+    )
     tokens = {run.val_tokens for run in case.main} | {previous.val_tokens}
     usable = all(map(is_number, [*losses, *previous.losses])) and len(tokens - {None}) < 2
     if not usable and not all(map(is_number, previous.bpbs)):
-        case.add("warned", "significance", f"{previous.name} and these logs have no result in one unit")
+        case.add(
+            "warned", "significance", f"{previous.name} and these logs have no result in one unit"
+        )
         return
     unit, margin, ours, theirs = "nats", case.options.margin, losses, previous.losses
     if not usable:
-        share = case.report.val_bpb.mean / case.report.val_loss.mean if case.report.val_loss else 1 / math.log(2)
+        share = (
+            case.report.val_bpb.mean / case.report.val_loss.mean
+            if case.report.val_loss
+            else 1 / math.log(2)
+        )
         unit, margin, ours, theirs = "bits a byte", margin * share, bpbs, previous.bpbs
     if len(ours) < 2:
         case.add(level, "significance", "one run shows no significance: run three seeds")
@@ -769,12 +1084,15 @@ def check_significance(case: Case) -> None:
         case.add("warned", "significance", f"{previous.name}: {error}")
         return
     better = test.p < case.options.alpha
-    words = (f"{test.difference:+.5f} {unit} better than {previous.name} (95 % interval {test.low:+.5f} to "
-             f"{test.high:+.5f}); by {margin:.5g}: p = {test.p:.2g}")
+    words = (
+        f"{test.difference:+.5f} {unit} better than {previous.name} (95 % interval {test.low:+.5f} to "
+        f"{test.high:+.5f}); by {margin:.5g}: p = {test.p:.2g}"
+    )
     case.add("note" if better else level, "significance", words + ("" if better else ": not shown"))
 
 
 # --- command line ---
+
 
 def read_previous(given: str) -> Previous:
     """--previous: a score, or a folder of which the logs count. Raises ValueError, in words."""
@@ -784,9 +1102,15 @@ def read_previous(given: str) -> Previous:
         if not value[0] > 0:
             raise ValueError(f"--previous {given}: a score above 0, such as 1.1228")
         unknown = [math.nan] * 2
-        return Previous(given, value, unknown) if found[2] == "nats" else Previous(f"{given} bpb", unknown, value)
+        return (
+            Previous(given, value, unknown)
+            if found[2] == "nats"
+            else Previous(f"{given} bpb", unknown, value)
+        )
     if not os.path.isdir(given):
-        raise ValueError(f"--previous {given}: neither a folder nor a score such as 1.1228 (bits a byte) or 1.8957nats")
+        raise ValueError(
+            f"--previous {given}: neither a folder nor a score such as 1.1228 (bits a byte) or 1.8957nats"
+        )
     case = Case(Report(given, OPEN), Options(), listing(given), Path(os.path.abspath(given)))
     check_submission(case)
     check_logs(case)
@@ -796,25 +1120,41 @@ def read_previous(given: str) -> Previous:
         heads = [run.headline for run in case.main]
         losses = [math.nan if head.val_loss is None else head.val_loss for head in heads]
         repeat = 2 if len(heads) == 1 else 1
-        return Previous(name, losses * repeat, [head.val_bpb for head in heads] * repeat, case.main[0].val_tokens)
+        return Previous(
+            name,
+            losses * repeat,
+            [head.val_bpb for head in heads] * repeat,
+            case.main[0].val_tokens,
+        )
     if not is_number(case.values.get("val_bpb")):
         raise ValueError(f"--previous {given}: no finished log and no val_bpb in it")
     loss = case.values.get("val_loss")
-    return Previous(name, [float(loss) if is_number(loss) else math.nan] * 2, [float(case.values["val_bpb"])] * 2)
+    return Previous(
+        name,
+        [float(loss) if is_number(loss) else math.nan] * 2,
+        [float(case.values["val_bpb"])] * 2,
+    )
 
 
 def lines(report: Report) -> list[str]:
-    counts = [f"{n} {level}" for level in reversed(LEVELS[1:])
-              if (n := sum(one.level == level for one in report.findings))]
+    counts = [
+        f"{n} {level}"
+        for level in reversed(LEVELS[1:])
+        if (n := sum(one.level == level for one in report.findings))
+    ]
     head = f"{plain(report.folder)}: {report.verdict}"
     result = [head + (f" ({', '.join(counts)})" if counts else "") + f" as {report.track}"]
     if report.val_bpb is not None:
         spread = f" +- {report.val_bpb.std:.5f}" if report.val_bpb.n > 1 else ""
         loss = f", val_loss {report.val_loss.mean:.5f}" if report.val_loss else ""
-        result.append(f"  val_bpb {report.val_bpb.mean:.5f}{spread}{loss}, seeds "
-                      f"{', '.join(map(str, report.seeds)) or 'unknown'}")
+        result.append(
+            f"  val_bpb {report.val_bpb.mean:.5f}{spread}{loss}, seeds "
+            f"{', '.join(map(str, report.seeds)) or 'unknown'}"
+        )
     result += [f"  {line}" for line in size_lines(report)]
-    return result + [f"  {one.level:8}{one} [{one.rule}: {RULES[one.rule]}]" for one in report.findings]
+    return result + [
+        f"  {one.level:8}{one} [{one.rule}: {RULES[one.rule]}]" for one in report.findings
+    ]
 
 
 def size_lines(report: Report) -> list[str]:
@@ -824,31 +1164,75 @@ def size_lines(report: Report) -> list[str]:
     for (label, code), total in zip(codes, report.totals):
         if total is not None:
             left = CAP_BYTES - total
-            result.append(f"{label:18} {code:>9,} + model {report.artifact_bytes:>12,} = {total:>12,} bytes, "
-                          + (f"{left:,} left" if left >= 0 else f"{-left:,} too many"))
+            result.append(
+                f"{label:18} {code:>9,} + model {report.artifact_bytes:>12,} = {total:>12,} bytes, "
+                + (f"{left:,} left" if left >= 0 else f"{-left:,} too many")
+            )
     return result
 
 
 def as_json(reports: Sequence[Report]) -> str:
     def group(found: Group | None) -> dict[str, Any] | None:
-        return found and {"n": found.n, "mean": found.mean, "std": found.std if found.n > 1 else None}
-    return json.dumps({"folders": [{
-        "folder": one.folder, "track": one.track, "verdict": one.verdict, "logs": one.logs, "seeds": one.seeds,
-        "val_loss": group(one.val_loss), "val_bpb": group(one.val_bpb), "code_bytes": one.code_bytes,
-        "packed_code_bytes": one.packed_code_bytes, "artifact_bytes": one.artifact_bytes,
-        "total_bytes": one.totals[0], "packed_total_bytes": one.totals[1], "cap_bytes": CAP_BYTES,
-        "findings": [{"level": f.level, "rule": f.rule, "words": f.words, "logs": f.logs, "because": RULES[f.rule]}
-                     for f in one.findings]} for one in reports]}, indent=1)
+        return found and {
+            "n": found.n,
+            "mean": found.mean,
+            "std": found.std if found.n > 1 else None,
+        }
+
+    return json.dumps(
+        {
+            "folders": [
+                {
+                    "folder": one.folder,
+                    "track": one.track,
+                    "verdict": one.verdict,
+                    "logs": one.logs,
+                    "seeds": one.seeds,
+                    "val_loss": group(one.val_loss),
+                    "val_bpb": group(one.val_bpb),
+                    "code_bytes": one.code_bytes,
+                    "packed_code_bytes": one.packed_code_bytes,
+                    "artifact_bytes": one.artifact_bytes,
+                    "total_bytes": one.totals[0],
+                    "packed_total_bytes": one.totals[1],
+                    "cap_bytes": CAP_BYTES,
+                    "findings": [
+                        {
+                            "level": f.level,
+                            "rule": f.rule,
+                            "words": f.words,
+                            "logs": f.logs,
+                            "because": RULES[f.rule],
+                        }
+                        for f in one.findings
+                    ],
+                }
+                for one in reports
+            ]
+        },
+        indent=1,
+    )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("folders", nargs="+", metavar="FOLDER", help="a record's folder")
-    add("--track", type=track_argument, help=f"{' or '.join(TRACKS)} (default: as the folder's place says)")
+    add(
+        "--track",
+        type=track_argument,
+        help=f"{' or '.join(TRACKS)} (default: as the folder's place says)",
+    )
     add("--previous", metavar="FOLDER|SCORE", help="the record to beat")
     add("--margin", type=float, default=MARGIN_NATS, help="by how many nats (default: 0.005)")
-    add("--alpha", type=float, default=ALPHA, help="the p below which that counts as shown (default: 0.01)")
+    add(
+        "--alpha",
+        type=float,
+        default=ALPHA,
+        help="the p below which that counts as shown (default: 0.01)",
+    )
     add("--data", type=Path, metavar="DIR", help="the training shards: compute data_crc again")
     add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -882,11 +1266,24 @@ def guarded(folder: str, judge: Callable[[], Report]) -> Report:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    settings = Options(options.track, options.previous, options.shards, options.margin, options.alpha)
+    settings = Options(
+        options.track, options.previous, options.shards, options.margin, options.alpha
+    )
     try:
-        reports = [guarded(folder, lambda folder=folder: check_folder(folder, settings)) for folder in options.folders]
-        text = as_json(reports) if options.json else "\n\n".join("\n".join(lines(one)) for one in reports)
-        print(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(sys.stdout.encoding or "utf-8"))
+        reports = [
+            guarded(folder, lambda folder=folder: check_folder(folder, settings))
+            for folder in options.folders
+        ]
+        text = (
+            as_json(reports)
+            if options.json
+            else "\n\n".join("\n".join(lines(one)) for one in reports)
+        )
+        print(
+            text.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(
+                sys.stdout.encoding or "utf-8"
+            )
+        )
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -9,6 +9,7 @@ log. Nothing is made that records/check.py would refuse, and no folder is overwr
 several configurations are arms of one study: the first log's is the one submitted.
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
+
 import argparse
 import ast
 import contextlib
@@ -27,12 +28,38 @@ from pathlib import Path
 from typing import Any
 
 from _reader import (
-    Run, differences, embedded_source, first_difference, merge, read_bytes, read_log, reason, seed_groups, summary)
+    Run,
+    differences,
+    embedded_source,
+    first_difference,
+    merge,
+    read_bytes,
+    read_log,
+    reason,
+    seed_groups,
+    summary,
+)
 from _script import packed_size
-from check import RECORD, TODO, Options, Report, check_folder, lines, parsed_date, size_lines, track_argument
+from check import (
+    RECORD,
+    TODO,
+    Options,
+    Report,
+    check_folder,
+    lines,
+    parsed_date,
+    size_lines,
+    track_argument,
+)
 
 RECORDS = Path(__file__).resolve().parent
-NOT_COMMAND = {"run_id", "seed", "data_path", "tokenizer_path", "resume"}  # of the settings: written otherwise, or not
+NOT_COMMAND = {
+    "run_id",
+    "seed",
+    "data_path",
+    "tokenizer_path",
+    "resume",
+}  # of the settings: written otherwise, or not
 STATED = {RECORD: "10min_16mb"}  # the track in submission.json, as most records write it
 
 
@@ -43,6 +70,7 @@ class Refused(Exception):
 @dataclass
 class Log:
     """A log to be packaged: its bytes and run, and the settings, from the events beside it where there are some."""
+
     path: Path
     data: bytes
     run: Run
@@ -55,6 +83,7 @@ class Log:
 @dataclass
 class About:
     """What is typed by hand."""
+
     track: str
     name: str
     author: str
@@ -77,6 +106,7 @@ def slug(name: str) -> str:
 
 # --- the logs ---
 
+
 def read(path: Path) -> Log:
     """Raises Refused for a log that cannot be submitted."""
     text = path.with_suffix(".txt") if path.suffix == ".jsonl" else path
@@ -89,13 +119,17 @@ def read(path: Path) -> Log:
         raise Refused(f"{text}: {len(found.runs)} runs in it: a record takes logs of one run each")
     run = found.runs[0]
     if run.status != "finished" or run.headline is None:
-        raise Refused(f"{text}: {run.status} at step {run.last_step}: {run.error or 'it ends before the result'}")
+        raise Refused(
+            f"{text}: {run.status} at step {run.last_step}: {run.error or 'it ends before the result'}"
+        )
     if run.seed is None:
         raise Refused(f"{text}: it does not tell its seed")
     source = embedded_source(data, run) if run.source_sha256 else None
     if source is None:
-        raise Refused(f"{text}: it does not begin with the script's text: name logs/<RUN_ID>.txt, not what the console "
-                      "printed")
+        raise Refused(
+            f"{text}: it does not begin with the script's text: name logs/<RUN_ID>.txt, not what the console "
+            "printed"
+        )
     return Log(text, data, run, with_events(run, text.with_suffix(".jsonl")), source)
 
 
@@ -104,10 +138,18 @@ def with_events(run: Run, path: Path) -> Run:
     if not path.is_file():
         return run
     found = read_log(path).runs
-    same = [one for one in found if one.headline and abs(one.headline.val_bpb - run.headline.val_bpb) < 1e-6
-            and one.seed == run.seed and one.last_step == run.last_step]
+    same = [
+        one
+        for one in found
+        if one.headline
+        and abs(one.headline.val_bpb - run.headline.val_bpb) < 1e-6
+        and one.seed == run.seed
+        and one.last_step == run.last_step
+    ]
     if not same:
-        raise Refused(f"{path}: not of the run of the .txt beside it: move it away, or name another log")
+        raise Refused(
+            f"{path}: not of the run of the .txt beside it: move it away, or name another log"
+        )
     result = copy.deepcopy(run)
     merge(result, same[-1])
     return result
@@ -125,8 +167,10 @@ def same_source(logs: Sequence[Log], script: Path | None) -> bytes:
     for name, text in texts:
         number, ours, theirs = first_difference(first.source, text)
         if number:
-            raise Refused(f"{name}: not the script of {first.path}: line {number} is {theirs!r}, not {ours!r}: "
-                          "all seeds must be run with one train_gpt.py")
+            raise Refused(
+                f"{name}: not the script of {first.path}: line {number} is {theirs!r}, not {ours!r}: "
+                "all seeds must be run with one train_gpt.py"
+            )
     return first.source
 
 
@@ -135,7 +179,9 @@ def name_logs(logs: Sequence[Log]) -> None:
     runs = [log.full for log in logs]
     telling = [one.name for one in differences(runs)[0] if not one.harmless]
     # Effective states (train_io.prefetch) follow from settings where those are known.
-    varied = [name for name in telling if "." not in name and name in logs[0].full.config] or telling
+    varied = [
+        name for name in telling if "." not in name and name in logs[0].full.config
+    ] or telling
     groups = sorted(seed_groups(runs), key=lambda group: 0 not in group)
     for number, group in enumerate(groups):
         for index in group:
@@ -146,7 +192,9 @@ def name_logs(logs: Sequence[Log]) -> None:
     for index, log in enumerate(logs):
         twin = next((one for one in logs[:index] if one.name == log.name), None)
         if twin:
-            raise Refused(f"{log.path}: seed {log.run.seed} again, configured as {twin.path}: each seed once")
+            raise Refused(
+                f"{log.path}: seed {log.run.seed} again, configured as {twin.path}: each seed once"
+            )
 
 
 def arm_name(run: Run, varied: Sequence[str], number: int) -> str:
@@ -161,20 +209,30 @@ def value_word(value: object) -> str:
 
 # --- the files ---
 
+
 def submission(about: About, logs: Sequence[Log], source: bytes) -> dict[str, Any]:
     """submission.json from the logs of the submitted arm."""
     heads = [log.run.headline for log in logs]
     loss, bpb = (summary([getattr(head, key) for head in heads]) for key in ("val_loss", "val_bpb"))
     run = logs[0].full
     result: dict[str, Any] = {
-        "author": about.author, "github_id": about.github_id, "name": about.name, "blurb": about.description,
-        "date": str(about.date), "track": STATED.get(about.track, "non_record_16mb"),
-        "val_loss": round(loss.mean, 8), "val_bpb": round(bpb.mean, 8)}
+        "author": about.author,
+        "github_id": about.github_id,
+        "name": about.name,
+        "blurb": about.description,
+        "date": str(about.date),
+        "track": STATED.get(about.track, "non_record_16mb"),
+        "val_loss": round(loss.mean, 8),
+        "val_bpb": round(bpb.mean, 8),
+    }
     if loss.n > 1:
         result |= {"val_loss_std": round(loss.std, 8), "val_bpb_std": round(bpb.std, 8)}
-    result |= {"bytes_total": max(log.run.sizes.total or 0 for log in logs), "bytes_code": len(source),
-               "seeds": [log.run.seed for log in logs],
-               "seed_results": {str(log.run.seed): seed_result(log.run) for log in logs}}
+    result |= {
+        "bytes_total": max(log.run.sizes.total or 0 for log in logs),
+        "bytes_code": len(source),
+        "seeds": [log.run.seed for log in logs],
+        "seed_results": {str(log.run.seed): seed_result(log.run) for log in logs},
+    }
     if hardware(logs[0]):
         result["hardware"] = hardware(logs[0])
     if run.versions.get("torch"):
@@ -184,9 +242,16 @@ def submission(about: About, logs: Sequence[Log], source: bytes) -> dict[str, An
 
 def seed_result(run: Run) -> dict[str, Any]:
     head, before = run.headline, run.score("pre_quant")
-    found = {"val_loss": head.val_loss, "val_bpb": head.val_bpb, "pre_quant_val_bpb": before and before.val_bpb,
-             "bytes_total": run.sizes.total, "artifact_bytes": run.sizes.artifact, "steps": run.last_step,
-             "train_time_ms": run.train_time_ms, "eval_time_ms": run.eval_total_ms}
+    found = {
+        "val_loss": head.val_loss,
+        "val_bpb": head.val_bpb,
+        "pre_quant_val_bpb": before and before.val_bpb,
+        "bytes_total": run.sizes.total,
+        "artifact_bytes": run.sizes.artifact,
+        "steps": run.last_step,
+        "train_time_ms": run.train_time_ms,
+        "eval_time_ms": run.eval_total_ms,
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -205,11 +270,22 @@ def defaults(source: bytes) -> dict[str, Any]:
     constants: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            constants |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
-    config = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config"), None)
+            constants |= {
+                target.id: node.value.value
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+    config = next(
+        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config"),
+        None,
+    )
     found = {}
     for node in config.body if config else []:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and node.value is not None
+        ):
             if isinstance(node.value, ast.Name) and node.value.id in constants:
                 found[node.target.id] = constants[node.value.id]
                 continue
@@ -220,7 +296,10 @@ def defaults(source: bytes) -> dict[str, Any]:
 
 def changed_settings(log: Log) -> dict[str, Any]:
     """The settings that differ from the script's defaults; all that are known where it has no readable ones."""
-    known, found = defaults(log.source), {k: v for k, v in log.full.config.items() if k not in NOT_COMMAND}
+    known, found = (
+        defaults(log.source),
+        {k: v for k, v in log.full.config.items() if k not in NOT_COMMAND},
+    )
     if not known:
         return {k: v for k, v in found.items() if "." not in k}
     return {name: value for name, value in found.items() if name in known and value != known[name]}
@@ -233,10 +312,22 @@ def command(log: Log, seeds: Sequence[int]) -> list[str]:
     words = ['RUN_ID="seed$seed" SEED="$seed"']
     words += [f"DATA_PATH=../../../data/datasets/{shlex.quote(data or run.dataset or 'NAME')}"]
     words += [f"TOKENIZER_PATH=../../../data/tokenizers/{shlex.quote(model)}"] if model else []
-    words += [f"{name.upper()}={shlex.quote(value_word(value))}" for name, value in changed_settings(log).items()]
+    words += [
+        f"{name.upper()}={shlex.quote(value_word(value))}"
+        for name, value in changed_settings(log).items()
+    ]
     ranks = run.world_size or 1
-    launch = f"torchrun --standalone --nproc_per_node={ranks} train_gpt.py" if ranks > 1 else "python3 train_gpt.py"
-    return [f"for seed in {' '.join(map(str, seeds))}; do", *(f"  {word} \\" for word in words), f"  {launch}", "done"]
+    launch = (
+        f"torchrun --standalone --nproc_per_node={ranks} train_gpt.py"
+        if ranks > 1
+        else "python3 train_gpt.py"
+    )
+    return [
+        f"for seed in {' '.join(map(str, seeds))}; do",
+        *(f"  {word} \\" for word in words),
+        f"  {launch}",
+        "done",
+    ]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -252,11 +343,23 @@ def result_rows(logs: Sequence[Log]) -> list[list[str]]:
     rows = []
     for log in logs:
         run, head, before = log.run, log.run.headline, log.run.score("pre_quant")
-        seconds = [None if ms is None else ms / 1e3 for ms in (run.train_time_ms, run.eval_total_ms)]
-        rows.append([log.name, str(run.seed), f"{run.last_step:,}", cell(run.step_times().mean, ".2f"),
-                     *(cell(one, ",.1f") for one in seconds), cell(before and before.val_bpb, ".4f"),
-                     cell(head.val_loss, ".8f"), cell(head.val_bpb, ".8f"), cell(run.sizes.artifact, ","),
-                     cell(run.sizes.total, ",")])
+        seconds = [
+            None if ms is None else ms / 1e3 for ms in (run.train_time_ms, run.eval_total_ms)
+        ]
+        rows.append(
+            [
+                log.name,
+                str(run.seed),
+                f"{run.last_step:,}",
+                cell(run.step_times().mean, ".2f"),
+                *(cell(one, ",.1f") for one in seconds),
+                cell(before and before.val_bpb, ".4f"),
+                cell(head.val_loss, ".8f"),
+                cell(head.val_bpb, ".8f"),
+                cell(run.sizes.artifact, ","),
+                cell(run.sizes.total, ","),
+            ]
+        )
     return rows
 
 
@@ -264,11 +367,22 @@ def arm_rows(logs: Sequence[Log]) -> list[list[str]]:
     rows = []
     for arm in dict.fromkeys(log.arm for log in logs):
         members = [log.run for log in logs if log.arm == arm]
-        groups = [summary([getattr(run.headline, key) for run in members]) for key in ("val_loss", "val_bpb")]
+        groups = [
+            summary([getattr(run.headline, key) for run in members])
+            for key in ("val_loss", "val_bpb")
+        ]
         paces = [pace for run in members if (pace := run.step_times().mean) is not None]
-        rows.append([arm or "submitted", ", ".join(str(run.seed) for run in members),
-                     *(f"{one.mean:.5f}" + (f" +- {one.std:.5f}" if one.n > 1 else "") for one in groups),
-                     cell(summary(paces).mean if paces else None, ".2f")])
+        rows.append(
+            [
+                arm or "submitted",
+                ", ".join(str(run.seed) for run in members),
+                *(
+                    f"{one.mean:.5f}" + (f" +- {one.std:.5f}" if one.n > 1 else "")
+                    for one in groups
+                ),
+                cell(summary(paces).mean if paces else None, ".2f"),
+            ]
+        )
     return rows
 
 
@@ -276,43 +390,113 @@ def readme(about: About, logs: Sequence[Log], source: bytes) -> str:
     """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
     main = [log for log in logs if not log.arm]
     first, run = main[0], main[0].full
-    arms = table(["arm", "seeds", "val_loss", "val_bpb", "ms a step"], arm_rows(logs)) if len(main) < len(logs) else []
+    arms = (
+        table(["arm", "seeds", "val_loss", "val_bpb", "ms a step"], arm_rows(logs))
+        if len(main) < len(logs)
+        else []
+    )
     settings = changed_settings(first)
-    facts = {"data": f"{run.dataset or 'unknown'}, {cell(run.train_shards)} training shards, "
-                     f"{cell(run.epochs_seen(), '.3f')} epochs, {cell(run.tokens(), ',')} tokens",
-             "validation": f"{cell(run.val_tokens, ',')} predicted tokens",
-             "machine": hardware(first) or "not in the logs",
-             "versions": ", ".join(f"{k} {v}" for k, v in run.versions.items()) or "not in the logs",
-             "data_crc": f"{first.run.steps[-1].data_crc or '-'} at step {first.run.steps[-1].step:,}"
-             if first.run.steps else "-"}
-    told = "" if run is not first.run else "As far as the text log tells; the .jsonl beside it would have told all.\n"
-    sizes = Report("", code_bytes=len(source), packed_code_bytes=packed_size(source),
-                   artifact_bytes=max((log.run.sizes.artifact or 0 for log in main), default=None))
-    return "\n".join([
-        f"# {about.name}", "", about.description, "",
-        f"{about.author} (@{about.github_id}), {about.date}, {about.track}.", "", "## Result", "",
-        *table(["log", "seed", "steps", "ms a step", "train s", "eval s", "val_bpb before quantisation", "val_loss",
-                "val_bpb", "model bytes", "total bytes"], result_rows(logs)), "",
-        *([*arms, ""] if arms else []), *mean_lines(main), "```", *size_lines(sizes), "```", "",
-        "## What was done", "",
-        f"{TODO}what was changed against which record, why it helps, what was tried without success.", "",
-        "## Run it again", "", "In this folder:",
-        "```bash", *command(first, [log.run.seed for log in main]), "```", told,
-        *(["Settings other than the script's defaults:", "",
-           *table(["setting", "value"], [[k.upper(), value_word(v)] for k, v in settings.items()]), ""]
-          if settings else ["All settings are the script's defaults.", ""]),
-        "## Data and machine", "", *(f"- {key}: {value}" for key, value in facts.items()), ""])
+    facts = {
+        "data": f"{run.dataset or 'unknown'}, {cell(run.train_shards)} training shards, "
+        f"{cell(run.epochs_seen(), '.3f')} epochs, {cell(run.tokens(), ',')} tokens",
+        "validation": f"{cell(run.val_tokens, ',')} predicted tokens",
+        "machine": hardware(first) or "not in the logs",
+        "versions": ", ".join(f"{k} {v}" for k, v in run.versions.items()) or "not in the logs",
+        "data_crc": f"{first.run.steps[-1].data_crc or '-'} at step {first.run.steps[-1].step:,}"
+        if first.run.steps
+        else "-",
+    }
+    told = (
+        ""
+        if run is not first.run
+        else "As far as the text log tells; the .jsonl beside it would have told all.\n"
+    )
+    sizes = Report(
+        "",
+        code_bytes=len(source),
+        packed_code_bytes=packed_size(source),
+        artifact_bytes=max((log.run.sizes.artifact or 0 for log in main), default=None),
+    )
+    return "\n".join(
+        [
+            f"# {about.name}",
+            "",
+            about.description,
+            "",
+            f"{about.author} (@{about.github_id}), {about.date}, {about.track}.",
+            "",
+            "## Result",
+            "",
+            *table(
+                [
+                    "log",
+                    "seed",
+                    "steps",
+                    "ms a step",
+                    "train s",
+                    "eval s",
+                    "val_bpb before quantisation",
+                    "val_loss",
+                    "val_bpb",
+                    "model bytes",
+                    "total bytes",
+                ],
+                result_rows(logs),
+            ),
+            "",
+            *([*arms, ""] if arms else []),
+            *mean_lines(main),
+            "```",
+            *size_lines(sizes),
+            "```",
+            "",
+            "## What was done",
+            "",
+            f"{TODO}what was changed against which record, why it helps, what was tried without success.",
+            "",
+            "## Run it again",
+            "",
+            "In this folder:",
+            "```bash",
+            *command(first, [log.run.seed for log in main]),
+            "```",
+            told,
+            *(
+                [
+                    "Settings other than the script's defaults:",
+                    "",
+                    *table(
+                        ["setting", "value"],
+                        [[k.upper(), value_word(v)] for k, v in settings.items()],
+                    ),
+                    "",
+                ]
+                if settings
+                else ["All settings are the script's defaults.", ""]
+            ),
+            "## Data and machine",
+            "",
+            *(f"- {key}: {value}" for key, value in facts.items()),
+            "",
+        ]
+    )
 
 
 def mean_lines(logs: Sequence[Log]) -> list[str]:
-    loss, bpb = (summary([getattr(log.run.headline, key) for log in logs]) for key in ("val_loss", "val_bpb"))
+    loss, bpb = (
+        summary([getattr(log.run.headline, key) for log in logs]) for key in ("val_loss", "val_bpb")
+    )
     if bpb.n < 2:
         return []
-    return [f"Mean of {bpb.n} seeds: val_loss {loss.mean:.5f} +- {loss.std:.5f}, "
-            f"val_bpb {bpb.mean:.5f} +- {bpb.std:.5f} (standard deviation).", ""]
+    return [
+        f"Mean of {bpb.n} seeds: val_loss {loss.mean:.5f} +- {loss.std:.5f}, "
+        f"val_bpb {bpb.mean:.5f} +- {bpb.std:.5f} (standard deviation).",
+        "",
+    ]
 
 
 # --- the folder ---
+
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True)
@@ -338,9 +522,12 @@ def package(about: About, logs: Sequence[Log], source: bytes, records: Path) -> 
     if os.path.lexists(target):
         raise Refused(f"{target}: exists: remove it, or give another --name or --date")
     main = [log for log in logs if not log.arm]
-    files = {"train_gpt.py": source, **{log.name: log.data for log in logs},
-             "submission.json": (json.dumps(submission(about, main, source), indent=2) + "\n").encode(),
-             "README.md": readme(about, logs, source).encode()}
+    files = {
+        "train_gpt.py": source,
+        **{log.name: log.data for log in logs},
+        "submission.json": (json.dumps(submission(about, main, source), indent=2) + "\n").encode(),
+        "README.md": readme(about, logs, source).encode(),
+    }
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     first_here = not target.parent.exists()
     try:
@@ -360,17 +547,35 @@ def package(about: About, logs: Sequence[Log], source: bytes, records: Path) -> 
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("logs", nargs="+", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
-    add("--track", required=True, type=track_argument, help="track_10min_16mb or track_non_record_16mb")
+    add(
+        "--track",
+        required=True,
+        type=track_argument,
+        help="track_10min_16mb or track_non_record_16mb",
+    )
     add("--name", required=True, help="the title; its words make the folder's name")
     add("--author", required=True)
     add("--github-id", required=True, help="your GitHub login")
     add("--description", required=True, help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)")
-    add("--script", type=Path, metavar="FILE", help="refuse unless this is the script that the logs hold")
-    add("--records", type=Path, default=RECORDS, metavar="DIR", help="where the track's folder is (default: here)")
+    add(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="refuse unless this is the script that the logs hold",
+    )
+    add(
+        "--records",
+        type=Path,
+        default=RECORDS,
+        metavar="DIR",
+        help="where the track's folder is (default: here)",
+    )
     options = parser.parse_args(arguments)
     options.day = datetime.date.today() if options.date is None else parsed_date(options.date)
     if options.day is None or options.date not in (None, str(options.day)):
@@ -385,8 +590,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    about = About(options.track, options.name.strip(), options.author.strip(), options.github_id.strip(),
-                  options.description.strip(), options.day)
+    about = About(
+        options.track,
+        options.name.strip(),
+        options.author.strip(),
+        options.github_id.strip(),
+        options.description.strip(),
+        options.day,
+    )
     try:
         logs = [read(path) for path in options.logs]
         source = same_source(logs, options.script)

@@ -1,4 +1,5 @@
 """What the tests share: the trainer as a module, shards of known tokens, a small corpus, the script run as users do."""
+
 import argparse
 import ast
 import configparser
@@ -24,9 +25,23 @@ sys.path.insert(0, str(ROOT))
 import train_gpt  # noqa: E402  (the repository's root is not a package)
 
 SETTINGS = {f.name.upper() for f in dataclasses.fields(train_gpt.Config)}
-SMALL_MODEL = dict(NUM_LAYERS=2, MODEL_DIM=32, NUM_HEADS=2, NUM_KV_HEADS=1, VOCAB_SIZE=300, TRAIN_SEQ_LEN=32,
-                   TRAIN_BATCH_TOKENS=2048, VAL_BATCH_SIZE=4096, GRAD_ACCUM_STEPS=1, WARMUP_STEPS=0,
-                   MAX_WALLCLOCK_SECONDS=0, ITERATIONS=10, WARMDOWN_ITERS=5, DEVICE="cpu", TORCH_COMPILE=0)
+SMALL_MODEL = dict(
+    NUM_LAYERS=2,
+    MODEL_DIM=32,
+    NUM_HEADS=2,
+    NUM_KV_HEADS=1,
+    VOCAB_SIZE=300,
+    TRAIN_SEQ_LEN=32,
+    TRAIN_BATCH_TOKENS=2048,
+    VAL_BATCH_SIZE=4096,
+    GRAD_ACCUM_STEPS=1,
+    WARMUP_STEPS=0,
+    MAX_WALLCLOCK_SECONDS=0,
+    ITERATIONS=10,
+    WARMDOWN_ITERS=5,
+    DEVICE="cpu",
+    TORCH_COMPILE=0,
+)
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> Path:
@@ -62,16 +77,33 @@ class Corpus:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Real text (modules of the standard library), a 300-piece tokenizer, three uneven train shards, one val shard."""
     folder = tmp_path_factory.mktemp("corpus")
-    lines = [line for module in (argparse, ast, configparser, shutil)
-             for line in inspect.getsource(module).lower().splitlines() if line.strip()]
+    lines = [
+        line
+        for module in (argparse, ast, configparser, shutil)
+        for line in inspect.getsource(module).lower().splitlines()
+        if line.strip()
+    ]
     (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text.txt"), model_prefix=str(folder / "spm"), vocab_size=300, model_type="bpe",
-        byte_fallback=True, split_digits=True, add_dummy_prefix=False, normalization_rule_name="identity",
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "spm"),
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        split_digits=True,
+        add_dummy_prefix=False,
+        normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        pad_id=0, bos_id=1, eos_id=2, unk_id=3, hard_vocab_limit=False, character_coverage=0.98, minloglevel=2)
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        hard_vocab_limit=False,
+        character_coverage=0.98,
+        minloglevel=2,
+    )
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
-    documents = ["\n".join(lines[i:i + 20]) for i in range(0, len(lines), 20)]
+    documents = ["\n".join(lines[i : i + 20]) for i in range(0, len(lines), 20)]
     ids = [[1, *model.encode(document)] for document in documents]
     val_count = len(ids) // 10
     val = np.concatenate(ids[:val_count])
@@ -85,6 +117,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @dataclasses.dataclass
 class Finished:
     """A run of the script: what it printed, what it logged, how it ended."""
+
     code: int
     out: str
     err: str
@@ -107,19 +140,46 @@ class Finished:
 
 def clean_environment(**settings: object) -> dict[str, str]:
     """This process' environment without trainer settings and ranks, plus `settings`."""
-    env = {k: v for k, v in os.environ.items() if k not in SETTINGS | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in SETTINGS | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+    }
     return {**env, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in settings.items()}}
 
 
-def run_trainer(folder: Path, *, ranks: int = 0, args: tuple[str, ...] = (), timeout: float = 240,
-                script: Path | None = None, **settings: object) -> Finished:
+def run_trainer(
+    folder: Path,
+    *,
+    ranks: int = 0,
+    args: tuple[str, ...] = (),
+    timeout: float = 240,
+    script: Path | None = None,
+    **settings: object,
+) -> Finished:
     """Runs the script in `folder` by subprocess: plain python for ranks=0, else under torch.distributed.run."""
     folder.mkdir(parents=True, exist_ok=True)
-    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--rdzv-backend=c10d",
-                f"--rdzv-endpoint=localhost:{free_port()}"] if ranks else []
+    launcher = (
+        [
+            "-m",
+            "torch.distributed.run",
+            f"--nproc_per_node={ranks}",
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=localhost:{free_port()}",
+        ]
+        if ranks
+        else []
+    )
     command = [sys.executable, *launcher, str(script or ROOT / "train_gpt.py"), *args]
-    done = subprocess.run(command, cwd=folder, text=True, env=clean_environment(**settings), capture_output=True,
-                          timeout=timeout)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        text=True,
+        env=clean_environment(**settings),
+        capture_output=True,
+        timeout=timeout,
+    )
     return Finished(done.returncode, done.stdout, done.stderr, folder)
 
 
@@ -147,15 +207,30 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
     (folder / "byte.json").write_text('{"kind": "byte", "offset": 4}', encoding="utf-8")
     for split, count in (("train", train_tokens), ("val", val_tokens)):
         write_split(folder, split, np.random.default_rng(count).integers(1, 260, count), [])
-    return {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "byte.json"), "VOCAB_SIZE": "260"}
+    return {
+        "DATA_PATH": str(folder),
+        "TOKENIZER_PATH": str(folder / "byte.json"),
+        "VOCAB_SIZE": "260",
+    }
 
 
-def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: train_gpt.Runtime | None = None,
-                  shards: train_gpt.Shards | None = None, overlap: train_gpt.Overlap | None = None,
-                  digest: Callable[..., object] = train_gpt.data_crc, stall_seconds: float = 30, log: object = None,
-                  spans: train_gpt.Spans = train_gpt.Spans()) -> train_gpt.Pipeline:
+def open_pipeline(
+    config: train_gpt.Config,
+    split: str = "train",
+    *,
+    runtime: train_gpt.Runtime | None = None,
+    shards: train_gpt.Shards | None = None,
+    overlap: train_gpt.Overlap | None = None,
+    digest: Callable[..., object] = train_gpt.data_crc,
+    stall_seconds: float = 30,
+    log: object = None,
+    spans: train_gpt.Spans = train_gpt.Spans(),
+) -> train_gpt.Pipeline:
     """The pipeline of a split as the trainer builds it, for the rank of `runtime`."""
-    runtime, shards = runtime or train_gpt.Runtime(), shards or train_gpt.Shards(config.data_path, split)
+    runtime, shards = (
+        runtime or train_gpt.Runtime(),
+        shards or train_gpt.Shards(config.data_path, split),
+    )
     if split == "train":
         plan = train_gpt.BatchPlan.train(config, runtime.rank, runtime.world_size)
     else:
@@ -163,9 +238,12 @@ def open_pipeline(config: train_gpt.Config, split: str = "train", *, runtime: tr
         plan = train_gpt.BatchPlan.val(config, tokens, runtime.rank, runtime.world_size)
     overlap = overlap or train_gpt.Overlap.of(config, split, runtime.cuda)
     runtime.stall_seconds, runtime.log = stall_seconds, log
-    source = SimpleNamespace(rt=runtime, verify=train_gpt.Verify(False, log), shards=shards, plan=plan,
-                             overlap=overlap)
+    source = SimpleNamespace(
+        rt=runtime, verify=train_gpt.Verify(False, log), shards=shards, plan=plan, overlap=overlap
+    )
     return train_gpt.Pipeline(source, split, digest, spans)
 
 
-train_gpt.torch.set_num_threads(1)  # for small tensors a second thread only waits, and slows other processes down
+train_gpt.torch.set_num_threads(
+    1
+)  # for small tensors a second thread only waits, and slows other processes down

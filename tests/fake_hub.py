@@ -3,6 +3,7 @@
 Files of 1,024 bytes and more are stored as LFS objects: resolve redirects to the CDN, which lies on another host name,
 and paths-info gives their SHA-256. Faults are planted by path and used up one a request, unless they stay.
 """
+
 from __future__ import annotations
 
 import functools
@@ -27,6 +28,7 @@ def sha256(content: bytes) -> str:
 @dataclass
 class Fault:
     """What goes wrong with a file's bytes. `value`: a status, or a number of bytes from the start of the answer."""
+
     kind: str  # status, cut, flip, short, long, whole (ranges are ignored), wait (until the event is set)
     value: int = 0
     event: threading.Event | None = None
@@ -35,6 +37,7 @@ class Fault:
 @dataclass
 class Transfer:
     """One request for a file's bytes, as the server saw it."""
+
     path: str
     start: int  # first byte of the range that was asked for
     sent: int = 0
@@ -46,18 +49,26 @@ class FakeHub:
     files: dict[str, bytes]
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     lasting: dict[str, Fault] = field(default_factory=dict)
-    api_statuses: list[int] = field(default_factory=list)  # for the next API requests, instead of an answer
+    api_statuses: list[int] = field(
+        default_factory=list
+    )  # for the next API requests, instead of an answer
     transfers: list[Transfer] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)  # "METHOD path" of everything
-    tokens: dict[str, set[str | None]] = field(default_factory=dict)  # host name -> authorization headers seen there
-    observers: list[Callable[[Transfer], None]] = field(default_factory=list)  # called before each piece is sent
+    tokens: dict[str, set[str | None]] = field(
+        default_factory=dict
+    )  # host name -> authorization headers seen there
+    observers: list[Callable[[Transfer], None]] = field(
+        default_factory=list
+    )  # called before each piece is sent
     observed: list[BaseException] = field(default_factory=list)  # what observers raised
 
     def __enter__(self) -> FakeHub:
         handler = type("Handler", (HubHandler,), {"hub": self})
         self.server = Server(("127.0.0.1", 0), handler)
         self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +86,11 @@ class FakeHub:
         if len(content) < 1024:
             return {**entry, "oid": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
         # An LFS file's oid is that of a pointer in git: nobody may compare the content with it.
-        return {**entry, "oid": "0" * 40, "lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134}}
+        return {
+            **entry,
+            "oid": "0" * 40,
+            "lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134},
+        }
 
     def transfers_of(self, path: str) -> list[Transfer]:
         return [transfer for transfer in self.transfers if transfer.path == path]
@@ -124,7 +139,9 @@ class HubHandler(BaseHTTPRequestHandler):
             return
         if path != f"/api/datasets/{self.hub.repo}/paths-info/{COMMIT}":
             return self.answer(404)
-        entries = [self.hub.description(path) for path in parse_qs(body)["paths"] if path in self.hub.files]
+        entries = [
+            self.hub.description(path) for path in parse_qs(body)["paths"] if path in self.hub.files
+        ]
         self.answer(200, json.dumps(entries).encode(), Content_Type="application/json")
 
     def do_HEAD(self) -> None:
@@ -135,7 +152,14 @@ class HubHandler(BaseHTTPRequestHandler):
         if path.startswith("/api/") and self.api_fails():
             return
         if path == f"/api/datasets/{self.hub.repo}":
-            info = {"id": self.hub.repo, "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0}
+            info = {
+                "id": self.hub.repo,
+                "sha": COMMIT,
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+            }
             self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
         elif path.startswith(resolve):
             self.resolve(path.removeprefix(resolve))
@@ -152,8 +176,13 @@ class HubHandler(BaseHTTPRequestHandler):
         entry = self.hub.description(path)
         if "lfs" not in entry:
             return self.send_file(path)
-        self.answer(302, Location=f"http://localhost:{self.hub.port}/cdn/{path}", X_Repo_Commit=COMMIT,
-                    X_Linked_Size=str(entry["size"]), X_Linked_ETag=f'"{entry["lfs"]["oid"]}"')
+        self.answer(
+            302,
+            Location=f"http://localhost:{self.hub.port}/cdn/{path}",
+            X_Repo_Commit=COMMIT,
+            X_Linked_Size=str(entry["size"]),
+            X_Linked_ETag=f'"{entry["lfs"]["oid"]}"',
+        )
 
     def send_file(self, path: str) -> None:
         """The bytes, or the range of them that was asked for, with the planted fault."""
@@ -168,9 +197,15 @@ class HubHandler(BaseHTTPRequestHandler):
         if fault.kind == "status":
             return self.answer(fault.value)
         if fault.kind == "flip":
-            content = content[:fault.value] + bytes([content[fault.value] ^ 1]) + content[fault.value + 1:]
+            content = (
+                content[: fault.value]
+                + bytes([content[fault.value] ^ 1])
+                + content[fault.value + 1 :]
+            )
         if fault.kind in ("short", "long"):
-            content = content[:-fault.value] if fault.kind == "short" else content + bytes(fault.value)
+            content = (
+                content[: -fault.value] if fault.kind == "short" else content + bytes(fault.value)
+            )
         if start and start >= len(content):
             return self.answer(416, Content_Range=f"bytes */{len(content)}")
         self.send_response(206 if start else 200)
@@ -200,7 +235,9 @@ class HubHandler(BaseHTTPRequestHandler):
             for observer in self.hub.observers:
                 try:
                     observer(transfer)
-                except BaseException as error:  # a handler's own thread swallows it; the test looks here
+                except (
+                    BaseException
+                ) as error:  # a handler's own thread swallows it; the test looks here
                     self.hub.observed.append(error)
-            self.wfile.write(body[at:at + PIECE])
-            transfer.sent += len(body[at:at + PIECE])
+            self.wfile.write(body[at : at + PIECE])
+            transfer.sent += len(body[at : at + PIECE])

@@ -1,4 +1,5 @@
 """What the tests of the record StepTime share: where it is, and its script as a module."""
+
 import importlib.util
 import sys
 from pathlib import Path

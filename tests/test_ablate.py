@@ -1,4 +1,5 @@
 """logs/ablate.py: the plan, runs of a stand-in trainer and of ours, what is kept, what is concluded, the preflight."""
+
 import fcntl
 import json
 import os
@@ -20,7 +21,7 @@ import ablate  # noqa: E402  (the room is no package)
 pytestmark = pytest.mark.timeout(120)
 TOOL = str(ROOT / "logs" / "ablate.py")
 # Writes logs as train_gpt.py does. Times and losses follow from the settings; FAKE_* say how to misbehave.
-FAKE = r'''
+FAKE = r"""
 import json, math, os, platform, signal, sys
 from pathlib import Path
 E = os.environ
@@ -79,11 +80,12 @@ event("score", val_loss=loss, val_bpb=loss / math.log(2) / 2, eval_ms=40.0, part
 line(f"final_int8_zlib_roundtrip_exact val_loss:{loss:.8f} val_bpb:{loss / math.log(2) / 2:.8f}")
 Path("final_model.pt").write_text(run)
 end("finished", 0)
-'''
+"""
 
 
 class Place:
     """A folder in which a user works: a trainer, data, an environment of its own; what the trainer was started with."""
+
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.capsys, self.journal = folder, capsys, folder / "journal"
         self.script = folder / "fake.py"
@@ -103,7 +105,11 @@ class Place:
         return code, out.out, out.err
 
     def starts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.journal.read_text().splitlines()] if self.journal.exists() else []
+        return (
+            [json.loads(line) for line in self.journal.read_text().splitlines()]
+            if self.journal.exists()
+            else []
+        )
 
     def started(self) -> list[str]:
         return [start["RUN_ID"] for start in self.starts()]
@@ -117,7 +123,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Place:
+def place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Place:
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
@@ -131,43 +139,80 @@ TWO = ("--vary", "KNOB=0,1", "--out", "out")
 
 # --- the plan ---
 
+
 def test_the_plan_pairs_seeds_and_rotates_arms() -> None:
     arms = [ablate.Arm((("A", value),)) for value in "xyz"]
-    order = [(run.arm.settings[0][1], run.seed, run.control) for run in ablate.plan(arms, [7, 8, 9, 10], True)]
-    assert order == [("x", 7, False), ("y", 7, False), ("z", 7, False), ("x", 7, True),
-                     ("y", 8, False), ("z", 8, False), ("x", 8, False), ("x", 8, True),
-                     ("z", 9, False), ("x", 9, False), ("y", 9, False), ("x", 9, True),
-                     ("x", 10, False), ("y", 10, False), ("z", 10, False), ("x", 10, True)]
+    order = [
+        (run.arm.settings[0][1], run.seed, run.control)
+        for run in ablate.plan(arms, [7, 8, 9, 10], True)
+    ]
+    assert order == [
+        ("x", 7, False),
+        ("y", 7, False),
+        ("z", 7, False),
+        ("x", 7, True),
+        ("y", 8, False),
+        ("z", 8, False),
+        ("x", 8, False),
+        ("x", 8, True),
+        ("z", 9, False),
+        ("x", 9, False),
+        ("y", 9, False),
+        ("x", 9, True),
+        ("x", 10, False),
+        ("y", 10, False),
+        ("z", 10, False),
+        ("x", 10, True),
+    ]
     assert len(ablate.plan(arms, [7, 8], False)) == 6
 
 
 def test_run_ids_are_names_of_files_and_differ() -> None:
     values = ["1", "a/b", "a-b", "a b", "é", "x" * 200, "x" * 201, "-", "0.5"]
-    names = [ablate.Planned(ablate.Arm((("DATA_PATH", value),)), 3, control).run_id
-             for value in values for control in (False, True)]
+    names = [
+        ablate.Planned(ablate.Arm((("DATA_PATH", value),)), 3, control).run_id
+        for value in values
+        for control in (False, True)
+    ]
     assert len(set(names)) == len(names) and "data_path-0.5_seed3" in names
-    assert all(len(name) < 120 and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789._-") for name in names)
+    assert all(
+        len(name) < 120 and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789._-")
+        for name in names
+    )
 
 
-@pytest.mark.parametrize("words,reason", [
-    (("--vary", "KNOB"), "write NAME=value,value"), (("--vary", "KNOB=1"), "nothing varies"),
-    (("--vary", "KNOB=1,1"), "must differ"), (("--vary", "KNOB=1,"), "none may be empty"),
-    (("--vary", "SEED=1,2"), "use --seeds"), (("--vary", "RUN_ID=a,b"), "every run has its own RUN_ID"),
-    (("--vary", "ITERATIONS=5,6", "--steps", "5"), "--steps sets it"),
-    (("--vary", "KNOB=0,1", "--steps", "x"), "above 0"),
-    (("--vary", "KNOB=0,1", "--steps", "5", "--seconds", "5"), "not allowed"),
-    (("--vary", "KNOB=0,1", "--seeds", "two"), "write how many"),
-    (("--vary", "KNOB=0,1", "--seeds", "0"), "one at least"),
-    (("--vary", "KNOB=0,1", "--seeds", "4,4"), "each once"), (("--vary", "KNOB=0,1", "--preflight"), "one of them"),
-    ((), "one of them"), (("--vary", "TRAIN_PREFTECH=0,1"), "did you mean TRAIN_PREFETCH"),
-    (("--vary", "KNOB=0,99"), "KNOB=99: set less")])
-def test_wrong_usage_is_told_before_anything_runs(place: Place, words: tuple[str, ...], reason: str) -> None:
+@pytest.mark.parametrize(
+    "words,reason",
+    [
+        (("--vary", "KNOB"), "write NAME=value,value"),
+        (("--vary", "KNOB=1"), "nothing varies"),
+        (("--vary", "KNOB=1,1"), "must differ"),
+        (("--vary", "KNOB=1,"), "none may be empty"),
+        (("--vary", "SEED=1,2"), "use --seeds"),
+        (("--vary", "RUN_ID=a,b"), "every run has its own RUN_ID"),
+        (("--vary", "ITERATIONS=5,6", "--steps", "5"), "--steps sets it"),
+        (("--vary", "KNOB=0,1", "--steps", "x"), "above 0"),
+        (("--vary", "KNOB=0,1", "--steps", "5", "--seconds", "5"), "not allowed"),
+        (("--vary", "KNOB=0,1", "--seeds", "two"), "write how many"),
+        (("--vary", "KNOB=0,1", "--seeds", "0"), "one at least"),
+        (("--vary", "KNOB=0,1", "--seeds", "4,4"), "each once"),
+        (("--vary", "KNOB=0,1", "--preflight"), "one of them"),
+        ((), "one of them"),
+        (("--vary", "TRAIN_PREFTECH=0,1"), "did you mean TRAIN_PREFETCH"),
+        (("--vary", "KNOB=0,99"), "KNOB=99: set less"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_runs(
+    place: Place, words: tuple[str, ...], reason: str
+) -> None:
     code, _, err = place(*words)
     assert code == 2 and reason in err and "Traceback" not in err
     assert not place.journal.exists() and not (place.folder / "logs").exists()
 
 
-def test_a_command_that_is_missing_is_told(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_missing_is_told(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ablate.main(["--vary", "KNOB=0,1", "--", "no-such-program", "fake.py"]) == 2
     assert "no-such-program: no such program" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
@@ -176,21 +221,45 @@ def test_a_command_that_is_missing_is_told(place: Place, capsys: pytest.CaptureF
 
 
 def test_a_dry_run_shows_the_runs_and_does_nothing(place: Place) -> None:
-    code, out, _ = place("--vary", "KNOB=0,1", "--vary", "MLP_MULT=2,3", "--seeds", "5,9", "--steps", "7", "--dry-run")
+    code, out, _ = place(
+        "--vary",
+        "KNOB=0,1",
+        "--vary",
+        "MLP_MULT=2,3",
+        "--seeds",
+        "5,9",
+        "--steps",
+        "7",
+        "--dry-run",
+    )
     lines = [line for line in out.splitlines() if "RUN_ID=" in line]
-    assert code == 0 and len(lines) == 10 and not place.journal.exists() and not (place.folder / "logs").exists()
+    assert (
+        code == 0
+        and len(lines) == 10
+        and not place.journal.exists()
+        and not (place.folder / "logs").exists()
+    )
     assert "ITERATIONS=7 MAX_WALLCLOCK_SECONDS=0 KNOB=0 MLP_MULT=3 SEED=5" in lines[1]
     assert "KNOB=0 MLP_MULT=3 SEED=9" in lines[5], "the second repeat begins one arm further"
 
 
 # --- running ---
 
-def test_every_run_has_its_variables_folder_and_logs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_every_run_has_its_variables_folder_and_logs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SEED", "40")
     monkeypatch.setenv("RUN_ID", "mine")
     code, out, err = place(*TWO, "--seeds", "2", "--steps", "30")
-    ids = ["knob-0_seed40", "knob-1_seed40", "knob-0_seed40_again", "knob-1_seed41", "knob-0_seed41",
-           "knob-0_seed41_again"]
+    ids = [
+        "knob-0_seed40",
+        "knob-1_seed40",
+        "knob-0_seed40_again",
+        "knob-1_seed41",
+        "knob-0_seed41",
+        "knob-0_seed41_again",
+    ]
     assert (code, err) == (0, "") and place.started() == ids
     for start in place.starts():
         assert start["cwd"] == str(place.folder / "out" / "runs" / start["RUN_ID"])
@@ -198,9 +267,16 @@ def test_every_run_has_its_variables_folder_and_logs(place: Place, monkeypatch: 
         assert (start["ITERATIONS"], start["MAX_WALLCLOCK_SECONDS"]) == ("30", "0")
         assert Path(start["cwd"], "final_model.pt").read_text() == start["RUN_ID"]
     assert sorted(p.name for p in (place.folder / "out" / "logs").iterdir()) == sorted(
-        f"{name}{suffix}" for name in ids for suffix in (".txt", ".jsonl"))
-    assert place.manifest["base"]["command"].endswith("fake.py") and place.manifest["base"]["machine"]["cpus"]
-    assert place.manifest["base"]["versions"]["numpy"] == np.__version__ and place.manifest["order"] == ids
+        f"{name}{suffix}" for name in ids for suffix in (".txt", ".jsonl")
+    )
+    assert (
+        place.manifest["base"]["command"].endswith("fake.py")
+        and place.manifest["base"]["machine"]["cpus"]
+    )
+    assert (
+        place.manifest["base"]["versions"]["numpy"] == np.__version__
+        and place.manifest["order"] == ids
+    )
     assert {entry["status"] for entry in place.manifest["runs"].values()} == {"finished"}
     assert "What differs in configuration" in out and "Verdict: " in out
     assert (place.folder / "out" / "report.txt").read_text().strip() in out
@@ -210,11 +286,15 @@ def test_every_run_has_its_variables_folder_and_logs(place: Place, monkeypatch: 
 def test_fixed_time_sets_the_cap_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ITERATIONS", "40")
     code, out, _ = place(*TWO, "--seeds", "1", "--seconds", "1.5", "--no-control")
-    assert code == 0 and {(s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"]) for s in place.starts()} == {("40", "1.5")}
+    assert code == 0 and {
+        (s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"]) for s in place.starts()
+    } == {("40", "1.5")}
     assert "ITERATIONS, not the time, ended 2 of 2 runs" in out and "one seed a pair" in out
 
 
-def test_relative_paths_are_those_of_the_caller(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_are_those_of_the_caller(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place.folder / "elsewhere").mkdir()
     monkeypatch.setenv("DATA_PATH", "elsewhere")
     assert place(*TWO, "--seeds", "1", "--no-control")[0] == 0
@@ -225,25 +305,40 @@ def test_relative_paths_are_those_of_the_caller(place: Place, monkeypatch: pytes
     assert place.starts()[-1]["DATA_PATH"] is None
 
 
-def test_a_failing_run_is_shown_and_the_rest_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_run_is_shown_and_the_rest_goes_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_FAIL", "knob-1_seed1338")
     code, out, _ = place(*TWO, "--seeds", "3")
     assert code == 1 and len(place.starts()) == 9
     assert "FAILED (exit code 1)" in out and "    boom: the disk is full" in out
-    assert "KNOB=1 seed 1338: exit code 1" in out.split("Failed\n")[1] and place.difference("step time")["pairs"] == 2
+    assert (
+        "KNOB=1 seed 1338: exit code 1" in out.split("Failed\n")[1]
+        and place.difference("step time")["pairs"] == 2
+    )
     assert place.manifest["runs"]["knob-1_seed1338"]["status"] == "failed"
     monkeypatch.delenv("FAKE_FAIL")
     code, out, _ = place(*TWO, "--seeds", "3")
-    assert code == 0 and place.started()[9:] == ["knob-1_seed1338"] and "8 of 9 runs are finished and kept" in out
+    assert (
+        code == 0
+        and place.started()[9:] == ["knob-1_seed1338"]
+        and "8 of 9 runs are finished and kept" in out
+    )
 
 
 def test_refused_settings_end_everything(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_REFUSE", "1")
     code, out, err = place(*TWO)
-    assert code == 2 and len(place.starts()) == 1 and "HEADS=3: set 4" in out and "nothing more was run" in err
+    assert (
+        code == 2
+        and len(place.starts()) == 1
+        and "HEADS=3: set 4" in out
+        and "nothing more was run" in err
+    )
 
 
 # --- what is kept ---
+
 
 def test_only_what_is_missing_runs_again(place: Place) -> None:
     assert place(*TWO, "--seeds", "2")[0] == 0
@@ -251,21 +346,33 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     assert place(*TWO, "--seeds", "2")[0] == 0 and len(place.starts()) == begun
     log = place.folder / "out" / "logs" / "knob-1_seed1337.jsonl"
     log.write_text("".join(log.read_text().splitlines(True)[:-3]))
-    log.with_suffix(".txt").write_text("seed:1337\nstep:1/20 train_loss:9.0 train_time:5ms step_avg:5ms\n")
+    log.with_suffix(".txt").write_text(
+        "seed:1337\nstep:1/20 train_loss:9.0 train_time:5ms step_avg:5ms\n"
+    )
     assert place(*TWO, "--seeds", "2")[0] == 0 and place.started()[begun:] == ["knob-1_seed1337"]
     assert place("--vary", "KNOB=0,1,2", "--out", "out", "--seeds", "3")[0] == 0
-    assert set(place.started()[begun + 1:]) == {"knob-2_seed1337", "knob-2_seed1338", "knob-2_seed1339",
-                                                "knob-0_seed1339", "knob-1_seed1339", "knob-0_seed1339_again"}
+    assert set(place.started()[begun + 1 :]) == {
+        "knob-2_seed1337",
+        "knob-2_seed1338",
+        "knob-2_seed1339",
+        "knob-0_seed1339",
+        "knob-1_seed1339",
+        "knob-0_seed1339_again",
+    }
 
 
 def test_another_ablation_is_not_mixed_in(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place(*TWO, "--seeds", "1", "--no-control")[0] == 0
-    for change, reason in ((lambda: place.script.write_text(FAKE + "# changed\n"), "script_sha256 was"),
-                           (lambda: monkeypatch.setenv("MLP_MULT", "4"), "MLP_MULT was not set, is 4")):
+    for change, reason in (
+        (lambda: place.script.write_text(FAKE + "# changed\n"), "script_sha256 was"),
+        (lambda: monkeypatch.setenv("MLP_MULT", "4"), "MLP_MULT was not set, is 4"),
+    ):
         change()
         code, _, err = place(*TWO, "--seeds", "1", "--no-control")
         assert code == 2 and reason in err and "name another --out" in err
-    assert "mode was as set, is steps 9" in place(*TWO, "--steps", "9")[2] and len(place.starts()) == 2
+    assert (
+        "mode was as set, is steps 9" in place(*TWO, "--steps", "9")[2] and len(place.starts()) == 2
+    )
     (place.folder / "full").mkdir()
     (place.folder / "full" / "thesis.txt").touch()
     assert "no manifest.json" in place("--vary", "KNOB=0,1", "--out", "full")[2]
@@ -284,7 +391,9 @@ def test_a_folder_in_use_is_refused(place: Place) -> None:
 def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline and process.poll() is None, process.communicate(timeout=5)
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate(
+            timeout=5
+        )
         time.sleep(0.02)
 
 
@@ -292,14 +401,33 @@ def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> 
 def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
     command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", sys.executable, "fake.py"]
     env = {**os.environ, "FAKE_WAIT": "knob-0_seed1337_again"}
-    with subprocess.Popen(command, cwd=place.folder, env=env, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        command,
+        cwd=place.folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
         until(Path(f"{place.journal}.waiting").exists, process)
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "2 of 6 runs are finished and kept" in out and "Traceback" not in out
-    ended = (place.folder / "out" / "runs" / "knob-0_seed1337_again" / "logs" / "knob-0_seed1337_again.jsonl")
-    assert json.loads(ended.read_text().splitlines()[-1])["status"] == "interrupted", "the child was asked to end"
+    assert (
+        process.returncode == 130
+        and "2 of 6 runs are finished and kept" in out
+        and "Traceback" not in out
+    )
+    ended = (
+        place.folder
+        / "out"
+        / "runs"
+        / "knob-0_seed1337_again"
+        / "logs"
+        / "knob-0_seed1337_again.jsonl"
+    )
+    assert json.loads(ended.read_text().splitlines()[-1])["status"] == "interrupted", (
+        "the child was asked to end"
+    )
     assert place.manifest["runs"]["knob-0_seed1337_again"]["status"] == "interrupted"
     assert place(*TWO, "--seeds", "2")[0] == 0
     assert len(place.starts()) == 7 and place.started()[3] == "knob-0_seed1337_again"
@@ -307,8 +435,14 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
 
 def test_a_run_that_outlived_the_tool_holds_the_folder(place: Place) -> None:
     command = [sys.executable, TOOL, *TWO, "--seeds", "1", "--", sys.executable, "fake.py"]
-    with subprocess.Popen(command, cwd=place.folder, env={**os.environ, "FAKE_WAIT": "knob-0_seed1337"}, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        command,
+        cwd=place.folder,
+        env={**os.environ, "FAKE_WAIT": "knob-0_seed1337"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
         until(Path(f"{place.journal}.waiting").exists, process)
         process.kill()
         process.communicate(timeout=60)
@@ -329,26 +463,38 @@ def test_a_trainer_with_text_logs_alone(place: Place) -> None:
 
 
 def test_a_name_the_trainer_does_not_know_is_said(place: Place) -> None:
-    code, out, _ = place("--vary", "OMP_NUM_THREADS=1,2", "--out", "out", "--seeds", "1", "--no-control")
+    code, out, _ = place(
+        "--vary", "OMP_NUM_THREADS=1,2", "--out", "out", "--seeds", "1", "--no-control"
+    )
     assert code == 0 and "OMP_NUM_THREADS is no setting of fake.py" in out
 
 
 # --- what is concluded ---
 
-def test_differences_are_paired_and_agree_with_scipy(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_differences_are_paired_and_agree_with_scipy(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     monkeypatch.setenv("FAKE_DRIFT", "0")
     code, out, _ = place(*TWO, "--seeds", "1337,1341,1350", "--steps", "20")
     assert code == 0
     found = place.difference("step time")
-    pace = {knob: [50 + 10 * knob + seed % 7 * 0.3 + seed * knob % 3 * 0.01 for seed in (1337, 1341, 1350)]
-            for knob in (0.0, 1.0)}
+    pace = {
+        knob: [
+            50 + 10 * knob + seed % 7 * 0.3 + seed * knob % 3 * 0.01 for seed in (1337, 1341, 1350)
+        ]
+        for knob in (0.0, 1.0)
+    }
     expected = scipy_stats.ttest_rel(pace[1.0], pace[0.0])
     low, high = expected.confidence_interval(0.95)
-    assert (found["mean"], found["low"], found["high"]) == pytest.approx((np.mean(np.subtract(pace[1.0], pace[0.0])),
-                                                                         low, high))
+    assert (found["mean"], found["low"], found["high"]) == pytest.approx(
+        (np.mean(np.subtract(pace[1.0], pace[0.0])), low, high)
+    )
     assert found["measurable"] and place.manifest["verdict"] in out
-    assert "KNOB=1 changes step time by +10" in place.manifest["verdict"] and "against KNOB=0" in out
+    assert (
+        "KNOB=1 changes step time by +10" in place.manifest["verdict"] and "against KNOB=0" in out
+    )
     assert "no measurable difference in validation time, loss" in place.manifest["verdict"]
 
 
@@ -356,10 +502,13 @@ def test_nothing_measurable_is_said_in_one_sentence(place: Place) -> None:
     assert place("--vary", "TRAIN_PREFETCH=1,0", "--out", "out")[0] == 0
     assert place.manifest["verdict"] == (
         "Verdict: no measurable difference between TRAIN_PREFETCH=0 and TRAIN_PREFETCH=1 (validation time, "
-        "loss (roundtrip): equal to the digit)")
+        "loss (roundtrip): equal to the digit)"
+    )
 
 
-def test_a_difference_below_that_of_equal_runs_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_below_that_of_equal_runs_is_none(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_COST", "1")
     monkeypatch.setenv("FAKE_AGAIN", "5")
     code, out, _ = place(*TWO, "--seeds", "1,3,5,8")
@@ -368,10 +517,14 @@ def test_a_difference_below_that_of_equal_runs_is_none(place: Place, monkeypatch
     assert not found["measurable"] and "no measurable difference" in place.manifest["verdict"]
     assert "two runs of the first arm with one seed differ by at most step time 5" in out
     assert place("--vary", "KNOB=0,1", "--out", "out", "--seeds", "1,3,5,8", "--no-control")[0] == 0
-    assert place.difference("step time")["measurable"], "without second runs nothing speaks against it"
+    assert place.difference("step time")["measurable"], (
+        "without second runs nothing speaks against it"
+    )
 
 
-def test_the_drift_of_the_machine_is_the_trend_of_the_first_arm(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drift_of_the_machine_is_the_trend_of_the_first_arm(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_DRIFT", "2")
     code, out, _ = place(*TWO, "--seeds", "7,14,21,28")
     drift = out.split("drift: step time ")[1]
@@ -381,9 +534,13 @@ def test_the_drift_of_the_machine_is_the_trend_of_the_first_arm(place: Place, mo
     assert 15 < float(low) < float(high) < 55
 
 
-def test_overlap_that_changes_the_data_is_no_ablation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_that_changes_the_data_is_no_ablation(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_OTHER_DATA", "1")
-    code, out, _ = place("--vary", "TRAIN_PREFETCH=1,0", "--out", "out", "--seeds", "1,", "--no-control")
+    code, out, _ = place(
+        "--vary", "TRAIN_PREFETCH=1,0", "--out", "out", "--seeds", "1,", "--no-control"
+    )
     assert code == 1 and "TRAIN_PREFETCH=0 is no ablation: not an overlap comparison" in out
 
 
@@ -392,36 +549,62 @@ def test_what_follows_from_a_setting_is_no_other_difference(place: Place) -> Non
     assert "model_params" in out and code == 0 and "is no ablation" not in out
 
 
-@pytest.mark.parametrize("lines,expected", [
-    (["step:5/20 train_loss:1", "warmup_step:3/3"], ("step:5/20", 0.25)), (["nothing"], ("", 0.0)),
-    (["step:5/20000 train_loss:1 train_time:3000ms step_avg:9ms eta:1s", "later"], ("step:5/20000", 0.75))])
+@pytest.mark.parametrize(
+    "lines,expected",
+    [
+        (["step:5/20 train_loss:1", "warmup_step:3/3"], ("step:5/20", 0.25)),
+        (["nothing"], ("", 0.0)),
+        (
+            ["step:5/20000 train_loss:1 train_time:3000ms step_avg:9ms eta:1s", "later"],
+            ("step:5/20000", 0.75),
+        ),
+    ],
+)
 def test_progress_is_read_from_the_last_step(lines: list[str], expected: tuple[str, float]) -> None:
     assert ablate.reached(lines) == expected
 
 
 # --- preflight ---
 
-def test_preflight_passes_and_says_what_matters(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_preflight_passes_and_says_what_matters(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAX_WALLCLOCK_SECONDS", "100")
     monkeypatch.setenv("CHECKPOINT_EVERY", "5")
     code, out, err = place("--preflight")
     assert (code, err) == (0, "") and out.splitlines()[-1].startswith("READY: ")
-    assert [(s["TRAIN_PREFETCH"], s["VAL_COPY_STREAM"]) for s in place.starts()] == [("1", "1"), ("0", "0")]
-    assert {(s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"], s["VAL_TOKENS"], s["CHECKPOINT_EVERY"])
-            for s in place.starts()} == {("20", "0", "8193", None)}
+    assert [(s["TRAIN_PREFETCH"], s["VAL_COPY_STREAM"]) for s in place.starts()] == [
+        ("1", "1"),
+        ("0", "0"),
+    ]
+    assert {
+        (s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"], s["VAL_TOKENS"], s["CHECKPOINT_EVERY"])
+        for s in place.starts()
+    } == {("20", "0", "8193", None)}
     assert "2 train shards, 5,000 tokens" in out and "data_crc 00000539 at step 20" in out
     assert "12 losses agree to the last digit" in out
     assert "50.00 ms a step with overlap on, 50.00 off" in out
     assert "about 1,998 steps fit MAX_WALLCLOCK_SECONDS=100, ITERATIONS=20 ends it first" in out
-    assert "note  tokens    20,480 will be trained on: 4.10 passes" in out and "5 MiB at the peak" in out
+    assert (
+        "note  tokens    20,480 will be trained on: 4.10 passes" in out
+        and "5 MiB at the peak" in out
+    )
     assert not list(place.folder.glob("logs/preflight/*/final_model*"))
 
 
-@pytest.mark.parametrize("device,gap,code,words", [
-    ("", "1e-9", 2, "must agree to the last digit"), ("NVIDIA H100", "5e-4", 0, "within 0.001 nats at step 1"),
-    ("NVIDIA H100", "5e-3", 2, "train_loss at step 1 is"), ("NVIDIA H100", "nan", 2, "losses differ")])
-def test_preflight_compares_losses(place: Place, monkeypatch: pytest.MonkeyPatch, device: str, gap: str, code: int,
-                                   words: str) -> None:
+@pytest.mark.parametrize(
+    "device,gap,code,words",
+    [
+        ("", "1e-9", 2, "must agree to the last digit"),
+        ("NVIDIA H100", "5e-4", 0, "within 0.001 nats at step 1"),
+        ("NVIDIA H100", "5e-3", 2, "train_loss at step 1 is"),
+        ("NVIDIA H100", "nan", 2, "losses differ"),
+    ],
+)
+def test_preflight_compares_losses(
+    place: Place, monkeypatch: pytest.MonkeyPatch, device: str, gap: str, code: int, words: str
+) -> None:
     monkeypatch.setenv("FAKE_GAP", gap)
     if device:
         monkeypatch.setenv("FAKE_DEVICE", device)
@@ -434,56 +617,117 @@ def spoil_shard(place: Place) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-@pytest.mark.parametrize("spoil,words,starts", [
-    (spoil_shard, "fineweb_train_000001.bin: 7,022 bytes, but its header promises 7,024", 0),
-    (lambda place: (place.folder / "data" / "tokenizers" / "fineweb_1024_bpe.model").unlink(), "set TOKENIZER_PATH", 0),
-    (lambda place: os.environ.update(FAKE_OTHER_DATA="1"), "data_crc 00000539 and 00000540 at step 1", 2),
-    (lambda place: os.environ.update(FAKE_REFUSE="1"), "HEADS=3: set 4", 1),
-    (lambda place: os.environ.update(KNOB="99"), "KNOB=99: set less", 0),
-    (lambda place: os.environ.update(FAKE_FAIL="preflight_overlap_off"), "boom: the disk is full", 2)])
-def test_preflight_refuses(place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Place], object], words: str,
-                           starts: int) -> None:
+@pytest.mark.parametrize(
+    "spoil,words,starts",
+    [
+        (spoil_shard, "fineweb_train_000001.bin: 7,022 bytes, but its header promises 7,024", 0),
+        (
+            lambda place: (
+                place.folder / "data" / "tokenizers" / "fineweb_1024_bpe.model"
+            ).unlink(),
+            "set TOKENIZER_PATH",
+            0,
+        ),
+        (
+            lambda place: os.environ.update(FAKE_OTHER_DATA="1"),
+            "data_crc 00000539 and 00000540 at step 1",
+            2,
+        ),
+        (lambda place: os.environ.update(FAKE_REFUSE="1"), "HEADS=3: set 4", 1),
+        (lambda place: os.environ.update(KNOB="99"), "KNOB=99: set less", 0),
+        (
+            lambda place: os.environ.update(FAKE_FAIL="preflight_overlap_off"),
+            "boom: the disk is full",
+            2,
+        ),
+    ],
+)
+def test_preflight_refuses(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Place], object],
+    words: str,
+    starts: int,
+) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
     spoil(place)
     code, out, _ = place("--preflight")
     assert code == 2 and words in out and "NOT READY" in out and len(place.starts()) == starts
 
 
-def test_preflight_holds_processes_against_devices(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablate, "gpus", lambda: [{"name": "H100", "driver": "550", "total_mib": "81559",
-                                                  "used_mib": "9000"}] * 4)
+def test_preflight_holds_processes_against_devices(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ablate,
+        "gpus",
+        lambda: [{"name": "H100", "driver": "550", "total_mib": "81559", "used_mib": "9000"}] * 4,
+    )
     out = place("--preflight")[1]
-    assert "4 x H100, driver 550, 1 of them used" in out and "uses 1 of 4: set --nproc_per_node=4" in out
+    assert (
+        "4 x H100, driver 550, 1 of them used" in out
+        and "uses 1 of 4: set --nproc_per_node=4" in out
+    )
     assert "memory is in use on device 0 (9000 MiB)" in out
-    for words, count in (("--nproc_per_node=8", 8), ("--nproc-per-node 2", 2), ("--nproc_per_node=gpu", 4)):
+    for words, count in (
+        ("--nproc_per_node=8", 8),
+        ("--nproc-per-node 2", 2),
+        ("--nproc_per_node=gpu", 4),
+    ):
         assert ablate.processes(["torchrun", "--standalone", *words.split(), "t.py"], 4) == count
     assert ablate.processes(["python", "t.py"], 4) == 1
 
 
 # --- the trainer itself ---
 
-def real(folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+
+def real(
+    folder: Path, *words: str, launcher: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """The tool on train_gpt.py, called in `folder`, with data under a relative path."""
     (folder / "train_gpt.py").symlink_to(ROOT / "train_gpt.py")
-    data = {k: os.path.relpath(v, folder) if k.endswith("PATH") else v for k, v in byte_data(folder / "d").items()}
+    data = {
+        k: os.path.relpath(v, folder) if k.endswith("PATH") else v
+        for k, v in byte_data(folder / "d").items()
+    }
     env = clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data)
-    return subprocess.run([sys.executable, TOOL, *words, "--", sys.executable, *launcher, "train_gpt.py"], cwd=folder,
-                          env=env, capture_output=True, text=True, timeout=110)
+    return subprocess.run(
+        [sys.executable, TOOL, *words, "--", sys.executable, *launcher, "train_gpt.py"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
 
 
 def test_our_trainer_is_ablated(tmp_path: Path) -> None:
-    done = real(tmp_path, "--vary", "TRAIN_PREFETCH=1,0", "--seeds", "1", "--steps", "6", "--no-control")
+    done = real(
+        tmp_path, "--vary", "TRAIN_PREFETCH=1,0", "--seeds", "1", "--steps", "6", "--no-control"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "logs" / "ablate-train_prefetch"
     manifest = json.loads((folder / "manifest.json").read_text())
     loss = next(d for d in manifest["differences"] if d["metric"].startswith("loss"))
     assert loss["mean"] == 0 and "Same data: yes, data_crc at step 6" in done.stdout
-    assert manifest["base"]["settings"]["DATA_PATH"] == "d" and manifest["base"]["versions"]["torch"]
+    assert (
+        manifest["base"]["settings"]["DATA_PATH"] == "d" and manifest["base"]["versions"]["torch"]
+    )
     assert (folder / "runs" / "train_prefetch-0_seed1337" / "final_model.int8.ptz").exists()
 
 
 def test_our_trainer_passes_preflight_on_two_ranks(tmp_path: Path) -> None:
-    done = real(tmp_path, "--preflight", launcher=("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"))
+    done = real(
+        tmp_path,
+        "--preflight",
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 processes on the CPU" in done.stdout and "12 losses agree to the last digit" in done.stdout
-    assert "the same batches with overlap on and off" in done.stdout and "each batch verified" in done.stdout
+    assert (
+        "2 processes on the CPU" in done.stdout
+        and "12 losses agree to the last digit" in done.stdout
+    )
+    assert (
+        "the same batches with overlap on and off" in done.stdout
+        and "each batch verified" in done.stdout
+    )

@@ -1,4 +1,5 @@
 """Proves that the artifact has the published layout, decodes within its error bound, and cannot harm who loads it."""
+
 import errno
 import io
 import os
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.timeout(60)
 FORMAT = "int8_clean_per_row_v1"
 LARGEST_SMALL = 65_536  # elements of a tensor that is stored as it is
 # A matrix and the embedding above that size, everything else below it.
-SHAPE = dict(NUM_LAYERS=2, MODEL_DIM=192, NUM_HEADS=4, NUM_KV_HEADS=2, VOCAB_SIZE=600, TRAIN_SEQ_LEN=8)
+SHAPE = dict(
+    NUM_LAYERS=2, MODEL_DIM=192, NUM_HEADS=4, NUM_KV_HEADS=2, VOCAB_SIZE=600, TRAIN_SEQ_LEN=8
+)
 CONTROL_NAMES = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weights")
 
 
@@ -43,11 +46,16 @@ def artifact_of(content: object) -> bytes:
 
 # --- Quantisation -----------------------------------------------------------------------------------------------------
 
+
 @st.composite
 def matrices(draw: st.DrawFn) -> Tensor:
     """Rows of very different sizes, zeros among them; float16 scales reach values of about 8e6."""
     rows, cols = draw(st.integers(1, 5)), draw(st.integers(1, 9))
-    sizes = draw(st.lists(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 7.5, 1e3, 8e6]), min_size=rows, max_size=rows))
+    sizes = draw(
+        st.lists(
+            st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 7.5, 1e3, 8e6]), min_size=rows, max_size=rows
+        )
+    )
     values = draw(st.lists(st.floats(-1, 1, width=32), min_size=rows * cols, max_size=rows * cols))
     return torch.tensor(values).view(rows, cols) * torch.tensor(sizes)[:, None]
 
@@ -61,7 +69,9 @@ def test_a_matrix_comes_back_within_half_a_scale(t: Tensor) -> None:
     q, scale = train_gpt.quantize(t)
     assert q.dtype == torch.int8 and q.shape == t.shape and q.min() >= -127
     assert scale.dtype == torch.float16 and scale.shape == (len(t),)
-    clip = torch.from_numpy(np.quantile(t.abs().numpy().astype(np.float64), 0.9999984, axis=1))[:, None]
+    clip = torch.from_numpy(np.quantile(t.abs().numpy().astype(np.float64), 0.9999984, axis=1))[
+        :, None
+    ]
     exact = (clip / 127).clamp(min=1 / 127)
     assert torch.allclose(scale.double()[:, None], exact, rtol=2**-10, atol=0)
     back = train_gpt.dequantize(q, scale)
@@ -72,8 +82,13 @@ def test_a_matrix_comes_back_within_half_a_scale(t: Tensor) -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(values=st.lists(st.floats(-1000, 1000, width=32).filter(lambda v: v == 0 or abs(v) > 1e-30),
-                       min_size=1, max_size=40))
+@given(
+    values=st.lists(
+        st.floats(-1000, 1000, width=32).filter(lambda v: v == 0 or abs(v) > 1e-30),
+        min_size=1,
+        max_size=40,
+    )
+)
 @example(values=[0.0, 0.0])
 def test_a_vector_comes_back_within_half_of_its_one_scale(values: list[float]) -> None:
     t = torch.tensor(values)
@@ -100,47 +115,95 @@ def test_every_row_has_its_own_scale_and_the_outliers_of_a_long_one_are_clipped(
 
 # --- Layout -----------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("tied", [1, 0])
 def test_file_has_exactly_the_published_parts(tied: int) -> None:
     state = random_state(TIE_EMBEDDINGS=tied)
     data, payload, raw = train_gpt.pack(state, config_of(**SHAPE))
     assert data[:2] == b"\x78\xda" and zlib.compress(zlib.decompress(data), 9) == data
     file = opened(data)
-    assert set(file) == {"__quant_format__", "quantized", "scales", "dtypes", "passthrough", "qmeta",
-                         "passthrough_orig_dtypes"}
+    assert set(file) == {
+        "__quant_format__",
+        "quantized",
+        "scales",
+        "dtypes",
+        "passthrough",
+        "qmeta",
+        "passthrough_orig_dtypes",
+    }
     large = {name for name, t in state.items() if t.numel() > LARGEST_SMALL}
-    assert large == {"tok_emb.weight", *(f"blocks.{i}.mlp.{name}.weight" for i in (0, 1) for name in ("fc", "proj")),
-                     *([] if tied else ["lm_head.weight"])}
+    assert large == {
+        "tok_emb.weight",
+        *(f"blocks.{i}.mlp.{name}.weight" for i in (0, 1) for name in ("fc", "proj")),
+        *([] if tied else ["lm_head.weight"]),
+    }
     assert file["__quant_format__"] == FORMAT
-    assert set(file["quantized"]) == set(file["scales"]) == set(file["dtypes"]) == set(file["qmeta"]) == large
+    assert (
+        set(file["quantized"])
+        == set(file["scales"])
+        == set(file["dtypes"])
+        == set(file["qmeta"])
+        == large
+    )
     for name in large:
-        assert file["quantized"][name].dtype == torch.int8 and file["quantized"][name].shape == state[name].shape
-        assert file["scales"][name].dtype == torch.float16 and file["scales"][name].shape == state[name].shape[:1]
-        assert file["dtypes"][name] == "float32" and file["qmeta"][name] == {"scheme": "per_row", "axis": 0}
+        assert (
+            file["quantized"][name].dtype == torch.int8
+            and file["quantized"][name].shape == state[name].shape
+        )
+        assert (
+            file["scales"][name].dtype == torch.float16
+            and file["scales"][name].shape == state[name].shape[:1]
+        )
+        assert file["dtypes"][name] == "float32" and file["qmeta"][name] == {
+            "scheme": "per_row",
+            "axis": 0,
+        }
     assert set(file["passthrough"]) == set(state) - large
     for name, t in file["passthrough"].items():
         is_control = any(control in name for control in CONTROL_NAMES)
         assert t.dtype == (torch.float32 if is_control else torch.float16), name
         assert torch.equal(t, state[name].to(t.dtype)), name
-    assert file["passthrough_orig_dtypes"] == {name: "float32" for name, t in file["passthrough"].items()
-                                               if t.dtype == torch.float16}
+    assert file["passthrough_orig_dtypes"] == {
+        name: "float32" for name, t in file["passthrough"].items() if t.dtype == torch.float16
+    }
     assert file["passthrough_orig_dtypes"]
     tensors = [t for part in ("quantized", "scales", "passthrough") for t in file[part].values()]
-    assert payload == sum(t.numel() * t.element_size() for t in tensors) and raw == len(zlib.decompress(data))
+    assert payload == sum(t.numel() * t.element_size() for t in tensors) and raw == len(
+        zlib.decompress(data)
+    )
 
 
 def test_the_size_limit_the_dtypes_and_the_kept_names_decide_how_a_tensor_is_stored() -> None:
-    state = {"small": torch.randn(256, 256), "large": torch.randn(1, LARGEST_SMALL + 1), "line": torch.randn(70_000),
-             "bf": torch.randn(300, 300).bfloat16(), "bf_small": torch.randn(4).bfloat16(),
-             "kept.a": torch.randn(3).bfloat16(), "kept.large": torch.randn(300, 300), "count": torch.arange(5),
-             "many": torch.arange(70_000), "turned": torch.randn(200, 400).t()}
-    file = opened(train_gpt.pack(state, config_of(INT8_KEEP_FLOAT_FP32_NAME_PATTERNS="kept,other"))[0])
+    state = {
+        "small": torch.randn(256, 256),
+        "large": torch.randn(1, LARGEST_SMALL + 1),
+        "line": torch.randn(70_000),
+        "bf": torch.randn(300, 300).bfloat16(),
+        "bf_small": torch.randn(4).bfloat16(),
+        "kept.a": torch.randn(3).bfloat16(),
+        "kept.large": torch.randn(300, 300),
+        "count": torch.arange(5),
+        "many": torch.arange(70_000),
+        "turned": torch.randn(200, 400).t(),
+    }
+    file = opened(
+        train_gpt.pack(state, config_of(INT8_KEEP_FLOAT_FP32_NAME_PATTERNS="kept,other"))[0]
+    )
     assert {name: t.dtype for name, t in file["passthrough"].items()} == {
-        "small": torch.float16, "bf_small": torch.float16, "kept.a": torch.float32, "count": torch.int64,
-        "many": torch.int64}
+        "small": torch.float16,
+        "bf_small": torch.float16,
+        "kept.a": torch.float32,
+        "count": torch.int64,
+        "many": torch.int64,
+    }
     assert file["passthrough_orig_dtypes"] == {"small": "float32", "bf_small": "bfloat16"}
-    assert file["dtypes"] == {"large": "float32", "line": "float32", "bf": "bfloat16", "kept.large": "float32",
-                              "turned": "float32"}
+    assert file["dtypes"] == {
+        "large": "float32",
+        "line": "float32",
+        "bf": "bfloat16",
+        "kept.large": "float32",
+        "turned": "float32",
+    }
     assert set(file["qmeta"]) == {"large", "bf", "kept.large", "turned"}
     assert file["scales"]["line"].shape == () and file["scales"]["line"].dtype == torch.float32
     back = train_gpt.unpack(artifact_of(file), state)
@@ -158,7 +221,11 @@ def test_a_packed_state_comes_back_with_its_names_shapes_and_values() -> None:
         if any(control in name for control in CONTROL_NAMES):
             assert torch.equal(back[name], t)
         else:
-            bound = t.abs().max().item() / 127 if t.numel() > LARGEST_SMALL else 2**-11 * t.abs().max().item()
+            bound = (
+                t.abs().max().item() / 127
+                if t.numel() > LARGEST_SMALL
+                else 2**-11 * t.abs().max().item()
+            )
             assert (back[name] - t).abs().max() <= max(bound, 1 / 127), name
     model = train_gpt.GPT(config_of(**SHAPE, TIE_EMBEDDINGS=0), torch.float32)
     model.load_state_dict(back)
@@ -167,13 +234,18 @@ def test_a_packed_state_comes_back_with_its_names_shapes_and_values() -> None:
 
 # --- A file in the challenge's own layout, written here ---------------------------------------------------------------
 
-def challenge_file(state: dict[str, Tensor], *, dtype: str, complete: bool) -> tuple[bytes, dict[str, np.ndarray]]:
+
+def challenge_file(
+    state: dict[str, Tensor], *, dtype: str, complete: bool
+) -> tuple[bytes, dict[str, np.ndarray]]:
     """(a file such as the challenge's own script writes, the values in it): rows in int8, small tensors as they are."""
     quantized, scales, dtypes, kept, originals, values = {}, {}, {}, {}, {}, {}
     for name, t in state.items():
         array = t.numpy()
         if array.size > LARGEST_SMALL:
-            limit = np.abs(array).max(axis=1, keepdims=True) / 2  # another clip than ours: the scales say which
+            limit = (
+                np.abs(array).max(axis=1, keepdims=True) / 2
+            )  # another clip than ours: the scales say which
             scale = (limit / 127).astype(np.float16)
             q = np.clip(np.round(array / scale.astype(np.float32)), -127, 127).astype(np.int8)
             quantized[name], scales[name] = torch.from_numpy(q), torch.from_numpy(scale[:, 0])
@@ -181,11 +253,23 @@ def challenge_file(state: dict[str, Tensor], *, dtype: str, complete: bool) -> t
         elif any(control in name for control in CONTROL_NAMES):
             kept[name], values[name] = t.clone(), array
         else:
-            kept[name], originals[name], values[name] = t.half(), dtype, array.astype(np.float16).astype(np.float32)
-    file = {"__quant_format__": FORMAT, "quantized": quantized, "scales": scales, "dtypes": dtypes, "passthrough": kept}
+            kept[name], originals[name], values[name] = (
+                t.half(),
+                dtype,
+                array.astype(np.float16).astype(np.float32),
+            )
+    file = {
+        "__quant_format__": FORMAT,
+        "quantized": quantized,
+        "scales": scales,
+        "dtypes": dtypes,
+        "passthrough": kept,
+    }
     if complete:
-        file |= {"qmeta": {name: {"scheme": "per_row", "axis": 0} for name in quantized},
-                 "passthrough_orig_dtypes": originals}
+        file |= {
+            "qmeta": {name: {"scheme": "per_row", "axis": 0} for name in quantized},
+            "passthrough_orig_dtypes": originals,
+        }
     torch.save(file, buffer := io.BytesIO())
     return zlib.compress(buffer.getvalue(), level=9), values
 
@@ -199,7 +283,9 @@ def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -
     assert back.keys() == values.keys()
     for name, value in values.items():
         # As bfloat16 it has 8 bits of precision, and may or may not be rounded to them here.
-        assert np.allclose(back[name].float().numpy(), value, rtol=2**-8 if dtype == "bfloat16" else 0, atol=0), name
+        assert np.allclose(
+            back[name].float().numpy(), value, rtol=2**-8 if dtype == "bfloat16" else 0, atol=0
+        ), name
 
 
 # --- Hostile and damaged files ----------------------------------------------------------------------------------------
@@ -208,9 +294,14 @@ SMALL = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
 
 
 def small_file(**changes: object) -> dict[str, Any]:
-    return {"__quant_format__": FORMAT, "quantized": {"a": torch.ones(2, 3, dtype=torch.int8)},
-            "scales": {"a": torch.ones(2, dtype=torch.float16)}, "dtypes": {"a": "float32"},
-            "passthrough": {"b": torch.ones(4)}, **changes}
+    return {
+        "__quant_format__": FORMAT,
+        "quantized": {"a": torch.ones(2, 3, dtype=torch.int8)},
+        "scales": {"a": torch.ones(2, dtype=torch.float16)},
+        "dtypes": {"a": "float32"},
+        "passthrough": {"b": torch.ones(4)},
+        **changes,
+    }
 
 
 def refusal(data: bytes, expected: dict[str, Tensor] = SMALL) -> str:
@@ -223,6 +314,7 @@ def refusal(data: bytes, expected: dict[str, Tensor] = SMALL) -> str:
 
 class Command:
     """Pickled, it runs a command where it is loaded."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -235,7 +327,9 @@ def test_the_small_file_is_fine_before_it_is_damaged() -> None:
 
 
 @pytest.mark.parametrize("wrap", ["torch_file", "plain_pickle", "within_a_part"])
-def test_a_file_that_would_run_a_command_is_refused_and_runs_nothing(tmp_path: Path, wrap: str) -> None:
+def test_a_file_that_would_run_a_command_is_refused_and_runs_nothing(
+    tmp_path: Path, wrap: str
+) -> None:
     command = Command(tmp_path / "ran")
     if wrap == "plain_pickle":
         refusal(zlib.compress(pickle.dumps(command, protocol=2)))
@@ -258,7 +352,9 @@ def test_a_file_that_decompresses_to_200_mb_is_refused_in_bounded_memory() -> No
     assert len(data) < 2 << 20 and peak < 16 << 20, said
 
 
-HUGE = 1 << 25  # elements: a tensor that repeats one value takes a few bytes in the file, and here 128 MiB in float32
+HUGE = (
+    1 << 25
+)  # elements: a tensor that repeats one value takes a few bytes in the file, and here 128 MiB in float32
 PRETENDED = {
     "quantized": ("a", torch.zeros(1, 1, dtype=torch.int8).expand(2, HUGE // 2)),
     "passthrough": ("b", torch.zeros(1).half().expand(HUGE)),
@@ -270,7 +366,9 @@ PRETENDED = {
 def test_a_tensor_that_pretends_to_be_huge_is_refused_before_it_takes_memory(part: str) -> None:
     name, tensor = PRETENDED[part]
     data = artifact_of(small_file(**{part: {name: tensor}}))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         refusal(data)
     largest = max((event.self_cpu_memory_usage for event in profile.events()), default=0)
     assert len(data) < 10_000 and largest < 1 << 20, f"{largest >> 20} MiB were taken"
@@ -280,7 +378,9 @@ def test_scales_of_more_rows_than_the_matrix_are_refused() -> None:
     """They would spread one row over several."""
     row = {"a": torch.zeros(1, 3)}
     file = small_file(quantized={"a": torch.ones(1, 3, dtype=torch.int8)}, passthrough={})
-    assert train_gpt.unpack(artifact_of({**file, "scales": {"a": torch.ones(1).half()}}), row)["a"].shape == (1, 3)
+    assert train_gpt.unpack(artifact_of({**file, "scales": {"a": torch.ones(1).half()}}), row)[
+        "a"
+    ].shape == (1, 3)
     for rows in (2, 1000):
         refusal(artifact_of({**file, "scales": {"a": torch.ones(rows).half()}}), row)
 
@@ -295,10 +395,18 @@ WRONG = {
     "no_scales": (small_file(scales={}), "a"),
     "no_quantized_part": ({k: v for k, v in small_file().items() if k != "quantized"}, "quantized"),
     "missing_name": (small_file(passthrough={}), "b"),
-    "unknown_name": (small_file(passthrough={"b": torch.ones(4), "extra.weight": torch.ones(1)}), "extra.weight"),
+    "unknown_name": (
+        small_file(passthrough={"b": torch.ones(4), "extra.weight": torch.ones(1)}),
+        "extra.weight",
+    ),
     "wrong_shape": (small_file(passthrough={"b": torch.ones(5)}), "b"),
-    "turned_matrix": (small_file(quantized={"a": torch.ones(3, 2, dtype=torch.int8)},
-                                 scales={"a": torch.ones(3, dtype=torch.float16)}), "a"),
+    "turned_matrix": (
+        small_file(
+            quantized={"a": torch.ones(3, 2, dtype=torch.int8)},
+            scales={"a": torch.ones(3, dtype=torch.float16)},
+        ),
+        "a",
+    ),
     "as_many_elements_otherwise": (small_file(passthrough={"b": torch.ones(2, 2)}), "b"),
     "scales_of_too_many_rows": (small_file(scales={"a": torch.ones(3, dtype=torch.float16)}), ""),
 }
@@ -318,14 +426,20 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(name: str) -> None:
 def test_a_truncated_file_is_refused_in_one_line(keep: int, zipped: bool, old_layout: bool) -> None:
     torch.save(small_file(), buffer := io.BytesIO(), _use_new_zipfile_serialization=not old_layout)
     raw = buffer.getvalue()
-    data = zlib.compress(raw)[:keep % len(zlib.compress(raw))] if zipped else zlib.compress(raw[:keep % len(raw)])
+    data = (
+        zlib.compress(raw)[: keep % len(zlib.compress(raw))]
+        if zipped
+        else zlib.compress(raw[: keep % len(raw)])
+    )
     refusal(data)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @settings(deadline=None, max_examples=80)
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255), old_layout=st.booleans())
-def test_a_changed_byte_is_refused_in_one_line_or_harmless(place: int, value: int, old_layout: bool) -> None:
+def test_a_changed_byte_is_refused_in_one_line_or_harmless(
+    place: int, value: int, old_layout: bool
+) -> None:
     torch.save(small_file(), buffer := io.BytesIO(), _use_new_zipfile_serialization=not old_layout)
     raw = bytearray(buffer.getvalue())
     raw[place % len(raw)] = value
@@ -344,8 +458,10 @@ def test_noise_is_refused_in_one_line() -> None:
 
 # --- Atomic files -----------------------------------------------------------------------------------------------------
 
+
 def test_a_whole_file_replaces_the_old_one_after_it_has_reached_the_disk(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, happened, replace, fsync = tmp_path / "model.ptz", [], os.replace, os.fsync
 
     def watched_fsync(number: int) -> None:
@@ -377,7 +493,8 @@ def failed_write(path: Path) -> str:
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_failed_write_leaves_the_old_file_and_no_other(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,4 +1,5 @@
 """The audit proves a right count and names each known mistake, with real SentencePiece models trained here."""
+
 import io
 import json
 import os
@@ -21,16 +22,32 @@ from tokenize_docs import write_shard  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 SPACE, BOS = "\u2581", 1
-WORDS = ("the count of bytes in each piece is what a score rests on so it must be right for plain words and for "
-         "naïve cafés, Größe, 12 345 tests; (brackets) too: «quotes» and dashes").split()
-RARE = ["日本", "😀", "emoji 🚀🚀 end", "\u2581bar\u2581", "ﬁ ligature", "\ufffd", "a\nb\tc", "\u00a0x",
-        "  two  spaces"]
+WORDS = (
+    "the count of bytes in each piece is what a score rests on so it must be right for plain words and for "
+    "naïve cafés, Größe, 12 345 tests; (brackets) too: «quotes» and dashes"
+).split()
+RARE = [
+    "日本",
+    "😀",
+    "emoji 🚀🚀 end",
+    "\u2581bar\u2581",
+    "ﬁ ligature",
+    "\ufffd",
+    "a\nb\tc",
+    "\u00a0x",
+    "  two  spaces",
+]
 
 
 def make_documents(count: int, seed: int = 0) -> list[str]:
     choice = random.Random(seed)
-    return [" ".join(choice.choice(WORDS if choice.random() < 0.85 else RARE) for _ in range(choice.randint(3, 30)))
-            for _ in range(count)]
+    return [
+        " ".join(
+            choice.choice(WORDS if choice.random() < 0.85 else RARE)
+            for _ in range(choice.randint(3, 30))
+        )
+        for _ in range(count)
+    ]
 
 
 # No model has seen the last character: it is 4 byte pieces.
@@ -39,13 +56,20 @@ VARIANTS = {
     "nmt_nfkc": dict(normalization_rule_name="nmt_nfkc"),
     "identity": dict(normalization_rule_name="identity", remove_extra_whitespaces=False),
     "dummy_prefix": dict(normalization_rule_name="nmt_nfkc", add_dummy_prefix=True),
-    "runs_of_spaces": dict(normalization_rule_name="identity", remove_extra_whitespaces=False,
-                           allow_whitespace_only_pieces=True),
-    "no_byte_fallback": dict(normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=False)}
+    "runs_of_spaces": dict(
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+    ),
+    "no_byte_fallback": dict(
+        normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=False
+    ),
+}
 
 
 def edited(model: bytes, piece: str, *, name: str = "", kind: int = 0) -> bytes:
     """A model file whose `piece` has another name or type: protobuf, field 1 a piece {1: name, 2: score, 3: type}."""
+
     def varint(at: int) -> tuple[int, int]:
         value = shift = 0
         while True:
@@ -63,9 +87,9 @@ def edited(model: bytes, piece: str, *, name: str = "", kind: int = 0) -> bytes:
         key, at = varint(at)
         assert key & 7 == 2
         length, at = varint(at)
-        content, at = model[at:at + length], at + length
+        content, at = model[at : at + length], at + length
         if key == 10 and content.startswith(old):
-            content = (field(1, name.encode()) if name else old) + content[len(old):]
+            content = (field(1, name.encode()) if name else old) + content[len(old) :]
             result += field(1, content + (bytes([3 << 3, kind]) if kind else b""))
         else:
             result += model[start:at]
@@ -81,10 +105,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, variant in VARIANTS.items():
         written = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences), model_writer=written, **{
-                **dict(model_type="bpe", vocab_size=420, byte_fallback=True, split_digits=True, pad_id=0, bos_id=BOS,
-                       eos_id=2, unk_id=3, add_dummy_prefix=False, character_coverage=0.98, minloglevel=2,
-                       hard_vocab_limit=False), **variant})
+            sentence_iterator=iter(sentences),
+            model_writer=written,
+            **{
+                **dict(
+                    model_type="bpe",
+                    vocab_size=420,
+                    byte_fallback=True,
+                    split_digits=True,
+                    pad_id=0,
+                    bos_id=BOS,
+                    eos_id=2,
+                    unk_id=3,
+                    add_dummy_prefix=False,
+                    character_coverage=0.98,
+                    minloglevel=2,
+                    hard_vocab_limit=False,
+                ),
+                **variant,
+            },
+        )
         models[name] = written.getvalue()
     models["unused_piece"] = edited(models["nmt_nfkc"], SPACE + "the", kind=5)
     models["no_lone_space"] = edited(models["identity"], SPACE, name="\ue000")
@@ -105,14 +145,23 @@ def encode(model: Path, text: str) -> list[int]:
 def surfaces(model: Path) -> tuple[list[bytes], list[bool], list[bool]]:
     """(text, begins with the space mark, is a boundary) of each id, by a plain reading of its piece."""
     if model.suffix == ".json":
-        return [b""] * 4 + [bytes([i]) for i in range(256)], [False] * 260, [True] * 4 + [False] * 256
+        return (
+            [b""] * 4 + [bytes([i]) for i in range(256)],
+            [False] * 260,
+            [True] * 4 + [False] * 256,
+        )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     texts, spaces, boundaries = [], [], []
     for i in range(processor.vocab_size()):
         piece = processor.id_to_piece(i)
         empty = processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i)
-        texts.append(b"" if empty else bytes([int(piece[3:5], 16)]) if processor.is_byte(i) else
-                     piece.replace(SPACE, " ").encode())
+        texts.append(
+            b""
+            if empty
+            else bytes([int(piece[3:5], 16)])
+            if processor.is_byte(i)
+            else piece.replace(SPACE, " ").encode()
+        )
         spaces.append(piece.startswith(SPACE) and not empty)
         boundaries.append(empty)
     return texts, spaces, boundaries
@@ -120,11 +169,16 @@ def surfaces(model: Path) -> tuple[list[bytes], list[bool], list[bool]]:
 
 def right_table(model: Path) -> dict[str, np.ndarray]:
     texts, spaces, boundaries = surfaces(model)
-    return {"base_bytes": np.array([len(text) - space for text, space in zip(texts, spaces)]),
-            "has_leading_space": np.array(spaces), "is_boundary": np.array(boundaries)}
+    return {
+        "base_bytes": np.array([len(text) - space for text, space in zip(texts, spaces)]),
+        "has_leading_space": np.array(spaces),
+        "is_boundary": np.array(boundaries),
+    }
 
 
-def count(table: dict[str, np.ndarray], tokens: list[int], predicted: int | None = None) -> list[int]:
+def count(
+    table: dict[str, np.ndarray], tokens: list[int], predicted: int | None = None
+) -> list[int]:
     """Bytes of each predicted token by a table, one at a time."""
     base, space, boundary = table.values()
     pairs = list(zip(tokens, tokens[1:]))[:predicted]
@@ -138,7 +192,9 @@ class World:
         self.folder, self.model, self.ids = folder, model, ids
         self.tokens = [token for document in ids for token in document]
         folder.mkdir(parents=True, exist_ok=True)
-        for number, part in enumerate(np.array_split(np.array(self.tokens, dtype=np.uint16), shards)):
+        for number, part in enumerate(
+            np.array_split(np.array(self.tokens, dtype=np.uint16), shards)
+        ):
             write_shard(folder / f"fineweb_val_{number:06d}.bin", part)
 
     def place(self, position: int) -> tuple[int, int]:
@@ -149,7 +205,11 @@ class World:
         return document, token
 
     def arguments(self, *more: object, seq_len: int = 16) -> list[str]:
-        return [*map(str, ("--tokenizer", self.model, "--data", self.folder, "--seq-len", seq_len, *more))]
+        return [
+            *map(
+                str, ("--tokenizer", self.model, "--data", self.folder, "--seq-len", seq_len, *more)
+            )
+        ]
 
     def audit(self, *more: object, seq_len: int = 16) -> SimpleNamespace:
         output, stdout = io.StringIO(), sys.stdout
@@ -180,10 +240,12 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, models: dict[str, Path]):
     return lambda name, documents=DOCUMENTS, **more: World(
-        tmp_path / name, models[name], [encode(models[name], text) for text in documents], **more)
+        tmp_path / name, models[name], [encode(models[name], text) for text in documents], **more
+    )
 
 
 # === A RIGHT COUNT IS PROVED =========================================================================================
+
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64, 1 << 20])
 @pytest.mark.parametrize("name", ["nmt_nfkc", "identity", "dummy_prefix", "byte"])
@@ -201,14 +263,24 @@ def test_proves_a_right_split(world, monkeypatch, name, chunk):
     assert result.names == []
     total, table = len(data.tokens), right_table(data.model)
     predicted = (total - 1) // 16 * 16
-    assert (result.tokens, result.predicted_tokens, result.tail_tokens) == (total, predicted, total - 1 - predicted)
+    assert (result.tokens, result.predicted_tokens, result.tail_tokens) == (
+        total,
+        predicted,
+        total - 1 - predicted,
+    )
     assert result.counted_bytes == result.true_bytes == sum(count(table, data.tokens, predicted))
     assert result.tail_bytes == sum(count(table, data.tokens)) - result.true_bytes
     assert result.documents == result.originals["documents"] == len(DOCUMENTS)
-    assert result.spaces_behind_bos == sum(bool(table["has_leading_space"][token]) for before, token in
-                                           zip(data.tokens, data.tokens[1:]) if before == BOS)
+    assert result.spaces_behind_bos == sum(
+        bool(table["has_leading_space"][token])
+        for before, token in zip(data.tokens, data.tokens[1:])
+        if before == BOS
+    )
     # Every byte of the normalised text is counted, but for the spaces the rule leaves out.
-    assert result.true_bytes + result.tail_bytes + result.spaces_behind_bos == result.originals["normalised_bytes"]
+    assert (
+        result.true_bytes + result.tail_bytes + result.spaces_behind_bos
+        == result.originals["normalised_bytes"]
+    )
     assert result.originals["bytes"] == sum(len(text.encode()) for text in DOCUMENTS)
 
 
@@ -216,11 +288,13 @@ def test_says_what_the_normaliser_changed(world):
     documents = ["plain", "ﬁ ligature", "  two  spaces", "\u2581 mark"]
     kept = world("identity", documents)
     result = kept.audit("--docs", kept.docs(documents), seq_len=1)
-    assert result.names == [] and result.originals["changed_documents"] == 1, "only U+2581 becomes a space"
+    assert result.names == [] and result.originals["changed_documents"] == 1, (
+        "only U+2581 becomes a space"
+    )
     changed = world("nmt_nfkc", documents)
     result = changed.audit("--docs", changed.docs(documents), seq_len=1)
     assert result.names == [] and result.originals["changed_documents"] == 3
-    assert result.originals["normalised_bytes"] == len("plain" "fi ligature" "two spaces" "mark")
+    assert result.originals["normalised_bytes"] == len("plainfi ligaturetwo spacesmark")
 
 
 def test_counts_a_leading_space_as_the_rule_has_it(world):
@@ -245,7 +319,9 @@ TEXT = st.text(st.sampled_from(CHARACTERS), max_size=25)
 
 
 @pytest.mark.parametrize("name", ["nmt_nfkc", "identity", "dummy_prefix", "byte"])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(documents=st.lists(TEXT, min_size=1, max_size=5), chunk=st.integers(1, 9))
 def test_proves_any_text(tmp_path_factory, models, name, documents, chunk):
     ids = [encode(models[name], text) for text in documents]
@@ -261,6 +337,7 @@ def test_proves_any_text(tmp_path_factory, models, name, documents, chunk):
 
 
 # === MISTAKES IN A TABLE =============================================================================================
+
 
 def ids_where(model: Path, condition) -> np.ndarray:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -293,9 +370,14 @@ def byte_pieces_by_name(t, model):
 
 
 def byte_pieces_decoded_alone(t, model):
-    t["base_bytes"] = np.where(ids_where(model, lambda p, i: p.is_byte(i)),
-                               [len(sentencepiece.SentencePieceProcessor(model_file=str(model)).decode([i]).encode())
-                                for i in range(len(t["base_bytes"]))], t["base_bytes"])
+    t["base_bytes"] = np.where(
+        ids_where(model, lambda p, i: p.is_byte(i)),
+        [
+            len(sentencepiece.SentencePieceProcessor(model_file=str(model)).decode([i]).encode())
+            for i in range(len(t["base_bytes"]))
+        ],
+        t["base_bytes"],
+    )
 
 
 def controls_by_name(t, model):
@@ -303,14 +385,22 @@ def controls_by_name(t, model):
 
 
 def one_entry_off(t, model):
-    t["base_bytes"] = t["base_bytes"] + 7 * (np.arange(len(t["base_bytes"])) == encode(model, "of the")[-1])
+    t["base_bytes"] = t["base_bytes"] + 7 * (
+        np.arange(len(t["base_bytes"])) == encode(model, "of the")[-1]
+    )
 
 
-PLANTED = [("leading_space_twice", leading_space_twice), ("leading_space_missing", leading_space_missing),
-           ("leading_space_missing", space_behind_text_missing), ("boundary_ignored", space_in_the_base_alone),
-           ("boundary_ignored", bos_is_no_boundary), ("byte_piece_as_text", byte_pieces_by_name),
-           ("byte_piece_as_replacement", byte_pieces_decoded_alone), ("control_ids_counted", controls_by_name),
-           ("other_entry", one_entry_off)]
+PLANTED = [
+    ("leading_space_twice", leading_space_twice),
+    ("leading_space_missing", leading_space_missing),
+    ("leading_space_missing", space_behind_text_missing),
+    ("boundary_ignored", space_in_the_base_alone),
+    ("boundary_ignored", bos_is_no_boundary),
+    ("byte_piece_as_text", byte_pieces_by_name),
+    ("byte_piece_as_replacement", byte_pieces_decoded_alone),
+    ("control_ids_counted", controls_by_name),
+    ("other_entry", one_entry_off),
+]
 
 
 @pytest.mark.parametrize("form", ["npz", "json"])
@@ -329,12 +419,20 @@ def test_names_a_mistake_planted_in_a_table(world, monkeypatch, mistake, plant, 
     positions = np.flatnonzero(differences) + 1
     finding = result.found[mistake]
     assert finding["tokens"] == len(positions) > 0
-    assert finding["extra_bytes"] == differences[:predicted].sum() == result.counted_bytes - result.true_bytes
+    assert (
+        finding["extra_bytes"]
+        == differences[:predicted].sum()
+        == result.counted_bytes - result.true_bytes
+    )
     assert result.true_bytes == sum(count(right, data.tokens, predicted))
     first = finding["first"]
-    assert (first["document"], first["token"]) == data.place(positions[0]) and first["position"] == positions[0]
+    assert (first["document"], first["token"]) == data.place(positions[0]) and first[
+        "position"
+    ] == positions[0]
     assert first["id"] == data.tokens[positions[0]]
-    assert first["piece"] == sentencepiece.SentencePieceProcessor(model_file=str(data.model)).id_to_piece(first["id"])
+    assert first["piece"] == sentencepiece.SentencePieceProcessor(
+        model_file=str(data.model)
+    ).id_to_piece(first["id"])
 
 
 def test_names_two_mistakes_of_one_table(world):
@@ -344,13 +442,19 @@ def test_names_two_mistakes_of_one_table(world):
     byte_pieces_by_name(wrong, data.model)
     result = data.audit("--table", data.table(wrong))
     assert {*result.names} == {"leading_space_twice", "byte_piece_as_text"}
-    assert sum(f["extra_bytes"] for f in result.found.values()) == result.counted_bytes - result.true_bytes
+    assert (
+        sum(f["extra_bytes"] for f in result.found.values())
+        == result.counted_bytes - result.true_bytes
+    )
 
 
 def test_names_unused_ids_that_are_counted(world, models):
     # One the model has, and those of a table made larger than the model.
-    data = World(world("nmt_nfkc").folder, models["unused_piece"],
-                 [encode(models["unused_piece"], text) for text in DOCUMENTS])
+    data = World(
+        world("nmt_nfkc").folder,
+        models["unused_piece"],
+        [encode(models["unused_piece"], text) for text in DOCUMENTS],
+    )
     right = right_table(data.model)
     unused = int(np.flatnonzero(ids_where(data.model, lambda p, i: p.is_unused(i)))[0])
     assert data.audit().names == [] and data.audit("--table", data.table(right)).names == []
@@ -358,8 +462,10 @@ def test_names_unused_ids_that_are_counted(world, models):
     result = data.audit("--table", data.table(right))
     assert result.names == ["unused_ids_counted"]
     assert f"1 ids such as {unused} " in result.found["unused_ids_counted"]["detail"]
-    padded = {name: np.append(column, [column.dtype.type(name == "is_boundary")] * 100)
-              for name, column in right_table(data.model).items()}
+    padded = {
+        name: np.append(column, [column.dtype.type(name == "is_boundary")] * 100)
+        for name, column in right_table(data.model).items()
+    }
     assert data.audit("--table", data.table(padded)).names == []
     padded["is_boundary"][-100:] = False  # nothing can follow them
     assert data.audit("--table", data.table(padded)).names == []
@@ -373,16 +479,28 @@ def test_names_marks_inside_pieces_that_the_rule_counts_as_text(world):
     documents = ["    four", "x        eight", "no run"]
     data = world("runs_of_spaces", documents)
     texts, _, _ = surfaces(data.model)
-    assert any(texts[token].startswith(b"  ") for token in data.tokens), "this vocabulary has no runs of spaces"
-    assert data.audit("--docs", data.docs(documents), seq_len=1).names == []  # the trainer's own table
+    assert any(texts[token].startswith(b"  ") for token in data.tokens), (
+        "this vocabulary has no runs of spaces"
+    )
+    assert (
+        data.audit("--docs", data.docs(documents), seq_len=1).names == []
+    )  # the trainer's own table
     rule = right_table(data.model)
     spaces = np.array([text.count(b" ") for text in texts])
     rule["base_bytes"] = rule["base_bytes"] + rule["has_leading_space"] * 2 * (spaces - 1)
     result = data.audit("--table", data.table(rule), "--docs", data.docs(documents), seq_len=1)
     assert result.names == ["inner_space_mark"]
-    extra = sum(2 * (len(texts[token]) - len(texts[token].lstrip()) - 1) for token in data.tokens if
-                texts[token].startswith(b" "))
-    assert result.counted_bytes - result.true_bytes == extra == result.found["inner_space_mark"]["extra_bytes"] > 0
+    extra = sum(
+        2 * (len(texts[token]) - len(texts[token].lstrip()) - 1)
+        for token in data.tokens
+        if texts[token].startswith(b" ")
+    )
+    assert (
+        result.counted_bytes - result.true_bytes
+        == extra
+        == result.found["inner_space_mark"]["extra_bytes"]
+        > 0
+    )
     assert data.audit("--table", data.table(right_table(data.model)), seq_len=1).names == []
     # The rule's table, with another mistake on top.
     for plant in (leading_space_twice, leading_space_missing):
@@ -397,7 +515,11 @@ def test_names_marks_inside_pieces_that_the_rule_counts_as_text(world):
 def test_knows_the_columns_by_the_names_of_public_scripts(world):
     data = world("nmt_nfkc")
     base, space, boundary = right_table(data.model).values()
-    wrong = {"base_bytes_lut": base + space, "has_leading_space_lut": space, "is_boundary_token_lut": boundary}
+    wrong = {
+        "base_bytes_lut": base + space,
+        "has_leading_space_lut": space,
+        "is_boundary_token_lut": boundary,
+    }
     assert data.audit("--table", data.table(wrong)).names == ["leading_space_twice"]
 
 
@@ -412,18 +534,29 @@ def test_a_table_for_bytes(world):
 
 # === MISTAKES IN A TOKENIZER OR A SPLIT ==============================================================================
 
+
 def test_names_a_vocabulary_without_a_lone_space(world):
-    documents = ["x 日本 y", "a 😀 😀 \u2582\u2580", "the count"]  # two begin with the mark's first bytes
+    documents = [
+        "x 日本 y",
+        "a 😀 😀 \u2582\u2580",
+        "the count",
+    ]  # two begin with the mark's first bytes
     data = world("no_lone_space", documents)
-    runs = bytes(0).join(surfaces(data.model)[0][token] for token in data.tokens).count(SPACE.encode())
+    runs = (
+        bytes(0).join(surfaces(data.model)[0][token] for token in data.tokens).count(SPACE.encode())
+    )
     assert runs > 1
     result = data.audit("--docs", data.docs(documents), seq_len=1)
     assert result.names == ["no_lone_space"]
     assert result.found["no_lone_space"]["tokens"] == runs
     assert result.counted_bytes - result.true_bytes == 2 * runs
-    assert result.true_bytes + result.spaces_behind_bos == sum(len(text.encode()) for text in documents)
+    assert result.true_bytes + result.spaces_behind_bos == sum(
+        len(text.encode()) for text in documents
+    )
     assert result.found["no_lone_space"]["first"]["piece"] == "<0xE2>"
-    assert world("no_lone_space", ["the count of bytes"]).audit(seq_len=1).names == ["no_lone_space"], "none in use"
+    assert world("no_lone_space", ["the count of bytes"]).audit(seq_len=1).names == [
+        "no_lone_space"
+    ], "none in use"
 
 
 @pytest.mark.parametrize("chunk", [4, 1 << 20])
@@ -433,7 +566,9 @@ def test_names_missing_bos(world, monkeypatch, chunk):
     ids = [encode(data.model, text) for text in DOCUMENTS]
     first = World(data.folder, data.model, [ids[0][1:], *ids[1:]]).audit()
     assert first.names == ["missing_bos"] and first.documents == len(DOCUMENTS)
-    assert [first.found["missing_bos"]["first"][key] for key in ("document", "token", "position")] == [0, 0, 0]
+    assert [
+        first.found["missing_bos"]["first"][key] for key in ("document", "token", "position")
+    ] == [0, 0, 0]
     # Only the originals show a BOS that is missing later on.
     data = World(data.folder, data.model, [*ids[:5], ids[5][1:], ids[6][1:], *ids[7:]])
     assert data.audit().names == []
@@ -441,12 +576,16 @@ def test_names_missing_bos(world, monkeypatch, chunk):
     assert result.names == ["missing_bos"] and result.found["missing_bos"]["tokens"] == 2
     assert result.originals["documents"] == len(DOCUMENTS)
     found = result.found["missing_bos"]["first"]
-    assert (found["document"], found["token"]) == (4, len(ids[4])) and found["position"] == sum(map(len, ids[:5]))
+    assert (found["document"], found["token"]) == (4, len(ids[4])) and found["position"] == sum(
+        map(len, ids[:5])
+    )
 
 
 def test_names_missing_bos_everywhere(world):
     data = world("identity")
-    joined = World(data.folder, data.model, [[token for document in data.ids for token in document[1:]]])
+    joined = World(
+        data.folder, data.model, [[token for document in data.ids for token in document[1:]]]
+    )
     result = joined.audit("--docs", joined.docs(DOCUMENTS))
     assert result.names == ["missing_bos"] and result.documents == 1
     assert result.found["missing_bos"]["tokens"] == len(DOCUMENTS)
@@ -510,14 +649,19 @@ def test_names_ids_of_another_tokenizer(world, models):
 def test_names_text_that_is_lost(world, models):
     data = world("no_byte_fallback", ["the count", "x 日本 😀", "of bytes"])
     result = data.audit(seq_len=1)
-    assert result.names == ["lost_text"] and result.found["lost_text"]["tokens"] == data.tokens.count(3) > 0
+    assert (
+        result.names == ["lost_text"]
+        and result.found["lost_text"]["tokens"] == data.tokens.count(3) > 0
+    )
     assert result.found["lost_text"]["first"]["position"] == data.tokens.index(3)
     # An id that stands for nothing.
     ids = encode(models["nmt_nfkc"], "on the count")
     unused = int(np.flatnonzero(ids_where(models["unused_piece"], lambda p, i: p.is_unused(i)))[0])
     assert unused in ids
     result = World(data.folder, models["unused_piece"], [ids]).audit(seq_len=1)
-    assert result.names == ["lost_text"] and result.found["lost_text"]["first"]["token"] == ids.index(unused)
+    assert result.names == ["lost_text"] and result.found["lost_text"]["first"][
+        "token"
+    ] == ids.index(unused)
 
 
 @pytest.mark.parametrize("name", ["identity", "byte"])
@@ -525,7 +669,10 @@ def test_names_bytes_that_form_no_character(world, name):
     data = world(name, ["a \ufffd sign", "smile 🦊 here", "end"])
     texts = surfaces(data.model)[0]
     at = next(i for i, token in enumerate(data.ids[1]) if texts[token] == b"\xf0")
-    for broken in ([*data.ids[1][:at], *data.ids[1][at + 1:]], [*data.ids[1][:at + 3], *data.ids[1][at + 4:]]):
+    for broken in (
+        [*data.ids[1][:at], *data.ids[1][at + 1 :]],
+        [*data.ids[1][: at + 3], *data.ids[1][at + 4 :]],
+    ):
         for documents in ([data.ids[0], broken, data.ids[2]], [data.ids[0], broken]):
             result = World(data.folder, data.model, documents).audit(seq_len=1)
             assert result.names == ["broken_characters"]
@@ -537,27 +684,42 @@ def test_a_library_that_decodes_to_other_text_is_found(world, monkeypatch):
     """The proof rests on the decoded text, not on the pieces that the table was made from."""
     data = world("nmt_nfkc")
     texts = audit.Vocabulary.texts
-    monkeypatch.setattr(audit.Vocabulary, "texts", lambda self, segments: [
-        text.replace("rests", "rest") for text in texts(self, segments)])
+    monkeypatch.setattr(
+        audit.Vocabulary,
+        "texts",
+        lambda self, segments: [text.replace("rests", "rest") for text in texts(self, segments)],
+    )
     result = data.audit()
     position = next(i for i, text in enumerate(DOCUMENTS) if "rests" in text)
-    assert result.names == ["broken_characters"] and result.found["broken_characters"]["first"]["document"] == position
+    assert (
+        result.names == ["broken_characters"]
+        and result.found["broken_characters"]["first"]["document"] == position
+    )
 
 
 def test_names_other_text(world):
     data = world("nmt_nfkc")
-    for index, change, token in ((3, lambda text: text + " and more", len(data.ids[3]) - 1),
-                                 (4, lambda text: text[:-1], len(data.ids[4]) - 1),
-                                 (5, lambda text: "Q" + text, 1), (6, lambda text: "", 1)):
-        documents = [*DOCUMENTS[:index], change(DOCUMENTS[index]), *DOCUMENTS[index + 1:]]
+    for index, change, token in (
+        (3, lambda text: text + " and more", len(data.ids[3]) - 1),
+        (4, lambda text: text[:-1], len(data.ids[4]) - 1),
+        (5, lambda text: "Q" + text, 1),
+        (6, lambda text: "", 1),
+    ):
+        documents = [*DOCUMENTS[:index], change(DOCUMENTS[index]), *DOCUMENTS[index + 1 :]]
         result = data.audit("--docs", data.docs(documents))
-        assert result.names == ["other_text"] and result.found["other_text"]["tokens"] == 1, "the others are right"
+        assert result.names == ["other_text"] and result.found["other_text"]["tokens"] == 1, (
+            "the others are right"
+        )
         first = result.found["other_text"]["first"]
         assert first["document"] == index and first["token"] == token
     result = data.audit("--docs", data.docs(DOCUMENTS[:-2]))
-    assert result.names == ["other_text"] and result.found["other_text"]["tokens"] == 2, "more than there are originals"
+    assert result.names == ["other_text"] and result.found["other_text"]["tokens"] == 2, (
+        "more than there are originals"
+    )
     assert result.found["other_text"]["first"]["document"] == len(DOCUMENTS) - 2
-    assert data.audit("--docs", data.docs([*DOCUMENTS, "training text"])).names == [], "the rest is for training"
+    assert data.audit("--docs", data.docs([*DOCUMENTS, "training text"])).names == [], (
+        "the rest is for training"
+    )
 
 
 def test_text_files_are_originals_too(world, tmp_path):
@@ -566,18 +728,28 @@ def test_text_files_are_originals_too(world, tmp_path):
     for number, text in enumerate(documents):
         (tmp_path / f"{number}.txt").write_text(text)
     assert data.audit("--docs", tmp_path / "0.txt", tmp_path / "1.txt", seq_len=1).names == []
-    assert data.audit("--docs", tmp_path / "1.txt", tmp_path / "0.txt", seq_len=1).names == ["other_text"]
+    assert data.audit("--docs", tmp_path / "1.txt", tmp_path / "0.txt", seq_len=1).names == [
+        "other_text"
+    ]
 
 
 # === PUBLISHED SPLITS ================================================================================================
+
 
 def test_knows_the_published_splits():
     assert audit.PUBLISHED["sp1024"] == (62_021_632, 151_080_362)
     assert audit.PUBLISHED["sp8192"] == (40_540_160, 151_078_221)
     assert {*audit.PUBLISHED.values()} == {
-        (62_021_632, 151_080_362), (40_540_160, 151_078_221), (62_013_440, 151_061_140), (61_997_056, 151_024_098),
-        (62_021_632, 151_079_962), (45_508_608, 151_074_052), (45_514_752, 151_074_923), (47_851_520, 151_074_498),
-        (63_779_840, 155_769_746)}
+        (62_021_632, 151_080_362),
+        (40_540_160, 151_078_221),
+        (62_013_440, 151_061_140),
+        (61_997_056, 151_024_098),
+        (62_021_632, 151_079_962),
+        (45_508_608, 151_074_052),
+        (45_514_752, 151_074_923),
+        (47_851_520, 151_074_498),
+        (63_779_840, 155_769_746),
+    }
 
 
 def test_says_whether_this_is_a_published_split(world, monkeypatch):
@@ -585,11 +757,15 @@ def test_says_whether_this_is_a_published_split(world, monkeypatch):
     tokens, size = (plain := data.audit()).predicted_tokens, plain.true_bytes
     assert plain.published == ""
     for off in (-1, 0, 1):
-        monkeypatch.setattr(audit, "PUBLISHED", {"other": (tokens, size + 400), "this": (tokens, size + off)})
+        monkeypatch.setattr(
+            audit, "PUBLISHED", {"other": (tokens, size + 400), "this": (tokens, size + off)}
+        )
         assert (result := data.audit()).names == [] and result.published == "this"
     for off in (-2, 2):
         monkeypatch.setattr(audit, "PUBLISHED", {"this": (tokens, size + off)})
-        assert (result := data.audit()).names == ["published_bytes_differ"] and result.published == ""
+        assert (result := data.audit()).names == [
+            "published_bytes_differ"
+        ] and result.published == ""
         assert f"this has {size + off:,}" in result.found["published_bytes_differ"]["detail"]
     monkeypatch.setattr(audit, "PUBLISHED", {"this": (tokens + 16, size)})
     assert (result := data.audit()).names == [] and result.published == ""
@@ -597,22 +773,34 @@ def test_says_whether_this_is_a_published_split(world, monkeypatch):
 
 # === THE COMMAND =====================================================================================================
 
+
 def test_report_ends_in_one_verdict(world, capsys):
     data = world("nmt_nfkc")
     assert audit.main(data.arguments()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("proved: ") and f"{len(DOCUMENTS)} documents" in lines[-1]
-    assert not any("mistake" in line for line in lines) and any("not compared (--docs)" in line for line in lines)
+    assert not any("mistake" in line for line in lines) and any(
+        "not compared (--docs)" in line for line in lines
+    )
     wrong = right_table(data.model)
     leading_space_twice(wrong, data.model)
-    assert audit.main(data.arguments("--table", data.table(wrong), "--docs", data.docs(DOCUMENTS))) == 1
+    assert (
+        audit.main(data.arguments("--table", data.table(wrong), "--docs", data.docs(DOCUMENTS)))
+        == 1
+    )
     lines = capsys.readouterr().out.splitlines()
     result = data.audit("--table", data.table(wrong))
     factor = result.counted_bytes / result.true_bytes
-    assert lines[-1].startswith("mistake: leading_space_twice;") and f"{factor:.4f}" in lines[-1] and factor > 1.1
+    assert (
+        lines[-1].startswith("mistake: leading_space_twice;")
+        and f"{factor:.4f}" in lines[-1]
+        and factor > 1.1
+    )
     first = result.found["leading_space_twice"]["first"]
     named = next(line for line in lines if line.startswith("leading_space_twice: "))
-    assert f"document {first['document']}, token {first['token']}" in named and first["piece"] in named
+    assert (
+        f"document {first['document']}, token {first['token']}" in named and first["piece"] in named
+    )
     assert any(line.startswith("originals") and "normaliser" in line for line in lines)
 
 
@@ -630,14 +818,38 @@ def test_shows_progress_and_time_left(world, monkeypatch, capsys):
 def test_runs_as_a_script_without_torch(world, tmp_path):
     data = world("nmt_nfkc")
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    done = subprocess.run([sys.executable, str(ROOT / "data" / "audit.py"), *data.arguments()], cwd=tmp_path, text=True,
-                          capture_output=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("proved: ") and not done.stderr
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "data" / "audit.py"), *data.arguments()],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert (
+        done.returncode == 0
+        and done.stdout.splitlines()[-1].startswith("proved: ")
+        and not done.stderr
+    )
 
 
-@pytest.mark.parametrize("fault", ["no shards", "empty shard", "no shard", "tokenizer", "no tokenizer", "docs",
-                                   "no docs", "table column", "table short", "table fraction", "table file", "no table",
-                                   "uneven table"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "no shards",
+        "empty shard",
+        "no shard",
+        "tokenizer",
+        "no tokenizer",
+        "docs",
+        "no docs",
+        "table column",
+        "table short",
+        "table fraction",
+        "table file",
+        "no table",
+        "uneven table",
+    ],
+)
 def test_wrong_usage_is_one_line(world, capsys, tmp_path, fault):
     data = world("nmt_nfkc")
     more: list[object] = []
@@ -660,9 +872,15 @@ def test_wrong_usage_is_one_line(world, capsys, tmp_path, fault):
     elif fault == "no docs":
         more = ["--docs", tmp_path / "missing.jsonl"]
     elif fault == "table column":
-        more = ["--table", data.table({name: table[name] for name in ("base_bytes", "is_boundary")})]
+        more = [
+            "--table",
+            data.table({name: table[name] for name in ("base_bytes", "is_boundary")}),
+        ]
     elif fault == "table short":
-        more = ["--table", data.table({name: column[:-1] for name, column in table.items()}, "json")]
+        more = [
+            "--table",
+            data.table({name: column[:-1] for name, column in table.items()}, "json"),
+        ]
     elif fault == "uneven table":
         more = ["--table", data.table({**table, "is_boundary": table["is_boundary"][:50]})]
     elif fault == "table fraction":

@@ -1,4 +1,5 @@
 """logs/compare.py: what differs, same data, A against B with its refusals, curves, and logs of our trainer."""
+
 import json
 import math
 import os
@@ -25,24 +26,53 @@ def bpb_of(nats: float, factor: float = 1.0) -> float:
     return nats / math.log(2) * TOKENS / (BYTES * factor)
 
 
-def write_log(path: Path, *, seed: int = 1, nats: float = 2.05, steps: int = 500, code: int = 48000, crc: str = "",
-              tokens: int = TOKENS, factor: float = 1.0, pace: float = 43.5, extra: str = "",
-              **changed: object) -> Path:
+def write_log(
+    path: Path,
+    *,
+    seed: int = 1,
+    nats: float = 2.05,
+    steps: int = 500,
+    code: int = 48000,
+    crc: str = "",
+    tokens: int = TOKENS,
+    factor: float = 1.0,
+    pace: float = 43.5,
+    extra: str = "",
+    **changed: object,
+) -> Path:
     """A text log as the challenge's script writes it; `changed` are words of its header."""
-    words = {"train_batch_tokens": 524288, "train_seq_len": 1024, "iterations": 20000, "matrix_lr": 0.04} | changed
+    words = {
+        "train_batch_tokens": 524288,
+        "train_seq_len": 1024,
+        "iterations": 20000,
+        "matrix_lr": 0.04,
+    } | changed
     ms = pace + seed / 100
-    lines = ["train_loader:dataset:fineweb10B_sp1024 train_shards:80", f"val_loader:shards pattern=x tokens:{tokens}",
-             "model_params:17059912", "world_size:8 grad_accum_steps:1", f"seed:{seed}",
-             " ".join(f"{k}:{v}" for k, v in words.items()), extra]
+    lines = [
+        "train_loader:dataset:fineweb10B_sp1024 train_shards:80",
+        f"val_loader:shards pattern=x tokens:{tokens}",
+        "model_params:17059912",
+        "world_size:8 grad_accum_steps:1",
+        f"seed:{seed}",
+        " ".join(f"{k}:{v}" for k, v in words.items()),
+        extra,
+    ]
     for step in (1, 10, 100, 200, 300, 400, steps):
         tail = f" data_crc:{zip_crc(crc, step)}" if crc else ""
-        lines.append(f"step:{step}/20000 train_loss:{nats + 40 / (step + 9):.4f} train_time:{step * ms:.0f}ms "
-                     f"step_avg:{ms:.2f}ms{tail}")
-        lines.append(f"step:{step}/20000 val_loss:{nats + 30 / (step + 9):.4f} "
-                     f"val_bpb:{bpb_of(nats + 30 / (step + 9), factor):.4f} train_time:{step * ms:.0f}ms")
-    lines += [f"Code size: {code} bytes", "Serialized model int8+zlib: 15702114 bytes",
-              f"Total submission size int8+zlib: {15702114 + code} bytes",
-              f"final_int8_zlib_roundtrip_exact val_loss:{nats:.8f} val_bpb:{bpb_of(nats, factor):.8f}"]
+        lines.append(
+            f"step:{step}/20000 train_loss:{nats + 40 / (step + 9):.4f} train_time:{step * ms:.0f}ms "
+            f"step_avg:{ms:.2f}ms{tail}"
+        )
+        lines.append(
+            f"step:{step}/20000 val_loss:{nats + 30 / (step + 9):.4f} "
+            f"val_bpb:{bpb_of(nats + 30 / (step + 9), factor):.4f} train_time:{step * ms:.0f}ms"
+        )
+    lines += [
+        f"Code size: {code} bytes",
+        "Serialized model int8+zlib: 15702114 bytes",
+        f"Total submission size int8+zlib: {15702114 + code} bytes",
+        f"final_int8_zlib_roundtrip_exact val_loss:{nats:.8f} val_bpb:{bpb_of(nats, factor):.8f}",
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -53,8 +83,10 @@ def zip_crc(name: str, step: int) -> str:
 
 
 def arm(folder: Path, name: str, results: list[float], **changed: Any) -> list[str]:
-    return [str(write_log(folder / f"{name}_seed{seed}.log", seed=seed, nats=nats, **changed))
-            for seed, nats in enumerate(results, 1)]
+    return [
+        str(write_log(folder / f"{name}_seed{seed}.log", seed=seed, nats=nats, **changed))
+        for seed, nats in enumerate(results, 1)
+    ]
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -71,41 +103,90 @@ def block(out: str, title: str) -> list[str]:
     return next(part for part in out.split("\n\n") if part.startswith(title)).splitlines()[1:]
 
 
-def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logs = arm(tmp_path, "a", [2.05, 2.06, 2.07]) + arm(tmp_path, "b", [2.04], matrix_lr=0.02, code=48100)
+def test_what_differs_comes_first_and_counts_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = arm(tmp_path, "a", [2.05, 2.06, 2.07]) + arm(
+        tmp_path, "b", [2.04], matrix_lr=0.02, code=48100
+    )
     code, out, err = call(capsys, *logs)
     assert (code, err) == (0, "") and out.startswith("What differs in configuration")
     rows = dict(line.strip().split(None, 1) for line in block(out, "What differs"))
-    assert rows == {"seed": "1: 1, 4 | 2: 2 | 3: 3", "matrix_lr": "0.04: 1-3 | 0.02: 4",
-                    "code_bytes": "48000: 1-3 | 48100: 4"}
+    assert rows == {
+        "seed": "1: 1, 4 | 2: 2 | 3: 3",
+        "matrix_lr": "0.04: 1-3 | 0.02: 4",
+        "code_bytes": "48000: 1-3 | 48100: 4",
+    }
     assert "Could not be read" not in out
 
 
-def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_log(tmp_path / "train_seed9.log", seed=3, nats=2.0601, code=300_000, extra="stopping_early")
+def test_the_tables_hold_the_numbers_of_the_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(
+        tmp_path / "train_seed9.log", seed=3, nats=2.0601, code=300_000, extra="stopping_early"
+    )
     code, out, _ = call(capsys, tmp_path)
     head, row = block(out, "Time")
-    assert row.split() == ["1", "train_seed9.log", "500", "43.53", "43.53", "43.53", "44.00", "21.8", "262,144,000"]
-    assert re.split(r"  +", head) == ["#", "log", "steps", "ms/step", "p50", "p99", "max", "train s", "tokens"]
+    assert row.split() == [
+        "1",
+        "train_seed9.log",
+        "500",
+        "43.53",
+        "43.53",
+        "43.53",
+        "44.00",
+        "21.8",
+        "262,144,000",
+    ]
+    assert re.split(r"  +", head) == [
+        "#",
+        "log",
+        "steps",
+        "ms/step",
+        "p50",
+        "p99",
+        "max",
+        "train s",
+        "tokens",
+    ]
     assert block(out, "Results")[1].split() == [
-        "1", "train_seed9.log", "2.1387", "2.1190", "1.2550", "1.25500", f"{bpb_of(2.0601):.5f}", "2.06010", "300,000",
-        "15,702,114", "16,002,114", "-2,114"]
-    assert block(out, "Remarks") == ["  1: its name says seed 9, its log 3",
-                                     "  1: 2,114 bytes over the cap of 16,000,000"]
+        "1",
+        "train_seed9.log",
+        "2.1387",
+        "2.1190",
+        "1.2550",
+        "1.25500",
+        f"{bpb_of(2.0601):.5f}",
+        "2.06010",
+        "300,000",
+        "15,702,114",
+        "16,002,114",
+        "-2,114",
+    ]
+    assert block(out, "Remarks") == [
+        "  1: its name says seed 9, its log 3",
+        "  1: 2,114 bytes over the cap of 16,000,000",
+    ]
     assert block(out, "Bytes that") == [f"  1: {BYTES:,} bytes: sp1024"] and code == 0
 
 
-def test_groups_of_seeds_have_mean_and_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups_of_seeds_have_mean_and_deviation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs = arm(tmp_path, "a", [2.05, 2.06, 2.07]) + arm(tmp_path, "b", [2.04, 2.08], matrix_lr=0.02)
     _, out, _ = call(capsys, *logs)
     group, (first, second) = stats.summary([2.05, 2.06, 2.07]), block(out, "Groups")
-    assert first.startswith(f"  runs 1-3 (roundtrip): nats {group.mean:.5f} std {group.std:.5f}, bpb ")
+    assert first.startswith(
+        f"  runs 1-3 (roundtrip): nats {group.mean:.5f} std {group.std:.5f}, bpb "
+    )
     assert second.startswith("  runs 4-5")
 
 
 @pytest.mark.parametrize(("factor", "words"), [(1.1712, "DIFFERS"), (1.00001, "+1,511")])
-def test_every_log_is_held_to_its_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float,
-                                        words: str) -> None:
+def test_every_log_is_held_to_its_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float, words: str
+) -> None:
     write_log(tmp_path / "good.log")
     write_log(tmp_path / "other.log", factor=factor, seed=2)
     _, out, _ = call(capsys, tmp_path)
@@ -113,15 +194,23 @@ def test_every_log_is_held_to_its_bytes(tmp_path: Path, capsys: pytest.CaptureFi
     assert good == f"  1: {BYTES:,} bytes: sp1024" and other.startswith("  2: ") and words in other
 
 
-def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_data_is_judged_at_the_last_common_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = write_log(tmp_path / "1.log", crc="x", steps=500)
     two = write_log(tmp_path / "2.log", crc="x", steps=600, seed=2)
     other = write_log(tmp_path / "3.log", crc="y", seed=3)
     none = write_log(tmp_path / "4.log", seed=4)
-    answer = [call(capsys, *logs)[1] for logs in ((one, two), (one, two, other, none), (one, none), (none, none))]
+    answer = [
+        call(capsys, *logs)[1]
+        for logs in ((one, two), (one, two, other, none), (one, none), (none, none))
+    ]
     at = zip_crc("x", 400)
     assert f"Same data: yes, data_crc at step 400 (the last common one): {at}: 1-2\n" in answer[0]
-    assert f"NO, data_crc at step 400 (the last common one): {at}: 1-2 | {zip_crc('y', 400)}: 3; " in answer[1]
+    assert (
+        f"NO, data_crc at step 400 (the last common one): {at}: 1-2 | {zip_crc('y', 400)}: 3; "
+        in answer[1]
+    )
     assert "no data_crc: 4" in answer[1]
     assert "Same data: not known (no common step with a data_crc; no data_crc: 2)" in answer[2]
     assert "Same data" not in answer[3], "one log named twice is one run"
@@ -130,18 +219,28 @@ def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, capsys: pyt
 A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]
 
 
-def test_a_better_group_is_shown_with_its_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_better_group_is_shown_with_its_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B, matrix_lr=0.02)
     code, out, _ = call(capsys, "--a", *a, "--b", *b, "--varied", "MATRIX_LR")
     test, words = stats.welch(A, B, margin=0.005), block(out, "A against B: ablation of matrix_lr")
-    assert code == 0 and words[-1].startswith(f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01; "
-                                              f"A is {test.difference:.5f} nats lower")
-    assert words[0] == f"  A: 3 runs, roundtrip {sum(A) / 3:.5f} nats, std {stats.summary(A).std:.5f}"
+    assert code == 0 and words[-1].startswith(
+        f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01; "
+        f"A is {test.difference:.5f} nats lower"
+    )
+    assert (
+        words[0] == f"  A: 3 runs, roundtrip {sum(A) / 3:.5f} nats, std {stats.summary(A).std:.5f}"
+    )
     code, out, _ = call(capsys, "--a", *a, "--b", *b, "--margin", "0.019", "--alpha", "0.2")
     assert code == 0 and f"p = {stats.welch(A, B, margin=0.019).p:.2g}, not below 0.2" in out
     assert "A and B differ in matrix_lr: which is better is tested, not why" in out
     code, out, _ = call(capsys, "--a", *b, "--b", *a)
-    assert "not shown that A is better" in out and "nats higher" in out and "no measurable difference" not in out
+    assert (
+        "not shown that A is better" in out
+        and "nats higher" in out
+        and "no measurable difference" not in out
+    )
 
 
 def test_no_difference_is_called_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,24 +249,46 @@ def test_no_difference_is_called_that(tmp_path: Path, capsys: pytest.CaptureFixt
     assert out.rstrip().endswith("no measurable difference")
 
 
-def refusals(capsys: pytest.CaptureFixture[str], a: list[str], b: list[str], *options: str) -> list[str]:
+def refusals(
+    capsys: pytest.CaptureFixture[str], a: list[str], b: list[str], *options: str
+) -> list[str]:
     code, out, _ = call(capsys, "--a", *a, "--b", *b, *options, "--json")
     comparison = json.loads(out)["comparison"]
     assert code == (1 if comparison["refusals"] else 0)
-    assert bool(comparison["refusals"]) == (comparison["test"] is None) == comparison["verdict"].startswith("refused: ")
+    assert (
+        bool(comparison["refusals"])
+        == (comparison["test"] is None)
+        == comparison["verdict"].startswith("refused: ")
+    )
     return comparison["refusals"]
 
 
-@pytest.mark.parametrize(("changed", "varied", "words"), [
-    ({"matrix_lr": 0.02, "train_seq_len": 2048}, "matrix_lr", "alone: train_seq_len differ, too"),
-    ({"matrix_lr": 0.02, "code": 48001}, "matrix_lr", "alone: code_bytes differ, too"),
-    ({"matrix_lr": 0.02, "extra": "Running PyTorch 2.9.1"}, "matrix_lr", None),
-    ({}, "matrix_lr", "it is the same in A and B"),
-    ({"matrix_lr": 0.02}, "matrix_rl", "no log names it (meant: matrix_lr?)"),
-    ({"matrix_lr": 0.02}, "MATRIX-LR", None), ({"code": 48001}, "code_bytes", None)])
-def test_an_ablation_differs_in_what_was_varied_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                      changed: dict[str, Any], varied: str, words: str | None) -> None:
-    found = refusals(capsys, arm(tmp_path, "a", A), arm(tmp_path, "b", B, **changed), "--varied", varied)
+@pytest.mark.parametrize(
+    ("changed", "varied", "words"),
+    [
+        (
+            {"matrix_lr": 0.02, "train_seq_len": 2048},
+            "matrix_lr",
+            "alone: train_seq_len differ, too",
+        ),
+        ({"matrix_lr": 0.02, "code": 48001}, "matrix_lr", "alone: code_bytes differ, too"),
+        ({"matrix_lr": 0.02, "extra": "Running PyTorch 2.9.1"}, "matrix_lr", None),
+        ({}, "matrix_lr", "it is the same in A and B"),
+        ({"matrix_lr": 0.02}, "matrix_rl", "no log names it (meant: matrix_lr?)"),
+        ({"matrix_lr": 0.02}, "MATRIX-LR", None),
+        ({"code": 48001}, "code_bytes", None),
+    ],
+)
+def test_an_ablation_differs_in_what_was_varied_alone(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    varied: str,
+    words: str | None,
+) -> None:
+    found = refusals(
+        capsys, arm(tmp_path, "a", A), arm(tmp_path, "b", B, **changed), "--varied", varied
+    )
     if words is None:
         assert found == []
     else:
@@ -180,41 +301,60 @@ def io(prefetch: bool, queue: str = "2") -> str:
     return f"train_io:prefetch:{prefetch} copy_stream:True prefetch_queue:{queue}"
 
 
-def test_an_overlap_comparison_needs_the_same_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_overlap_comparison_needs_the_same_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a = arm(tmp_path, "a", A, crc="x", extra=io(True))
-    same, other = (arm(tmp_path, name, A[::-1], crc=name, pace=43.9, extra=io(False, "0(off)"))
-                   for name in ("x", "y"))
+    same, other = (
+        arm(tmp_path, name, A[::-1], crc=name, pace=43.9, extra=io(False, "0(off)"))
+        for name in ("x", "y")
+    )
     assert refusals(capsys, a, same, "--varied", "TRAIN_PREFETCH") == []
     found = refusals(capsys, a, other, "--varied", "TRAIN_PREFETCH")
-    assert len(found) == 1 and found[0].startswith("not an overlap comparison: the runs trained on different data "
-                                                   "(data_crc at step 500: ")
-    assert "not an ablation of val_prefetch alone: train_io.prefetch, train_io.prefetch_queue differ, too" in refusals(
-        capsys, a, same, "--varied", "VAL_PREFETCH")
+    assert len(found) == 1 and found[0].startswith(
+        "not an overlap comparison: the runs trained on different data (data_crc at step 500: "
+    )
+    assert (
+        "not an ablation of val_prefetch alone: train_io.prefetch, train_io.prefetch_queue differ, too"
+        in refusals(capsys, a, same, "--varied", "VAL_PREFETCH")
+    )
     without = arm(tmp_path, "n", A, extra=io(True))
     code, out, _ = call(capsys, "--a", *without, "--b", *same, "--varied", "TRAIN_PREFETCH")
     assert code == 0 and "that the data was the same is not shown" in out
     assert refusals(capsys, a, other) == [], "without the claim of an ablation the data may differ"
 
 
-def test_groups_that_are_no_samples_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups_that_are_no_samples_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B)
     mixed = [*a[:2], *arm(tmp_path, "m", [2.0607], matrix_lr=0.02)]
     assert refusals(capsys, mixed, b) == ["A mixes configurations: matrix_lr differ"]
     assert refusals(capsys, a[:1], b)[0].startswith("A has 1 run: ")
     copy = write_log(tmp_path / "copy.log", nats=A[0])
     assert refusals(capsys, [*a, str(copy)], b) == [
-        "A: copy.log repeats another run's seed and result: one run counts once"]
+        "A: copy.log repeats another run's seed and result: one run counts once"
+    ]
     assert refusals(capsys, a, [*b, a[0]])[-2:] == [
-        "A and B share a run (equal to the digit): each run belongs to one of them", "A and B share a_seed1.log"]
-    Path(a[1]).write_text(Path(a[1]).read_text().split("step:400/")[0] + "error: rank 2: no more shards\n")
+        "A and B share a run (equal to the digit): each run belongs to one of them",
+        "A and B share a_seed1.log",
+    ]
+    Path(a[1]).write_text(
+        Path(a[1]).read_text().split("step:400/")[0] + "error: rank 2: no more shards\n"
+    )
     failed = refusals(capsys, a, b, "--score", "roundtrip")
-    assert failed == ["A: a_seed2.log failed: rank 2: no more shards",
-                      "A: a_seed2.log has no roundtrip to compare (failed, step 300)"]
+    assert failed == [
+        "A: a_seed2.log failed: rank 2: no more shards",
+        "A: a_seed2.log has no roundtrip to compare (failed, step 300)",
+    ]
     assert refusals(capsys, [a[0], a[2], str(tmp_path / "gone.log")], b) == [
-        f"A: no run was read from {tmp_path / 'gone.log'}"]
+        f"A: no run was read from {tmp_path / 'gone.log'}"
+    ]
 
 
-def test_other_splits_and_parts_of_one_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_splits_and_parts_of_one_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B, tokens=40_540_160)
     found = refusals(capsys, a, b)
     assert len(found) == 1 and "different splits (40,540,160, 62,021,632 tokens)" in found[0]
@@ -223,14 +363,21 @@ def test_other_splits_and_parts_of_one_are_not_compared(tmp_path: Path, capsys: 
     assert code == 0 and "by more than 0.001 bits a byte" in out
     part = arm(tmp_path, "p", B)
     for path in map(Path, part):
-        path.write_text(path.read_text().replace(f"tokens:{TOKENS}", f"tokens:{TOKENS} partial_val:1"))
+        path.write_text(
+            path.read_text().replace(f"tokens:{TOKENS}", f"tokens:{TOKENS} partial_val:1")
+        )
     assert refusals(capsys, a, part) == [
-        "some runs were validated on a part of the split (VAL_TOKENS), others on all of it"]
+        "some runs were validated on a part of the split (VAL_TOKENS), others on all of it"
+    ]
 
 
-def test_diverged_runs_are_refused_and_json_stays_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diverged_runs_are_refused_and_json_stays_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [2.08, math.nan, 2.09])
-    assert refusals(capsys, a, b) == ["B: b_seed2.log has no roundtrip to compare (finished, step 500)"]
+    assert refusals(capsys, a, b) == [
+        "B: b_seed2.log has no roundtrip to compare (finished, step 500)"
+    ]
     code, out, _ = call(capsys, *a, *b, "--json")
     record = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert code == 0 and len(record["runs"]) == 6 and record["groups"] == [[0, 1, 2, 3, 4, 5]]
@@ -240,37 +387,67 @@ def test_diverged_runs_are_refused_and_json_stays_json(tmp_path: Path, capsys: p
     assert "steps" not in first and first["step_ms"]["widest"] == 100
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ([], "name a log"), (["--a", "x"], "belong together"), (["x", "--varied", "y"], "--varied needs --a"),
-    (["x", "--plot", "y.gif"], ".png, .svg, .pdf"), (["--a", "x", "--b", "y", "--alpha", "2"], "between 0 and 1"),
-    (["x", "--margin", "nan"], "a number from 0"), (["x", "--metric", "bits"], "invalid choice")])
-def test_wrong_usage_is_said_and_exits_2(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name a log"),
+        (["--a", "x"], "belong together"),
+        (["x", "--varied", "y"], "--varied needs --a"),
+        (["x", "--plot", "y.gif"], ".png, .svg, .pdf"),
+        (["--a", "x", "--b", "y", "--alpha", "2"], "between 0 and 1"),
+        (["x", "--margin", "nan"], "a number from 0"),
+        (["x", "--metric", "bits"], "invalid choice"),
+    ],
+)
+def test_wrong_usage_is_said_and_exits_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
     code, out, err = call(capsys, *arguments)
     assert code == 2 and out == "" and words in err.splitlines()[-1] and "Traceback" not in err
 
 
-def test_nothing_read_is_a_failure_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_read_is_a_failure_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = call(capsys, tmp_path / "none.log")
     assert code == 1 and err == "error: no run was read: name a training log\n"
-    assert block(out, "Could not be read") == [f"  {tmp_path / 'none.log'}: cannot be read: No such file or directory"]
+    assert block(out, "Could not be read") == [
+        f"  {tmp_path / 'none.log'}: cannot be read: No such file or directory"
+    ]
 
 
-def test_without_matplotlib_the_table_stands_and_the_last_line_says_what_to_install(tmp_path: Path) -> None:
+def test_without_matplotlib_the_table_stands_and_the_last_line_says_what_to_install(
+    tmp_path: Path,
+) -> None:
     write_log(tmp_path / "a.log")
     (tmp_path / "block.py").write_text(
         "import sys, importlib.util as u\nreal = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'matplotlib' else real(name, *rest)\n"
-        f"sys.path.insert(0, {str(ROOT / 'logs')!r})\nimport compare\nsys.exit(compare.main(sys.argv[1:]))\n")
-    done = subprocess.run([sys.executable, "block.py", "a.log", "--plot", "out.png"], cwd=tmp_path, text=True,
-                          capture_output=True, env=clean_environment(), timeout=60)
-    assert done.returncode == 1 and done.stdout.startswith("What differs") and not (tmp_path / "out.png").exists()
+        f"sys.path.insert(0, {str(ROOT / 'logs')!r})\nimport compare\nsys.exit(compare.main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "block.py", "a.log", "--plot", "out.png"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env=clean_environment(),
+        timeout=60,
+    )
+    assert (
+        done.returncode == 1
+        and done.stdout.startswith("What differs")
+        and not (tmp_path / "out.png").exists()
+    )
     assert done.stderr == "error: --plot needs matplotlib: python3 -m pip install matplotlib\n"
 
 
 def test_curves_leave_out_what_is_no_number_and_the_untrained_start(tmp_path: Path) -> None:
     path = write_log(tmp_path / "a.log", nats=2.0)
-    path.write_text(path.read_text().replace("train_loss:2.3670", "train_loss:nan").replace(
-        "step:1/", "step:0/20000 val_loss:6.9 val_bpb:4.1 train_time:0ms\nstep:1/", 1))
+    path.write_text(
+        path.read_text()
+        .replace("train_loss:2.3670", "train_loss:nan")
+        .replace("step:1/", "step:0/20000 val_loss:6.9 val_bpb:4.1 train_time:0ms\nstep:1/", 1)
+    )
     drawn = compare.curves(compare.read_logs([path]).runs[0])
     assert [point[0] for point in drawn["bpb"]] == [1, 10, 100, 200, 300, 400, 500]
     assert [point[0] for point in drawn["loss"]] == [1, 10, 200, 300, 400, 500]
@@ -296,7 +473,9 @@ def test_twenty_runs_look_different() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_plots_are_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+def test_plots_are_written_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
     pytest.importorskip("matplotlib")
     logs = arm(tmp_path, "a", A) + arm(tmp_path, "b", B, matrix_lr=0.02)
     code, _, err = call(capsys, *logs, "--plot", tmp_path / f"out{suffix}")
@@ -309,7 +488,12 @@ def test_plots_are_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_thousand_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = "import os\n\n\n" + "def f(x):\n    return f'step:{x}'\n" * 2000 + "=" * 100 + "\nRunning PyTorch 2.9.1\n"
+    source = (
+        "import os\n\n\n"
+        + "def f(x):\n    return f'step:{x}'\n" * 2000
+        + "=" * 100
+        + "\nRunning PyTorch 2.9.1\n"
+    )
     write_log(tmp_path / "0.log")
     (tmp_path / "0.log").write_text(source + (tmp_path / "0.log").read_text())
     for number in range(1, 1000):
@@ -319,16 +503,25 @@ def test_a_thousand_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_damaged_logs_never_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+def test_damaged_logs_never_raise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
     data = write_log(tmp_path / "whole.log", crc="x", extra=io(True)).read_bytes()
 
-    @given(edits=st.lists(st.tuples(st.integers(0, len(data)), st.binary(max_size=4), st.integers(0, 9)), max_size=15),
-           end=st.one_of(st.just(len(data)), st.integers(0, len(data))))
-    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        edits=st.lists(
+            st.tuples(st.integers(0, len(data)), st.binary(max_size=4), st.integers(0, 9)),
+            max_size=15,
+        ),
+        end=st.one_of(st.just(len(data)), st.integers(0, len(data))),
+    )
+    @settings(
+        max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
     def survives(edits: list[tuple[int, bytes, int]], end: int) -> None:
         changed = bytearray(data)
         for at, new, removed in edits:
-            changed[at:at + removed] = new
+            changed[at : at + removed] = new
         (tmp_path / "damaged.log").write_bytes(changed[:end])
         code, out, err = call(capsys, tmp_path, *(["--json"] if as_json else []))
         assert code == 0 and err == "" and "whole.log" in out
@@ -344,20 +537,28 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     for prefetch in (1, 0):
         for seed in (1, 2):
             run = folder / f"prefetch{prefetch}_seed{seed}"
-            done = run_trainer(run, **{**SMALL_MODEL, **data, "ITERATIONS": 4, "SEED": seed}, TRAIN_PREFETCH=prefetch,
-                               RUN_ID=run.name)
+            done = run_trainer(
+                run,
+                **{**SMALL_MODEL, **data, "ITERATIONS": 4, "SEED": seed},
+                TRAIN_PREFETCH=prefetch,
+                RUN_ID=run.name,
+            )
             assert done.code == 0, done.err
             found.setdefault("on" if prefetch else "off", []).append(run / "logs")
     return found
 
 
-def test_our_overlap_ablation_is_one_and_finds_nothing(arms: dict[str, list[Path]],
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "--a", *arms["on"], "--b", *arms["off"], "--varied", "TRAIN_PREFETCH")
+def test_our_overlap_ablation_is_one_and_finds_nothing(
+    arms: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(
+        capsys, "--a", *arms["on"], "--b", *arms["off"], "--varied", "TRAIN_PREFETCH"
+    )
     assert (code, err) == (0, ""), out
     rows = dict(line.strip().split(None, 1) for line in block(out, "What differs"))
     assert rows["train_prefetch"] == "True: 1-2 | False: 3-4" and all(
-        name in ("seed", "train_prefetch") or name.startswith("train_io.") for name in rows)
+        name in ("seed", "train_prefetch") or name.startswith("train_io.") for name in rows
+    )
     assert re.search(r"Same data: yes, data_crc at step 4 .*: [0-9a-f]{8}: 1-4\n", out)
     assert "0.00000 nats lower" in out and out.rstrip().endswith("no measurable difference")
     assert block(out, "Bytes that")[0].endswith("bytes: this log's own count")
@@ -366,7 +567,13 @@ def test_our_overlap_ablation_is_one_and_finds_nothing(arms: dict[str, list[Path
 
 def test_the_script_runs_as_a_user_starts_it(arms: dict[str, list[Path]]) -> None:
     command = [sys.executable, str(ROOT / "logs" / "compare.py"), *map(str, arms["on"])]
-    done, helped = (subprocess.run(words, text=True, capture_output=True, env=clean_environment(), timeout=60)
-                    for words in (command, [*command[:2], "--help"]))
-    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("What differs in configuration")
+    done, helped = (
+        subprocess.run(words, text=True, capture_output=True, env=clean_environment(), timeout=60)
+        for words in (command, [*command[:2], "--help"])
+    )
+    assert (
+        done.returncode == 0
+        and done.stderr == ""
+        and done.stdout.startswith("What differs in configuration")
+    )
     assert helped.returncode == 0 and "--varied NAME" in helped.stdout

@@ -1,4 +1,5 @@
 """The download tool, run as a user runs it, with the real hub client against a local hub that fails on purpose."""
+
 from __future__ import annotations
 
 import fcntl
@@ -35,20 +36,35 @@ pytestmark = pytest.mark.timeout(60)
 def shard(num_tokens: int, seed: int) -> bytes:
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, num_tokens
-    return header.tobytes() + np.random.default_rng(seed).integers(0, 1024, num_tokens).astype("<u2").tobytes()
+    return (
+        header.tobytes()
+        + np.random.default_rng(seed).integers(0, 1024, num_tokens).astype("<u2").tobytes()
+    )
 
 
 def manifest() -> dict[str, list[dict[str, object]]]:
     stats = {"files_train": SHARDS, "files_val": 1}
-    return {"datasets": [{"name": NAME, "tokenizer_name": "sp_bpe_1024", "stats": stats},
-                         {"name": "fineweb10B_byte260", "tokenizer_name": "bytes", "stats": stats}],
-            "tokenizers": [{"name": "sp_bpe_1024", "model_path": TOKENIZER[0], "vocab_path": TOKENIZER[1]},
-                           {"name": "bytes", "path": "tokenizers/fineweb_byte260.json"}]}
+    return {
+        "datasets": [
+            {"name": NAME, "tokenizer_name": "sp_bpe_1024", "stats": stats},
+            {"name": "fineweb10B_byte260", "tokenizer_name": "bytes", "stats": stats},
+        ],
+        "tokenizers": [
+            {"name": "sp_bpe_1024", "model_path": TOKENIZER[0], "vocab_path": TOKENIZER[1]},
+            {"name": "bytes", "path": "tokenizers/fineweb_byte260.json"},
+        ],
+    }
 
 
-CONTENT = {"manifest.json": json.dumps(manifest()).encode(), TOKENIZER[0]: bytes(range(256)) * 30,
-           TOKENIZER[1]: b"<unk>\t0\n", VAL: shard(400_000, 8), DOCS[0]: b'{"text": "a"}\n' * 2000, DOCS[1]: b"{}",
-           **{name: shard(1_500_000, number) for number, name in enumerate(TRAIN)}}
+CONTENT = {
+    "manifest.json": json.dumps(manifest()).encode(),
+    TOKENIZER[0]: bytes(range(256)) * 30,
+    TOKENIZER[1]: b"<unk>\t0\n",
+    VAL: shard(400_000, 8),
+    DOCS[0]: b'{"text": "a"}\n' * 2000,
+    DOCS[1]: b"{}",
+    **{name: shard(1_500_000, number) for number, name in enumerate(TRAIN)},
+}
 SIZE = len(CONTENT[TRAIN[0]])
 
 
@@ -61,10 +77,19 @@ class Place:
         for name in ("cached_challenge_fineweb.py", "tokenize_docs.py", "producer.py"):
             shutil.copy(ROOT / "data" / name, self.data / name)
         (root / "home").mkdir()
-        left_out = {"HF_TOKEN", "HF_HUB_OFFLINE", "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX"}
-        self.env = {**{key: value for key, value in os.environ.items() if key not in left_out},
-                    "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(root / "home"), "HF_HUB_DISABLE_TELEMETRY": "1",
-                    "PYTHONPATH": os.pathsep.join([str(root / "home"), os.environ.get("PYTHONPATH", "")])}
+        left_out = {
+            "HF_TOKEN",
+            "HF_HUB_OFFLINE",
+            "MATCHED_FINEWEB_REPO_ID",
+            "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX",
+        }
+        self.env = {
+            **{key: value for key, value in os.environ.items() if key not in left_out},
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(root / "home"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "PYTHONPATH": os.pathsep.join([str(root / "home"), os.environ.get("PYTHONPATH", "")]),
+        }
         hub.observers.append(lambda transfer: self.final_names_are_right())
 
     @property
@@ -75,17 +100,26 @@ class Place:
         return [sys.executable, str(self.data / "cached_challenge_fineweb.py"), *arguments]
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.command(*arguments), env=self.env, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            self.command(*arguments),
+            env=self.env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
-    def run(self, *arguments: str, code: int = 0, first: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, code: int = 0, first: str = "", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Runs the tool to its end, after the statements `first`; forgets the hub's earlier requests; checks what
         holds after every run."""
         (self.data.parent / "home" / "sitecustomize.py").write_text(first)
         self.hub.transfers.clear()
         self.hub.requests.clear()
         env = {**self.env, **env}
-        done = subprocess.run(self.command(*arguments), env=env, text=True, capture_output=True, timeout=50)
+        done = subprocess.run(
+            self.command(*arguments), env=env, text=True, capture_output=True, timeout=50
+        )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         assert not self.hub.observed, self.hub.observed
@@ -106,7 +140,8 @@ class Place:
         for name in names:
             assert (self.data / name).read_bytes() == CONTENT[name], name
         assert sorted(path.name for path in self.data.glob("datasets/*/*.bin")) == sorted(
-            Path(name).name for name in names if name.endswith(".bin"))
+            Path(name).name for name in names if name.endswith(".bin")
+        )
 
     def transferred(self) -> list[str]:
         return [transfer.path.removeprefix(self.prefix) for transfer in self.hub.transfers]
@@ -154,11 +189,16 @@ ALL = [*TOKENIZER, VAL, *TRAIN]
 
 # --- A hub without faults --------------------------------------------------------------------------------------------
 
-def test_files_come_in_the_order_training_needs_them_and_a_second_run_moves_no_byte(place: Place) -> None:
+
+def test_files_come_in_the_order_training_needs_them_and_a_second_run_moves_no_byte(
+    place: Place,
+) -> None:
     done = place.run("--variant", "sp1024", "--with-docs", "--jobs", "1")
     assert place.transferred() == ["manifest.json", *ALL, *DOCS]
     place.holds_exactly(["manifest.json", *ALL, *DOCS])
-    assert "\r" not in done.stdout and "MB/s" in done.stdout, "plain lines with a rate, away from a terminal"
+    assert "\r" not in done.stdout and "MB/s" in done.stdout, (
+        "plain lines with a rate, away from a terminal"
+    )
     folder, model = place.data / "datasets" / NAME, place.data / TOKENIZER[0]
     assert done.stdout.endswith(f"DATA_PATH={folder} TOKENIZER_PATH={model} VOCAB_SIZE=1024\n")
     assert not list(place.data.rglob("*.partial"))
@@ -168,7 +208,9 @@ def test_files_come_in_the_order_training_needs_them_and_a_second_run_moves_no_b
     assert place.transferred() == [] and len(place.hub.requests) == 3
     assert TRAIN[2] in place.run("--verify", code=1).stderr
     place.run("--with-docs")
-    assert place.transferred() == [TRAIN[2]], "what --verify has found to be damaged is fetched again"
+    assert place.transferred() == [TRAIN[2]], (
+        "what --verify has found to be damaged is fetched again"
+    )
     place.holds_exactly(ALL)
 
 
@@ -182,7 +224,11 @@ def test_the_number_of_shards_and_the_wrong_ones(place: Place) -> None:
 
 
 def test_another_repository_and_folder_and_a_token_that_stays_with_the_hub(tmp_path: Path) -> None:
-    env = {"MATCHED_FINEWEB_REPO_ID": "me/mine", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX": "a/b", "HF_TOKEN": "hf_secret"}
+    env = {
+        "MATCHED_FINEWEB_REPO_ID": "me/mine",
+        "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX": "a/b",
+        "HF_TOKEN": "hf_secret",
+    }
     files = {f"a/b/{name}": content for name, content in CONTENT.items()}
     with FakeHub("me/mine", files, api_statuses=[503]) as hub:
         place = Place(tmp_path, hub, prefix="a/b/")
@@ -210,12 +256,17 @@ def test_a_terminal_sees_a_bar(place: Place) -> None:
 
 
 def test_manifest_keeps_own_data_sets_and_can_be_left_alone(place: Place) -> None:
-    own = {"datasets": [{"name": "docs_sp300", "tokenizer_name": "mine"}], "tokenizers": [{"name": "mine"}]}
+    own = {
+        "datasets": [{"name": "docs_sp300", "tokenizer_name": "mine"}],
+        "tokenizers": [{"name": "mine"}],
+    }
     (place.data / "manifest.json").write_text(json.dumps(own))
     place.run("0")
     merged = json.loads((place.data / "manifest.json").read_text())
     for kind in own:
-        assert len(merged[kind]) == 3 and all(entry in merged[kind] for entry in own[kind] + manifest()[kind])
+        assert len(merged[kind]) == 3 and all(
+            entry in merged[kind] for entry in own[kind] + manifest()[kind]
+        )
     place.run("0")
     assert place.transferred() == []
 
@@ -237,15 +288,24 @@ def test_a_data_set_made_here_is_not_touched(place: Place) -> None:
 
 # --- While it runs ---------------------------------------------------------------------------------------------------
 
+
 def test_several_at_once_and_word_to_training(place: Place) -> None:
     go = threading.Event()
     place.plant(**{word: [Fault("wait", 300_000, go)] for word in ("val", "t0", "t1")})
     process = place.start("--train-shards", "3")
     until(lambda: {VAL, *TRAIN[:2]} <= set(place.transferred()) and place.producing.exists())
-    assert all(place.transferred().count(name) == 1 for name in (VAL, *TRAIN[:2])), "one after the other, by giving up"
+    assert all(place.transferred().count(name) == 1 for name in (VAL, *TRAIN[:2])), (
+        "one after the other, by giving up"
+    )
     word = json.loads(place.producing.read_text())
-    assert word["pid"] == process.pid and word["shards_promised"] == 3 and abs(word["time"] - time.time()) < 30
-    until(lambda: json.loads(place.producing.read_text())["progress"] > 1_000_000)  # of what waits, a part is there
+    assert (
+        word["pid"] == process.pid
+        and word["shards_promised"] == 3
+        and abs(word["time"] - time.time()) < 30
+    )
+    until(
+        lambda: json.loads(place.producing.read_text())["progress"] > 1_000_000
+    )  # of what waits, a part is there
     assert (place.data / "manifest.json").exists()
     second = subprocess.run(place.command(), env=place.env, text=True, capture_output=True)
     assert second.returncode == 1 and "another download" in second.stderr
@@ -261,11 +321,16 @@ def test_an_interrupted_run_goes_on_inside_the_file(place: Place, number: int) -
     place.plant(t1=[Fault("wait", 2 * CHUNK + 5, threading.Event())])
     process = place.start()
     partial = place.data / f"datasets/{NAME}/.fineweb_train_000001.bin.partial"
-    until(lambda: partial.exists() and partial.stat().st_size > 2 * CHUNK - 10_000)  # less what Python still buffers
+    until(
+        lambda: partial.exists() and partial.stat().st_size > 2 * CHUNK - 10_000
+    )  # less what Python still buffers
     until(lambda: all((place.data / name).exists() for name in ALL if name != TRAIN[1]))
     process.send_signal(number)
     _, stderr = process.communicate()
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130) and "Traceback" not in stderr
+    assert (
+        process.returncode == (-9 if number == signal.SIGKILL else 130)
+        and "Traceback" not in stderr
+    )
     word = json.loads(place.producing.read_text())
     assert word.get("error") == (None if number == signal.SIGKILL else "was interrupted")
     place.holds_exactly([name for name in ALL if name != TRAIN[1]])
@@ -277,27 +342,50 @@ def test_an_interrupted_run_goes_on_inside_the_file(place: Place, number: int) -
 
 # --- Faults ----------------------------------------------------------------------------------------------------------
 
+
 def test_faults_that_pass_end_in_a_complete_set(place: Place) -> None:
-    place.plant(val=[Fault("flip", 500_000)], t0=[Fault("status", 500)], t1=[Fault("cut", 2 * CHUNK + 9)],
-                t2=[Fault("cut", CHUNK + 9), Fault("whole")], t3=[Fault("short", 1000)], t4=[Fault("long", 1000)])
+    place.plant(
+        val=[Fault("flip", 500_000)],
+        t0=[Fault("status", 500)],
+        t1=[Fault("cut", 2 * CHUNK + 9)],
+        t2=[Fault("cut", CHUNK + 9), Fault("whole")],
+        t3=[Fault("short", 1000)],
+        t4=[Fault("long", 1000)],
+    )
     place.hub.faults["datasets/manifest.json"] = [Fault("status", 503)]
     stderr = place.run().stderr
     place.holds_exactly(ALL)
-    starts = {name: [t.start for t in place.hub.transfers_of(f"datasets/{name}")] for name in (VAL, *TRAIN)}
-    assert starts == {VAL: [0, 0], TRAIN[0]: [0, 0], TRAIN[1]: [0, 2 * CHUNK], TRAIN[2]: [0, 0],
-                      TRAIN[3]: [0, SIZE - 1000], TRAIN[4]: [0, 0]}
+    starts = {
+        name: [t.start for t in place.hub.transfers_of(f"datasets/{name}")]
+        for name in (VAL, *TRAIN)
+    }
+    assert starts == {
+        VAL: [0, 0],
+        TRAIN[0]: [0, 0],
+        TRAIN[1]: [0, 2 * CHUNK],
+        TRAIN[2]: [0, 0],
+        TRAIN[3]: [0, SIZE - 1000],
+        TRAIN[4]: [0, 0],
+    }
     assert f"{VAL}: of what came, its checksum is wrong; trying again" in stderr
     assert f"{TRAIN[0]}: the hub answered 500; trying again" in stderr
     assert not list(place.data.rglob("*.partial"))
 
 
 def test_faults_that_stay_are_named_and_the_rest_comes(place: Place) -> None:
-    place.plant(t0=Fault("status", 500), t1=Fault("cut", 0), t2=Fault("flip", 2000), t3=Fault("short", 1000),
-                t4=Fault("long", 1000))
+    place.plant(
+        t0=Fault("status", 500),
+        t1=Fault("cut", 0),
+        t2=Fault("flip", 2000),
+        t3=Fault("short", 1000),
+        t4=Fault("long", 1000),
+    )
     stderr = place.run("--retries", "0", code=1).stderr
     assert [line.split(":")[0].strip() for line in stderr.splitlines()[1:]] == TRAIN
     assert "5 of 8 files" in stderr and "answered 500" in stderr and "checksum" in stderr
-    assert place.last_words().startswith(f"failed: {place.data}: 5 of 8 files are missing or wrong: {TRAIN[0]}: ")
+    assert place.last_words().startswith(
+        f"failed: {place.data}: 5 of 8 files are missing or wrong: {TRAIN[0]}: "
+    )
     place.holds_exactly([*TOKENIZER, VAL])
     place.hub.lasting.clear()
     place.run()
@@ -307,17 +395,25 @@ def test_faults_that_stay_are_named_and_the_rest_comes(place: Place) -> None:
 
 def test_files_that_are_missing_or_no_shards_on_the_hub(place: Place) -> None:
     del place.hub.files[f"datasets/{TRAIN[3]}"]
-    place.hub.files[f"datasets/{TRAIN[4]}"] = b"<html>" + CONTENT[TRAIN[4]][6:]  # rightly stored, and not a shard
+    place.hub.files[f"datasets/{TRAIN[4]}"] = (
+        b"<html>" + CONTENT[TRAIN[4]][6:]
+    )  # rightly stored, and not a shard
     place.plant(t1=Fault("status", 404))
     lines = place.run("--retries", "1", code=1).stderr.splitlines()
-    assert [line.split(":")[0].strip() for line in lines if line.startswith("  ")] == [TRAIN[1], TRAIN[3], TRAIN[4]]
+    assert [line.split(":")[0].strip() for line in lines if line.startswith("  ")] == [
+        TRAIN[1],
+        TRAIN[3],
+        TRAIN[4],
+    ]
     assert "not on the hub" in lines[-2] and "header" in lines[-1]
     place.holds_exactly([*TOKENIZER, VAL, TRAIN[0], TRAIN[2]])
     assert len(place.hub.transfers_of(f"datasets/{TRAIN[1]}")) == 1, "a refusal is not asked again"
     assert place.run("--variant", "byte260", code=1).stderr.count("not on the hub") == SHARDS + 2
 
 
-def test_the_hub_is_asked_ever_more_slowly_and_new_ground_counts(tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_ever_more_slowly_and_new_ground_counts(
+    tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[float] = []
     monkeypatch.setattr(tool.time, "sleep", waits.append)
     reached = iter([0, *[5] * 8, *[9] * 40])
@@ -327,7 +423,9 @@ def test_the_hub_is_asked_ever_more_slowly_and_new_ground_counts(tool, monkeypat
 
     with pytest.raises(ConnectionResetError):
         tool.patiently("a file", fail, retries=7, reached=lambda: next(reached))
-    assert waits == [1, 2, 4, 8, 1, 2, 4, 8, 16, 32, 60], "the fifth fault came further than the fourth"
+    assert waits == [1, 2, 4, 8, 1, 2, 4, 8, 16, 32, 60], (
+        "the fifth fault came further than the fourth"
+    )
 
 
 def test_a_full_disk_is_seen_before_anything_is_fetched(place: Place) -> None:
@@ -344,7 +442,9 @@ def test_a_disk_that_takes_no_more_ends_the_run(place: Place) -> None:
     full = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
     stderr = place.run("--train-shards", "2", code=1, first=full).stderr
     assert all(f"{name}: OSError: [Errno " in stderr for name in TRAIN[:2])
-    assert sorted(place.transferred()) == sorted(["manifest.json", *TOKENIZER, VAL, *TRAIN[:2]]), "no second try"
+    assert sorted(place.transferred()) == sorted(["manifest.json", *TOKENIZER, VAL, *TRAIN[:2]]), (
+        "no second try"
+    )
     place.holds_exactly([*TOKENIZER, VAL])
     place.run("--train-shards", "2")
     assert [transfer.start for transfer in place.hub.transfers] == [limit, limit]
@@ -352,6 +452,7 @@ def test_a_disk_that_takes_no_more_ends_the_run(place: Place) -> None:
 
 
 # --- What is on disk -------------------------------------------------------------------------------------------------
+
 
 def test_files_from_elsewhere_are_read_once_and_the_wrong_ones_replaced(place: Place) -> None:
     for name in ALL:
@@ -366,10 +467,14 @@ def test_files_from_elsewhere_are_read_once_and_the_wrong_ones_replaced(place: P
     def is_gone(transfer: Transfer) -> None:
         assert not (place.data / transfer.path.removeprefix(place.prefix)).exists(), transfer.path
 
-    place.hub.observers[:] = [is_gone]  # the files begin wrong: they may not wait for their replacement
+    place.hub.observers[:] = [
+        is_gone
+    ]  # the files begin wrong: they may not wait for their replacement
     place.run()
-    assert sorted(place.transferred()) == ["manifest.json" if name == "manifest.json" else name
-                                           for name in sorted([*TRAIN[1:], "manifest.json"])]
+    assert sorted(place.transferred()) == [
+        "manifest.json" if name == "manifest.json" else name
+        for name in sorted([*TRAIN[1:], "manifest.json"])
+    ]
     place.holds_exactly(ALL)
     place.damage(TRAIN[0])
     place.run()
@@ -379,9 +484,13 @@ def test_files_from_elsewhere_are_read_once_and_the_wrong_ones_replaced(place: P
 def test_verify_with_and_without_the_hub(place: Place) -> None:
     assert "manifest.json" in place.run("--verify", "--skip-manifest", code=1).stderr
     place.run()
-    faults = {TRAIN[0]: lambda path: place.damage(TRAIN[0]), TRAIN[1]: lambda path: os.truncate(path, SIZE - 2),
-              TRAIN[2]: Path.unlink, VAL: lambda path: path.write_bytes(bytes(len(CONTENT[VAL]))),
-              TOKENIZER[0]: lambda path: place.damage(TOKENIZER[0])}
+    faults = {
+        TRAIN[0]: lambda path: place.damage(TRAIN[0]),
+        TRAIN[1]: lambda path: os.truncate(path, SIZE - 2),
+        TRAIN[2]: Path.unlink,
+        VAL: lambda path: path.write_bytes(bytes(len(CONTENT[VAL]))),
+        TOKENIZER[0]: lambda path: place.damage(TOKENIZER[0]),
+    }
     offline = {"HF_HUB_OFFLINE": "1"}
     unreachable = {"HF_ENDPOINT": "http://127.0.0.1:1"}
     assert "as far as is known here" in place.run("--verify", **offline).stdout
@@ -391,7 +500,9 @@ def test_verify_with_and_without_the_hub(place: Place) -> None:
         fault(place.data / name)
     for env in (offline, offline, {}):  # twice: the first must not make the second forget
         lines = place.run("--verify", code=1, **env).stderr.splitlines()
-        assert [line.split(":")[0].strip() for line in lines[1:]] == [name for name in ALL if name in faults]
+        assert [line.split(":")[0].strip() for line in lines[1:]] == [
+            name for name in ALL if name in faults
+        ]
         assert place.transferred() == []
 
 
@@ -401,4 +512,6 @@ def test_verify_without_hub_and_record_goes_by_the_headers(place: Place) -> None
     place.hub.observers.clear()
     os.truncate(place.data / TRAIN[1], SIZE - 2)
     stderr = place.run("--verify", "3", code=1, HF_HUB_OFFLINE="1").stderr
-    assert f"{TRAIN[1]}: " in stderr and f"{TRAIN[2]}: missing" in stderr and "2 of 6 files" in stderr
+    assert (
+        f"{TRAIN[1]}: " in stderr and f"{TRAIN[2]}: missing" in stderr and "2 of 6 files" in stderr
+    )

@@ -1,4 +1,5 @@
 """The limits of the house, and the README's promises about its own commands."""
+
 import ast
 import re
 import subprocess
@@ -9,8 +10,11 @@ import pytest
 from conftest import ROOT
 
 MAX_LINES, MAX_BYTES, MAX_FUNCTION, MAX_COLUMNS = 1366, 80_000, 60, 120
-FILES = sorted(path for room in ("", "data", "logs", "records", "tests", "tests/gpu", "tests/bench", "tests/faults")
-               for path in (ROOT / room).glob("*.py"))
+FILES = sorted(
+    path
+    for room in ("", "data", "logs", "records", "tests", "tests/gpu", "tests/bench", "tests/faults")
+    for path in (ROOT / room).glob("*.py")
+)
 
 
 def test_the_trainer_fits_its_walls() -> None:
@@ -22,7 +26,9 @@ def test_the_trainer_fits_its_walls() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_columns_and_functions(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert [number for number, line in enumerate(text.splitlines(), 1) if len(line) > MAX_COLUMNS] == []
+    assert [
+        number for number, line in enumerate(text.splitlines(), 1) if len(line) > MAX_COLUMNS
+    ] == []
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > MAX_FUNCTION] == []
     assert [f.name for f in functions if len(f.args.args) + len(f.args.posonlyargs) > 6] == []
@@ -31,9 +37,13 @@ def test_columns_and_functions(path: Path) -> None:
 def test_the_trainer_imports_four_packages_and_no_room() -> None:
     allowed = {"numpy", "sentencepiece", "torch", "huggingface_hub"}
     tree = ast.parse((ROOT / "train_gpt.py").read_text(encoding="utf-8"))
-    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imports = [
+        alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    ]
     roots = {alias.name.split(".")[0] for alias in imports}
-    roots |= {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    roots |= {
+        node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
     assert roots - set(sys.stdlib_module_names) <= allowed
 
 
@@ -63,7 +73,9 @@ def test_readme_commands_are_one_complete_line(heading: str) -> None:
 
 def test_every_path_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\b((?:data|logs|records|tests)/[\w./]+\.(?:py|md|txt))\b", text)) | {"train_gpt.py"}
+    named = set(re.findall(r"\b((?:data|logs|records|tests)/[\w./]+\.(?:py|md|txt))\b", text)) | {
+        "train_gpt.py"
+    }
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 

@@ -1,4 +1,5 @@
 """Shards made while training runs: the producer's side. Their order, the file .producing, the command beside it."""
+
 import json
 import os
 import re
@@ -84,8 +85,20 @@ class Place:
         self.script.write_text(COMMAND)
 
     def arguments(self, *more: object) -> list[str]:
-        return [str(word) for word in (self.documents, "--out", self.out, "--num-val-docs", NUM_VAL, "--bytes",
-                                       "--shard-tokens", SHARD_TOKENS, *more)]
+        return [
+            str(word)
+            for word in (
+                self.documents,
+                "--out",
+                self.out,
+                "--num-val-docs",
+                NUM_VAL,
+                "--bytes",
+                "--shard-tokens",
+                SHARD_TOKENS,
+                *more,
+            )
+        ]
 
     def live(self, *more: object, then: str = "", code: int = 0) -> list[str]:
         """The arguments of a live export; `then` says what the command beside it does."""
@@ -93,9 +106,15 @@ class Place:
         return self.arguments("--live", *more, *command)
 
     def start(self, arguments: list[str], **env: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, str(SCRIPT), *arguments], env={**os.environ, **env}, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                                preexec_fn=heed_interrupts)
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), *arguments],
+            env={**os.environ, **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=heed_interrupts,
+        )
 
     def seen(self) -> dict:
         return json.loads(self.report.read_text())
@@ -142,14 +161,26 @@ def first_sight(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 # === SHARDS ==========================================================================================================
 
+
 def test_every_file_is_that_of_a_plain_export(place: Place, plain: Path) -> None:
     run(*place.live("--tokens-per-second", 100_000, then="until complete", code=5), code=5)
     assert snapshot(place.out) == snapshot(plain) and len(place.names()) > 10
-    assert place.seen()["at_end"] == [None, place.names()], "training saw the file go when the set was complete"
+    assert place.seen()["at_end"] == [None, place.names()], (
+        "training saw the file go when the set was complete"
+    )
 
 
 def test_with_a_trained_tokenizer_too(tmp_path: Path, documents: Path) -> None:
-    common = [documents, "--num-val-docs", NUM_VAL, "--vocab-size", 380, "--shard-tokens", 1000, "--out"]
+    common = [
+        documents,
+        "--num-val-docs",
+        NUM_VAL,
+        "--vocab-size",
+        380,
+        "--shard-tokens",
+        1000,
+        "--out",
+    ]
     run(*common, tmp_path / "plain")
     run(*common, tmp_path / "live", "--live", "--workers", 2)
     assert snapshot(tmp_path / "live") == snapshot(tmp_path / "plain")
@@ -160,7 +191,10 @@ def test_what_a_watcher_sees(place: Place, plain: Path) -> None:
     """Shards appear whole and in order, .producing is there and right from before the first until the last."""
     expected = sorted(path.name for path in (plain / "datasets/docs_byte260").glob("*.bin"))
     order = [name for split in ("val", "train") for name in expected if split in name]
-    tokens = {split: sum(map(len, read_shards(plain / "datasets/docs_byte260", split))) for split in ("val", "train")}
+    tokens = {
+        split: sum(map(len, read_shards(plain / "datasets/docs_byte260", split)))
+        for split in ("val", "train")
+    }
     rate = tokens["train"]  # so that it takes a second
     begin = time.monotonic()
     process = place.start(place.live("--tokens-per-second", rate))
@@ -170,28 +204,48 @@ def test_what_a_watcher_sees(place: Place, plain: Path) -> None:
         word, names = word_of(place.folder), place.names()
         for name in set(names) - set(known):
             content = (place.folder / name).read_bytes()
-            assert np.frombuffer(content[:12], "<i4").tolist() == [20240520, 1, (len(content) - 1024) // 2], name
-            assert name in (order[-1], "fineweb_val_000001.bin") or len(content) == 1024 + 2 * SHARD_TOKENS
-        assert sorted(names) == sorted(order[:len(names)]), "in the order of their numbers"
+            assert np.frombuffer(content[:12], "<i4").tolist() == [
+                20240520,
+                1,
+                (len(content) - 1024) // 2,
+            ], name
+            assert (
+                name in (order[-1], "fineweb_val_000001.bin")
+                or len(content) == 1024 + 2 * SHARD_TOKENS
+            )
+        assert sorted(names) == sorted(order[: len(names)]), "in the order of their numbers"
         if word:
-            assert abs(time.time() - word["time"]) < 6 and word["pid"] == process.pid and "error" not in word
+            assert (
+                abs(time.time() - word["time"]) < 6
+                and word["pid"] == process.pid
+                and "error" not in word
+            )
             words.append(word)
         elif known:
-            assert len(place.names()) == len(order), "nobody must take an incomplete set for a complete one"
+            assert len(place.names()) == len(order), (
+                "nobody must take an incomplete set for a complete one"
+            )
         known = names
         time.sleep(0.002)
     assert process.returncode == 0, process.stderr.read()
     assert time.monotonic() - begin > tokens["train"] / rate - 0.02
     assert known == [] or place.names() == expected
     progress = [word["progress"] for word in words]
-    assert progress == sorted(progress) and len(set(progress)) > 2 and progress[-1] <= sum(tokens.values())
+    assert (
+        progress == sorted(progress)
+        and len(set(progress)) > 2
+        and progress[-1] <= sum(tokens.values())
+    )
     assert {word["shards_promised"] for word in words} == {None}
-    assert sorted(path.name for path in place.folder.parent.iterdir()) == ["docs_byte260"], "no lock is left"
+    assert sorted(path.name for path in place.folder.parent.iterdir()) == ["docs_byte260"], (
+        "no lock is left"
+    )
     assert word_of(place.folder) is None
 
 
-def test_documents_are_tokenised_one_a_call(tmp_path: Path, documents: Path,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_tokenised_one_a_call(
+    tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tokenize_docs.Source((str(documents),), NUM_VAL)
     (tmp_path / "m.model").write_bytes(tokenize_docs.train_tokenizer(source, 380, "nmt_nfkc"))
     tokenizer, calls = tokenize_docs.Tokenizer(tmp_path / "m.model"), []
@@ -207,18 +261,27 @@ def test_documents_are_tokenised_one_a_call(tmp_path: Path, documents: Path,
     assert calls == make_texts(400) and len(lengths) == 400
 
 
-def test_what_is_left_of_another_beginning_is_taken_away(place: Place, plain: Path, first_sight: list) -> None:
+def test_what_is_left_of_another_beginning_is_taken_away(
+    place: Place, plain: Path, first_sight: list
+) -> None:
     """Begun anew, training must not meet shards of the export before."""
     shutil.copytree(plain, place.out)
     (place.folder / "fineweb_train_000002.bin").unlink()
     (place.folder / "fineweb_train_000099.bin").write_bytes(b"of another tokenizer")
-    (place.folder / ".fineweb_train_000002.bin.1.partial").write_bytes(b"of a process that was killed")
+    (place.folder / ".fineweb_train_000002.bin.1.partial").write_bytes(
+        b"of a process that was killed"
+    )
     run(*place.live(then="until complete"))
-    assert first_sight == ["fineweb_train_000000.bin", "fineweb_val_000000.bin", "fineweb_val_000001.bin"]
+    assert first_sight == [
+        "fineweb_train_000000.bin",
+        "fineweb_val_000000.bin",
+        "fineweb_val_000001.bin",
+    ]
     assert snapshot(place.out) == snapshot(plain)
 
 
 # === THE FILE .producing =============================================================================================
+
 
 def test_it_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert producer.HEARTBEAT_SECONDS == 5
@@ -226,17 +289,26 @@ def test_it_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(producer, "PROGRESS_NEWS_SECONDS", 0.01)
     with producer.Producer(tmp_path, shards_promised=9):
         first = word_of(tmp_path)
-        assert first == {"pid": os.getpid(), "time": first["time"], "shards_promised": 9, "progress": 0}
+        assert first == {
+            "pid": os.getpid(),
+            "time": first["time"],
+            "shards_promised": 9,
+            "progress": 0,
+        }
         for _ in range(3):
             last = word_of(tmp_path)
             until(lambda: word_of(tmp_path)["time"] > last["time"])
     assert not list(tmp_path.iterdir())
 
 
-def test_progress_is_told_at_once_but_not_for_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_told_at_once_but_not_for_every_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writes: list[int] = []
     real = producer.Producer.write
-    monkeypatch.setattr(producer.Producer, "write", lambda self, **more: (writes.append(1), real(self, **more)))
+    monkeypatch.setattr(
+        producer.Producer, "write", lambda self, **more: (writes.append(1), real(self, **more))
+    )
     begin = time.monotonic()
     with producer.Producer(tmp_path) as work:
         until(lambda: work.advance(3) or word_of(tmp_path)["progress"] > 0)
@@ -247,14 +319,20 @@ def test_progress_is_told_at_once_but_not_for_every_token(tmp_path: Path, monkey
         assert 3 <= len(writes) <= 2 + (time.monotonic() - begin) / producer.PROGRESS_NEWS_SECONDS
 
 
-@pytest.mark.parametrize("error, words", [
-    (producer.DataError("a:7: not JSON;\n  mend it"), "failed: a:7: not JSON; mend it"),
-    (OSError(28, "No space left"), "failed: OSError: [Errno 28] No space left"),
-    (producer.StoppedEarly("has had enough"), "has had enough"),
-    (KeyboardInterrupt(), "was interrupted"),
-    (producer.DataError("x" * 1000), f"failed: {'x' * 289}..."),
-], ids=lambda value: type(value).__name__)
-def test_a_failure_stays_until_the_next_begins(tmp_path: Path, error: BaseException, words: str) -> None:
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (producer.DataError("a:7: not JSON;\n  mend it"), "failed: a:7: not JSON; mend it"),
+        (OSError(28, "No space left"), "failed: OSError: [Errno 28] No space left"),
+        (producer.StoppedEarly("has had enough"), "has had enough"),
+        (KeyboardInterrupt(), "was interrupted"),
+        (producer.DataError("x" * 1000), f"failed: {'x' * 289}..."),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_failure_stays_until_the_next_begins(
+    tmp_path: Path, error: BaseException, words: str
+) -> None:
     with pytest.raises(type(error)), producer.Producer(tmp_path) as work:
         work.advance(4)
         raise error
@@ -273,9 +351,13 @@ def test_a_bad_line_reaches_training_after_the_good_shards(place: Place, tmp_pat
     process = place.start(place.live("--shard-tokens", 50_000, then="until error"))
     _, error = process.communicate(timeout=30)
     fault = f"{place.documents}:201: not JSON"
-    assert process.returncode == 1 and error.startswith(f"error: {fault}") and error.count("\n") == 1
+    assert (
+        process.returncode == 1 and error.startswith(f"error: {fault}") and error.count("\n") == 1
+    )
     assert word_of(place.folder)["error"] == "failed: " + error.removeprefix("error: ").strip()
-    assert place.seen()["at_end"][0]["error"].startswith(f"failed: {fault}"), "the command has ended of it, and first"
+    assert place.seen()["at_end"][0]["error"].startswith(f"failed: {fault}"), (
+        "the command has ended of it, and first"
+    )
     shards = [shard for shard in read_shards(place.folder, "train")]
     assert len(shards) > 3 and {len(shard) for shard in shards} == {50_000}
     entry = place.entry()
@@ -301,19 +383,25 @@ def test_a_killed_producer_leaves_it_and_the_next_goes_on(place: Place, plain: P
 
 # === ONE PRODUCER A FOLDER ===========================================================================================
 
+
 @pytest.mark.parametrize("kind", ["live", "arguments"])
 def test_a_second_producer_is_refused(place: Place, kind: str) -> None:
     process = place.start(place.live("--tokens-per-second", 30_000))
     until(lambda: word_of(place.folder))
     error = run(*getattr(place, kind)(), code=1)
-    assert error.startswith(f"error: {place.folder}: another process is making shards in it") and error.count("\n") == 1
+    assert (
+        error.startswith(f"error: {place.folder}: another process is making shards in it")
+        and error.count("\n") == 1
+    )
     word = word_of(place.folder)
     assert word["pid"] == process.pid and "error" not in word
     process.send_signal(signal.SIGTERM)
     process.communicate()
 
 
-def test_the_lock_is_of_the_file_that_the_next_one_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_of_the_file_that_the_next_one_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The holder before us removes the file between our opening and our locking of it."""
     folder = tmp_path / "datasets" / "x"
     path = folder.with_name(".x.lock")
@@ -338,6 +426,7 @@ def test_the_lock_is_of_the_file_that_the_next_one_opens(tmp_path: Path, monkeyp
 
 # === THE COMMAND =====================================================================================================
 
+
 def test_the_command_begins_as_soon_as_it_can(place: Place, plain: Path, first_sight: list) -> None:
     whole = json.loads((plain / "manifest.json").read_text())["datasets"][0]
     assert len(whole["shards"]["val"]) == 2
@@ -345,24 +434,38 @@ def test_the_command_begins_as_soon_as_it_can(place: Place, plain: Path, first_s
     assert first_sight == ["fineweb_train_000000.bin", *whole["shards"]["val"]]
 
 
-def test_the_command_finds_what_it_needs_and_its_end_ends_the_export(place: Place, plain: Path) -> None:
-    process = place.start(place.live("--tokens-per-second", 10_000, then="leave", code=3), DATA_PATH="elsewhere")
+def test_the_command_finds_what_it_needs_and_its_end_ends_the_export(
+    place: Place, plain: Path
+) -> None:
+    process = place.start(
+        place.live("--tokens-per-second", 10_000, then="leave", code=3), DATA_PATH="elsewhere"
+    )
     out, error = process.communicate(timeout=30)
     assert process.returncode == 3 and error == ""
     seen, whole = place.seen(), json.loads((plain / "manifest.json").read_text())["datasets"][0]
     tokenizer = place.out / "tokenizers/docs_byte260.json"
-    assert seen["settings"] == {"DATA_PATH": str(place.folder), "TOKENIZER_PATH": str(tokenizer), "VOCAB_SIZE": "260"}
+    assert seen["settings"] == {
+        "DATA_PATH": str(place.folder),
+        "TOKENIZER_PATH": str(tokenizer),
+        "VOCAB_SIZE": "260",
+    }
     assert "replaces DATA_PATH=elsewhere" in out
     assert {"fineweb_train_000000.bin", *whole["shards"]["val"]} <= set(seen["files"])
     assert seen["tokenizer"] == tokenizer.stat().st_size
     assert seen["word"]["pid"] == process.pid and "error" not in seen["word"]
     (entry,) = seen["manifest"]
     assert entry["complete"] is False and entry["stats"]["files_val"] == whole["stats"]["files_val"]
-    assert "files_train" not in entry["stats"] and entry["docs_sha256"]["val"] == whole["docs_sha256"]["val"]
+    assert (
+        "files_train" not in entry["stats"]
+        and entry["docs_sha256"]["val"] == whole["docs_sha256"]["val"]
+    )
 
     num_train = len([name for name in place.names() if "train" in name])
     assert num_train < whole["stats"]["files_train"], "nobody needs the others"
-    assert f"{place.folder}: {num_train} training shards, not complete: the producer stopped early" in out
+    assert (
+        f"{place.folder}: {num_train} training shards, not complete: the producer stopped early"
+        in out
+    )
     assert word_of(place.folder)["error"].startswith("stopped early: its command has ended")
     entry = place.entry()
     assert entry["complete"] is False and len(entry["shards"]["train"]) == num_train
@@ -393,9 +496,15 @@ def test_a_signal_reaches_the_command_once_and_ends_both(place: Place, number: i
     else:
         process.send_signal(number)
     _, error = process.communicate(timeout=30)
-    assert process.returncode == 128 + number and "Traceback" not in error and "waiting for the command" in error
+    assert (
+        process.returncode == 128 + number
+        and "Traceback" not in error
+        and "waiting for the command" in error
+    )
     ((received, word),) = place.seen()["signals"]
-    assert received == number and "error" not in word, "the signal is why training ends, not the producer"
+    assert received == number and "error" not in word, (
+        "the signal is why training ends, not the producer"
+    )
     assert "at_end" in place.seen(), "it was waited for"
     assert word_of(place.folder)["error"] == "was interrupted"
     assert place.entry()["complete"] is False
@@ -406,7 +515,9 @@ def test_a_signal_after_the_last_shard_reaches_the_command_too(place: Place) -> 
     until(lambda: place.report.exists() and word_of(place.folder) is None)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    assert process.returncode == 143 and [number for number, _ in place.seen()["signals"]] == [signal.SIGTERM]
+    assert process.returncode == 143 and [number for number, _ in place.seen()["signals"]] == [
+        signal.SIGTERM
+    ]
     assert word_of(place.folder) is None and "complete" not in place.entry()
 
 
@@ -423,7 +534,9 @@ def test_a_second_signal_kills_a_command_that_does_not_listen(place: Place) -> N
         os.kill(place.seen()["pid"], 0)
 
 
-def test_a_signal_while_the_command_is_being_started_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_command_is_being_started_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = subprocess.Popen
 
     def popen(*arguments: object, **options: object) -> subprocess.Popen:
@@ -436,18 +549,24 @@ def test_a_signal_while_the_command_is_being_started_is_not_lost(monkeypatch: py
     before = signal.getsignal(signal.SIGTERM)
     with command.hearing_signals(), pytest.raises(tokenize_docs.Interrupted) as interruption:
         command.start({})
-    assert interruption.value.number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
+    assert (
+        interruption.value.number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
+    )
     command.interrupt(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
 
 
 # === WRONG USE AND RATE ==============================================================================================
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--live", "--vocab-size", "300", "400"], "--live makes one data set"),
-    (["--live", "--vocab-size", "300", "--bytes"], "--live makes one data set"),
-    (["--live", "--bytes", "--", "no-such-command", "x"], "no-such-command: no such command"),
-])
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--live", "--vocab-size", "300", "400"], "--live makes one data set"),
+        (["--live", "--vocab-size", "300", "--bytes"], "--live makes one data set"),
+        (["--live", "--bytes", "--", "no-such-command", "x"], "no-such-command: no such command"),
+    ],
+)
 def test_wrong_use_is_one_line(place: Place, arguments: list[str], words: str) -> None:
     error = run(place.documents, "--out", place.out, *arguments, code=2)
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
@@ -455,15 +574,32 @@ def test_wrong_use_is_one_line(place: Place, arguments: list[str], words: str) -
 
 
 def test_what_follows_two_dashes_is_files_unless_live(place: Place, plain: Path) -> None:
-    run("--out", place.out, "--num-val-docs", NUM_VAL, "--shard-tokens", SHARD_TOKENS, "--bytes", "--", place.documents)
+    run(
+        "--out",
+        place.out,
+        "--num-val-docs",
+        NUM_VAL,
+        "--shard-tokens",
+        SHARD_TOKENS,
+        "--bytes",
+        "--",
+        place.documents,
+    )
     assert snapshot(place.out) == snapshot(plain)
-    assert "a command after -- needs --live" in run("--bytes", "--", place.documents, "torchrun", code=2)
+    assert "a command after -- needs --live" in run(
+        "--bytes", "--", place.documents, "torchrun", code=2
+    )
 
 
 def test_defaults_with_and_without_live(place: Place) -> None:
-    options = {live: tokenize_docs.parse_arguments([str(place.documents), *["--live"] * live]) for live in (0, 1)}
+    options = {
+        live: tokenize_docs.parse_arguments([str(place.documents), *["--live"] * live])
+        for live in (0, 1)
+    }
     assert [options[live].shard_tokens for live in (0, 1)] == [100_000_000, 1_000_000]
-    assert options[0].workers == os.cpu_count() and options[1].workers == max(1, os.cpu_count() // 2)
+    assert options[0].workers == os.cpu_count() and options[1].workers == max(
+        1, os.cpu_count() // 2
+    )
     assert options[1].command == [] and options[1].tokens_per_second is None
 
 

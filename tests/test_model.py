@@ -1,4 +1,5 @@
 """Proves that GPT is the documented model: loss, gradients, names, sizes, initial values, dtypes and causality."""
+
 import math
 
 import pytest
@@ -8,7 +9,15 @@ from torch import Tensor
 
 pytestmark = pytest.mark.timeout(60)
 
-TINY = dict(NUM_LAYERS=3, MODEL_DIM=16, NUM_HEADS=4, NUM_KV_HEADS=2, VOCAB_SIZE=19, TRAIN_SEQ_LEN=6, MLP_MULT=3)
+TINY = dict(
+    NUM_LAYERS=3,
+    MODEL_DIM=16,
+    NUM_HEADS=4,
+    NUM_KV_HEADS=2,
+    VOCAB_SIZE=19,
+    TRAIN_SEQ_LEN=6,
+    MLP_MULT=3,
+)
 
 
 def tiny_config(**more: object) -> train_gpt.Config:
@@ -34,6 +43,7 @@ def random_tokens(config: train_gpt.Config, rows: int = 2) -> tuple[Tensor, Tens
 
 # --- A plain reference: one position, one head, one pair of channels at a time ----------------------------------------
 
+
 def normed(v: Tensor) -> Tensor:
     return v / torch.sqrt((v * v).mean() + torch.finfo(torch.float32).eps)
 
@@ -56,21 +66,34 @@ def attention(rows: list[Tensor], w: dict[str, Tensor], config: train_gpt.Config
         for head in range(config.num_heads):
             shared = head // (config.num_heads // config.num_kv_heads)
             of_query, of_key = (slice(n * size, (n + 1) * size) for n in (head, shared))
-            query = w["attn.q_gain"][head] * rotated(normed(w["attn.c_q.weight"][of_query] @ row), t, config.rope_base)
-            scores = torch.stack([query @ rotated(normed(w["attn.c_k.weight"][of_key] @ rows[s]), s, config.rope_base)
-                                  for s in range(t + 1)]) / math.sqrt(size)
+            query = w["attn.q_gain"][head] * rotated(
+                normed(w["attn.c_q.weight"][of_query] @ row), t, config.rope_base
+            )
+            scores = torch.stack(
+                [
+                    query
+                    @ rotated(normed(w["attn.c_k.weight"][of_key] @ rows[s]), s, config.rope_base)
+                    for s in range(t + 1)
+                ]
+            ) / math.sqrt(size)
             weights = torch.exp(scores - scores.max())
             weights = weights / weights.sum()
-            heads.append(sum(weights[s] * (w["attn.c_v.weight"][of_key] @ rows[s]) for s in range(t + 1)))
+            heads.append(
+                sum(weights[s] * (w["attn.c_v.weight"][of_key] @ rows[s]) for s in range(t + 1))
+            )
         out.append(w["attn.proj.weight"] @ torch.cat(heads))
     return out
 
 
-def plain_block(rows: list[Tensor], first: list[Tensor], w: dict[str, Tensor],
-                config: train_gpt.Config) -> list[Tensor]:
+def plain_block(
+    rows: list[Tensor], first: list[Tensor], w: dict[str, Tensor], config: train_gpt.Config
+) -> list[Tensor]:
     mix = w["resid_mix"]
     rows = [mix[0] * row + mix[1] * row0 for row, row0 in zip(rows, first)]
-    rows = [row + w["attn_scale"] * a for row, a in zip(rows, attention([normed(row) for row in rows], w, config))]
+    rows = [
+        row + w["attn_scale"] * a
+        for row, a in zip(rows, attention([normed(row) for row in rows], w, config))
+    ]
     hidden = [w["mlp.fc.weight"] @ normed(row) for row in rows]
     squares = [torch.where(h > 0, h, 0.0 * h) ** 2 for h in hidden]
     return [row + w["mlp_scale"] * (w["mlp.proj.weight"] @ h) for row, h in zip(rows, squares)]
@@ -84,22 +107,42 @@ def plain_loss(state: dict[str, Tensor], config: train_gpt.Config, x: Tensor, y:
         pushed: list[list[Tensor]] = []
         for i in range(config.num_layers):
             if i >= half and pushed:
-                rows = [row + state["skip_weights"][i - half] * skip for row, skip in zip(rows, pushed.pop())]
+                rows = [
+                    row + state["skip_weights"][i - half] * skip
+                    for row, skip in zip(rows, pushed.pop())
+                ]
             prefix = f"blocks.{i}."
-            weights = {name.removeprefix(prefix): p for name, p in state.items() if name.startswith(prefix)}
+            weights = {
+                name.removeprefix(prefix): p for name, p in state.items() if name.startswith(prefix)
+            }
             rows = plain_block(rows, first, weights, config)
             if i < half:
                 pushed.append(rows)
         for row, target in zip(rows, targets):
             logits = config.logit_softcap * torch.tanh(head @ normed(row) / config.logit_softcap)
-            total = total + torch.log(torch.exp(logits - logits.max()).sum()) + logits.max() - logits[target]
+            total = (
+                total
+                + torch.log(torch.exp(logits - logits.max()).sum())
+                + logits.max()
+                - logits[target]
+            )
     return total / y.numel()
 
 
-@pytest.mark.parametrize("changes", [
-    dict(), dict(TIE_EMBEDDINGS=0), dict(NUM_KV_HEADS=4), dict(NUM_KV_HEADS=1), dict(NUM_LAYERS=1),
-    dict(NUM_LAYERS=4), dict(NUM_LAYERS=5, TIE_EMBEDDINGS=0, NUM_KV_HEADS=4), dict(LOGIT_SOFTCAP=2, ROPE_BASE=50),
-], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(TIE_EMBEDDINGS=0),
+        dict(NUM_KV_HEADS=4),
+        dict(NUM_KV_HEADS=1),
+        dict(NUM_LAYERS=1),
+        dict(NUM_LAYERS=4),
+        dict(NUM_LAYERS=5, TIE_EMBEDDINGS=0, NUM_KV_HEADS=4),
+        dict(LOGIT_SOFTCAP=2, ROPE_BASE=50),
+    ],
+    ids=str,
+)
 def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
     config = tiny_config(**changes)
     model = lively_model(config)
@@ -118,6 +161,7 @@ def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
 
 # --- Sizes, names, initial values -------------------------------------------------------------------------------------
 
+
 def test_default_model_has_17059912_parameters() -> None:
     with torch.device("meta"):
         model = train_gpt.GPT(config_of(), torch.float32)
@@ -128,10 +172,21 @@ def test_default_model_has_17059912_parameters() -> None:
 def test_state_dict_has_the_published_names_and_shapes(tied: int) -> None:
     expected = {"tok_emb.weight": (19, 16), "skip_weights": (1, 16)}
     for i in range(3):
-        expected |= {f"blocks.{i}.{name}": shape for name, shape in {
-            "attn.c_q.weight": (16, 16), "attn.c_k.weight": (8, 16), "attn.c_v.weight": (8, 16),
-            "attn.proj.weight": (16, 16), "attn.q_gain": (4,), "mlp.fc.weight": (48, 16), "mlp.proj.weight": (16, 48),
-            "attn_scale": (16,), "mlp_scale": (16,), "resid_mix": (2, 16)}.items()}
+        expected |= {
+            f"blocks.{i}.{name}": shape
+            for name, shape in {
+                "attn.c_q.weight": (16, 16),
+                "attn.c_k.weight": (8, 16),
+                "attn.c_v.weight": (8, 16),
+                "attn.proj.weight": (16, 16),
+                "attn.q_gain": (4,),
+                "mlp.fc.weight": (48, 16),
+                "mlp.proj.weight": (16, 48),
+                "attn_scale": (16,),
+                "mlp_scale": (16,),
+                "resid_mix": (2, 16),
+            }.items()
+        }
     if not tied:
         expected["lm_head.weight"] = (19, 16)
     state = train_gpt.GPT(tiny_config(TIE_EMBEDDINGS=tied), torch.float32).state_dict()
@@ -141,13 +196,22 @@ def test_state_dict_has_the_published_names_and_shapes(tied: int) -> None:
 
 def test_a_fresh_model_starts_from_the_documented_values() -> None:
     torch.manual_seed(0)
-    config = config_of(NUM_LAYERS=3, MODEL_DIM=128, VOCAB_SIZE=512, QK_GAIN_INIT=1.25, TIED_EMBED_INIT_STD=0.02)
+    config = config_of(
+        NUM_LAYERS=3, MODEL_DIM=128, VOCAB_SIZE=512, QK_GAIN_INIT=1.25, TIED_EMBED_INIT_STD=0.02
+    )
     state = train_gpt.GPT(config, torch.float32).state_dict()
     embedding = state["tok_emb.weight"]
-    assert embedding.std().item() == pytest.approx(0.02, rel=0.02) and abs(embedding.mean().item()) < 0.001
+    assert (
+        embedding.std().item() == pytest.approx(0.02, rel=0.02)
+        and abs(embedding.mean().item()) < 0.001
+    )
     assert (state["skip_weights"] == 1).all()
     for i in range(3):
-        block = {name.removeprefix(f"blocks.{i}."): t for name, t in state.items() if name.startswith(f"blocks.{i}.")}
+        block = {
+            name.removeprefix(f"blocks.{i}."): t
+            for name, t in state.items()
+            if name.startswith(f"blocks.{i}.")
+        }
         assert (block["attn.proj.weight"] == 0).all() and (block["mlp.proj.weight"] == 0).all()
         assert (block["attn.q_gain"] == 1.25).all()
         assert (block["attn_scale"] == 1).all() and (block["mlp_scale"] == 1).all()
@@ -176,28 +240,40 @@ def test_fresh_blocks_pass_their_input_through() -> None:
 
 # --- Dtypes -----------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("tied", [1, 0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_stream_has_the_compute_dtype_and_weights_and_loss_stay_float32(dtype: torch.dtype, tied: int) -> None:
+def test_stream_has_the_compute_dtype_and_weights_and_loss_stay_float32(
+    dtype: torch.dtype, tied: int
+) -> None:
     config, seen = tiny_config(TIE_EMBEDDINGS=tied), []
     model = lively_model(config, dtype)
     for module in model.blocks.modules():
-        module.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0].dtype, output.dtype]))
+        module.register_forward_hook(
+            lambda _, inputs, output: seen.extend([inputs[0].dtype, output.dtype])
+        )
     loss = model(*random_tokens(config))
     loss.backward()
     assert len(seen) >= 2 * 3 * 8 and set(seen) == {dtype}
     assert loss.dtype == torch.float32
-    assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    assert (
+        {p.dtype for p in model.parameters()}
+        == {p.grad.dtype for p in model.parameters()}
+        == {torch.float32}
+    )
 
 
 def test_bfloat16_stays_near_float32() -> None:
     config = tiny_config()
     x, y = random_tokens(config)
-    exact, rounded = (lively_model(config, dtype)(x, y).item() for dtype in (torch.float32, torch.bfloat16))
+    exact, rounded = (
+        lively_model(config, dtype)(x, y).item() for dtype in (torch.float32, torch.bfloat16)
+    )
     assert exact != rounded and exact == pytest.approx(rounded, rel=0.02)
 
 
 # --- Causality --------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("position", [0, 2, 5])
 def test_a_later_token_changes_no_earlier_loss(position: int) -> None:
@@ -222,18 +298,22 @@ def test_a_later_token_changes_no_earlier_loss(position: int) -> None:
 
 # --- One cast a step --------------------------------------------------------------------------------------------------
 
+
 def cast_where_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As autocast does it: every product casts its weight, and autograd leads the gradient back to it."""
+
     def weight_of(module: torch.nn.Module, scale: Tensor | None = None) -> Tensor:
         weight = module.weight if scale is None else scale[:, None] * module.weight
         return weight.to(module.low.dtype)
+
     monkeypatch.setattr(train_gpt, "used", weight_of)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [0, 1])
 def test_a_cast_ahead_is_the_cast_at_use_bit_for_bit(
-        dtype: torch.dtype, tied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype: torch.dtype, tied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, results = tiny_config(TIE_EMBEDDINGS=tied), []
     for at_use in (False, True):
         if at_use:
@@ -252,8 +332,14 @@ def test_weights_count_as_they_were_at_the_last_cast() -> None:
     config = tiny_config(TIE_EMBEDDINGS=0)
     model, tokens = lively_model(config, torch.bfloat16), random_tokens(config)
     before = model(*tokens).item()
-    names = {name for name, p in model.named_parameters() if p.ndim == 2 and "resid" not in name and "skip" not in name}
-    cast = {f"{name}.weight" for name, module in model.named_modules() if module in dict(model.casts)}
+    names = {
+        name
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and "resid" not in name and "skip" not in name
+    }
+    cast = {
+        f"{name}.weight" for name, module in model.named_modules() if module in dict(model.casts)
+    }
     assert cast == names
     for name, p in model.named_parameters():
         if name in names - {"tok_emb.weight"} or "attn_scale" in name or "mlp_scale" in name:

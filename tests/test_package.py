@@ -1,4 +1,5 @@
 """records/package.py: from logs to a complete folder that check.py accepts, or to the reason why there is none."""
+
 import ast
 import json
 import os
@@ -16,13 +17,28 @@ import check  # noqa: E402  (the room is no package)
 import package  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
-BY_HAND = ["--name", "Wider MLP", "--author", "Ada", "--github-id", "ada", "--description", "Wider.",
-           "--date", "2026-04-01"]
+BY_HAND = [
+    "--name",
+    "Wider MLP",
+    "--author",
+    "Ada",
+    "--github-id",
+    "ada",
+    "--description",
+    "Wider.",
+    "--date",
+    "2026-04-01",
+]
 NAME = "2026-04-01_WiderMLP"
 
 
-def pack(capsys: pytest.CaptureFixture[str], tmp_path: Path, *logs: object, track: str = check.RECORD,
-         more: tuple[object, ...] = ()) -> tuple[int, str, str, Path]:
+def pack(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    *logs: object,
+    track: str = check.RECORD,
+    more: tuple[object, ...] = (),
+) -> tuple[int, str, str, Path]:
     """Exit code, output, errors, and the folder that was to be made."""
     arguments = [*logs, "--track", track, *BY_HAND, "--records", tmp_path / "records", *more]
     try:
@@ -42,47 +58,84 @@ def seeds(tmp_path: Path, **changed: object) -> list[Path]:
     return paths
 
 
-def test_a_record_is_made_whole_and_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_is_made_whole_and_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs = seeds(tmp_path)
     code, out, err, folder = pack(capsys, tmp_path, *logs)
     assert (code, err) == (0, "") and f"made {folder}" in out
     assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md", "submission.json", "train_gpt.py", "train_seed1.log", "train_seed1337.log", "train_seed42.log"]
+        "README.md",
+        "submission.json",
+        "train_gpt.py",
+        "train_seed1.log",
+        "train_seed1337.log",
+        "train_seed42.log",
+    ]
     assert (folder / "train_gpt.py").read_text() == SCRIPT
     assert [(folder / f"train_seed{seed}.log").read_bytes() for seed in (1, 42, 1337)] == [
-        path.read_bytes() for path in logs]
+        path.read_bytes() for path in logs
+    ]
     assert os.listdir(folder.parent) == [NAME], "nothing temporary stays"
-    assert f"{len(SCRIPT):,} + model" in out and f"{16_000_000 - ARTIFACT - len(SCRIPT):,} left" in out
+    assert (
+        f"{len(SCRIPT):,} + model" in out and f"{16_000_000 - ARTIFACT - len(SCRIPT):,} left" in out
+    )
     readme = (folder / "README.md").read_text()
-    assert f"| train_seed42.log | 42 | 13,790 | 43.50 | 599.9 | 2.1 |" in readme and package.TODO in readme
-    assert "torchrun --standalone --nproc_per_node=8 train_gpt.py" in readme and "8x NVIDIA H100 80GB HBM3" in readme
+    assert (
+        f"| train_seed42.log | 42 | 13,790 | 43.50 | 599.9 | 2.1 |" in readme
+        and package.TODO in readme
+    )
+    assert (
+        "torchrun --standalone --nproc_per_node=8 train_gpt.py" in readme
+        and "8x NVIDIA H100 80GB HBM3" in readme
+    )
     (folder / "README.md").write_text(readme.replace(package.TODO, "Done: "))
     assert check.check_folder(folder).verdict == "accepted"
 
 
-def test_submission_is_filled_from_the_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submission_is_filled_from_the_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = pack(capsys, tmp_path, *seeds(tmp_path))[3]
     found = json.loads((folder / "submission.json").read_text())
     losses = [1.900001, 1.900042, 1.901337]
     results = {seed: result for seed, result in found["seed_results"].items()}
     assert found["val_loss"] == pytest.approx(sum(losses) / 3, abs=1e-8)
     assert [results[seed]["val_loss"] for seed in ("1", "42", "1337")] == losses
-    assert (found["name"], found["author"], found["github_id"], found["blurb"], found["date"], found["track"]) == (
-        "Wider MLP", "Ada", "ada", "Wider.", "2026-04-01", "10min_16mb")
+    assert (
+        found["name"],
+        found["author"],
+        found["github_id"],
+        found["blurb"],
+        found["date"],
+        found["track"],
+    ) == ("Wider MLP", "Ada", "ada", "Wider.", "2026-04-01", "10min_16mb")
     assert (found["bytes_code"], found["bytes_total"], found["seeds"]) == (
-        len(SCRIPT), ARTIFACT + len(SCRIPT), [1, 42, 1337])
+        len(SCRIPT),
+        ARTIFACT + len(SCRIPT),
+        [1, 42, 1337],
+    )
     assert results["1"]["steps"] == 13_790 and results["1"]["artifact_bytes"] == ARTIFACT
     assert found["val_loss_std"] == pytest.approx(check.summary(losses).std, abs=1e-8)
-    assert (found["hardware"], found["pytorch_version"]) == ("8x NVIDIA H100 80GB HBM3", "2.9.1+cu128")
+    assert (found["hardware"], found["pytorch_version"]) == (
+        "8x NVIDIA H100 80GB HBM3",
+        "2.9.1+cu128",
+    )
 
 
-def test_another_script_is_refused_by_line_and_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_script_is_refused_by_line_and_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs = seeds(tmp_path)
-    logs[2].write_text(log_text(seed=1337, script=SCRIPT.replace("print(torch, os)", "print(torch)")))
+    logs[2].write_text(
+        log_text(seed=1337, script=SCRIPT.replace("print(torch, os)", "print(torch)"))
+    )
     code, out, err, folder = pack(capsys, tmp_path, *logs)
     assert code == 1 and not folder.exists()
-    assert err.startswith(f"error: {logs[2]}: not the script of {logs[0]}: line 7 is 'print(torch)', not "
-                          "'print(torch, os)'")
+    assert err.startswith(
+        f"error: {logs[2]}: not the script of {logs[0]}: line 7 is 'print(torch)', not "
+        "'print(torch, os)'"
+    )
     script = tmp_path / "mine.py"
     script.write_text(SCRIPT + "# more\n")
     code, _, err, _ = pack(capsys, tmp_path, *logs[:2], more=("--script", script))
@@ -92,8 +145,14 @@ def test_another_script_is_refused_by_line_and_log(tmp_path: Path, capsys: pytes
 
 
 REFUSED = {
-    "no source": (lambda text: text.split(f"{'=' * 100}\n", 1)[1], "does not begin with the script's text"),
-    "unfinished": (lambda text: text.split("Serialized model int8", 1)[0], "ends before the result"),
+    "no source": (
+        lambda text: text.split(f"{'=' * 100}\n", 1)[1],
+        "does not begin with the script's text",
+    ),
+    "unfinished": (
+        lambda text: text.split("Serialized model int8", 1)[0],
+        "ends before the result",
+    ),
     "no seed": (lambda text: text.replace("seed:1337\n", ""), "does not tell its seed"),
     "two runs": (lambda text: text + text.replace("seed:1337", "seed:7"), "2 runs in it"),
     "nothing": (lambda text: "", "0 runs in it"),
@@ -102,7 +161,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_logs_that_cannot_be_packaged(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_that_cannot_be_packaged(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     change, words = REFUSED[fault]
     logs = seeds(tmp_path)
     logs[2].write_text(change(logs[2].read_text()))
@@ -111,14 +172,27 @@ def test_logs_that_cannot_be_packaged(fault: str, tmp_path: Path, capsys: pytest
     assert not (tmp_path / "records").exists()
 
 
-@pytest.mark.parametrize(("changed", "rule"), [
-    ({"artifact": 16_000_000}, "cap"), ({"ms": 44.0}, "training time"), ({"world": 1}, "hardware"),
-    ({"partial": " partial_val:1"}, "data"), ({"factor": 1.17}, "bytes"), ({"code": 10}, "code size"),
-    ({"script": "import os\ndef f(:\n    x\n", "python": "3.10.1"}, "script")])
-def test_what_check_refuses_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, object],
-                                        rule: str) -> None:
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"artifact": 16_000_000}, "cap"),
+        ({"ms": 44.0}, "training time"),
+        ({"world": 1}, "hardware"),
+        ({"partial": " partial_val:1"}, "data"),
+        ({"factor": 1.17}, "bytes"),
+        ({"code": 10}, "code size"),
+        ({"script": "import os\ndef f(:\n    x\n", "python": "3.10.1"}, "script"),
+    ],
+)
+def test_what_check_refuses_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, object], rule: str
+) -> None:
     code, out, err, folder = pack(capsys, tmp_path, *seeds(tmp_path, **changed))
-    assert code == 1 and "was not made" in err and re.search(rf"^  refused .*\[{rule}: ", out, re.MULTILINE)
+    assert (
+        code == 1
+        and "was not made" in err
+        and re.search(rf"^  refused .*\[{rule}: ", out, re.MULTILINE)
+    )
     assert not folder.parent.exists(), "no trace of it is left"
 
 
@@ -131,24 +205,44 @@ def test_no_folder_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(package.os, "fsync", full)
     code, _, err, folder = pack(capsys, tmp_path, *seeds(tmp_path))
     assert code == 1 and "No space left on device" in err and not folder.parent.exists()
 
 
-@pytest.mark.parametrize("wrong", [("--date", "April"), ("--date", "2026-4-1"), ("--name", "  "), ("--name", "?!"),
-                                   ("--track", "fast"), ("--author", "")])
-def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--date", "April"),
+        ("--date", "2026-4-1"),
+        ("--name", "  "),
+        ("--name", "?!"),
+        ("--track", "fast"),
+        ("--author", ""),
+    ],
+)
+def test_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str]
+) -> None:
     code, out, err, _ = pack(capsys, tmp_path, *seeds(tmp_path), more=wrong)
     assert (code, out) == (2, "") and wrong[0] in err
 
 
-@pytest.mark.parametrize(("name", "folder"), [("Overlap Ablation", "OverlapAblation"), ("10L_Int5-MLP", "10L_Int5-MLP"),
-                                              ("a über/../b", "AUberB"), ("..", "")])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("Overlap Ablation", "OverlapAblation"),
+        ("10L_Int5-MLP", "10L_Int5-MLP"),
+        ("a über/../b", "AUberB"),
+        ("..", ""),
+    ],
+)
 def test_folder_names(name: str, folder: str) -> None:
     assert package.slug(name) == folder
 
@@ -161,46 +255,88 @@ def test_runs_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     Path(data["TOKENIZER_PATH"]).rename(tokenizer)
     small = SMALL_MODEL | data | {"TOKENIZER_PATH": tokenizer, "ITERATIONS": 3, "VAL_LOSS_EVERY": 0}
     for name, seed, prefetch in (("a", 1, 1), ("b", 2, 1), ("c", 1, 0)):
-        assert run_trainer(tmp_path, RUN_ID=name, SEED=seed, TRAIN_PREFETCH=prefetch, **small).code == 0
+        assert (
+            run_trainer(tmp_path, RUN_ID=name, SEED=seed, TRAIN_PREFETCH=prefetch, **small).code
+            == 0
+        )
     logs = [tmp_path / "logs" / f"{name}.txt" for name in "abc"]
     code, out, err, folder = pack(capsys, tmp_path, *logs, track=check.OPEN)
     assert (code, err) == (0, ""), out
-    assert {path.name for path in folder.glob("*.log")} == {"train_seed1.log", "train_seed2.log",
-                                                            "train_train_prefetch0_seed1.log"}
+    assert {path.name for path in folder.glob("*.log")} == {
+        "train_seed1.log",
+        "train_seed2.log",
+        "train_train_prefetch0_seed1.log",
+    }
     assert (folder / "train_gpt.py").read_bytes() == (ROOT / "train_gpt.py").read_bytes()
     readme = (folder / "README.md").read_text()
     lines = re.search(r"```bash\n(.*?)```", readme, re.DOTALL)[1]
-    for setting in ("NUM_LAYERS=2", "TRAIN_SEQ_LEN=32", "VOCAB_SIZE=260", "DEVICE=cpu", "for seed in 1 2; do"):
+    for setting in (
+        "NUM_LAYERS=2",
+        "TRAIN_SEQ_LEN=32",
+        "VOCAB_SIZE=260",
+        "DEVICE=cpu",
+        "for seed in 1 2; do",
+    ):
         assert setting in lines
-    assert "LOGIT_SOFTCAP" not in lines and "TRAIN_PREFETCH" not in lines, "defaults are not repeated"
-    assert "| train_prefetch0 | 1 |" in readme and check.check_folder(folder).verdict == "warned", "for its TODO alone"
-    again = subprocess.run(["bash", "-c", lines.replace("1 2; do", "2; do").replace("python3", sys.executable)],
-                           cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=150)
+    assert "LOGIT_SOFTCAP" not in lines and "TRAIN_PREFETCH" not in lines, (
+        "defaults are not repeated"
+    )
+    assert "| train_prefetch0 | 1 |" in readme and check.check_folder(folder).verdict == "warned", (
+        "for its TODO alone"
+    )
+    again = subprocess.run(
+        ["bash", "-c", lines.replace("1 2; do", "2; do").replace("python3", sys.executable)],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
     assert again.returncode == 0, again.stderr
-    last = [path.read_text().splitlines()[-1] for path in (folder / "logs" / "seed2.txt", folder / "train_seed2.log")]
-    assert {one.rule for one in check.check_folder(folder).findings if one.level == "refused"} == set()
+    last = [
+        path.read_text().splitlines()[-1]
+        for path in (folder / "logs" / "seed2.txt", folder / "train_seed2.log")
+    ]
+    assert {
+        one.rule for one in check.check_folder(folder).findings if one.level == "refused"
+    } == set()
     assert last[0] == last[1] and last[0].startswith("final_int8_zlib_roundtrip_exact")
 
 
-def test_settings_without_events_are_those_of_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = SCRIPT + ("class Config:\n    matrix_lr: float = 0.04\n    train_seq_len: int = 2048\n"
-                       "    name: str = call()\n")
+def test_settings_without_events_are_those_of_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = SCRIPT + (
+        "class Config:\n    matrix_lr: float = 0.04\n    train_seq_len: int = 2048\n"
+        "    name: str = call()\n"
+    )
     folder = pack(capsys, tmp_path, *seeds(tmp_path, script=script))[3]
     readme = (folder / "README.md").read_text()
-    assert "TRAIN_SEQ_LEN=1024" in readme and "MATRIX_LR" not in readme and "As far as the text log tells" in readme
+    assert (
+        "TRAIN_SEQ_LEN=1024" in readme
+        and "MATRIX_LR" not in readme
+        and "As far as the text log tells" in readme
+    )
 
 
-def test_events_of_another_run_are_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_of_another_run_are_not_believed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs = seeds(tmp_path)
     events = logs[0].with_suffix(".jsonl")
-    events.write_text(json.dumps({"event": "config", "seed": 1, "matrix_lr": 9}) + "\n"
-                      + json.dumps({"event": "score", "val_loss": 1.5, "val_bpb": 0.9}) + "\n")
+    events.write_text(
+        json.dumps({"event": "config", "seed": 1, "matrix_lr": 9})
+        + "\n"
+        + json.dumps({"event": "score", "val_loss": 1.5, "val_bpb": 0.9})
+        + "\n"
+    )
     code, _, err, _ = pack(capsys, tmp_path, *logs)
     assert code == 1 and f"{events}: not of the run" in err
 
 
 def test_defaults_are_those_of_the_trainer() -> None:
     import train_gpt
+
     found = package.defaults((ROOT / "train_gpt.py").read_bytes())
     assert found == {name: value for name, value in vars(train_gpt.Config()).items()}
     assert package.defaults(b"def f(:") == package.defaults(b"x = 1") == {}
@@ -208,13 +344,26 @@ def test_defaults_are_those_of_the_trainer() -> None:
 
 def test_the_tools_run_as_commands(tmp_path: Path) -> None:
     logs = seeds(tmp_path)
-    command = [sys.executable, str(ROOT / "records" / "package.py"), *map(str, logs), "--track", "10min_16mb", *BY_HAND,
-               "--records", str(tmp_path / "records")]
+    command = [
+        sys.executable,
+        str(ROOT / "records" / "package.py"),
+        *map(str, logs),
+        "--track",
+        "10min_16mb",
+        *BY_HAND,
+        "--records",
+        str(tmp_path / "records"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "records" / check.RECORD / NAME
-    done = subprocess.run([sys.executable, str(ROOT / "records" / "check.py"), str(folder)], capture_output=True,
-                          text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "records" / "check.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
     assert done.returncode == 0 and ": warned (1 warned)" in done.stdout, done.stderr
 
 
@@ -223,7 +372,12 @@ def test_the_rooms_readme_names_the_rules() -> None:
     for name in ("check.py", "package.py", "submission.schema.json", "--previous", "--data"):
         assert name in readme
     tree = ast.parse((ROOT / "records" / "check.py").read_text())
-    added = [node.args[1] for node in ast.walk(tree) if isinstance(node, ast.Call)
-             and getattr(node.func, "attr", "") == "add" and len(node.args) >= 3]
+    added = [
+        node.args[1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "add"
+        and len(node.args) >= 3
+    ]
     used = {rule.value for rule in added if isinstance(rule, ast.Constant)}
     assert used | {"checker"} == set(check.RULES)

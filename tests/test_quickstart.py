@@ -1,4 +1,5 @@
 """The offline corpus, its split and its reuse; the command that is printed; the run from files to bits per byte."""
+
 import json
 import os
 import random
@@ -22,8 +23,9 @@ import quickstart  # noqa: E402  (rooms are folders of scripts, not packages)
 import tokenize_docs  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
-RECIPE = quickstart.Recipe(vocab_size=350, shard_tokens=2000, val_bytes=4000, max_val_document_bytes=2000,
-                           min_bytes=10_000)
+RECIPE = quickstart.Recipe(
+    vocab_size=350, shard_tokens=2000, val_bytes=4000, max_val_document_bytes=2000, min_bytes=10_000
+)
 NAME = "datasets/quickstart_sp350"
 
 
@@ -31,11 +33,22 @@ def write_library(folder: Path) -> Path:
     """A small standard library: 60 sources, of which some may not be used, and much that is no source."""
     rng = random.Random(0)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 8))) for _ in range(200)]
-    sources = {f"{'package/' * (number % 2)}module{number}.py":
-               "".join(f"def {rng.choice(words)}():\n\treturn '{rng.choice(words)}  é{rng.choice(words)}'\n"
-                       for _ in range(rng.randint(5, 40))) for number in range(60)}
+    sources = {
+        f"{'package/' * (number % 2)}module{number}.py": "".join(
+            f"def {rng.choice(words)}():\n\treturn '{rng.choice(words)}  é{rng.choice(words)}'\n"
+            for _ in range(rng.randint(5, 40))
+        )
+        for number in range(60)
+    }
     sources |= {f"large{number}.py": f"large = {number}\n" * 400 for number in range(20)}
-    for name in ("test/a.py", "package/tests/b.py", "site-packages/c.py", "lib2to3/d.py", "__pycache__/e.py", "f.txt"):
+    for name in (
+        "test/a.py",
+        "package/tests/b.py",
+        "site-packages/c.py",
+        "lib2to3/d.py",
+        "__pycache__/e.py",
+        "f.txt",
+    ):
         sources[name] = "forbidden = 1\n" * 20
     sources |= {"empty.py": "\n", "package/same.py": sources["module0.py"]}
     for name, text in sources.items():
@@ -62,7 +75,11 @@ def split_tokens(data: Path, split: str) -> np.ndarray:
     tokens = []
     for path in sorted((data / NAME).glob(f"fineweb_{split}_*.bin")):
         content = path.read_bytes()
-        assert np.frombuffer(content[:12], "<i4").tolist() == [20240520, 1, (len(content) - 1024) // 2]
+        assert np.frombuffer(content[:12], "<i4").tolist() == [
+            20240520,
+            1,
+            (len(content) - 1024) // 2,
+        ]
         assert not any(content[12:1024]) and len(content) % 2 == 0
         tokens.append(np.frombuffer(content[1024:], "<u2"))
     return np.concatenate(tokens)
@@ -70,7 +87,9 @@ def split_tokens(data: Path, split: str) -> np.ndarray:
 
 def split_documents(data: Path, split: str) -> list[str]:
     """The documents of a split, decoded from its shards: each begins with BOS."""
-    model = sentencepiece.SentencePieceProcessor(model_file=str(data / "tokenizers/quickstart_350_bpe.model"))
+    model = sentencepiece.SentencePieceProcessor(
+        model_file=str(data / "tokenizers/quickstart_350_bpe.model")
+    )
     tokens = split_tokens(data, split)
     starts = np.flatnonzero(tokens == 1)
     assert starts[0] == 0
@@ -78,10 +97,15 @@ def split_documents(data: Path, split: str) -> list[str]:
 
 
 def snapshot(data: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(data)): path.read_bytes() for path in sorted(data.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(data)): path.read_bytes()
+        for path in sorted(data.rglob("*"))
+        if path.is_file()
+    }
 
 
 # === CORPUS ==========================================================================================================
+
 
 def test_every_source_is_in_one_split(built: Path) -> None:
     val, train = split_documents(built, "val"), split_documents(built, "train")
@@ -98,7 +122,10 @@ def test_every_source_is_in_one_split(built: Path) -> None:
 
 
 def test_shards_have_their_size(built: Path) -> None:
-    sizes = [(path.stat().st_size - 1024) // 2 for path in sorted((built / NAME).glob("fineweb_train_*.bin"))]
+    sizes = [
+        (path.stat().st_size - 1024) // 2
+        for path in sorted((built / NAME).glob("fineweb_train_*.bin"))
+    ]
     assert len(sizes) > 2 and {*sizes[:-1]} == {2000} and 0 < sizes[-1] <= 2000
     assert int(split_tokens(built, "train").max()) < 350
 
@@ -110,12 +137,17 @@ def test_the_tokenizer_has_not_seen_validation(tmp_path: Path, library: Path, bu
     for marked in ("val", "train"):
         for path in write_library(library).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
-            if (text in val) == (marked == "val"):  # the word is as long as what it replaces: the split stays
+            if (text in val) == (
+                marked == "val"
+            ):  # the word is as long as what it replaces: the split stays
                 path.write_text(text.replace("return", "qzqzqz"), encoding="utf-8")
         quickstart.prepare(tmp_path / "data", library, RECIPE)
-        assert all("qzqzqz" in text for text in split_documents(tmp_path / "data", marked) if "def" in text)
+        assert all(
+            "qzqzqz" in text for text in split_documents(tmp_path / "data", marked) if "def" in text
+        )
         model = sentencepiece.SentencePieceProcessor(
-            model_file=str(tmp_path / "data/tokenizers/quickstart_350_bpe.model"))
+            model_file=str(tmp_path / "data/tokenizers/quickstart_350_bpe.model")
+        )
         found[marked] = any("qz" in model.id_to_piece(index) for index in range(350))
     assert found == {"val": False, "train": True}
 
@@ -124,7 +156,11 @@ def test_two_builds_are_identical(tmp_path: Path, library: Path, built: Path) ->
     quickstart.prepare(tmp_path / "data", library, RECIPE, workers=3)
     assert snapshot(tmp_path / "data") == snapshot(built)
     names = [name for name in snapshot(built) if "fineweb_" not in name]
-    assert names == [f"{NAME}/docs.jsonl", f"{NAME}/quickstart.json", "tokenizers/quickstart_350_bpe.model"]
+    assert names == [
+        f"{NAME}/docs.jsonl",
+        f"{NAME}/quickstart.json",
+        "tokenizers/quickstart_350_bpe.model",
+    ]
 
 
 def flip(path: Path) -> None:
@@ -133,19 +169,36 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: flip(data / NAME / "fineweb_train_000001.bin"),
-    lambda data: os.truncate(data / NAME / "fineweb_val_000000.bin", 2000),
-    lambda data: (data / NAME / "fineweb_train_000000.bin").unlink(),
-    lambda data: shutil.copy(data / NAME / "fineweb_train_000000.bin", data / NAME / "fineweb_train_000099.bin"),
-    lambda data: flip(data / "tokenizers/quickstart_350_bpe.model"),
-    lambda data: (data / "tokenizers/quickstart_350_bpe.model").unlink(),
-    lambda data: (data / NAME / "quickstart.json").write_text('{"recipe": '),
-    lambda data: (data / NAME / "quickstart.json").unlink(),
-    lambda data: shutil.rmtree(data / NAME),
-], ids=["byte", "cut", "lost", "more", "tokenizer byte", "tokenizer lost", "stamp cut", "stamp lost", "all lost"])
-def test_what_is_whole_is_reused_and_what_is_not_is_built_again(tmp_path: Path, built: Path,
-                                                                damage: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: flip(data / NAME / "fineweb_train_000001.bin"),
+        lambda data: os.truncate(data / NAME / "fineweb_val_000000.bin", 2000),
+        lambda data: (data / NAME / "fineweb_train_000000.bin").unlink(),
+        lambda data: shutil.copy(
+            data / NAME / "fineweb_train_000000.bin", data / NAME / "fineweb_train_000099.bin"
+        ),
+        lambda data: flip(data / "tokenizers/quickstart_350_bpe.model"),
+        lambda data: (data / "tokenizers/quickstart_350_bpe.model").unlink(),
+        lambda data: (data / NAME / "quickstart.json").write_text('{"recipe": '),
+        lambda data: (data / NAME / "quickstart.json").unlink(),
+        lambda data: shutil.rmtree(data / NAME),
+    ],
+    ids=[
+        "byte",
+        "cut",
+        "lost",
+        "more",
+        "tokenizer byte",
+        "tokenizer lost",
+        "stamp cut",
+        "stamp lost",
+        "all lost",
+    ],
+)
+def test_what_is_whole_is_reused_and_what_is_not_is_built_again(
+    tmp_path: Path, built: Path, damage: Callable[[Path], object]
+) -> None:
     data = tmp_path / "data"
     shutil.copytree(built, data)
     library = built.parent / "library"
@@ -162,10 +215,14 @@ def test_other_sources_or_another_recipe_build_again(tmp_path: Path, library: Pa
     (library / "module2.py").write_text("more = 1\n" * 30)
     assert quickstart.prepare(data, library, RECIPE) is True
     assert "more = 1\n" * 30 in split_documents(data, "train") + split_documents(data, "val")
-    assert quickstart.prepare(data, library, quickstart.Recipe(**{**vars(RECIPE), "seed": 2})) is True
+    assert (
+        quickstart.prepare(data, library, quickstart.Recipe(**{**vars(RECIPE), "seed": 2})) is True
+    )
 
 
-def test_a_build_that_fails_changes_nothing(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_fails_changes_nothing(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data"
     quickstart.prepare(data, library, RECIPE)
     before = snapshot(data)
@@ -180,8 +237,9 @@ def test_a_build_that_fails_changes_nothing(tmp_path: Path, library: Path, monke
     assert snapshot(data) == before
 
 
-def test_a_python_without_sources_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                              capsys: pytest.CaptureFixture) -> None:
+def test_a_python_without_sources_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr(quickstart, "ROOT", tmp_path)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "nowhere"))
     monkeypatch.setattr(sys, "argv", ["quickstart.py"])
@@ -195,17 +253,30 @@ def test_a_python_without_sources_is_one_line(tmp_path: Path, monkeypatch: pytes
 
 # === COMMAND =========================================================================================================
 
-def test_the_printed_command_gives_the_same_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_the_printed_command_gives_the_same_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pasted into a fresh shell, whatever the values hold."""
     root = tmp_path / "a folder; with 'quotes'"
     root.mkdir()
     monkeypatch.setattr(quickstart, "ROOT", root)
-    user = {"RUN_ID": "it's $HOME `x` \\ \"y\" *", "ITERATIONS": "600", "QK_GAIN_INIT": "2", "HOME": "/elsewhere"}
+    user = {
+        "RUN_ID": 'it\'s $HOME `x` \\ "y" *',
+        "ITERATIONS": "600",
+        "QK_GAIN_INIT": "2",
+        "HOME": "/elsewhere",
+    }
     environment = quickstart.launch_environment(2, user)
     program = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
-    line = quickstart.command_line([sys.executable, "-c", program], environment, ["QK_GAIN_INIT", "RUN_ID"])
-    folder, seen = json.loads(subprocess.run(["/bin/sh", "-c", line], env={}, check=True, capture_output=True,
-                                             text=True).stdout)
+    line = quickstart.command_line(
+        [sys.executable, "-c", program], environment, ["QK_GAIN_INIT", "RUN_ID"]
+    )
+    folder, seen = json.loads(
+        subprocess.run(
+            ["/bin/sh", "-c", line], env={}, check=True, capture_output=True, text=True
+        ).stdout
+    )
     expected = {**quickstart.SETTINGS, **user, "OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}
     del expected["HOME"]
     assert Path(folder) == root.resolve()
@@ -222,7 +293,9 @@ def test_the_users_settings_go_first() -> None:
 
 
 def test_the_settings_are_the_trainers() -> None:
-    names = quickstart.trainer_settings(quickstart.launch_environment(1, {**os.environ, "MUON_MOMENTUM": "0.9"}))
+    names = quickstart.trainer_settings(
+        quickstart.launch_environment(1, {**os.environ, "MUON_MOMENTUM": "0.9"})
+    )
     assert {*quickstart.SETTINGS, "MUON_MOMENTUM"} <= {*names}
 
 
@@ -258,10 +331,20 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("quickstart.py", "tokenize_docs.py", "producer.py"):
         shutil.copy(ROOT / "data" / name, root / "data")
     (root / "train_gpt.py").write_text(STAND_IN)
-    done = subprocess.run([sys.executable, root / "data/quickstart.py", "--prepare-only"], cwd="/", env={},
-                          capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, root / "data/quickstart.py", "--prepare-only"],
+        cwd="/",
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["corpus", "tokenizer", "shards"]
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "corpus",
+        "tokenizer",
+        "shards",
+    ]
     assert not (root / "logs").exists()
     return root
 
@@ -272,9 +355,17 @@ def start(checkout: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     started = []
 
     def start_one(steps: str, *arguments: str) -> subprocess.Popen:
-        started.append(subprocess.Popen(
-            [sys.executable, checkout / "data/quickstart.py", *arguments], cwd="/", text=True,
-            env={"ITERATIONS": steps}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts))
+        started.append(
+            subprocess.Popen(
+                [sys.executable, checkout / "data/quickstart.py", *arguments],
+                cwd="/",
+                text=True,
+                env={"ITERATIONS": steps},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=heed_interrupts,
+            )
+        )
         return started[-1]
 
     yield start_one
@@ -284,8 +375,10 @@ def start(checkout: Path) -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 def test_the_split_of_this_python(checkout: Path) -> None:
-    tokens = [(path.stat().st_size - 1024) // 2
-              for path in sorted((checkout / "data/datasets/quickstart_sp1024").glob("*.bin"))]
+    tokens = [
+        (path.stat().st_size - 1024) // 2
+        for path in sorted((checkout / "data/datasets/quickstart_sp1024").glob("*.bin"))
+    ]
     assert 150_000 < tokens[-1] < 210_000
     assert len(tokens) >= 4 and {*tokens[:-2]} == {1_000_000}
 
@@ -295,7 +388,11 @@ def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subproce
     lines = output.splitlines()
     assert "is up to date" in lines[0]
     command = next(line for line in lines if line.startswith("training:"))
-    assert f"cd {checkout} && " in command and " ITERATIONS=9 " in command and " OMP_NUM_THREADS=" in command
+    assert (
+        f"cd {checkout} && " in command
+        and " ITERATIONS=9 " in command
+        and " OMP_NUM_THREADS=" in command
+    )
     assert command.endswith("-m torch.distributed.run --standalone --nproc_per_node=2 train_gpt.py")
     assert {line.split("rank ")[1] for line in lines if "rank " in line} == {"0", "1"}
     assert lines[-3] == "bits per byte: 4.0000 before training, 2.0000 after (50.0 % less)"
@@ -304,13 +401,16 @@ def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subproce
     assert "Traceback" not in error
 
 
-def test_a_failed_run_ends_in_one_line_that_names_the_log(checkout: Path,
-                                                          start: Callable[..., subprocess.Popen]) -> None:
+def test_a_failed_run_ends_in_one_line_that_names_the_log(
+    checkout: Path, start: Callable[..., subprocess.Popen]
+) -> None:
     process = start("1")
     output, error = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert error.splitlines()[-1] == \
-        f"error: the training ended with exit code 1; its log is {checkout}/logs/quickstart.txt"
+    assert (
+        error.splitlines()[-1]
+        == f"error: the training ended with exit code 1; its log is {checkout}/logs/quickstart.txt"
+    )
     assert "bits per byte" not in output
 
 
@@ -322,7 +422,9 @@ def test_refused_settings_end_before_any_training(start: Callable[..., subproces
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_ends_the_training_too(start: Callable[..., subprocess.Popen], number: int) -> None:
+def test_an_interrupt_ends_the_training_too(
+    start: Callable[..., subprocess.Popen], number: int
+) -> None:
     process = start("0")
     line = next(line for line in process.stdout if line.startswith("pid "))
     process.send_signal(number)
@@ -339,11 +441,18 @@ def test_from_nothing_to_bits_per_byte(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for name in ("train_gpt.py", "data/quickstart.py", "data/tokenize_docs.py", "data/producer.py"):
         shutil.copy(ROOT / name, tmp_path / name)
-    done = subprocess.run([sys.executable, tmp_path / "data/quickstart.py"], cwd="/", capture_output=True, text=True,
-                          timeout=500,
-                          env={"ITERATIONS": "20", "VAL_TOKENS": "16384", "DEVICE": "cpu", "HOME": str(tmp_path)})
+    done = subprocess.run(
+        [sys.executable, tmp_path / "data/quickstart.py"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={"ITERATIONS": "20", "VAL_TOKENS": "16384", "DEVICE": "cpu", "HOME": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    scores = re.search(r"^bits per byte: ([\d.]+) before training, ([\d.]+) after", done.stdout, re.MULTILINE)
+    scores = re.search(
+        r"^bits per byte: ([\d.]+) before training, ([\d.]+) after", done.stdout, re.MULTILINE
+    )
     assert float(scores[2]) < float(scores[1])
     log = (tmp_path / "logs/quickstart.txt").read_text()
     assert log.splitlines()[-1].startswith("final_int8_zlib_roundtrip_exact val_loss:")

@@ -1,4 +1,5 @@
 """logs/read_log.py on the logs that people have: each family, several runs a file, damage, and our own."""
+
 import dataclasses
 import json
 import math
@@ -111,7 +112,9 @@ total_eval_time:372.5s
 """
 
 
-def read_text(folder: Path, text: str | bytes, name: str = "train.log", **options: Any) -> read_log.LogFile:
+def read_text(
+    folder: Path, text: str | bytes, name: str = "train.log", **options: Any
+) -> read_log.LogFile:
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
     return read_log.read_log(path, **options)
@@ -124,21 +127,53 @@ def only(log: read_log.LogFile) -> Run:
 
 def test_a_baseline_log(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, HEADER + BASELINE))
-    assert (run.run_id, run.seed, run.status, run.last_step, run.iterations) == ("try7", 1337, "finished", 500, 20000)
-    assert run.versions == {"python": "3.12.3", "torch": "2.9.1+cu128", "driver": "570.124.06", "driver_cuda": "12.8"}
+    assert (run.run_id, run.seed, run.status, run.last_step, run.iterations) == (
+        "try7",
+        1337,
+        "finished",
+        500,
+        20000,
+    )
+    assert run.versions == {
+        "python": "3.12.3",
+        "torch": "2.9.1+cu128",
+        "driver": "570.124.06",
+        "driver_cuda": "12.8",
+    }
     assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 2} and run.world_size == 8
     assert (run.dataset, run.train_shards, run.val_tokens) == ("fineweb10B_sp1024", 80, 62021632)
     assert [s.step for s in run.steps] == [1, 2, 200, 400] and run.steps[1].train_loss == 15.9120
     assert [(v.step, v.val_bpb) for v in run.validations] == [(0, 4.1077), (500, 1.4273)]
-    assert (run.stopped_early, run.stop_step, run.train_time_ms, run.peak_mib) == ("wallclock_cap", 500, 20500, 10210)
+    assert (run.stopped_early, run.stop_step, run.train_time_ms, run.peak_mib) == (
+        "wallclock_cap",
+        500,
+        20500,
+        10210,
+    )
     sizes = run.sizes
     assert (sizes.model, sizes.code, sizes.raw_total, sizes.artifact, sizes.total, sizes.codec) == (
-        67240121, 48310, 67288431, 15702114, 15750424, "int8+zlib")
+        67240121,
+        48310,
+        67288431,
+        15702114,
+        15750424,
+        "int8+zlib",
+    )
     head = run.headline
     assert (head.kind, head.tag, head.val_loss, head.val_bpb, head.eval_ms, head.digits) == (
-        "roundtrip", "final_int8_zlib_roundtrip", 2.42003108, 1.43328104, 1401, 8)
+        "roundtrip",
+        "final_int8_zlib_roundtrip",
+        2.42003108,
+        1.43328104,
+        1401,
+        8,
+    )
     assert run.score("pre_quant").val_loss == 2.41 and run.score("ttt") is None
-    assert run.config["matrix_lr"] == 0.04 and run.config["sdp.flash"] is True and run.config["num_kv_heads"] == 4
+    assert (
+        run.config["matrix_lr"] == 0.04
+        and run.config["sdp.flash"] is True
+        and run.config["num_kv_heads"] == 4
+    )
     assert run.config["tied_embed_lr"] == 0.05 and "head_lr" not in run.config
     assert run.tokens() == 500 * 524288 and run.epochs_seen() == pytest.approx(500 * 524288 / 8e9)
 
@@ -167,17 +202,42 @@ def test_a_rule_inside_the_script_does_not_end_it(tmp_path: Path) -> None:
 def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, MODERN))
     assert (run.seed, run.run_id, run.dataset, run.train_shards, run.val_tokens) == (
-        42, "5f0d", "fineweb10B_sp8192", 80, 40540160)
-    assert run.config["adam_eps"] == 1e-8 and run.config["ttt_enabled"] is True and run.model_params == 35901112
+        42,
+        "5f0d",
+        "fineweb10B_sp8192",
+        80,
+        40540160,
+    )
+    assert (
+        run.config["adam_eps"] == 1e-8
+        and run.config["ttt_enabled"] is True
+        and run.model_params == 35901112
+    )
     assert [(s.step, s.train_loss, s.tok_s) for s in run.steps] == [
-        (1, 9.0115, 8190220), (500, 3.38, 7764000), (1000, 3.28, 7742000)]
-    assert run.steps[1].train_time_ms == pytest.approx(1e3 * 500 * 786432 / 7764000), "0.8m is 6 seconds coarse"
+        (1, 9.0115, 8190220),
+        (500, 3.38, 7764000),
+        (1000, 3.28, 7742000),
+    ]
+    assert run.steps[1].train_time_ms == pytest.approx(1e3 * 500 * 786432 / 7764000), (
+        "0.8m is 6 seconds coarse"
+    )
     assert (run.stop_step, run.train_time_ms) == (1200, 122071)
-    assert [(v.step, v.val_bpb, v.train_time_ms) for v in run.validations] == [(0, 3.4881, None), (1200, 1.115, 122071)]
-    assert {s.kind: s.val_bpb for s in run.scores} == {"pre_quant": 1.111464, "roundtrip": 1.1226912, "ttt": 1.10527}
+    assert [(v.step, v.val_bpb, v.train_time_ms) for v in run.validations] == [
+        (0, 3.4881, None),
+        (1200, 1.115, 122071),
+    ]
+    assert {s.kind: s.val_bpb for s in run.scores} == {
+        "pre_quant": 1.111464,
+        "roundtrip": 1.1226912,
+        "ttt": 1.10527,
+    }
     assert run.headline.kind == "ttt" and run.eval_total_ms == 372500
     assert (run.sizes.code, run.sizes.packed_code, run.sizes.total, run.sizes.codec) == (
-        120450, 27310, 15907712, "quantized+brotli")
+        120450,
+        27310,
+        15907712,
+        "quantized+brotli",
+    )
 
 
 def test_minutes_that_tokens_a_second_contradict_are_kept(tmp_path: Path) -> None:
@@ -185,89 +245,214 @@ def test_minutes_that_tokens_a_second_contradict_are_kept(tmp_path: Path) -> Non
     assert run.steps[1].train_time_ms == pytest.approx(48_000)
 
 
-@pytest.mark.parametrize("prefix", [
-    "1775318899.204 ", "[2026-04-04 12:13:14] ", "2026-04-04T12:13:14.123456Z ", "2026-04-04 12:13:14,123 - INFO - ",
-    "[12:13:14] ", "12:13:14 | ", "[rank0]: ", "rank0: ", "[   12.34s] ", "[modal] ", "\x1b[32m[INFO]\x1b[0m "])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "1775318899.204 ",
+        "[2026-04-04 12:13:14] ",
+        "2026-04-04T12:13:14.123456Z ",
+        "2026-04-04 12:13:14,123 - INFO - ",
+        "[12:13:14] ",
+        "12:13:14 | ",
+        "[rank0]: ",
+        "rank0: ",
+        "[   12.34s] ",
+        "[modal] ",
+        "\x1b[32m[INFO]\x1b[0m ",
+    ],
+)
 @pytest.mark.parametrize("log", [BASELINE, MODERN], ids=["baseline", "modern"])
-def test_what_stands_in_front_of_lines_changes_nothing(tmp_path: Path, prefix: str, log: str) -> None:
+def test_what_stands_in_front_of_lines_changes_nothing(
+    tmp_path: Path, prefix: str, log: str
+) -> None:
     plain = only(read_text(tmp_path, log))
     prefixed = only(read_text(tmp_path, "".join(prefix + line + "\n" for line in log.splitlines())))
     assert dataclasses.asdict(prefixed) == dataclasses.asdict(plain)
 
 
-@pytest.mark.parametrize(("line", "step", "time_ms", "average"), [
-    ("step:588/2000 train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588, 588071, 83.1),
-    ("step:588/2000 train_loss: 2.1000 train_time: 588071ms step_avg: 83.10ms", 588, 588071, 83.1),
-    ("step: 588/2000 train_loss=2.1000 train_time=588.071s", 588, 588071, None),
-    ("step 588/2000 train_loss:2.1000 lr_mul:1.0 train_time:588071ms step_avg:83.10ms tok/s:123456", 588, 588071, 83.1),
-    ("step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588, 588071, 83.1),
-    ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588, 588071, 83.1),
-    ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588, 588000, 1000),
-    ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588, 588071, None)])
-def test_spellings_of_a_training_line(tmp_path: Path, line: str, step: int, time_ms: float, average: float) -> None:
+@pytest.mark.parametrize(
+    ("line", "step", "time_ms", "average"),
+    [
+        ("step:588/2000 train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588, 588071, 83.1),
+        (
+            "step:588/2000 train_loss: 2.1000 train_time: 588071ms step_avg: 83.10ms",
+            588,
+            588071,
+            83.1,
+        ),
+        ("step: 588/2000 train_loss=2.1000 train_time=588.071s", 588, 588071, None),
+        (
+            "step 588/2000 train_loss:2.1000 lr_mul:1.0 train_time:588071ms step_avg:83.10ms tok/s:123456",
+            588,
+            588071,
+            83.1,
+        ),
+        (
+            "step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms step_avg:83.10ms",
+            588,
+            588071,
+            83.1,
+        ),
+        ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588, 588071, 83.1),
+        ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588, 588000, 1000),
+        ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588, 588071, None),
+    ],
+)
+def test_spellings_of_a_training_line(
+    tmp_path: Path, line: str, step: int, time_ms: float, average: float
+) -> None:
     found = only(read_text(tmp_path, line + "\n")).steps[0]
     assert (found.step, found.iterations, found.train_loss) == (step, 2000, 2.1)
     assert found.train_time_ms == pytest.approx(time_ms)
     assert found.step_avg_ms == (None if average is None else pytest.approx(average))
 
 
-@pytest.mark.parametrize(("line", "kind", "bpb", "eval_ms"), [
-    ("final_int8_zlib_roundtrip_exact val_loss:2.08110422 val_bpb:1.22940560", "roundtrip", 1.2294056, None),
-    ("final_int6_roundtrip val_loss:2.0512 val_bpb:1.2149 eval_time:2310ms", "roundtrip", 1.2149, 2310),
-    ("quantized val_loss:2.8 val_bpb:1.1041 eval_time:9710ms", "roundtrip", 1.1041, 9710),
-    ("final_int6_sliding_window_exact val_loss:1.90 val_bpb:1.12801533", "sliding", 1.12801533, None),
-    ("final_sliding_window_eval stride:64 val_loss:2.0 val_bpb:1.1981 eval_time:301200ms", "sliding", 1.1981, 301200),
-    ("final_sliding val_loss:2.0 val_bpb:1.1602 (stride=16, T=1.00) time:121150ms", "sliding", 1.1602, 121150),
-    ("final_int8_zlib_roundtrip sliding val_loss:2.0 sliding val_bpb:1.1985 eval_time:9ms", "sliding", 1.1985, 9),
-    ("legal_ttt_exact val_loss:1.89104 val_bpb:1.12001822 eval_time:410000ms", "ttt", 1.12001822, 410000),
-    ("ttt_sliding:done val_loss=1.891020 val_bpb=1.120010 elapsed=410.5s", "ttt", 1.12001, 410500),
-    ("final_int8_zlib_roundtrip val_loss:1.9 val_bpb:1.1490 eval_mode:online_ttt eval_time:5ms", "ttt", 1.1490, 5),
-    ("DIAGNOSTIC post_ema val_loss:1.9250 val_bpb:1.1401 eval_time:2000ms", "pre_quant", 1.1401, 2000),
-    ("pre-quantization post-ema val_loss:2.8 val_bpb:1.0921 eval_time:6480ms", "pre_quant", 1.0921, 6480),
-    ("final_temped val_loss:3.3010 val_bpb:1.2781 T=1.00", "other", 1.2781, None)])
-def test_kinds_of_results(tmp_path: Path, line: str, kind: str, bpb: float, eval_ms: float | None) -> None:
+@pytest.mark.parametrize(
+    ("line", "kind", "bpb", "eval_ms"),
+    [
+        (
+            "final_int8_zlib_roundtrip_exact val_loss:2.08110422 val_bpb:1.22940560",
+            "roundtrip",
+            1.2294056,
+            None,
+        ),
+        (
+            "final_int6_roundtrip val_loss:2.0512 val_bpb:1.2149 eval_time:2310ms",
+            "roundtrip",
+            1.2149,
+            2310,
+        ),
+        ("quantized val_loss:2.8 val_bpb:1.1041 eval_time:9710ms", "roundtrip", 1.1041, 9710),
+        (
+            "final_int6_sliding_window_exact val_loss:1.90 val_bpb:1.12801533",
+            "sliding",
+            1.12801533,
+            None,
+        ),
+        (
+            "final_sliding_window_eval stride:64 val_loss:2.0 val_bpb:1.1981 eval_time:301200ms",
+            "sliding",
+            1.1981,
+            301200,
+        ),
+        (
+            "final_sliding val_loss:2.0 val_bpb:1.1602 (stride=16, T=1.00) time:121150ms",
+            "sliding",
+            1.1602,
+            121150,
+        ),
+        (
+            "final_int8_zlib_roundtrip sliding val_loss:2.0 sliding val_bpb:1.1985 eval_time:9ms",
+            "sliding",
+            1.1985,
+            9,
+        ),
+        (
+            "legal_ttt_exact val_loss:1.89104 val_bpb:1.12001822 eval_time:410000ms",
+            "ttt",
+            1.12001822,
+            410000,
+        ),
+        (
+            "ttt_sliding:done val_loss=1.891020 val_bpb=1.120010 elapsed=410.5s",
+            "ttt",
+            1.12001,
+            410500,
+        ),
+        (
+            "final_int8_zlib_roundtrip val_loss:1.9 val_bpb:1.1490 eval_mode:online_ttt eval_time:5ms",
+            "ttt",
+            1.1490,
+            5,
+        ),
+        (
+            "DIAGNOSTIC post_ema val_loss:1.9250 val_bpb:1.1401 eval_time:2000ms",
+            "pre_quant",
+            1.1401,
+            2000,
+        ),
+        (
+            "pre-quantization post-ema val_loss:2.8 val_bpb:1.0921 eval_time:6480ms",
+            "pre_quant",
+            1.0921,
+            6480,
+        ),
+        ("final_temped val_loss:3.3010 val_bpb:1.2781 T=1.00", "other", 1.2781, None),
+    ],
+)
+def test_kinds_of_results(
+    tmp_path: Path, line: str, kind: str, bpb: float, eval_ms: float | None
+) -> None:
     run = only(read_text(tmp_path, "seed:1\n" + line + "\n"))
     assert [(s.kind, s.val_bpb) for s in run.scores] == [(kind, bpb)]
     assert run.scores[0].eval_ms == (None if eval_ms is None else pytest.approx(eval_ms))
 
 
 def test_a_result_under_several_names_is_one_and_the_lowest_counts(tmp_path: Path) -> None:
-    run = only(read_text(tmp_path, BASELINE + """final_int6_sliding_window val_loss:2.3900 val_bpb:1.4155 eval_time:9ms
+    run = only(
+        read_text(
+            tmp_path,
+            BASELINE
+            + """final_int6_sliding_window val_loss:2.3900 val_bpb:1.4155 eval_time:9ms
 final_int6_sliding_window_exact val_loss:2.39000001 val_bpb:1.41550001
 final_int8_zlib_roundtrip_exact val_loss:2.39000001 val_bpb:1.41550001
 ttt_sliding:done val_loss=2.500000 val_bpb=1.480000 elapsed=410.5s
 legal_ttt val_loss:2.5000 val_bpb:1.4800 eval_time:410500ms
 legal_ttt_exact val_loss:2.50000021 val_bpb:1.48000012
-"""))
+""",
+        )
+    )
     assert [(s.kind, s.tag, s.val_bpb) for s in run.scores] == [
-        ("roundtrip", "final_int8_zlib_roundtrip", 1.43328104), ("sliding", "final_int6_sliding_window", 1.41550001),
-        ("ttt", "legal_ttt", 1.48000012)]
-    assert run.scores[1].aliases == ["final_int8_zlib_roundtrip"] and run.scores[2].aliases == ["ttt_sliding:done"]
+        ("roundtrip", "final_int8_zlib_roundtrip", 1.43328104),
+        ("sliding", "final_int6_sliding_window", 1.41550001),
+        ("ttt", "legal_ttt", 1.48000012),
+    ]
+    assert run.scores[1].aliases == ["final_int8_zlib_roundtrip"] and run.scores[2].aliases == [
+        "ttt_sliding:done"
+    ]
     assert run.headline.kind == "sliding", "adaptation that made it worse is not what is submitted"
 
 
 def test_a_mode_line_says_what_the_round_trip_was_scored_with(tmp_path: Path) -> None:
-    text = BASELINE.replace("final_int8_zlib_roundtrip val", "final_eval_mode:sliding_window stride:64 batch_seqs:32\n"
-                            "final_int8_zlib_roundtrip val")
+    text = BASELINE.replace(
+        "final_int8_zlib_roundtrip val",
+        "final_eval_mode:sliding_window stride:64 batch_seqs:32\nfinal_int8_zlib_roundtrip val",
+    )
     assert [s.kind for s in only(read_text(tmp_path, text)).scores] == ["sliding"]
 
 
-@pytest.mark.parametrize(("lines", "field", "value"), [
-    ("Serialized model int6+zstd-22: 15480112 bytes (payload:1 raw_torch:2 payload_ratio:3.9x)", "artifact", 15480112),
-    ("Serialized model int6+lzma: 15890217 bytes", "artifact", 15890217),
-    ("Total submission size mixed_int5_int6+brotli: 15948801 bytes", "total", 15948801),
-    ("INT7+zlib model: 15377000 bytes | Total submission: 15431007 bytes", "total", 15431007),
-    ("artifact_bytes:   15920833", "total", 15920833),
-    ("Total submission size int8+zlib: 15,750,424 bytes", "total", 15750424)])
+@pytest.mark.parametrize(
+    ("lines", "field", "value"),
+    [
+        (
+            "Serialized model int6+zstd-22: 15480112 bytes (payload:1 raw_torch:2 payload_ratio:3.9x)",
+            "artifact",
+            15480112,
+        ),
+        ("Serialized model int6+lzma: 15890217 bytes", "artifact", 15890217),
+        ("Total submission size mixed_int5_int6+brotli: 15948801 bytes", "total", 15948801),
+        ("INT7+zlib model: 15377000 bytes | Total submission: 15431007 bytes", "total", 15431007),
+        ("artifact_bytes:   15920833", "total", 15920833),
+        ("Total submission size int8+zlib: 15,750,424 bytes", "total", 15750424),
+    ],
+)
 def test_spellings_of_sizes(tmp_path: Path, lines: str, field: str, value: int) -> None:
     assert getattr(only(read_text(tmp_path, f"seed:1\n{lines}\n")).sizes, field) == value
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
-    second = BASELINE.replace("seed:1337", "seed:42").replace("step:500", "step:510").replace("1.43328104", "1.42")
+    second = (
+        BASELINE.replace("seed:1337", "seed:42")
+        .replace("step:500", "step:510")
+        .replace("1.43328104", "1.42")
+    )
     third = BASELINE.replace("train_time:8000", "train_time:8001")
     log = read_text(tmp_path, HEADER + BASELINE + HEADER + second + third)
-    assert [(r.number, r.seed, r.last_step) for r in log.runs] == [(1, 1337, 500), (2, 42, 510), (3, 1337, 500)]
+    assert [(r.number, r.seed, r.last_step) for r in log.runs] == [
+        (1, 1337, 500),
+        (2, 42, 510),
+        (3, 1337, 500),
+    ]
     assert [r.source_bytes for r in log.runs] == [len(SOURCE), len(SOURCE), None]
     assert [r.name for r in log.runs] == ["train.log", "train.log#2", "train.log#3"]
     assert log.runs[1].first_line == len((HEADER + BASELINE).splitlines()) + 1
@@ -275,22 +460,32 @@ def test_several_runs_in_one_file(tmp_path: Path) -> None:
 
 
 def test_steps_alone_begin_another_run_when_they_start_again(tmp_path: Path) -> None:
-    lines = "".join(f"step:{n}/9 train_loss:2.0{n} train_time:{n}00ms step_avg:100.00ms\n" for n in (1, 2, 3))
+    lines = "".join(
+        f"step:{n}/9 train_loss:2.0{n} train_time:{n}00ms step_avg:100.00ms\n" for n in (1, 2, 3)
+    )
     log = read_text(tmp_path, lines + lines.replace("2.0", "3.0"))
-    assert [[s.train_loss for s in run.steps] for run in log.runs] == [[2.01, 2.02, 2.03], [3.01, 3.02, 3.03]]
+    assert [[s.train_loss for s in run.steps] for run in log.runs] == [
+        [2.01, 2.02, 2.03],
+        [3.01, 3.02, 3.03],
+    ]
 
 
 def test_console_and_log_in_one_file_are_one_run(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, BASELINE + HEADER + BASELINE))
     assert run.source_bytes == len(SOURCE) and run.seed == 1337 and len(run.steps) == 4
-    doubled = only(read_text(tmp_path, "".join(2 * (line + "\n") for line in BASELINE.splitlines())))
+    doubled = only(
+        read_text(tmp_path, "".join(2 * (line + "\n") for line in BASELINE.splitlines()))
+    )
     assert dataclasses.asdict(doubled) == dataclasses.asdict(only(read_text(tmp_path, BASELINE)))
 
 
 def test_a_resumed_run_is_one_run(tmp_path: Path) -> None:
-    first = BASELINE[:BASELINE.index("step:500/")]
-    again = BASELINE[:BASELINE.index("warmup_step:1")] + "step:300/20000 train_loss:2.6 train_time:12100ms\n"
-    rest = BASELINE[BASELINE.index("step:400/"):].replace("16400", "16500")
+    first = BASELINE[: BASELINE.index("step:500/")]
+    again = (
+        BASELINE[: BASELINE.index("warmup_step:1")]
+        + "step:300/20000 train_loss:2.6 train_time:12100ms\n"
+    )
+    rest = BASELINE[BASELINE.index("step:400/") :].replace("16400", "16500")
     run = only(read_text(tmp_path, first + again + rest))
     assert run.resumed_at == [300] and [s.step for s in run.steps] == [1, 2, 200, 300, 400]
     assert run.steps[-1].train_time_ms == 16500 and run.headline.val_bpb == 1.43328104
@@ -299,35 +494,54 @@ def test_a_resumed_run_is_one_run(tmp_path: Path) -> None:
 
 
 def test_a_log_that_ends_anywhere_gives_what_is_complete(tmp_path: Path) -> None:
-    cut = BASELINE[:BASELINE.index("16400ms") + 3]
+    cut = BASELINE[: BASELINE.index("16400ms") + 3]
     log = read_text(tmp_path, cut)
     assert log.runs[0].last_step == 200 and log.runs[0].status == "unfinished"
     assert log.problems == [f"line {len(cut.splitlines())}: the last line is cut off"]
     last = BASELINE.rstrip()
-    assert only(read_text(tmp_path, last)).headline.digits == 8, "a missing last line end alone is no damage"
-    assert read_text(tmp_path, last[:-3]).runs[0].headline.val_bpb == 1.4333, "1.43328 would be another result"
+    assert only(read_text(tmp_path, last)).headline.digits == 8, (
+        "a missing last line end alone is no damage"
+    )
+    assert read_text(tmp_path, last[:-3]).runs[0].headline.val_bpb == 1.4333, (
+        "1.43328 would be another result"
+    )
 
 
 def test_a_log_that_ends_inside_the_script(tmp_path: Path) -> None:
-    log = read_text(tmp_path, HEADER[:HEADER.index("main()\n\n=")])
+    log = read_text(tmp_path, HEADER[: HEADER.index("main()\n\n=")])
     assert log.runs == [] and "the log ends inside the script's text" in log.problems[0]
     half = "class Half:\n    size: int = 5\n\ndef f(x):\n    return x\n"
-    rest = read_text(tmp_path, half + HEADER[len(SOURCE):] + BASELINE)
-    assert only(rest).source_sha256 is None and only(rest).last_step == 500, "a script without its head has no hash"
+    rest = read_text(tmp_path, half + HEADER[len(SOURCE) :] + BASELINE)
+    assert only(rest).source_sha256 is None and only(rest).last_step == 500, (
+        "a script without its head has no hash"
+    )
 
 
 def test_the_end_of_a_failed_run_is_said(tmp_path: Path) -> None:
-    cut = BASELINE[:BASELINE.index("step:400/")]
-    run = only(read_text(tmp_path, cut + "Traceback (most recent call last):\n  File \"x.py\", line 3, in <module>\n"
-                         "    from y import z\ntorch.OutOfMemoryError: CUDA out of memory.\n"))
+    cut = BASELINE[: BASELINE.index("step:400/")]
+    run = only(
+        read_text(
+            tmp_path,
+            cut + 'Traceback (most recent call last):\n  File "x.py", line 3, in <module>\n'
+            "    from y import z\ntorch.OutOfMemoryError: CUDA out of memory.\n",
+        )
+    )
     assert (run.status, run.error) == ("failed", "torch.OutOfMemoryError: CUDA out of memory.")
     assert only(read_text(tmp_path, cut + "error: rank 3: no shard\n")).error == "rank 3: no shard"
 
 
-@pytest.mark.parametrize(("encode", "problems"), [
-    (lambda text: text.replace("\n", "\r\n").encode(), []), (lambda text: text.encode("utf-16"), []),
-    (lambda text: b"\xef\xbb\xbf" + text.encode(), []),
-    (lambda text: text.encode().replace(b"seed:1337\n", b"seed:1337\n\xff\xfe_: \x80\n"), ["1 lines are not UTF-8"])])
+@pytest.mark.parametrize(
+    ("encode", "problems"),
+    [
+        (lambda text: text.replace("\n", "\r\n").encode(), []),
+        (lambda text: text.encode("utf-16"), []),
+        (lambda text: b"\xef\xbb\xbf" + text.encode(), []),
+        (
+            lambda text: text.encode().replace(b"seed:1337\n", b"seed:1337\n\xff\xfe_: \x80\n"),
+            ["1 lines are not UTF-8"],
+        ),
+    ],
+)
 def test_other_encodings(tmp_path: Path, encode: Any, problems: list[str]) -> None:
     plain = only(read_text(tmp_path, HEADER + BASELINE))
     log = read_text(tmp_path, encode(HEADER + BASELINE))
@@ -344,7 +558,9 @@ def test_of_a_huge_file_both_ends_are_read(tmp_path: Path) -> None:
 
 def test_the_lines_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_log, "MAX_POINTS", 50)
-    log = read_text(tmp_path, "".join(f"step:{n}/999 train_loss:2.5 train_time:{n}ms\n" for n in range(1, 201)))
+    log = read_text(
+        tmp_path, "".join(f"step:{n}/999 train_loss:2.5 train_time:{n}ms\n" for n in range(1, 201))
+    )
     assert len(log.runs[0].steps) <= 50 and "every second one is left out" in log.problems[0]
     assert (log.runs[0].steps[0].step, log.runs[0].steps[-1].step) == (1, 200)
 
@@ -358,15 +574,22 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty", "a.log"]
     logs = read_log.read_logs([tmp_path / name for name in names])
     words = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
-    assert words == ["a.log: not a text file (compressed, or an image)",
-                     "b.log: no training log: no line of one was found", "c.log: empty",
-                     "pipe: cannot be read: not a file", "none.log: cannot be read: No such file or directory",
-                     "empty: a folder without .txt, .log or .jsonl files", "a.log: named twice: read once"]
+    assert words == [
+        "a.log: not a text file (compressed, or an image)",
+        "b.log: no training log: no line of one was found",
+        "c.log: empty",
+        "pipe: cannot be read: not a file",
+        "none.log: cannot be read: No such file or directory",
+        "empty: a folder without .txt, .log or .jsonl files",
+        "a.log: named twice: read once",
+    ]
     assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)
 
 
 def test_unreadable_values_are_named_with_their_line(tmp_path: Path) -> None:
-    text = BASELINE.replace("train_loss:2.8000", "train_loss:2.8x").replace("world_size:8", "world_size:many")
+    text = BASELINE.replace("train_loss:2.8000", "train_loss:2.8x").replace(
+        "world_size:8", "world_size:many"
+    )
     log = read_text(tmp_path, text + "final_int8_zlib_roundtrip val_loss:2.0 val_bpb:?\n" * 1)
     assert [problem.split(":")[0] for problem in log.problems] == ["line 6", "line 17", "line 29"]
     many = read_text(tmp_path, "".join(f"step:{n}/99 train_loss:?\n" for n in range(50)) + BASELINE)
@@ -380,16 +603,30 @@ def jsonl(*events: dict[str, Any]) -> str:
 
 
 def test_damaged_events_are_named_and_the_others_kept(tmp_path: Path) -> None:
-    text = jsonl({"event": "run", "run_id": "r"}, {"event": "config", "seed": 7, "data_path": "d/x", "odd": [1]},
-                 {"event": "step", "step": 1, "train_loss": 3.0, "train_time_ms": 5.0}, {"event": "step", "step": None},
-                 {"event": "step", "step": "two"}, {"event": "input", "step": 1, "peak_mib": {"a": 1}}, {"event": 5},
-                 {"event": "end", "status": "interrupted", "exit_code": 130, "error": "interrupted"})
+    text = jsonl(
+        {"event": "run", "run_id": "r"},
+        {"event": "config", "seed": 7, "data_path": "d/x", "odd": [1]},
+        {"event": "step", "step": 1, "train_loss": 3.0, "train_time_ms": 5.0},
+        {"event": "step", "step": None},
+        {"event": "step", "step": "two"},
+        {"event": "input", "step": 1, "peak_mib": {"a": 1}},
+        {"event": 5},
+        {"event": "end", "status": "interrupted", "exit_code": 130, "error": "interrupted"},
+    )
     log = read_text(tmp_path, text + '{"event": "step", "step": 3, "train', "r.jsonl")
     assert [problem.split(" (")[0] for problem in log.problems] == [
-        "line 4: a damaged step event", "line 5: a damaged step event",
-        'line 9: not a JSON object: {"event": "step", "step": 3, "train']
+        "line 4: a damaged step event",
+        "line 5: a damaged step event",
+        'line 9: not a JSON object: {"event": "step", "step": 3, "train',
+    ]
     run = log.runs[0]
-    assert (run.seed, run.dataset, run.status, run.error, run.last_step) == (7, "x", "interrupted", "interrupted", 1)
+    assert (run.seed, run.dataset, run.status, run.error, run.last_step) == (
+        7,
+        "x",
+        "interrupted",
+        "interrupted",
+        1,
+    )
     assert "odd" not in run.config
 
 
@@ -397,25 +634,50 @@ def test_damaged_events_are_named_and_the_others_kept(tmp_path: Path) -> None:
 def own(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A run of our trainer: its logs are what these tools are for."""
     folder = tmp_path_factory.mktemp("own")
-    settings_of_run = {**SMALL_MODEL, **byte_data(folder / "data"), "ITERATIONS": 12, "VAL_LOSS_EVERY": 6, "SEED": 5}
+    settings_of_run = {
+        **SMALL_MODEL,
+        **byte_data(folder / "data"),
+        "ITERATIONS": 12,
+        "VAL_LOSS_EVERY": 6,
+        "SEED": 5,
+    }
     done = run_trainer(folder, **settings_of_run, RUN_ID="own", VAL_TOKENS=2000)
     assert done.code == 0, done.err
     return done
 
 
 def test_our_text_and_our_events_say_the_same(own: Finished) -> None:
-    text, events = (only(read_log.read_log(own.log_path.with_suffix(end))) for end in (".txt", ".jsonl"))
-    for name in ("seed", "status", "last_step", "iterations", "partial_val", "val_tokens", "world_size", "dataset",
-                 "tokens_seen", "peak_mib"):
+    text, events = (
+        only(read_log.read_log(own.log_path.with_suffix(end))) for end in (".txt", ".jsonl")
+    )
+    for name in (
+        "seed",
+        "status",
+        "last_step",
+        "iterations",
+        "partial_val",
+        "val_tokens",
+        "world_size",
+        "dataset",
+        "tokens_seen",
+        "peak_mib",
+    ):
         assert getattr(text, name) == getattr(events, name) is not None, name
     assert (text.seed, text.last_step, text.status, text.partial_val) == (5, 12, "finished", True)
-    assert [(s.step, s.data_crc) for s in text.steps] == [(s.step, s.data_crc) for s in events.steps]
+    assert [(s.step, s.data_crc) for s in text.steps] == [
+        (s.step, s.data_crc) for s in events.steps
+    ]
     assert len(text.steps[0].data_crc) == 8 and [v.step for v in text.validations] == [0, 6, 12]
     for a, b in zip(text.steps, events.steps):
-        assert a.train_loss == pytest.approx(b.train_loss, abs=6e-5) and a.train_time_ms == pytest.approx(
-            b.train_time_ms, abs=0.6) and a.tok_s == pytest.approx(b.tok_s, abs=0.6)
+        assert (
+            a.train_loss == pytest.approx(b.train_loss, abs=6e-5)
+            and a.train_time_ms == pytest.approx(b.train_time_ms, abs=0.6)
+            and a.tok_s == pytest.approx(b.tok_s, abs=0.6)
+        )
     for a, b in zip(text.validations, events.validations):
-        assert a.val_bpb == pytest.approx(b.val_bpb, abs=6e-5) and a.val_ms == pytest.approx(b.val_ms, abs=0.6)
+        assert a.val_bpb == pytest.approx(b.val_bpb, abs=6e-5) and a.val_ms == pytest.approx(
+            b.val_ms, abs=0.6
+        )
     assert text.headline.val_bpb == pytest.approx(events.headline.val_bpb, abs=6e-9)
     assert dataclasses.astuple(text.sizes)[:7] == dataclasses.astuple(events.sizes)[:7]
     assert text.input_wait_percent == pytest.approx(events.input_wait_percent, abs=0.006)
@@ -429,47 +691,76 @@ def test_our_text_and_our_events_become_one_record(own: Finished) -> None:
     source = (ROOT / "train_gpt.py").read_bytes()
     assert run.path.endswith("own.jsonl") and run.partner.endswith("own.txt")
     assert run.source_bytes == len(source) == run.sizes.code and run.train_shards == 1
-    assert run.headline.digits is None and run.config["embed_lr"] == 0.6 and run.config["train_prefetch"] is True
-    assert run.config["train_io.prefetch"] is True and run.val_bytes > 0 and run.hardware["cpus"] > 0
+    assert (
+        run.headline.digits is None
+        and run.config["embed_lr"] == 0.6
+        and run.config["train_prefetch"] is True
+    )
+    assert (
+        run.config["train_io.prefetch"] is True and run.val_bytes > 0 and run.hardware["cpus"] > 0
+    )
 
 
 def test_a_text_and_events_of_different_runs_stay_two(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(BASELINE)
-    (tmp_path / "a.jsonl").write_text(jsonl({"event": "config", "seed": 1},
-                                            {"event": "step", "step": 1, "train_loss": 3.0}))
+    (tmp_path / "a.jsonl").write_text(
+        jsonl({"event": "config", "seed": 1}, {"event": "step", "step": 1, "train_loss": 3.0})
+    )
     assert [run.seed for run in read_log.read_logs([tmp_path]).runs] == [1, 1337]
 
 
 def mutate(data: bytes, edits: list[tuple[float, bytes, int]], end: float) -> bytes:
     """`data` cut at a share of its length, with bytes put in, and others taken out behind them."""
-    changed = bytearray(data[:int(end * len(data))])
+    changed = bytearray(data[: int(end * len(data))])
     for place, new, removed in edits:
         at = int(place * len(changed))
-        changed[at:at + removed] = new
+        changed[at : at + removed] = new
     return bytes(changed)
 
 
-EDIT = st.tuples(st.floats(0, 1), st.one_of(st.binary(max_size=3), st.sampled_from(
-    [b"\n", b"9" * 40, b"e999", b"nan", b"-", b"val_bpb:", b"step:1/", b'{"event": "step", "step": ',
-     b"=" * 40 + b"\n"])), st.integers(0, 30))
+EDIT = st.tuples(
+    st.floats(0, 1),
+    st.one_of(
+        st.binary(max_size=3),
+        st.sampled_from(
+            [
+                b"\n",
+                b"9" * 40,
+                b"e999",
+                b"nan",
+                b"-",
+                b"val_bpb:",
+                b"step:1/",
+                b'{"event": "step", "step": ',
+                b"=" * 40 + b"\n",
+            ]
+        ),
+    ),
+    st.integers(0, 30),
+)
 
 
 @pytest.mark.parametrize("which", ["own.txt", "own.jsonl", "baseline", "modern"])
 def test_damage_never_raises(own: Finished, tmp_path: Path, which: str) -> None:
     if which.startswith("own"):
         data = (own.folder / "logs" / which).read_bytes()
-        data = data[-len(own.text.encode()) - 500:] if which.endswith("txt") else data
+        data = data[-len(own.text.encode()) - 500 :] if which.endswith("txt") else data
     else:
         data = {"baseline": HEADER + BASELINE, "modern": MODERN}[which].encode()
 
     @given(edits=st.lists(EDIT, max_size=12), end=st.one_of(st.just(1.0), st.floats(0, 1)))
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
     def survives(edits: list[tuple[float, bytes, int]], end: float) -> None:
         log = read_text(tmp_path, mutate(data, edits, end), "damaged.log")
         assert log.runs or log.problems
         for run in log.runs:
             assert isinstance(run.seed, (int, type(None))) and isinstance(run.last_step, int)
-            assert all(isinstance(s.step, int) and isinstance(s.train_loss, (float, type(None))) for s in run.steps)
+            assert all(
+                isinstance(s.step, int) and isinstance(s.train_loss, (float, type(None)))
+                for s in run.steps
+            )
             assert all(b.step > a.step for a, b in zip(run.steps, run.steps[1:]))
             assert all(s.kind in read_log.KINDS for s in run.scores)
             run.step_times(), run.headline, run.epochs_seen()
@@ -478,9 +769,17 @@ def test_damage_never_raises(own: Finished, tmp_path: Path, which: str) -> None:
     survives()
 
 
-@pytest.mark.parametrize("line", [
-    "step:1/2 " + "a" * 200_000, "train_io:" + "a" * 200_000, "a:" + " " * 200_000 + "b c", "val_bpb:x" + " " * 200_000,
-    "step:1/2 train_loss:" + "1" * 200_000 + "x", '{"event": "step", "step": ' + "[" * 200_000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step:1/2 " + "a" * 200_000,
+        "train_io:" + "a" * 200_000,
+        "a:" + " " * 200_000 + "b c",
+        "val_bpb:x" + " " * 200_000,
+        "step:1/2 train_loss:" + "1" * 200_000 + "x",
+        '{"event": "step", "step": ' + "[" * 200_000,
+    ],
+)
 def test_endless_lines_end(tmp_path: Path, line: str) -> None:
     run = read_text(tmp_path, line + "\n" + BASELINE).runs[0]
     assert run.headline.val_bpb == 1.43328104 and len(run.steps) == 4

@@ -2,6 +2,7 @@
 
 The real DeviceRing and Pipeline issue their work to stand-ins for CUDA's streams and events, which write down a program
 for each stream; then every order in which a device could execute these programs is tried."""
+
 import collections
 import contextlib
 import itertools
@@ -19,15 +20,23 @@ from torch.overrides import TorchFunctionMode
 
 pytestmark = pytest.mark.timeout(60)
 
-SEQ_LEN, SPAN, BATCHES = 2, 5, 6  # a batch is one span of two rows; token i of the stream is i, and so names its batch
+SEQ_LEN, SPAN, BATCHES = (
+    2,
+    5,
+    6,
+)  # a batch is one span of two rows; token i of the stream is i, and so names its batch
 CONFIG = dict(TRAIN_SEQ_LEN=SEQ_LEN, TRAIN_BATCH_TOKENS=8 * 2 * SEQ_LEN)
 
 
 # --- The machine: CUDA's rules for streams and events -----------------------------------------------------------------
 
+
 class Stream:
     def __init__(self, machine: "Machine") -> None:
-        self.machine, self.program = machine, []  # operations, each with its place in the host's program
+        self.machine, self.program = (
+            machine,
+            [],
+        )  # operations, each with its place in the host's program
 
     def issue(self, *operation: Any) -> tuple["Stream", int]:
         self.program.append((len(self.machine.host), operation))
@@ -41,7 +50,6 @@ class Stream:
     def synchronize(self) -> None:
         self.machine.host.append(("observe", (self, len(self.program))))
 
-
     def record_event(self, event: "Event | None" = None) -> "Event":
         event = event or Event(self.machine, False)
         event.record(self)
@@ -50,6 +58,7 @@ class Stream:
 
 class Event:
     """A record is (stream, operations of it that have to be done)."""
+
     def __init__(self, machine: "Machine", timed: bool) -> None:
         self.machine, self.timed, self.frozen = machine, timed, False
         self.latest: tuple[Stream, int] | None = None
@@ -81,6 +90,7 @@ def address(tensor: torch.Tensor) -> int:
 
 class Machine(TorchFunctionMode):
     """Writes down what the host does and what it issues to each stream; tensor work is done at once as well."""
+
     def __init__(self, answers: Callable[[], bool]) -> None:
         super().__init__()
         self.host: list[tuple] = []
@@ -89,12 +99,14 @@ class Machine(TorchFunctionMode):
         self.deaf: Callable[[Stream, Event], bool] = lambda stream, event: False
         self.memory: dict[int, tuple] = {}  # address -> cell
         self.submitted = self.handed = 0
-        self.compute.issue("old work")      # it uses the memory that the ring's slots are about to get
+        self.compute.issue("old work")  # it uses the memory that the ring's slots are about to get
 
     def is_done(self, record: tuple[Stream, int]) -> bool:
         """What a query says: anything, but never no after a yes."""
         stream, count = record
-        seen = any(op[0] == "observe" and op[1][0] is stream and op[1][1] >= count for op in self.host)
+        seen = any(
+            op[0] == "observe" and op[1][0] is stream and op[1][1] >= count for op in self.host
+        )
         return seen or self.answers()
 
     @contextlib.contextmanager
@@ -110,7 +122,9 @@ class Machine(TorchFunctionMode):
             for part in ("tokens", "x", "y"):
                 self.memory[address(getattr(slot, part))] = (part, number)
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         if func in (torch.Tensor.copy_, torch.Tensor.__setitem__):
             to, source = args[0], args[-1]
             if (cell := self.memory.get(address(to))) and cell[0] == "tokens":
@@ -124,7 +138,9 @@ class Machine(TorchFunctionMode):
         self.compute.issue("use", [self.memory[address(part)] for part in batch[:2]], number)
 
     def faults(self) -> set[str]:
-        return explore(self.host, [self.compute.program, self.copy.program], [self.compute, self.copy])
+        return explore(
+            self.host, [self.compute.program, self.copy.program], [self.compute, self.copy]
+        )
 
 
 def explore(host: list[tuple], programs: list[list[tuple]], streams: list[Stream]) -> set[str]:
@@ -149,7 +165,7 @@ def explore(host: list[tuple], programs: list[list[tuple]], streams: list[Stream
                     break
                 if op[0] in ("observe", "wait") and not passable(at, op[1]):
                     break
-                return silent((*at[:i], at[i] + 1, *at[i + 1:]))
+                return silent((*at[:i], at[i] + 1, *at[i + 1 :]))
         return at
 
     start = (silent((0, 0, 0)), frozenset())
@@ -166,7 +182,7 @@ def explore(host: list[tuple], programs: list[list[tuple]], streams: list[Stream
             moved = True
             cells = dict(memory)
             found |= execute(op, cells)
-            state = silent((*at[:i], at[i] + 1, *at[i + 1:])), frozenset(cells.items())
+            state = silent((*at[:i], at[i] + 1, *at[i + 1 :])), frozenset(cells.items())
             if state not in seen:
                 seen.add(state)
                 pending.append(state)
@@ -181,11 +197,14 @@ def execute(op: tuple, cells: dict[tuple, Any]) -> set[str]:
     """One operation on the cells (cell -> number of the batch in it); returns what is wrong with it."""
     kind, faults = op[0], set()
     if kind == "old work":
-        faults = {f"{cell} was overwritten before the work that was using its memory" for cell in cells
-                  if cell[0] == "tokens"}
-    elif kind == "load":      # the host puts a batch into a host slot
+        faults = {
+            f"{cell} was overwritten before the work that was using its memory"
+            for cell in cells
+            if cell[0] == "tokens"
+        }
+    elif kind == "load":  # the host puts a batch into a host slot
         cells[op[1]] = op[2]
-    elif kind == "recycle":   # the reader may now write to it at any moment
+    elif kind == "recycle":  # the reader may now write to it at any moment
         cells[op[1]] = "refilled"
     elif kind == "copy":
         _, to, source, number = op
@@ -198,15 +217,20 @@ def execute(op: tuple, cells: dict[tuple, Any]) -> set[str]:
             faults = {f"the widening of batch {number} read batch {cells.get(source)}"}
         cells[to] = number
     elif kind == "use":
-        faults = {f"batch {op[2]} was used, its memory held batch {cells.get(cell)}" for cell in op[1]
-                  if cells.get(cell) != op[2]}
+        faults = {
+            f"batch {op[2]} was used, its memory held batch {cells.get(cell)}"
+            for cell in op[1]
+            if cells.get(cell) != op[2]
+        }
     return faults
 
 
 # --- The ring on the machine ------------------------------------------------------------------------------------------
 
+
 class Ring(train_gpt.DeviceRing):
     """The real ring, which also tells the machine what becomes of the host's slots."""
+
     machine: Machine
 
     def __init__(self, *args: Any) -> None:
@@ -214,7 +238,9 @@ class Ring(train_gpt.DeviceRing):
         self.machine.know(self)
 
     def submit(self, slot: train_gpt.Slot) -> None:
-        self.machine.host.append(("load", ("host", address(slot.tokens)), int(slot.tokens.numpy()[0]) // SPAN))
+        self.machine.host.append(
+            ("load", ("host", address(slot.tokens)), int(slot.tokens.numpy()[0]) // SPAN)
+        )
         super().submit(slot)
         self.machine.submitted += 1
 
@@ -236,25 +262,32 @@ def machine_of(answers: Callable[[], bool], ring: type[Ring] = Ring) -> Iterator
         patch.setattr(torch.cuda, "Stream", lambda device=None, **_: machine.copy)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: machine.current)
         patch.setattr(torch.cuda, "stream", machine.on)
-        patch.setattr(torch.cuda, "Event", lambda enable_timing=False, **_: Event(machine, enable_timing))
+        patch.setattr(
+            torch.cuda, "Event", lambda enable_timing=False, **_: Event(machine, enable_timing)
+        )
         patch.setattr(ring, "machine", machine, raising=False)
         patch.setattr(train_gpt, "DeviceRing", ring)
         yield machine
 
 
 def overlap_of(depth: int, copy_stream: bool = True) -> train_gpt.Overlap:
-    return train_gpt.Overlap.of(config_of(GPU_PREFETCH=depth, TRAIN_COPY_STREAM=int(copy_stream)), "train", True)
+    return train_gpt.Overlap.of(
+        config_of(GPU_PREFETCH=depth, TRAIN_COPY_STREAM=int(copy_stream)), "train", True
+    )
 
 
 class Host:
     """Host slots, as the pipeline makes and the reader fills them, and a ring."""
+
     def __init__(self, overlap: train_gpt.Overlap, ring: type[Ring], host_slots: int) -> None:
         self.plan = train_gpt.BatchPlan.train(config_of(**CONFIG), 0, 1)
         self.ring = ring(self.plan, overlap, torch.device("cpu"), train_gpt.Spans())
         self.free: collections.deque[train_gpt.Slot] = collections.deque()
         for _ in range(host_slots):
             self.free.append(train_gpt.Slot(self.plan, torch.device("cpu")))
-            self.free[-1].begun, self.free[-1].copied = (torch.cuda.Event(enable_timing=True) for _ in "bc")
+            self.free[-1].begun, self.free[-1].copied = (
+                torch.cuda.Event(enable_timing=True) for _ in "bc"
+            )
 
     def submit(self, number: int) -> None:
         while self.ring.pending and (done := self.ring.recycle(block=not self.free)):
@@ -262,7 +295,7 @@ class Host:
         slot, rows = self.free.popleft(), self.plan.rows(number)
         first, slot.size = self.plan.tokens(rows)
         slot.rows, slot.segments, slot.digest = len(rows), self.plan.segments(rows), number
-        slot.tokens.numpy()[:slot.size] = np.arange(first, first + slot.size)
+        slot.tokens.numpy()[: slot.size] = np.arange(first, first + slot.size)
         self.ring.submit(slot)
 
     def hand_out(self) -> tuple:
@@ -270,8 +303,14 @@ class Host:
         return slot.x, slot.y, slot.digest
 
 
-def faults_of(overlap: train_gpt.Overlap, ahead: Sequence[int], answers: Callable[[], bool], *,
-              ring: type[Ring] = Ring, deaf: Callable[[Stream, Event], bool] | None = None) -> set[str]:
+def faults_of(
+    overlap: train_gpt.Overlap,
+    ahead: Sequence[int],
+    answers: Callable[[], bool],
+    *,
+    ring: type[Ring] = Ring,
+    deaf: Callable[[Stream, Event], bool] | None = None,
+) -> set[str]:
     """Runs a ring; `ahead`: how many copies are issued beyond the batches handed out, before each call."""
     with machine_of(answers, ring) as machine:
         machine.deaf = deaf or machine.deaf
@@ -338,10 +377,14 @@ def test_x_and_y_live_until_the_depth_th_later_call(depth: int) -> None:
                 assert x.ravel().tolist() == [SPAN * (number - age) + i for i in range(4)]
                 assert y.ravel().tolist() == [SPAN * (number - age) + i for i in range(1, 5)]
         addresses = [(x.data_ptr(), y.data_ptr()) for x, y, _ in batches]
-    assert addresses == addresses[:depth] * 3 and len({a for pair in addresses for a in pair}) == 2 * depth
+    assert (
+        addresses == addresses[:depth] * 3
+        and len({a for pair in addresses for a in pair}) == 2 * depth
+    )
 
 
 # --- The model bites: rings with one thing missing --------------------------------------------------------------------
+
 
 class NoConstructionRecord(Ring):
     def __init__(self, *args: Any) -> None:
@@ -352,6 +395,7 @@ class NoConstructionRecord(Ring):
 
 class BeyondTheDepth(Ring):
     """Copies are issued before the read of the slot was recorded: the wait finds the record before that."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.all_slots = list(self.empty)
@@ -397,6 +441,7 @@ class RecycledAtOnce(Ring):
 
 class OneXAndY(Ring):
     """All slots share the x and y of the first."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         for slot in self.empty:
@@ -419,10 +464,13 @@ BROKEN = {
     "recycled at once": dict(ring=RecycledAtOnce),
 }
 TOLD = {
-    "no wait for free": "the widening of batch", "no wait for ready": "the widening of batch",
+    "no wait for free": "the widening of batch",
+    "no wait for ready": "the widening of batch",
     "no record at construction": "before the work that was using its memory",
-    "stale record of free": "the widening of batch", "free before the read": "the widening of batch",
-    "ready before the copy": "the widening of batch", "copied before the copy": "from a host slot",
+    "stale record of free": "the widening of batch",
+    "free before the read": "the widening of batch",
+    "ready before the copy": "the widening of batch",
+    "copied before the copy": "from a host slot",
     "recycled at once": "from a host slot",
 }
 
@@ -450,6 +498,7 @@ def test_the_model_finds_a_wait_for_ever() -> None:
 
 # --- The pipeline on the machine --------------------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data")
@@ -461,9 +510,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("prefetch,depth", [(1, 1), (1, 2), (1, 3), (0, 2)])
 @pytest.mark.parametrize("queue", [1, 3])
 def test_no_interleaving_breaks_the_pipeline(
-        folder: Path, copy_stream: int, prefetch: int, depth: int, queue: int) -> None:
-    config = config_of(DATA_PATH=folder, **CONFIG, TRAIN_PREFETCH=prefetch, TRAIN_COPY_STREAM=copy_stream,
-                       GPU_PREFETCH=depth, TRAIN_PREFETCH_QUEUE=queue)
+    folder: Path, copy_stream: int, prefetch: int, depth: int, queue: int
+) -> None:
+    config = config_of(
+        DATA_PATH=folder,
+        **CONFIG,
+        TRAIN_PREFETCH=prefetch,
+        TRAIN_COPY_STREAM=copy_stream,
+        GPU_PREFETCH=depth,
+        TRAIN_PREFETCH_QUEUE=queue,
+    )
     overlap = train_gpt.Overlap.of(config, "train", True)
     for answers in (*ANSWERS.values(), chance(1), chance(2)):
         with machine_of(answers) as machine:
@@ -471,12 +527,20 @@ def test_no_interleaving_breaks_the_pipeline(
             with contextlib.closing(open_pipeline(config, overlap=overlap)) as pipeline:
                 for number in range(BATCHES + depth):
                     if number >= overlap.device_slots:
-                        machine.use(number - overlap.device_slots, batches[number - overlap.device_slots])
+                        machine.use(
+                            number - overlap.device_slots, batches[number - overlap.device_slots]
+                        )
                     batches.append(next(pipeline))
                     machine.use(number, batches[-1])
-                    np.testing.assert_array_equal(batches[-1][0].ravel(), SPAN * number + np.arange(4))
-                    np.testing.assert_array_equal(batches[-1][1].ravel(), SPAN * number + np.arange(1, 5))
-        assert len([op for _, op in machine.compute.program if op[0] == "widen"]) == 2 * (BATCHES + depth)
+                    np.testing.assert_array_equal(
+                        batches[-1][0].ravel(), SPAN * number + np.arange(4)
+                    )
+                    np.testing.assert_array_equal(
+                        batches[-1][1].ravel(), SPAN * number + np.arange(1, 5)
+                    )
+        assert len([op for _, op in machine.compute.program if op[0] == "widen"]) == 2 * (
+            BATCHES + depth
+        )
         assert not machine.faults()
 
 
@@ -504,8 +568,11 @@ def test_an_error_comes_after_the_good_batches_and_again(tmp_path: Path, depth: 
         file.truncate(1024 + 2 * 3 * SPAN)
     shards.stamps[0] = train_gpt.stamp(shards.paths[0])
     with machine_of(ANSWERS["always"]):
-        with contextlib.closing(open_pipeline(config_of(DATA_PATH=tmp_path, **CONFIG), shards=shards,
-                                              overlap=overlap_of(depth))) as pipeline:
+        with contextlib.closing(
+            open_pipeline(
+                config_of(DATA_PATH=tmp_path, **CONFIG), shards=shards, overlap=overlap_of(depth)
+            )
+        ) as pipeline:
             assert [next(pipeline)[0][0, 0].item() for _ in range(3)] == [0, SPAN, 2 * SPAN]
             for _ in range(3):
                 with pytest.raises(train_gpt.RunError, match="EOFError"):
@@ -527,13 +594,24 @@ def test_close_waits_for_the_copies(folder: Path, depth: int) -> None:
 
 # --- Validation that stays on the device ------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_resident_validation_is_uploaded_once_and_read_the_same(tmp_path: Path, depth: int) -> None:
+def test_a_resident_validation_is_uploaded_once_and_read_the_same(
+    tmp_path: Path, depth: int
+) -> None:
     """24 rows by 2: twelve uploads, then none; nothing is overwritten too early in the pass that uploads."""
     token = np.arange(SEQ_LEN * 24 + 1)
-    write_split(tmp_path, "val", SPAN * (token // 4) + token % 4, [17])  # four tokens a batch, which they name
-    config = config_of(DATA_PATH=tmp_path, TRAIN_SEQ_LEN=SEQ_LEN, VAL_BATCH_SIZE=2 * SEQ_LEN, GRAD_ACCUM_STEPS=1,
-                       GPU_PREFETCH=depth, VAL_RESIDENT=1)
+    write_split(
+        tmp_path, "val", SPAN * (token // 4) + token % 4, [17]
+    )  # four tokens a batch, which they name
+    config = config_of(
+        DATA_PATH=tmp_path,
+        TRAIN_SEQ_LEN=SEQ_LEN,
+        VAL_BATCH_SIZE=2 * SEQ_LEN,
+        GRAD_ACCUM_STEPS=1,
+        GPU_PREFETCH=depth,
+        VAL_RESIDENT=1,
+    )
     overlap, passes = train_gpt.Overlap.of(config, "val", True), []
     assert overlap.resident and overlap.words.count("resident:1") == 1
     assert not train_gpt.Overlap.of(config, "train", True).resident
@@ -541,7 +619,9 @@ def test_a_resident_validation_is_uploaded_once_and_read_the_same(tmp_path: Path
         with contextlib.closing(open_pipeline(config, "val", overlap=overlap)) as pipeline:
             for number in range(3):
                 batches = []
-                for k, (x, y, _) in enumerate(pipeline.again(train_gpt.Spans()) if number else pipeline):
+                for k, (x, y, _) in enumerate(
+                    pipeline.again(train_gpt.Spans()) if number else pipeline
+                ):
                     if number == 0:
                         machine.use(k, (x, y))
                     batches.append((x.tolist(), y.tolist()))
@@ -557,21 +637,37 @@ def test_resident_validations_score_what_others_do(tmp_path: Path) -> None:
     """The last batch has rows to spare: they count neither as tokens nor as bytes."""
     write_split(tmp_path, "val", np.arange(4, 4 + SEQ_LEN * 23 + 1), [])
     (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 4}')
-    config = config_of(DATA_PATH=tmp_path, TOKENIZER_PATH=tmp_path / "byte.json", TRAIN_SEQ_LEN=SEQ_LEN, VOCAB_SIZE=260,
-                       VAL_BATCH_SIZE=4 * SEQ_LEN, GRAD_ACCUM_STEPS=1, VAL_RESIDENT=1)
+    config = config_of(
+        DATA_PATH=tmp_path,
+        TOKENIZER_PATH=tmp_path / "byte.json",
+        TRAIN_SEQ_LEN=SEQ_LEN,
+        VOCAB_SIZE=260,
+        VAL_BATCH_SIZE=4 * SEQ_LEN,
+        GRAD_ACCUM_STEPS=1,
+        VAL_RESIDENT=1,
+    )
     log, scores = train_gpt.RunLog("r", False), {}
 
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         assert x.shape == y.shape == (4, SEQ_LEN)  # one shape: nothing is compiled twice
         return y[y >= 0].float().mean()
+
     for resident in (False, True):
         with machine_of(ANSWERS["always"]) as machine:
-            validation = train_gpt.Validation(config, train_gpt.Runtime(), log, train_gpt.Verify(True, log))
+            validation = train_gpt.Validation(
+                config, train_gpt.Runtime(), log, train_gpt.Verify(True, log)
+            )
             overlap = train_gpt.Overlap.of(config, "val", True)
             validation.overlap = overlap if resident else overlap._replace(resident=False)
-            scores[resident] = [validation.evaluate(loss_of, f"step_{number}", False, train_gpt.Spans())[:2]
-                                for number in range(3)]
+            scores[resident] = [
+                validation.evaluate(loss_of, f"step_{number}", False, train_gpt.Spans())[:2]
+                for number in range(3)
+            ]
             assert machine.submitted == (6 if resident else 18)
             assert validation.bytes == 23 * SEQ_LEN
     mean = 4 + (23 * SEQ_LEN + 1) / 2
-    assert scores[True] == scores[False] == [(pytest.approx(mean), pytest.approx(mean / np.log(2)))] * 3
+    assert (
+        scores[True]
+        == scores[False]
+        == [(pytest.approx(mean), pytest.approx(mean / np.log(2)))] * 3
+    )

@@ -1,4 +1,5 @@
 """Proves that damaged and foreign shards are named with what is wrong, all in one error, and whole ones are taken."""
+
 import os
 import struct
 from pathlib import Path
@@ -14,8 +15,13 @@ pytestmark = pytest.mark.timeout(60)
 TOKENS = np.arange(1, 201)  # 200 tokens: a whole file of them has 1024 + 400 = 1424 bytes
 
 
-def shard_bytes(count: int = 200, magic: int = 20240520, version: int = 1, order: str = "<") -> bytes:
-    return struct.pack(f"{order}3i", magic, version, count).ljust(1024, b"\0") + TOKENS.astype("<u2").tobytes()
+def shard_bytes(
+    count: int = 200, magic: int = 20240520, version: int = 1, order: str = "<"
+) -> bytes:
+    return (
+        struct.pack(f"{order}3i", magic, version, count).ljust(1024, b"\0")
+        + TOKENS.astype("<u2").tobytes()
+    )
 
 
 # File name -> (its bytes, the words that tell what is wrong with it).
@@ -84,7 +90,9 @@ def test_all_damaged_shards_of_both_splits_are_listed_at_once(tmp_path: Path) ->
 
 @settings(deadline=None, max_examples=60)
 @given(size=st.integers(0, 1600))
-def test_a_file_of_any_other_size_is_refused(tmp_path_factory: pytest.TempPathFactory, size: int) -> None:
+def test_a_file_of_any_other_size_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, size: int
+) -> None:
     path = tmp_path_factory.getbasetemp() / "fineweb_val_size.bin"
     path.write_bytes(shard_bytes().ljust(size, b"\0")[:size])
     if size == 1424:
@@ -96,10 +104,12 @@ def test_a_file_of_any_other_size_is_refused(tmp_path_factory: pytest.TempPathFa
 
 # --- Tokens of another vocabulary -------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("position", [0, 32_767, 100_000 - 32_768, 99_999])
 def test_a_token_out_of_the_vocabulary_is_found_in_the_first_and_the_last_block(
-        tmp_path: Path, split: str, position: int) -> None:
+    tmp_path: Path, split: str, position: int
+) -> None:
     config = data_config(tmp_path)
     tokens = np.full(100_000, 259)
     path = write_shard(tmp_path / f"fineweb_{split}_000007.bin", tokens)
@@ -118,6 +128,7 @@ def test_the_largest_token_of_a_foreign_shard_is_reported(tmp_path: Path) -> Non
 
 
 # --- What cannot be read ----------------------------------------------------------------------------------------------
+
 
 def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
     config = data_config(tmp_path)

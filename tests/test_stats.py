@@ -1,4 +1,5 @@
 """The statistics of logs/stats.py: against closed forms, against scipy where it is installed, and what they refuse."""
+
 import math
 import sys
 from typing import Any
@@ -28,8 +29,10 @@ def test_the_t_distribution_has_its_closed_forms() -> None:
 
 @given(a=st.floats(0.05, 2000), x=st.floats(0, 1))
 def test_the_incomplete_beta_function_has_its_closed_forms(a: float, x: float) -> None:
-    assert stats.beta_regularised(a, 1, x) == pytest.approx(x ** a, abs=1e-12)
-    assert stats.beta_regularised(1, a, x) == pytest.approx(-math.expm1(a * math.log1p(-x)) if x < 1 else 1, abs=1e-12)
+    assert stats.beta_regularised(a, 1, x) == pytest.approx(x**a, abs=1e-12)
+    assert stats.beta_regularised(1, a, x) == pytest.approx(
+        -math.expm1(a * math.log1p(-x)) if x < 1 else 1, abs=1e-12
+    )
     assert stats.beta_regularised(a, a, 0.5) == pytest.approx(0.5, abs=1e-10)
 
 
@@ -52,13 +55,19 @@ def test_scipy_agrees_on_distributions_to_a_billionth() -> None:
     @given(a=st.floats(0.01, 1e5), b=st.floats(0.01, 1e5), x=st.floats(0, 1, allow_subnormal=False))
     @settings(max_examples=400)
     def same_beta(a: float, b: float, x: float) -> None:
-        assert stats.beta_regularised(a, b, x) == pytest.approx(float(special.betainc(a, b, x)), abs=1e-9)
-        assert stats.log_beta(a, b) == pytest.approx(float(special.betaln(a, b)), rel=1e-11, abs=1e-9)
+        assert stats.beta_regularised(a, b, x) == pytest.approx(
+            float(special.betainc(a, b, x)), abs=1e-9
+        )
+        assert stats.log_beta(a, b) == pytest.approx(
+            float(special.betaln(a, b)), rel=1e-11, abs=1e-9
+        )
 
     @given(p=st.floats(1e-4, 1 - 1e-4), df=st.floats(0.5, 1e5))
     @settings(max_examples=60)
     def same_quantile(p: float, df: float) -> None:
-        assert stats.t_quantile(p, df) == pytest.approx(float(scipy_stats.t.ppf(p, df)), rel=1e-9, abs=1e-9)
+        assert stats.t_quantile(p, df) == pytest.approx(
+            float(scipy_stats.t.ppf(p, df)), rel=1e-9, abs=1e-9
+        )
 
     same_tail()
     same_beta()
@@ -74,8 +83,12 @@ def test_scipy_agrees_on_the_tests_to_a_billionth() -> None:
         if min(stats.summary(a).std, stats.summary(b).std) < 1e-6:
             return  # scipy warns of cancellation there
         mine = stats.welch(a, b, margin=margin)
-        theirs = scipy_stats.ttest_ind([x - margin for x in b], a, equal_var=False, alternative="greater")
-        assert mine.p == pytest.approx(theirs.pvalue, abs=1e-9) and mine.df == pytest.approx(theirs.df, rel=1e-9)
+        theirs = scipy_stats.ttest_ind(
+            [x - margin for x in b], a, equal_var=False, alternative="greater"
+        )
+        assert mine.p == pytest.approx(theirs.pvalue, abs=1e-9) and mine.df == pytest.approx(
+            theirs.df, rel=1e-9
+        )
         span = scipy_stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
         assert (mine.low, mine.high) == pytest.approx((span.low, span.high), rel=1e-9, abs=1e-9)
 
@@ -108,7 +121,8 @@ def test_runs_without_spread_decide_by_their_means() -> None:
     assert stats.welch([2.0, 2.0], [2.0, 2.0], margin=0.005).p == 1
     assert stats.welch([2.0, 2.0], [2.0, 2.0]).p == 0.5
     assert stats.welch([1e-200, 3e-200], [2e-200, 5e-200]).p == pytest.approx(
-        stats.welch([1.0, 3.0], [2.0, 5.0]).p, abs=0.5)  # squares that underflow raise nothing
+        stats.welch([1.0, 3.0], [2.0, 5.0]).p, abs=0.5
+    )  # squares that underflow raise nothing
 
 
 def test_pairs_take_out_what_both_share() -> None:
@@ -119,16 +133,30 @@ def test_pairs_take_out_what_both_share() -> None:
 
 def test_mean_and_standard_deviation() -> None:
     group = stats.summary([1.0, 2.0, 4.0])
-    assert (group.n, group.mean) == (3, pytest.approx(7 / 3)) and group.std == pytest.approx(math.sqrt(7 / 3))
+    assert (group.n, group.mean) == (3, pytest.approx(7 / 3)) and group.std == pytest.approx(
+        math.sqrt(7 / 3)
+    )
     assert math.isnan(stats.summary([5.0]).std)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: stats.summary([]), lambda: stats.summary([1.0, math.nan]), lambda: stats.welch([1.0], [2.0, 3.0]),
-    lambda: stats.paired([1.0, 2.0], [1.0]), lambda: stats.paired([1.0], [1.0]), lambda: stats.t_sf(1.0, 0.0),
-    lambda: stats.t_sf(math.nan, 3), lambda: stats.t_quantile(1.0, 3), lambda: stats.beta_regularised(0, 1, 0.5),
-    lambda: stats.beta_regularised(1, 1, 1.5), lambda: stats.summary([1e308, 1e308, 1e308]),
-    lambda: stats.check_bytes(math.nan, 1.2, 1000), lambda: stats.check_bytes(2.0, 0.0, 1000)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: stats.summary([]),
+        lambda: stats.summary([1.0, math.nan]),
+        lambda: stats.welch([1.0], [2.0, 3.0]),
+        lambda: stats.paired([1.0, 2.0], [1.0]),
+        lambda: stats.paired([1.0], [1.0]),
+        lambda: stats.t_sf(1.0, 0.0),
+        lambda: stats.t_sf(math.nan, 3),
+        lambda: stats.t_quantile(1.0, 3),
+        lambda: stats.beta_regularised(0, 1, 0.5),
+        lambda: stats.beta_regularised(1, 1, 1.5),
+        lambda: stats.summary([1e308, 1e308, 1e308]),
+        lambda: stats.check_bytes(math.nan, 1.2, 1000),
+        lambda: stats.check_bytes(2.0, 0.0, 1000),
+    ],
+)
 def test_values_without_meaning_are_refused(call: Any) -> None:
     with pytest.raises(ValueError):
         call()
@@ -147,12 +175,16 @@ def test_scores_of_the_published_splits_are_recognised(split: str) -> None:
     assert total == round(stats.implied_bytes(loss, bpb, tokens))
 
 
-@pytest.mark.parametrize(("factor", "words"), [(1.17, "counted twice"), (1 / 1.171, "not counted"), (1.5, "x1.5")])
+@pytest.mark.parametrize(
+    ("factor", "words"), [(1.17, "counted twice"), (1 / 1.171, "not counted"), (1.5, "x1.5")]
+)
 def test_wrongly_counted_bytes_are_found(factor: float, words: str) -> None:
     tokens, total = stats.PUBLISHED["sp8192"]
     loss, bpb = score_of(2.79, tokens, total * factor)
     check = stats.check_bytes(loss, bpb, tokens)
-    assert check.verdict == "differs" and words in check.words and check.ratio == pytest.approx(factor)
+    assert (
+        check.verdict == "differs" and words in check.words and check.ratio == pytest.approx(factor)
+    )
 
 
 def test_few_digits_leave_more_open_and_lost_windows_are_no_error() -> None:

@@ -1,4 +1,5 @@
 """Documents to shards: order, format, the split, the tokenizers, faults by file and line, restart, memory."""
+
 import contextlib
 import hashlib
 import io
@@ -31,12 +32,20 @@ def make_texts(count: int, seed: int = 0) -> list[str]:
     rng = random.Random(seed)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 8))) for _ in range(300)]
     extras = ["naïve", "日本", "🙂", "2024", "\t", "\n\n", "  x", "a\u2028b"]
-    return [f"{number} " + " ".join(rng.choices(words + extras, k=rng.randint(1, 60))) for number in range(count)]
+    return [
+        f"{number} " + " ".join(rng.choices(words + extras, k=rng.randint(1, 60)))
+        for number in range(count)
+    ]
 
 
 def write_jsonl(path: Path, texts: list[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": text, "url": "x"}, ensure_ascii=number % 2 == 0) + "\n"
-                            for number, text in enumerate(texts)), encoding="utf-8")
+    path.write_text(
+        "".join(
+            json.dumps({"text": text, "url": "x"}, ensure_ascii=number % 2 == 0) + "\n"
+            for number, text in enumerate(texts)
+        ),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -59,7 +68,11 @@ def read_shards(folder: Path, split: str) -> list[np.ndarray]:
     for number, path in enumerate(sorted(folder.glob(f"fineweb_{split}_*.bin"))):
         assert path.name == f"fineweb_{split}_{number:06d}.bin"
         content = path.read_bytes()
-        assert np.frombuffer(content[:12], "<i4").tolist() == [20240520, 1, (len(content) - 1024) // 2]
+        assert np.frombuffer(content[:12], "<i4").tolist() == [
+            20240520,
+            1,
+            (len(content) - 1024) // 2,
+        ]
         assert not any(content[12:1024]) and len(content) % 2 == 0
         shards.append(np.frombuffer(content[1024:], "<u2"))
     return shards
@@ -73,7 +86,11 @@ def cut_documents(tokens: np.ndarray) -> list[list[int]]:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +108,21 @@ def documents(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Pat
 def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
     """What the command makes of them: two vocabularies and bytes, 40 validation documents, shards of 1,000 tokens."""
     out = tmp_path_factory.mktemp("exported")
-    command = [sys.executable, SCRIPT, documents, "--out", out, "--num-val-docs", "40", "--vocab-size", "380", "420",
-               "--bytes", "--shard-tokens", "1000"]
+    command = [
+        sys.executable,
+        SCRIPT,
+        documents,
+        "--out",
+        out,
+        "--num-val-docs",
+        "40",
+        "--vocab-size",
+        "380",
+        "420",
+        "--bytes",
+        "--shard-tokens",
+        "1000",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
@@ -100,9 +130,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
 
 # === SHARDS AND THE SPLIT ============================================================================================
 
+
 @pytest.mark.parametrize("size", [380, 420])
 def test_shards_are_the_documents_in_order(exported: Path, texts: list[str], size: int) -> None:
-    model = sentencepiece.SentencePieceProcessor(model_file=str(exported / f"tokenizers/docs_{size}_bpe.model"))
+    model = sentencepiece.SentencePieceProcessor(
+        model_file=str(exported / f"tokenizers/docs_{size}_bpe.model")
+    )
     assert model.vocab_size() == size
     for split, part in (("val", texts[:40]), ("train", texts[40:])):
         expected = np.concatenate([[1, *model.encode(text)] for text in part])
@@ -112,36 +145,63 @@ def test_shards_are_the_documents_in_order(exported: Path, texts: list[str], siz
 
 
 def test_the_byte_tokenizer(exported: Path, texts: list[str]) -> None:
-    assert json.loads((exported / "tokenizers/docs_byte260.json").read_text()) == {"kind": "byte", "offset": 4}
+    assert json.loads((exported / "tokenizers/docs_byte260.json").read_text()) == {
+        "kind": "byte",
+        "offset": 4,
+    }
     for split, part in (("val", texts[:40]), ("train", texts[40:])):
         tokens = np.concatenate(read_shards(exported / "datasets/docs_byte260", split))
-        assert [bytes(token - 4 for token in document[1:]).decode() for document in cut_documents(tokens)] == part
+        assert [
+            bytes(token - 4 for token in document[1:]).decode()
+            for document in cut_documents(tokens)
+        ] == part
 
 
 def test_threads_and_files_change_nothing(tmp_path: Path, documents: Path, exported: Path) -> None:
     lines = documents.read_bytes().splitlines(keepends=True)
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines[:37]))
     (tmp_path / "b.jsonl").write_bytes(b"".join(lines[37:]).removesuffix(b"\n"))
-    run(tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--out", tmp_path, "--num-val-docs", 40, "--vocab-size", 380,
-        "--shard-tokens", 1000, "--workers", 3)
+    run(
+        tmp_path / "a.jsonl",
+        tmp_path / "b.jsonl",
+        "--out",
+        tmp_path,
+        "--num-val-docs",
+        40,
+        "--vocab-size",
+        380,
+        "--shard-tokens",
+        1000,
+        "--workers",
+        3,
+    )
     for name, content in snapshot(exported).items():
         if "docs_sp380/fineweb" in name or name == "tokenizers/docs_380_bpe.model":
             assert (tmp_path / name).read_bytes() == content
 
 
-def test_blocks_cover_the_input_and_any_document_can_be_gone_back_to(tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_cover_the_input_and_any_document_can_be_gone_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenize_docs, "BLOCK_BYTES", 300)
-    files = [write_jsonl(tmp_path / "a.jsonl", make_texts(30)), tmp_path / "b.txt", tmp_path / "empty.txt",
-             write_jsonl(tmp_path / "none.jsonl", []), write_jsonl(tmp_path / "c.jsonl", make_texts(20, seed=1))]
+    files = [
+        write_jsonl(tmp_path / "a.jsonl", make_texts(30)),
+        tmp_path / "b.txt",
+        tmp_path / "empty.txt",
+        write_jsonl(tmp_path / "none.jsonl", []),
+        write_jsonl(tmp_path / "c.jsonl", make_texts(20, seed=1)),
+    ]
     files[1].write_text("one\ntext\n")
     files[2].write_text("")
     source = tokenize_docs.Source(tuple(map(str, files)), 1)
     expected = [*make_texts(30), "one\ntext\n", "", *make_texts(20, seed=1)]
 
     def read(*place: int) -> list[tuple[int, str, list[int]]]:
-        return [(block.number + index, block.parse(index, data)[0], block.place(index))
-                for block in source.blocks(*place) for index, data in enumerate(block.documents())]
+        return [
+            (block.number + index, block.parse(index, data)[0], block.place(index))
+            for block in source.blocks(*place)
+            for index, data in enumerate(block.documents())
+        ]
 
     whole = read()
     assert [text for _, text, _ in whole] == expected
@@ -154,11 +214,22 @@ def test_blocks_cover_the_input_and_any_document_can_be_gone_back_to(tmp_path: P
 def test_validation_never_appears_in_training(tmp_path: Path) -> None:
     texts = make_texts(60)
     repeated = [*texts, texts[3], "new one", texts[19], texts[3]]
-    run(write_jsonl(tmp_path / "docs.jsonl", repeated), "--out", tmp_path, "--num-val-docs", 20, "--bytes")
-    split = {name: cut_documents(np.concatenate(read_shards(tmp_path / "datasets/docs_byte260", name)))
-             for name in ("val", "train")}
+    run(
+        write_jsonl(tmp_path / "docs.jsonl", repeated),
+        "--out",
+        tmp_path,
+        "--num-val-docs",
+        20,
+        "--bytes",
+    )
+    split = {
+        name: cut_documents(np.concatenate(read_shards(tmp_path / "datasets/docs_byte260", name)))
+        for name in ("val", "train")
+    }
     assert [len(split["val"]), len(split["train"])] == [20, 41]
-    assert not {tuple(document) for document in split["val"]} & {tuple(document) for document in split["train"]}
+    assert not {tuple(document) for document in split["val"]} & {
+        tuple(document) for document in split["train"]
+    }
     (entry,) = json.loads((tmp_path / "manifest.json").read_text())["datasets"]
     assert entry["stats"]["docs_repeats_of_val_left_out"] == 3
     assert entry["stats"]["docs_val"] == 20 and entry["stats"]["docs_train"] == 41
@@ -169,18 +240,25 @@ def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
     marked = [text + " qzqzqz" * 50 if number < 10 else text for number, text in enumerate(texts)]
     pieces = {}
     for name, documents in (("in_val", [*marked, marked[0]]), ("in_train", marked[::-1])):
-        source = tokenize_docs.Source((str(write_jsonl(tmp_path / f"{name}.jsonl", documents)),), 10)
-        model = sentencepiece.SentencePieceProcessor(model_proto=tokenize_docs.train_tokenizer(source, 400, "nmt_nfkc"))
+        source = tokenize_docs.Source(
+            (str(write_jsonl(tmp_path / f"{name}.jsonl", documents)),), 10
+        )
+        model = sentencepiece.SentencePieceProcessor(
+            model_proto=tokenize_docs.train_tokenizer(source, 400, "nmt_nfkc")
+        )
         pieces[name] = {model.id_to_piece(index) for index in range(400)}
     assert not any("qz" in piece for piece in pieces["in_val"])
     assert any("qz" in piece for piece in pieces["in_train"])
 
 
 @pytest.mark.parametrize("normalization", ["nmt_nfkc", "identity"])
-def test_tokenizer_settings(tmp_path: Path, documents: Path, texts: list[str], normalization: str) -> None:
+def test_tokenizer_settings(
+    tmp_path: Path, documents: Path, texts: list[str], normalization: str
+) -> None:
     source = tokenize_docs.Source((str(documents),), 40)
     model = sentencepiece.SentencePieceProcessor(
-        model_proto=tokenize_docs.train_tokenizer(source, 400, normalization))
+        model_proto=tokenize_docs.train_tokenizer(source, 400, normalization)
+    )
     assert [model.pad_id(), model.bos_id(), model.eos_id(), model.unk_id()] == [0, 1, 2, 3]
     assert sum(model.is_byte(index) for index in range(400)) == 256
     assert "\u2581" in [model.id_to_piece(index) for index in range(400)]
@@ -192,11 +270,17 @@ def test_tokenizer_settings(tmp_path: Path, documents: Path, texts: list[str], n
 def test_digits_and_rare_spaces_are_pieces_of_their_own(tmp_path: Path) -> None:
     """A year in every line does not become a piece; a space in none of thousands of letters still has one."""
     texts = ["year2024" * 10] * 500 + ["two words"]
-    source = tokenize_docs.Source((str(write_jsonl(tmp_path / "docs.jsonl", ["validation", *texts])),), 1)
-    model = sentencepiece.SentencePieceProcessor(model_proto=tokenize_docs.train_tokenizer(source, 272, "identity"))
+    source = tokenize_docs.Source(
+        (str(write_jsonl(tmp_path / "docs.jsonl", ["validation", *texts])),), 1
+    )
+    model = sentencepiece.SentencePieceProcessor(
+        model_proto=tokenize_docs.train_tokenizer(source, 272, "identity")
+    )
     pieces = [model.id_to_piece(index) for index in range(272)]
     assert "year" in pieces and "\u2581" in pieces
-    assert not [piece for piece in pieces if len(piece) > 1 and not piece.startswith("<0x") and "2" in piece]
+    assert not [
+        piece for piece in pieces if len(piece) > 1 and not piece.startswith("<0x") and "2" in piece
+    ]
 
 
 def test_the_tokenizer_sample_is_even_and_leaves_none_too_long(tmp_path: Path) -> None:
@@ -206,10 +290,13 @@ def test_the_tokenizer_sample_is_even_and_leaves_none_too_long(tmp_path: Path) -
     sampled = list(tokenize_docs.training_sentences(source, 1_000_000))
     assert 500_000 < sum(map(len, sampled)) < 1_500_000
     assert max(len(sentence.encode()) for sentence in sampled) <= 16_000
-    assert any("endless" in sentence for sentence in sampled) and any("filler" in sentence for sentence in sampled)
+    assert any("endless" in sentence for sentence in sampled) and any(
+        "filler" in sentence for sentence in sampled
+    )
 
 
 # === MANIFEST ========================================================================================================
+
 
 def test_manifest_counts_and_hashes(exported: Path, texts: list[str]) -> None:
     manifest = json.loads((exported / "manifest.json").read_text())
@@ -220,7 +307,11 @@ def test_manifest_counts_and_hashes(exported: Path, texts: list[str]) -> None:
         for text in part:
             digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
             chains[split] = hashlib.sha256(chains[split].encode() + digest).hexdigest()
-    assert sorted(entry["name"] for entry in manifest["datasets"]) == ["docs_byte260", "docs_sp380", "docs_sp420"]
+    assert sorted(entry["name"] for entry in manifest["datasets"]) == [
+        "docs_byte260",
+        "docs_sp380",
+        "docs_sp420",
+    ]
     for entry in manifest["datasets"]:
         tokenizer = tokenizers[entry["tokenizer_name"]]
         tokenizer_path = exported / tokenizer.get("model_path", tokenizer.get("path"))
@@ -232,18 +323,27 @@ def test_manifest_counts_and_hashes(exported: Path, texts: list[str]) -> None:
             assert entry["stats"][f"files_{split}"] == len(shards)
             assert entry["stats"][f"tokens_{split}"] == sum(map(len, shards))
             for name, shard in entry["shards"][split].items():
-                assert hashlib.sha256((exported / entry["path"] / name).read_bytes()).hexdigest() == shard["sha256"]
+                assert (
+                    hashlib.sha256((exported / entry["path"] / name).read_bytes()).hexdigest()
+                    == shard["sha256"]
+                )
 
 
 def test_the_manifest_of_others_is_kept(tmp_path: Path, documents: Path) -> None:
-    published = {"version": "10B", "datasets": [{"name": "fineweb10B_sp1024", "stats": {"files_train": 103}}],
-                 "tokenizers": [{"name": "sp_bpe_1024", "model_path": "tokenizers/fineweb_1024_bpe.model"}]}
+    published = {
+        "version": "10B",
+        "datasets": [{"name": "fineweb10B_sp1024", "stats": {"files_train": 103}}],
+        "tokenizers": [{"name": "sp_bpe_1024", "model_path": "tokenizers/fineweb_1024_bpe.model"}],
+    }
     (tmp_path / "manifest.json").write_text(json.dumps(published))
     run(documents, "--out", tmp_path, "--num-val-docs", 4, "--bytes")
     run(documents, "--out", tmp_path, "--num-val-docs", 4, "--bytes")
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["version"] == "10B" and manifest["tokenizers"][0] == published["tokenizers"][0]
-    assert [entry["name"] for entry in manifest["datasets"]] == ["fineweb10B_sp1024", "docs_byte260"]
+    assert [entry["name"] for entry in manifest["datasets"]] == [
+        "fineweb10B_sp1024",
+        "docs_byte260",
+    ]
 
 
 # === FAULTS ==========================================================================================================
@@ -251,42 +351,75 @@ def test_the_manifest_of_others_is_kept(tmp_path: Path, documents: Path) -> None
 GOOD = b'{"text": "good"}\n'
 
 
-@pytest.mark.parametrize("bad, words", [
-    (b"{'text': 1}\n", "not JSON"), (b"\n", "not JSON"), (b'{"text": "cut\n', "not JSON"), (b"[" * 100_000, "not JSON"),
-    (b'{"body": "x"}\n', 'no "text"'), (b'{"text": null}\n', 'no "text"'), (b'["text"]\n', 'no "text"'),
-    (b"7\n", 'no "text"'), (b'{"text": "\xff"}\n', "not UTF-8"), (b'{"text": "\\ud800"}\n', "not UTF-8"),
-])
+@pytest.mark.parametrize(
+    "bad, words",
+    [
+        (b"{'text': 1}\n", "not JSON"),
+        (b"\n", "not JSON"),
+        (b'{"text": "cut\n', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"body": "x"}\n', 'no "text"'),
+        (b'{"text": null}\n', 'no "text"'),
+        (b'["text"]\n', 'no "text"'),
+        (b"7\n", 'no "text"'),
+        (b'{"text": "\xff"}\n', "not UTF-8"),
+        (b'{"text": "\\ud800"}\n', "not UTF-8"),
+    ],
+)
 @pytest.mark.parametrize("lines_before", [2, 700])
 def test_a_bad_line_is_named(tmp_path: Path, bad: bytes, words: str, lines_before: int) -> None:
     path = tmp_path / "docs.jsonl"
     path.write_bytes(GOOD.replace(b"good", b"val") + GOOD * (lines_before - 1) + bad + GOOD * 3)
     error = run(path, "--out", tmp_path, "--num-val-docs", 1, "--bytes", code=1)
-    assert error.startswith(f"error: {path}:{lines_before + 1}: ") and words in error and error.count("\n") == 1
+    assert (
+        error.startswith(f"error: {path}:{lines_before + 1}: ")
+        and words in error
+        and error.count("\n") == 1
+    )
     assert not (tmp_path / "manifest.json").exists()
 
 
 def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("fine")
     (tmp_path / "b.txt").write_bytes(b"one\ntwo\nthr\xe9e\n")
-    error = run(tmp_path / "a.txt", tmp_path / "b.txt", "--out", tmp_path, "--num-val-docs", 1, "--bytes",
-                code=1)
+    error = run(
+        tmp_path / "a.txt",
+        tmp_path / "b.txt",
+        "--out",
+        tmp_path,
+        "--num-val-docs",
+        1,
+        "--bytes",
+        code=1,
+    )
     assert error.startswith(f"error: {tmp_path / 'b.txt'}:3: not UTF-8") and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments, code, words", [
-    (["{docs}", "--num-val-docs", "400"], 1, "none left for training"),
-    (["{docs}", "--num-val-docs", "4", "--vocab-size", "60000"], 1, "cannot carry a vocabulary of 60000"),
-    (["{docs}", "--num-val-docs", "4", "--model", "{docs}"], 1, "not a usable tokenizer"),
-    (["{docs}", "--num-val-docs", "4", "--model", "nowhere.model"], 1, "nowhere.model"),
-    (["nowhere.jsonl"], 2, "nowhere.jsonl: no such file"),
-    (["{docs}", "--shard-tokens", "3000000000"], 2, "--shard-tokens 3000000000"),
-])
-def test_wrong_use_is_one_line(tmp_path: Path, documents: Path, arguments: list[str], code: int, words: str) -> None:
+@pytest.mark.parametrize(
+    "arguments, code, words",
+    [
+        (["{docs}", "--num-val-docs", "400"], 1, "none left for training"),
+        (
+            ["{docs}", "--num-val-docs", "4", "--vocab-size", "60000"],
+            1,
+            "cannot carry a vocabulary of 60000",
+        ),
+        (["{docs}", "--num-val-docs", "4", "--model", "{docs}"], 1, "not a usable tokenizer"),
+        (["{docs}", "--num-val-docs", "4", "--model", "nowhere.model"], 1, "nowhere.model"),
+        (["nowhere.jsonl"], 2, "nowhere.jsonl: no such file"),
+        (["{docs}", "--shard-tokens", "3000000000"], 2, "--shard-tokens 3000000000"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    tmp_path: Path, documents: Path, arguments: list[str], code: int, words: str
+) -> None:
     error = run(*[word.format(docs=documents) for word in arguments], "--out", tmp_path, code=code)
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
-def test_a_document_beyond_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_beyond_the_bound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenize_docs, "MAX_DOCUMENT_BYTES", 5000)
     monkeypatch.setattr(tokenize_docs, "BLOCK_BYTES", 1000)
     path = write_jsonl(tmp_path / "docs.jsonl", ["short"] * 100 + ["long" * 3000, "short"])
@@ -317,47 +450,108 @@ sys.exit(tokenize_docs.main())
 
 @pytest.mark.parametrize("moment", ["before", "after", "noted"])
 @pytest.mark.parametrize("when", [1, 9])
-def test_a_killed_export_goes_on_to_the_same_files(tmp_path: Path, documents: Path, exported: Path, when: int,
-                                                   moment: str) -> None:
+def test_a_killed_export_goes_on_to_the_same_files(
+    tmp_path: Path, documents: Path, exported: Path, when: int, moment: str
+) -> None:
     """Killed before the when-th shard has its name, after that, and after export.json noted it."""
-    argv = [str(word) for word in (SCRIPT, documents, "--out", tmp_path, "--num-val-docs", 40, "--vocab-size", 380,
-                                   "--shard-tokens", 1000)]
+    argv = [
+        str(word)
+        for word in (
+            SCRIPT,
+            documents,
+            "--out",
+            tmp_path,
+            "--num-val-docs",
+            40,
+            "--vocab-size",
+            380,
+            "--shard-tokens",
+            1000,
+        )
+    ]
     code = DYING_RUN.format(room=str(SCRIPT.parent), when=when, moment=moment, argv=argv)
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    killed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     folder = tmp_path / "datasets" / "docs_sp380"
     noted = json.loads((folder / "export.json").read_text())
-    assert not noted["complete"] and sum(map(len, noted["shards"].values())) == when - (moment != "noted")
-    times = {name: (folder / name).stat().st_mtime_ns for split in noted["shards"].values() for name in split}
+    assert not noted["complete"] and sum(map(len, noted["shards"].values())) == when - (
+        moment != "noted"
+    )
+    times = {
+        name: (folder / name).stat().st_mtime_ns
+        for split in noted["shards"].values()
+        for name in split
+    }
     run(*argv[1:])
     files = {path.name: path.read_bytes() for path in folder.glob("*.bin")}
-    assert files == {path.name: path.read_bytes() for path in (exported / "datasets/docs_sp380").glob("*.bin")}
+    assert files == {
+        path.name: path.read_bytes() for path in (exported / "datasets/docs_sp380").glob("*.bin")
+    }
     assert times == {name: (folder / name).stat().st_mtime_ns for name in times}
-    state, whole = (json.loads((place / "export.json").read_text())
-                    for place in (folder, exported / "datasets/docs_sp380"))
+    state, whole = (
+        json.loads((place / "export.json").read_text())
+        for place in (folder, exported / "datasets/docs_sp380")
+    )
     assert {**state, "settings": 0} == {**whole, "settings": 0}
 
 
 def test_a_complete_export_is_left_alone(tmp_path: Path, documents: Path) -> None:
-    command = [documents, "--out", tmp_path, "--num-val-docs", 40, "--vocab-size", 380, "--shard-tokens", 5000]
+    command = [
+        documents,
+        "--out",
+        tmp_path,
+        "--num-val-docs",
+        40,
+        "--vocab-size",
+        380,
+        "--shard-tokens",
+        5000,
+    ]
     run(*command)
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.[bm]*")}
+    before = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.[bm]*")
+    }
     run(*command)
-    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.[bm]*")}
+    assert before == {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.[bm]*")
+    }
     error = run(*command[:-1], 6000, code=1)
     assert "another shard_tokens (5000, now 6000)" in error and error.count("\n") == 1
-    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.[bm]*")}
+    assert before == {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.[bm]*")
+    }
 
 
-@pytest.mark.parametrize("damage", ["shard lost", "shard cut", "tokenizer lost", "tokenizer changed"])
+@pytest.mark.parametrize(
+    "damage", ["shard lost", "shard cut", "tokenizer lost", "tokenizer changed"]
+)
 def test_damage_is_made_good(tmp_path: Path, documents: Path, exported: Path, damage: str) -> None:
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     shard = tmp_path / "datasets/docs_sp420/fineweb_train_000002.bin"
     tokenizer = tmp_path / "tokenizers/docs_420_bpe.model"
-    {"shard lost": shard.unlink, "shard cut": lambda: os.truncate(shard, 1500), "tokenizer lost": tokenizer.unlink,
-     "tokenizer changed": lambda: tokenizer.write_bytes(b"x")}[damage]()
-    run(documents, "--out", tmp_path, "--num-val-docs", 40, "--vocab-size", 420, "--shard-tokens", 1000)
-    assert {**snapshot(tmp_path), "manifest.json": b""} == {**snapshot(exported), "manifest.json": b""}
+    {
+        "shard lost": shard.unlink,
+        "shard cut": lambda: os.truncate(shard, 1500),
+        "tokenizer lost": tokenizer.unlink,
+        "tokenizer changed": lambda: tokenizer.write_bytes(b"x"),
+    }[damage]()
+    run(
+        documents,
+        "--out",
+        tmp_path,
+        "--num-val-docs",
+        40,
+        "--vocab-size",
+        420,
+        "--shard-tokens",
+        1000,
+    )
+    assert {**snapshot(tmp_path), "manifest.json": b""} == {
+        **snapshot(exported),
+        "manifest.json": b"",
+    }
 
 
 def test_shards_of_others_are_not_touched(tmp_path: Path, documents: Path) -> None:
@@ -369,6 +563,7 @@ def test_shards_of_others_are_not_touched(tmp_path: Path, documents: Path) -> No
 
 
 # === MEMORY ==========================================================================================================
+
 
 def test_the_number_of_blocks_in_flight_is_bounded(documents: Path, exported: Path) -> None:
     """The consumer is slow: what is read ahead stays at two blocks a thread, however long the input."""
@@ -397,7 +592,9 @@ def test_a_reader_fault_arrives_and_leaves_no_thread(tmp_path: Path, exported: P
     tokenizer = tokenize_docs.Tokenizer(exported / "tokenizers/docs_byte260.json")
     seen = 0
     with pytest.raises(tokenize_docs.DataError, match=":50001: not JSON"):
-        for block, _, lengths, _ in tokenize_docs.encode_in_order(source.blocks(), tokenizer, workers=2):
+        for block, _, lengths, _ in tokenize_docs.encode_in_order(
+            source.blocks(), tokenizer, workers=2
+        ):
             assert block.number == seen
             seen += len(lengths)
     assert seen > 0 and threading.active_count() == before
@@ -412,10 +609,16 @@ def test_two_million_documents_within_a_gigabyte(tmp_path: Path) -> None:
     with open(tmp_path / "docs.jsonl", "w", encoding="utf-8") as handle:
         for number in range(2_000_000):
             handle.write('{"text": "%d %s"}\n' % (number, texts[number % 1000]))
-    done = subprocess.run([sys.executable, SCRIPT, tmp_path / "docs.jsonl", "--out", tmp_path], timeout=800,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, tmp_path / "docs.jsonl", "--out", tmp_path],
+        timeout=800,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
     (entry,) = json.loads((tmp_path / "manifest.json").read_text())["datasets"]
     print(f"peak {peak / 1e6:.0f} MB, {entry['stats']}")
     assert entry["stats"]["docs_train"] == 1_950_000
@@ -425,12 +628,25 @@ def test_two_million_documents_within_a_gigabyte(tmp_path: Path) -> None:
 
 # === THE TRAINER READS IT ============================================================================================
 
+
 def test_the_trainer_takes_bytes_unchanged(tmp_path: Path, exported: Path) -> None:
-    settings = {**SMALL_MODEL, "VOCAB_SIZE": 260, "ITERATIONS": 2, "VAL_LOSS_EVERY": 0, "RUN_ID": "t",
-                "DATA_PATH": exported / "datasets/docs_byte260",
-                "TOKENIZER_PATH": exported / "tokenizers/docs_byte260.json"}
-    done = subprocess.run([sys.executable, ROOT / "train_gpt.py"], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, **{key: str(value) for key, value in settings.items()}}, timeout=100)
+    settings = {
+        **SMALL_MODEL,
+        "VOCAB_SIZE": 260,
+        "ITERATIONS": 2,
+        "VAL_LOSS_EVERY": 0,
+        "RUN_ID": "t",
+        "DATA_PATH": exported / "datasets/docs_byte260",
+        "TOKENIZER_PATH": exported / "tokenizers/docs_byte260.json",
+    }
+    done = subprocess.run(
+        [sys.executable, ROOT / "train_gpt.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **{key: str(value) for key, value in settings.items()}},
+        timeout=100,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "tokenizer_kind=byte" in done.stdout
     assert "final_int8_zlib_roundtrip_exact val_loss:" in done.stdout

@@ -14,6 +14,7 @@ Each arm has a new process in each repeat, and its clock runs from the loaded to
 take turns, in another order each time. Arms that yield other tokens end the run. A ratio is the median over the repeats
 of (an arm's throughput / that of alone in the same repeat); the exit code is 1 where one is below the target.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -81,9 +82,20 @@ def run_alone(folder: Path, threads: int) -> tuple[float, str]:
 def run_tool(folder: Path, threads: int, live: bool) -> tuple[float, str]:
     """Seconds and what the tokens are."""
     out = Path(tempfile.mkdtemp(dir=folder))
-    words = [str(folder / "docs.jsonl"), "--out", str(out), "--model", str(folder / "bpe.model"), "--workers",
-             str(threads), "--num-val-docs", str(NUM_VAL_DOCS)]
-    options = tokenize_docs.parse_arguments([*words, *["--live", "--tokens-per-second", "1000000000"] * live])
+    words = [
+        str(folder / "docs.jsonl"),
+        "--out",
+        str(out),
+        "--model",
+        str(folder / "bpe.model"),
+        "--workers",
+        str(threads),
+        "--num-val-docs",
+        str(NUM_VAL_DOCS),
+    ]
+    options = tokenize_docs.parse_arguments(
+        [*words, *["--live", "--tokens-per-second", "1000000000"] * live]
+    )
     source = tokenize_docs.Source(tuple(options.files), options.num_val_docs)
     ((label, recipe),) = tokenize_docs.recipes(options).items()
     begin = time.perf_counter()
@@ -98,8 +110,19 @@ def run_tool(folder: Path, threads: int, live: bool) -> tuple[float, str]:
 
 def measure(folder: Path, arm: str, threads: int) -> tuple[float, str]:
     """One arm in a process of its own."""
-    words = [sys.executable, __file__, "--arm", arm, "--folder", str(folder), "--threads", str(threads)]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words = [
+        sys.executable,
+        __file__,
+        "--arm",
+        arm,
+        "--folder",
+        str(folder),
+        "--threads",
+        str(threads),
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     if done.returncode:
         sys.exit(f"error: {arm}: {done.stderr.strip() or done.stdout.strip()}")
     seconds, digest = json.loads(done.stdout.splitlines()[-1])
@@ -122,25 +145,35 @@ def compare(folder: Path, megabytes: float, threads: int, repeats: int) -> dict[
     rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
     digests = set()
     for repeat in range(repeats):
-        for arm in (*ARMS[repeat % len(ARMS):], *ARMS[:repeat % len(ARMS)]):
+        for arm in (*ARMS[repeat % len(ARMS) :], *ARMS[: repeat % len(ARMS)]):
             seconds, digest = measure(folder, arm, threads)
             rates[arm].append(megabytes / seconds)
             digests.add(digest)
             if len(digests) > 1:
                 sys.exit(f"error: {arm}: other tokens than the arms before")
-    ratios = {arm: statistics.median(map(float.__truediv__, rates[arm], rates["alone"])) for arm in ARMS}
-    print(f"{megabytes:.1f} MB of text, {threads} threads, {repeats} repeats of {len(ARMS)} arms in turn, {VOCAB_SIZE} "
-          f"pieces, Python {sys.version.split()[0]}, sentencepiece {tokenize_docs.sentencepiece.__version__}")
+    ratios = {
+        arm: statistics.median(map(float.__truediv__, rates[arm], rates["alone"])) for arm in ARMS
+    }
+    print(
+        f"{megabytes:.1f} MB of text, {threads} threads, {repeats} repeats of {len(ARMS)} arms in turn, {VOCAB_SIZE} "
+        f"pieces, Python {sys.version.split()[0]}, sentencepiece {tokenize_docs.sentencepiece.__version__}"
+    )
     for arm in ARMS:
         each = ", ".join(f"{rate:.2f}" for rate in rates[arm])
-        print(f"{arm:6} {statistics.median(rates[arm]):6.2f} MB/s  ({each})  {100 * ratios[arm]:5.1f} % of alone")
+        print(
+            f"{arm:6} {statistics.median(rates[arm]):6.2f} MB/s  ({each})  {100 * ratios[arm]:5.1f} % of alone"
+        )
     return ratios
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=float, default=20, help="of text (default: 20)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="in all arms (default: one a core)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="in all arms (default: one a core)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of each arm (default: 3)")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

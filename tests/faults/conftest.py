@@ -1,4 +1,5 @@
 """Prints the fault matrix: a row a test that says what its fault and its promise are."""
+
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,11 +10,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def see(record_property: Callable[[str, object], None], request: pytest.FixtureRequest) -> Callable[[str], None]:
+def see(
+    record_property: Callable[[str, object], None], request: pytest.FixtureRequest
+) -> Callable[[str], None]:
     """Notes what was seen, for the table."""
     row = request.node.get_closest_marker("row")
     for name, text in zip(("fault", "promise"), row.args):
-        record_property(name, text.replace("..", request.node.callspec.id) if ".." in text else text)
+        record_property(
+            name, text.replace("..", request.node.callspec.id) if ".." in text else text
+        )
     return lambda text: record_property("seen", text)
 
 
@@ -35,6 +40,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     widths = [min(64, max(len(row[column]) for row in table)) for column in range(4)]
     terminalreporter.section("fault matrix")
     for row in table:
-        terminalreporter.write_line(" | ".join(cell[:64].ljust(width) for cell, width in zip(row, widths)).rstrip())
+        terminalreporter.write_line(
+            " | ".join(cell[:64].ljust(width) for cell, width in zip(row, widths)).rstrip()
+        )
     kept = sum(row[3] == "yes" for row in found)
     terminalreporter.write_line(f"{kept} of {len(found)} promises kept")

@@ -8,6 +8,7 @@ signal; hang waits for ever; nan spoils the loss; raise and kill end it. Each le
 process writes its pid to pids/<rank>.<restart>, and at its end the number of its calls to calls.<rank>.
 {"settled": true} stands for a disk that is always faster than training: writers end before training goes on.
 """
+
 import importlib.util
 import json
 import os
@@ -19,7 +20,9 @@ from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
-SCRIPT = Path(os.environ.get("INJECT_SCRIPT") or Path(__file__).resolve().parents[2] / "train_gpt.py")
+SCRIPT = Path(
+    os.environ.get("INJECT_SCRIPT") or Path(__file__).resolve().parents[2] / "train_gpt.py"
+)
 RANK, RESTART = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 CALLS: Counter[str] = Counter()
 HEARD: list[int] = []  # signals
@@ -36,7 +39,12 @@ def load_script() -> ModuleType:
 def happens(fault: dict, place: str) -> bool:
     """Counts the calls at each place; True if the fault happened here (a hold: and is over)."""
     CALLS[place] += 1
-    if (place, CALLS[place], RANK, RESTART) != (fault["place"], fault.get("call", 1), str(fault.get("rank", 0)), "0"):
+    if (place, CALLS[place], RANK, RESTART) != (
+        fault["place"],
+        fault.get("call", 1),
+        str(fault.get("rank", 0)),
+        "0",
+    ):
         return False
     while not Path(fault.get("after", ".")).exists():
         time.sleep(0.02)
@@ -45,7 +53,10 @@ def happens(fault: dict, place: str) -> bool:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault["kind"] == "raise":
         raise ValueError("an injected error")
-    patience = {"hold": lambda: HEARD and not fault.get("deaf") or Path("go").exists(), "hang": lambda: False}
+    patience = {
+        "hold": lambda: HEARD and not fault.get("deaf") or Path("go").exists(),
+        "hang": lambda: False,
+    }
     while not patience.get(fault["kind"], lambda: True)():
         time.sleep(0.02)
     return True
@@ -53,11 +64,18 @@ def happens(fault: dict, place: str) -> bool:
 
 def inject(trainer: ModuleType, fault: dict) -> None:
     """Patches the trainer at the places where faults happen."""
-    forward, fsync, start, listen = trainer.GPT.forward, os.fsync, trainer.Runtime.start, signal.signal
+    forward, fsync, start, listen = (
+        trainer.GPT.forward,
+        os.fsync,
+        trainer.Runtime.start,
+        signal.signal,
+    )
 
     def faulty_forward(model, x, y):  # type: ignore[no-untyped-def]
         exporting = Path("final_model.int8.ptz").exists()
-        place = "train" if trainer.torch.is_grad_enabled() else "export" if exporting else "validation"
+        place = (
+            "train" if trainer.torch.is_grad_enabled() else "export" if exporting else "validation"
+        )
         spoilt = happens(fault, place) and fault["kind"] == "nan"
         return forward(model, x, y) * (float("nan") if spoilt else 1)
 
@@ -73,7 +91,11 @@ def inject(trainer: ModuleType, fault: dict) -> None:
         return listen(number, lambda *arguments: [HEARD.append(number), handler(*arguments)])
 
     trainer.GPT.forward, os.fsync, trainer.Runtime.start, signal.signal = (
-        faulty_forward, faulty_fsync, faulty_start, noting)
+        faulty_forward,
+        faulty_fsync,
+        faulty_start,
+        noting,
+    )
 
 
 def settle() -> None:
@@ -86,6 +108,7 @@ def settle() -> None:
         name = getattr(getattr(target, "func", target), "__qualname__", "")
         if "write" in name or "checkpoint" in name:
             thread.join()
+
     threading.Thread.start = start_and_wait
 
 

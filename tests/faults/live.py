@@ -1,4 +1,5 @@
 """A run that is going on: its signals, its files, its end, and what the rest of it gives once it is resumed."""
+
 import contextlib
 import json
 import os
@@ -19,29 +20,58 @@ PATIENCE_S = 120
 
 
 def command_line(ranks: int, restarts: int = 0, script: Path = DRIVER) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--rdzv-backend=c10d",
-                f"--rdzv-endpoint=localhost:{free_port()}", f"--max-restarts={restarts}"] if ranks else []
+    launcher = (
+        [
+            "-m",
+            "torch.distributed.run",
+            f"--nproc_per_node={ranks}",
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=localhost:{free_port()}",
+            f"--max-restarts={restarts}",
+        ]
+        if ranks
+        else []
+    )
     return [sys.executable, *launcher, str(script)]
 
 
 class Live:
     """A run in `folder`, started by the driver with a fault, or by a shell; ranks=0: without a launcher."""
 
-    def __init__(self, folder: Path, ranks: int, fault: dict, *, restarts: int = 0, file_limit: int = 0,
-                 command: list[str] | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        fault: dict,
+        *,
+        restarts: int = 0,
+        file_limit: int = 0,
+        command: list[str] | None = None,
+        **settings: object,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.run_id = folder, str(settings.get("RUN_ID", ""))
-        environment = clean_environment(**settings, **({"INJECT": json.dumps(fault)} if fault else {}))
+        environment = clean_environment(
+            **settings, **({"INJECT": json.dumps(fault)} if fault else {})
+        )
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
 
         def prepare() -> None:
             heed_interrupts()
             if file_limit:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+
         with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
             self.process = subprocess.Popen(
-                command or command_line(ranks, restarts), cwd=folder, env=environment, stdout=out, stderr=err,
-                preexec_fn=prepare, start_new_session=True)
+                command or command_line(ranks, restarts),
+                cwd=folder,
+                env=environment,
+                stdout=out,
+                stderr=err,
+                preexec_fn=prepare,
+                start_new_session=True,
+            )
 
     def text(self, name: str) -> str:
         path = self.folder / name
@@ -60,12 +90,18 @@ class Live:
         """The lines that say how it ended; torchrun's own are left out."""
         return [line for line in self.err.splitlines() if "train_gpt.py: " in line]
 
-    def until(self, condition: Callable[[], object], tick: Callable[[], object] = lambda: None) -> "Live":
+    def until(
+        self, condition: Callable[[], object], tick: Callable[[], object] = lambda: None
+    ) -> "Live":
         """Waits for a condition, as long as the run is alive; `tick` is called every half a second."""
         deadline, ticked = time.monotonic() + PATIENCE_S, 0.0
         while not condition():
-            assert self.process.poll() is None, f"it ended early: {self.out[-800:]}\n{self.err[-2000:]}"
-            assert time.monotonic() < deadline, f"waited in vain: {self.out[-800:]}\n{self.err[-2000:]}"
+            assert self.process.poll() is None, (
+                f"it ended early: {self.out[-800:]}\n{self.err[-2000:]}"
+            )
+            assert time.monotonic() < deadline, (
+                f"waited in vain: {self.out[-800:]}\n{self.err[-2000:]}"
+            )
             if time.monotonic() - ticked > 0.5:
                 ticked = time.monotonic()
                 tick()
@@ -119,7 +155,10 @@ class Live:
 
     def checkpoints(self) -> list[int]:
         """The steps of the checkpoints that have a final name."""
-        return sorted(int(path.stem.split("_")[1]) for path in (self.folder / "checkpoints").glob("*/step_*.pt"))
+        return sorted(
+            int(path.stem.split("_")[1])
+            for path in (self.folder / "checkpoints").glob("*/step_*.pt")
+        )
 
     def load(self, step: int) -> dict:
         path = self.folder / "checkpoints" / self.run_id / f"step_{step:08d}.pt"
@@ -143,13 +182,16 @@ def same_result(run: Live, reference: Live, exact: bool) -> str:
     """Asserts that losses, checksums, score, weights are those of an uninterrupted run: to the bit, or to rounding."""
     mine, theirs = run.losses(), reference.losses()
     assert [(step, crc) for step, (_, crc) in sorted(mine.items())] == [
-        (step, crc) for step, (_, crc) in sorted(theirs.items())]
+        (step, crc) for step, (_, crc) in sorted(theirs.items())
+    ]
     scores = [live.events("score")[-1]["val_bpb"] for live in (run, reference)]
     if exact:
         assert mine == theirs and scores[0] == scores[1]
         assert np.array_equal(run.weights(), reference.weights())
         return f"{len(mine)} steps equal to the bit"
-    np.testing.assert_allclose([mine[step][0] for step in theirs], [loss for loss, _ in theirs.values()], atol=1e-4)
+    np.testing.assert_allclose(
+        [mine[step][0] for step in theirs], [loss for loss, _ in theirs.values()], atol=1e-4
+    )
     np.testing.assert_allclose(run.weights(), reference.weights(), atol=1e-3)
     assert abs(scores[0] - scores[1]) < 1e-3
     return f"{len(mine)} steps equal to rounding"

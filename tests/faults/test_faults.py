@@ -1,4 +1,5 @@
 """The fault matrix: each row injects a fault into a real run and checks what was promised for it."""
+
 import json
 import os
 import random
@@ -19,9 +20,17 @@ from faults.live import Live, same_result
 from test_growing import Producer
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
-SETTINGS = {**{name: value for name, value in SMALL_MODEL.items() if name != "VOCAB_SIZE"},  # the data's own
-            "ITERATIONS": 12, "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 6, "VAL_TOKENS": 2000, "VAL_BATCH_SIZE": 1024,
-            "RUN_ID": "r"}
+SETTINGS = {
+    **{
+        name: value for name, value in SMALL_MODEL.items() if name != "VOCAB_SIZE"
+    },  # the data's own
+    "ITERATIONS": 12,
+    "TRAIN_LOG_EVERY": 1,
+    "VAL_LOSS_EVERY": 6,
+    "VAL_TOKENS": 2000,
+    "VAL_BATCH_SIZE": 1024,
+    "RUN_ID": "r",
+}
 TINY = {**SETTINGS, "NUM_LAYERS": 1, "MODEL_DIM": 16, "NUM_HEADS": 1, "VAL_LOSS_EVERY": 0}
 RANDOM = random.Random(int(os.environ.get("FAULTS_SEED", "1")))
 KILLED_AT = {rank: RANDOM.randrange(6, 12) for rank in (0, 1)}  # step; checkpoints are every 4
@@ -40,8 +49,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def reference(data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Live:
     """The run that nothing disturbs, on one rank."""
-    run = Live(tmp_path_factory.mktemp("reference"), 0, {"settled": True}, **data, **SETTINGS, CHECKPOINT_EVERY=3,
-               CHECKPOINT_KEEP=9)
+    run = Live(
+        tmp_path_factory.mktemp("reference"),
+        0,
+        {"settled": True},
+        **data,
+        **SETTINGS,
+        CHECKPOINT_EVERY=3,
+        CHECKPOINT_KEEP=9,
+    )
     assert run.end() == 0, run.err
     assert run.status == ("finished", 0) and run.checkpoints() == [3, 6, 9, 12]
     return run
@@ -69,7 +85,9 @@ def interrupted(run: Live, number: int, launched: bool) -> str:
     assert not launched or "an injected" not in run.err
     assert launched or "Traceback" not in run.err
     state = run.load(saved)
-    assert state["step"] == saved and all(bool(tensor.isfinite().all()) for tensor in state["tensors"])
+    assert state["step"] == saved and all(
+        bool(tensor.isfinite().all()) for tensor in state["tensors"]
+    )
     return f"exit {code}, saved at step {saved}"
 
 
@@ -87,17 +105,28 @@ def failed(run: Live, *words: str, code: int = 1, launched: bool = False) -> str
 
 # Killed.
 
+
 @pytest.mark.parametrize("rank", [0, 1])
 @row("kill -9 of a rank of 2 ..", "restarts from the last checkpoint; same result")
 def test_a_killed_rank(tmp_path: Path, data: dict, reference: Live, see: See, rank: int) -> None:
     last = (KILLED_AT[rank] - 1) // 4 * 4
-    fault = {"kind": "kill", "place": "train", "call": KILLED_AT[rank], "rank": rank,
-             "after": f"checkpoints/r/step_{last:08d}.pt", "settled": True}
-    run = Live(tmp_path, 2, fault, restarts=1, **data, **SETTINGS, CHECKPOINT_EVERY=4, RESUME="auto")
+    fault = {
+        "kind": "kill",
+        "place": "train",
+        "call": KILLED_AT[rank],
+        "rank": rank,
+        "after": f"checkpoints/r/step_{last:08d}.pt",
+        "settled": True,
+    }
+    run = Live(
+        tmp_path, 2, fault, restarts=1, **data, **SETTINGS, CHECKPOINT_EVERY=4, RESUME="auto"
+    )
     assert run.end() == 0, run.err[-3000:]
     assert (tmp_path / f"held.{rank}").exists() and run.status == ("finished", 0)
     assert run.resumed() == [last]
-    see(f"killed in step {KILLED_AT[rank]}, resumed after {last}: {same_result(run, reference, exact=False)}")
+    see(
+        f"killed in step {KILLED_AT[rank]}, resumed after {last}: {same_result(run, reference, exact=False)}"
+    )
 
 
 @row("kill -9 of the only process", "the same command goes on; same result")
@@ -126,12 +155,16 @@ def test_killed_while_saving(tmp_path: Path, data: dict, reference: Live, see: S
 
 
 @row("kill -9 while the artifact is written", "no half file of that name; the run can go on")
-def test_killed_while_writing_the_artifact(tmp_path: Path, data: dict, reference: Live, see: See) -> None:
+def test_killed_while_writing_the_artifact(
+    tmp_path: Path, data: dict, reference: Live, see: See
+) -> None:
     fault = {"kind": "hold", "place": "fsync", "call": 3}  # after a checkpoint and final_model.pt
     settings = {**data, **SETTINGS, "CHECKPOINT_EVERY": 12, "RESUME": "auto"}
     run = Live(tmp_path, 0, fault, **settings).held().send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
-    assert (tmp_path / "final_model.pt").exists() and not (tmp_path / "final_model.int8.ptz").exists()
+    assert (tmp_path / "final_model.pt").exists() and not (
+        tmp_path / "final_model.int8.ptz"
+    ).exists()
     run = Live(tmp_path, 0, {}, **settings)
     assert run.end() == 0, run.err
     see(f"resumed after 12: {same_result(run, reference, exact=True)}")
@@ -160,13 +193,22 @@ SIGNALS = {  # fault; ranks; signal; to which rank (None: to what was started); 
 def test_a_signal(tmp_path: Path, data: dict, reference: Live, see: See, case: str) -> None:
     place, call, ranks, number, target, resumes = SIGNALS[case]
     warm_up = 3 if "warm-up" in case else 0
-    fault = {"kind": "hold", "place": place, "call": call + warm_up * (warm_up == 0), "rank": target or 0}
+    fault = {
+        "kind": "hold",
+        "place": place,
+        "call": call + warm_up * (warm_up == 0),
+        "rank": target or 0,
+    }
     run = Live(tmp_path, ranks, fault, **data, **{**SETTINGS, "WARMUP_STEPS": warm_up})
     seen = interrupted(run.held(target or 0).send(number, target), number, ranks > 0)
     saved = run.checkpoints()[-1]
-    expected = {"train": (0, 1) if warm_up else (8, 11), "validation": (6, 6), "export": (12, 12)}[place]
+    expected = {"train": (0, 1) if warm_up else (8, 11), "validation": (6, 6), "export": (12, 12)}[
+        place
+    ]
     assert expected[0] <= saved <= expected[1]
-    assert "RESUME=auto" in run.out.splitlines()[-1] and ("torchrun" in run.out.splitlines()[-1]) == (ranks > 0)
+    assert "RESUME=auto" in run.out.splitlines()[-1] and (
+        "torchrun" in run.out.splitlines()[-1]
+    ) == (ranks > 0)
     if resumes:
         resume_by_its_last_line(run)
         seen += f"; {same_result(run, reference, exact=ranks == 0)}"
@@ -184,7 +226,9 @@ def test_a_signal_while_starved(tmp_path: Path, see: See, case: str) -> None:
     producer.deliver()  # three steps
     settings = {**SETTINGS, **producer.settings, "DATA_STALL_SECONDS": 120}
     run = Live(tmp_path / "run", ranks, {}, **settings)
-    run.until(lambda: "waiting for" in run.out and "step:3/12 train_loss" in run.out, tick=producer.tell)
+    run.until(
+        lambda: "waiting for" in run.out and "step:3/12 train_loss" in run.out, tick=producer.tell
+    )
     time.sleep(0.5)  # the main thread follows its reader: it waits too
     started = time.monotonic()
     seen = interrupted(run.send(signal.SIGTERM, target), signal.SIGTERM, ranks > 0)
@@ -201,7 +245,9 @@ def test_a_signal_while_starved(tmp_path: Path, see: See, case: str) -> None:
 @row("a second SIGTERM while saving", "the save goes on")
 def test_a_second_signal(tmp_path: Path, data: dict, reference: Live, see: See) -> None:
     fault = {"kind": "hold", "place": "fsync", "call": 1, "deaf": True}
-    run = Live(tmp_path, 0, fault, **data, **{**SETTINGS, "ITERATIONS": 100_000}).until_line("step:3/")
+    run = Live(tmp_path, 0, fault, **data, **{**SETTINGS, "ITERATIONS": 100_000}).until_line(
+        "step:3/"
+    )
     run.send(signal.SIGTERM).held().send(signal.SIGTERM).send(signal.SIGINT)
     assert run.checkpoints() == [] and run.process.poll() is None
     see(interrupted(run.go(), signal.SIGTERM, launched=False))
@@ -209,11 +255,14 @@ def test_a_second_signal(tmp_path: Path, data: dict, reference: Live, see: See) 
 
 # Disks.
 
+
 @row("disk full under the checkpoint", "a warning; the run finishes")
 def test_no_room_for_a_checkpoint(tmp_path: Path, data: dict, see: See) -> None:
     run = Live(tmp_path, 0, {}, file_limit=160_000, **data, **SETTINGS, CHECKPOINT_EVERY=6)
     assert run.end() == 0, run.err
-    warnings = [line for line in run.out.splitlines() if line.startswith("warning: no checkpoint of step")]
+    warnings = [
+        line for line in run.out.splitlines() if line.startswith("warning: no checkpoint of step")
+    ]
     assert len(warnings) == 2 and run.checkpoints() == [] and not list(tmp_path.rglob("*.tmp"))
     assert run.status == ("finished", 0) and "Traceback" not in run.err
     see(warnings[0])
@@ -242,7 +291,14 @@ def test_no_room_for_the_artifact(tmp_path: Path, data: dict, see: See) -> None:
 @row("no place for logs/, ranks ..", "one line, at once")
 def test_no_place_for_the_log(tmp_path: Path, data: dict, see: See, ranks: int) -> None:
     (tmp_path / "logs").write_text("a file")
-    see(failed(Live(tmp_path, ranks, {}, **data, **SETTINGS), "logs/r.txt", "cannot open", launched=ranks > 0))
+    see(
+        failed(
+            Live(tmp_path, ranks, {}, **data, **SETTINGS),
+            "logs/r.txt",
+            "cannot open",
+            launched=ranks > 0,
+        )
+    )
 
 
 @row("no place for checkpoints/", "a warning; the run finishes")
@@ -250,12 +306,15 @@ def test_no_place_for_checkpoints(tmp_path: Path, data: dict, see: See) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     run = Live(tmp_path, 0, {}, **data, **TINY, CHECKPOINT_EVERY=6)
     assert run.end() == 0, run.err
-    warnings = [line for line in run.out.splitlines() if line.startswith("warning: no checkpoint of step")]
+    warnings = [
+        line for line in run.out.splitlines() if line.startswith("warning: no checkpoint of step")
+    ]
     assert warnings and "Traceback" not in run.err
     see(warnings[0])
 
 
 # Data.
+
 
 def three_shards(folder: Path) -> dict[str, str]:
     settings = byte_data(folder)
@@ -280,13 +339,23 @@ def replace(path: Path) -> None:
     path.with_suffix(".new").replace(path)
 
 
-SHARD_FAULTS = {"truncated": truncate, "deleted": Path.unlink, "rewritten in place": rewrite, "replaced": replace}
+SHARD_FAULTS = {
+    "truncated": truncate,
+    "deleted": Path.unlink,
+    "rewritten in place": rewrite,
+    "replaced": replace,
+}
 
 
 @pytest.mark.parametrize("case", SHARD_FAULTS)
 @row("during the run a shard is ..", "one line names file and byte")
 def test_a_shard_changes(tmp_path: Path, see: See, case: str) -> None:
-    settings = {**SETTINGS, **three_shards(tmp_path / "data"), "ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0}
+    settings = {
+        **SETTINGS,
+        **three_shards(tmp_path / "data"),
+        "ITERATIONS": 100_000,
+        "VAL_LOSS_EVERY": 0,
+    }
     run = Live(tmp_path, 0, {}, **settings).until_line("step:2/")
     SHARD_FAULTS[case](tmp_path / "data" / "fineweb_train_000001.bin")
     see(failed(run, "rank 0: the train reader", "data/fineweb_train_000001.bin", "at byte"))
@@ -295,7 +364,12 @@ def test_a_shard_changes(tmp_path: Path, see: See, case: str) -> None:
 
 @row("a shard of 2 ranks is deleted", "every rank ends; the file is named")
 def test_a_shard_vanishes_under_two_ranks(tmp_path: Path, see: See) -> None:
-    settings = {**SETTINGS, **three_shards(tmp_path / "data"), "ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0}
+    settings = {
+        **SETTINGS,
+        **three_shards(tmp_path / "data"),
+        "ITERATIONS": 100_000,
+        "VAL_LOSS_EVERY": 0,
+    }
     run = Live(tmp_path, 2, {}, **settings).until_line("step:2/")
     (tmp_path / "data" / "fineweb_train_000001.bin").unlink()
     see(failed(run, "the train reader", "data/fineweb_train_000001.bin", launched=True))
@@ -305,21 +379,44 @@ def test_a_shard_vanishes_under_two_ranks(tmp_path: Path, see: See) -> None:
 def test_a_truncated_shard_at_the_start(tmp_path: Path, see: See) -> None:
     settings = three_shards(tmp_path / "data")
     truncate(tmp_path / "data" / "fineweb_train_000001.bin")
-    see(failed(Live(tmp_path, 0, {}, **{**SETTINGS, **settings}), "fineweb_train_000001.bin", "3000 bytes", code=2))
+    see(
+        failed(
+            Live(tmp_path, 0, {}, **{**SETTINGS, **settings}),
+            "fineweb_train_000001.bin",
+            "3000 bytes",
+            code=2,
+        )
+    )
 
 
 @row("a read that never ends (a FIFO)", "ends with stacks, file, offset, rank")
 def test_a_read_that_never_ends(tmp_path: Path, see: See) -> None:
-    settings = {**SETTINGS, **three_shards(tmp_path / "data"), "ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0}
+    settings = {
+        **SETTINGS,
+        **three_shards(tmp_path / "data"),
+        "ITERATIONS": 100_000,
+        "VAL_LOSS_EVERY": 0,
+    }
     os.mkfifo(tmp_path / "data" / "pipe")
     run = Live(tmp_path, 0, {}, **settings, DATA_STALL_SECONDS=1).until_line("step:2/")
     (tmp_path / "data" / "pipe").replace(tmp_path / "data" / "fineweb_train_000001.bin")
-    see(failed(run, "rank 0: the train reader", "data/fineweb_train_000001.bin", "at byte", "DATA_STALL_SECONDS=1"))
-    assert run.err.count("(most recent call first)") >= 3 and "in _open" in run.err  # main, watch, reader
+    see(
+        failed(
+            run,
+            "rank 0: the train reader",
+            "data/fineweb_train_000001.bin",
+            "at byte",
+            "DATA_STALL_SECONDS=1",
+        )
+    )
+    assert (
+        run.err.count("(most recent call first)") >= 3 and "in _open" in run.err
+    )  # main, watch, reader
     assert run.status == ("failed", 1)
 
 
 # Numbers.
+
 
 def last_good_state(run: Live, reference: Live, step: int, exact: bool) -> None:
     mine, theirs = run.load(step), reference.load(step)
@@ -330,8 +427,9 @@ def last_good_state(run: Live, reference: Live, step: int, exact: bool) -> None:
 
 @pytest.mark.parametrize(("ranks", "rank"), [(0, 0), (2, 1)])
 @row("a loss is NaN on ..", "all stop at that step; last good state saved")
-def test_a_loss_that_is_not_a_number(tmp_path: Path, data: dict, reference: Live, see: See, ranks: int,
-                                     rank: int) -> None:
+def test_a_loss_that_is_not_a_number(
+    tmp_path: Path, data: dict, reference: Live, see: See, ranks: int, rank: int
+) -> None:
     fault = {"kind": "nan", "place": "train", "call": 7, "rank": rank}
     run = Live(tmp_path, ranks, fault, **data, **SETTINGS)
     seen = failed(run, f"rank {rank}: step 7: ", "not finite", launched=ranks > 0)
@@ -345,6 +443,7 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path, data: dict, reference: Live
 
 # Ranks.
 
+
 @row("rank 1 of 2 raises an error", "the job ends within 10 s; the error is shown")
 def test_a_rank_that_raises(tmp_path: Path, data: dict, see: See) -> None:
     fault = {"kind": "raise", "place": "train", "call": 5, "rank": 1}
@@ -352,7 +451,11 @@ def test_a_rank_that_raises(tmp_path: Path, data: dict, see: See) -> None:
     started = time.monotonic()
     assert run.end() == 1
     took = time.monotonic() - started
-    assert took < 10 and "ValueError: an injected error" in run.err and "rank 1" in run.err.replace("rank1", "rank 1")
+    assert (
+        took < 10
+        and "ValueError: an injected error" in run.err
+        and "rank 1" in run.err.replace("rank1", "rank 1")
+    )
     assert run.status == ("failed", 1)
     see(f"ended after {took:.1f} s, with the error's traceback")
 
@@ -371,14 +474,17 @@ def test_a_rank_that_hangs(tmp_path: Path, data: dict, see: See, place: str) -> 
 
 # Files of others.
 
+
 class Command:
     """A pickle that runs a shell command when it is loaded."""
+
     def __reduce__(self) -> tuple:
         return os.system, ("touch executed",)
 
 
 class Flood:
     """A pickle of a few bytes that fills memory, by a call that weights_only allows."""
+
     def __reduce__(self) -> tuple:
         return bytearray, (1 << 30,)
 
@@ -397,7 +503,14 @@ def saved(value: object, path: Path) -> bytes:
 @pytest.fixture(scope="session")
 def tiny(data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Live:
     """A run of the smallest model, with its artifact and its checkpoint of step 2."""
-    run = Live(tmp_path_factory.mktemp("tiny"), 0, {}, **data, **{**TINY, "ITERATIONS": 2}, CHECKPOINT_EVERY=2)
+    run = Live(
+        tmp_path_factory.mktemp("tiny"),
+        0,
+        {},
+        **data,
+        **{**TINY, "ITERATIONS": 2},
+        CHECKPOINT_EVERY=2,
+    )
     assert run.end() == 0, run.err
     return run
 
@@ -424,12 +537,20 @@ def refused(run: Live, *words: str) -> str:
     """One line, nothing executed, no gigabytes taken."""
     seen = failed(run, *words)
     assert not (run.folder / "executed").exists()
-    assert "MemoryError" not in seen and "weights_only` set to `False`" not in run.err  # no advice to load it unsafely
+    assert (
+        "MemoryError" not in seen and "weights_only` set to `False`" not in run.err
+    )  # no advice to load it unsafely
     return seen
 
 
-POISON = ("its pickle runs a command", "a zlib bomb of 200 MB", "a zip bomb inside", "its pickle fills memory",
-          "wrong shapes", "missing names")
+POISON = (
+    "its pickle runs a command",
+    "a zlib bomb of 200 MB",
+    "a zip bomb inside",
+    "its pickle fills memory",
+    "wrong shapes",
+    "missing names",
+)
 
 
 @pytest.mark.parametrize("case", POISON)
@@ -449,14 +570,27 @@ def poisoned_checkpoint(case: str, run: Live, path: Path) -> bytes:
     if case == "its pickle fills memory":
         return saved({**state, "history": Flood()}, path)
     if case == "wrong shapes":
-        return saved({**state, "tensors": [torch.stack([tensor, tensor]) for tensor in state["tensors"]]}, path)
+        return saved(
+            {**state, "tensors": [torch.stack([tensor, tensor]) for tensor in state["tensors"]]},
+            path,
+        )
     if case == "missing names":
         return saved({name: state[name] for name in ("config", "tensors")}, path)
     return {"cut short": saved(state, path)[:20_000], "no checkpoint": b"tokens" * 1000}[case]
 
 
-@pytest.mark.parametrize("case", ["its pickle runs a command", "a zip bomb of 200 MB", "its pickle fills memory",
-                                  "wrong shapes", "missing names", "cut short", "no checkpoint"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "its pickle runs a command",
+        "a zip bomb of 200 MB",
+        "its pickle fills memory",
+        "wrong shapes",
+        "missing names",
+        "cut short",
+        "no checkpoint",
+    ],
+)
 @row("poisoned checkpoint: ..", "refused in one line; nothing executed")
 def test_a_poisoned_checkpoint(tmp_path: Path, data: dict, tiny: Live, see: See, case: str) -> None:
     (tmp_path / "poison.pt").write_bytes(poisoned_checkpoint(case, tiny, tmp_path / "made"))
@@ -466,13 +600,22 @@ def test_a_poisoned_checkpoint(tmp_path: Path, data: dict, tiny: Live, see: See,
 
 # Resuming what cannot be resumed.
 
+
 @row("a checkpoint of another configuration", "refused; every field that differs is named")
 def test_another_configuration(tmp_path: Path, data: dict, tiny: Live, see: See) -> None:
     path = tiny.folder / "checkpoints" / "r" / "step_00000002.pt"
     other = {**TINY, "ITERATIONS": 3, "SEED": 7, "MATRIX_LR": 0.5, "TIE_EMBEDDINGS": 0}
     run = Live(tmp_path, 0, {}, **data, **other, RESUME=path)
-    see(failed(run, "another configuration", "ITERATIONS=2, not 3", "SEED=1337, not 7", "MATRIX_LR=0.04, not 0.5",
-               "TIE_EMBEDDINGS=1, not 0"))
+    see(
+        failed(
+            run,
+            "another configuration",
+            "ITERATIONS=2, not 3",
+            "SEED=1337, not 7",
+            "MATRIX_LR=0.04, not 0.5",
+            "TIE_EMBEDDINGS=1, not 0",
+        )
+    )
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

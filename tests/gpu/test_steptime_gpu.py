@@ -1,4 +1,5 @@
 """Proves on a GPU that the record StepTime's operators give the eager values, compiled and not."""
+
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from conftest import SMALL_MODEL, Corpus, run_trainer, train_gpt  # noqa: E402
 from steptime import SCRIPT, load_record  # noqa: E402
 
-pytestmark = [pytest.mark.timeout(600),
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-SIZES = dict(train_seq_len=128, model_dim=128, num_heads=2, num_kv_heads=1, num_layers=3, vocab_size=512)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SIZES = dict(
+    train_seq_len=128, model_dim=128, num_heads=2, num_kv_heads=1, num_layers=3, vocab_size=512
+)
 # Of the runs' own shape, and of ones that fill no block.
-SHAPES = [dict(), dict(model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=100, mlp_mult=3),
-          dict(model_dim=64, num_heads=4, num_kv_heads=4, train_seq_len=33)]
+SHAPES = [
+    dict(),
+    dict(model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=100, mlp_mult=3),
+    dict(model_dim=64, num_heads=4, num_kv_heads=4, train_seq_len=33),
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +36,19 @@ def runtime(record: ModuleType, dtype: torch.dtype) -> object:
     return record.Runtime(device=torch.device("cuda", torch.cuda.current_device()), dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype, bound", [(torch.bfloat16, 0.02), (torch.float32, 2e-5)], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "dtype, bound", [(torch.bfloat16, 0.02), (torch.float32, 2e-5)], ids=["bf16", "fp32"]
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["qkv", "mlp"])
-def test_values_and_gradients(record: ModuleType, name: str, shape: dict, dtype: torch.dtype, bound: float,
-                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_gradients(
+    record: ModuleType,
+    name: str,
+    shape: dict,
+    dtype: torch.dtype,
+    bound: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     rt, cfg = runtime(record, dtype), record.Config(run_id="x", **shape)
     eager, found = (record.trial(name, form, cfg, rt) for form in record.FORMS[name])
@@ -41,7 +57,9 @@ def test_values_and_gradients(record: ModuleType, name: str, shape: dict, dtype:
         assert (a - b).float().norm() <= bound * a.float().norm()
 
 
-def loss_and_gradients(module: ModuleType, wrap: Callable = lambda model: model) -> list[torch.Tensor]:
+def loss_and_gradients(
+    module: ModuleType, wrap: Callable = lambda model: model
+) -> list[torch.Tensor]:
     torch.manual_seed(3)
     cfg = module.Config(run_id="x", **SIZES)
     model = module.GPT(cfg, torch.bfloat16)
@@ -65,7 +83,11 @@ def test_the_model(record: ModuleType, compiled: bool) -> None:
     record.use_operators(record.Config(run_id="x", **SIZES), runtime(record, torch.bfloat16), log)
     assert lines == ["operators:mlp+qkv"]
     torch._dynamo.reset()
-    wrap = (lambda model: torch.compile(model, dynamic=False, fullgraph=True)) if compiled else (lambda model: model)
+    wrap = (
+        (lambda model: torch.compile(model, dynamic=False, fullgraph=True))
+        if compiled
+        else (lambda model: model)
+    )
     found, wanted = loss_and_gradients(record, wrap), loss_and_gradients(train_gpt, wrap)
     assert abs(found[0] - wanted[0]) <= 1e-3 * wanted[0]
     for a, b in zip(found, wanted, strict=True):
@@ -73,9 +95,20 @@ def test_the_model(record: ModuleType, compiled: bool) -> None:
 
 
 def test_a_run(record: ModuleType, corpus: Corpus, tmp_path: Path) -> None:
-    settings = {**SMALL_MODEL, **corpus.env, "MODEL_DIM": 128, "TRAIN_SEQ_LEN": 128, "TRAIN_BATCH_TOKENS": 4096,
-                "DEVICE": "cuda", "TORCH_COMPILE": 1, "WARMUP_STEPS": 1}
-    fast, plain = (run_trainer(tmp_path / word, script=SCRIPT, **settings, OPERATORS=word) for word in ("auto", "0"))
+    settings = {
+        **SMALL_MODEL,
+        **corpus.env,
+        "MODEL_DIM": 128,
+        "TRAIN_SEQ_LEN": 128,
+        "TRAIN_BATCH_TOKENS": 4096,
+        "DEVICE": "cuda",
+        "TORCH_COMPILE": 1,
+        "WARMUP_STEPS": 1,
+    }
+    fast, plain = (
+        run_trainer(tmp_path / word, script=SCRIPT, **settings, OPERATORS=word)
+        for word in ("auto", "0")
+    )
     assert fast.code == plain.code == 0, fast.err + plain.err
     assert "\noperators:mlp+qkv\n" in fast.text and "\noperators:none\n" in plain.text
     a, b = ([float(value) for value in done.values("train_loss")] for done in (fast, plain))
