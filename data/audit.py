@@ -1,13 +1,21 @@
 """Prove bits per byte: are the bytes counted for a validation split the bytes of its text?
 
-    python3 data/audit.py --tokenizer data/tokenizers/fineweb_1024_bpe.model --data data/datasets/fineweb10B_sp1024
-    python3 data/audit.py --tokenizer M --data DIR --docs data/docs_selected.jsonl    compare with the originals, too
-    python3 data/audit.py --tokenizer M --data DIR --table luts.npz                   audit another script's table
+    python3 data/audit.py --tokenizer data/tokenizers/fineweb_1024_bpe.model \\
+        --data data/datasets/fineweb10B_sp1024
+    # compare with the originals, too
+    python3 data/audit.py --tokenizer M --data DIR --docs data/docs_selected.jsonl
+    # audit another script's table
+    python3 data/audit.py --tokenizer M --data DIR --table luts.npz
 
-Trainers count by look-up: bytes(previous -> target) = base[target] + (space[target] and not boundary[previous]). The
-split is decoded by the tokenizer's own library, document by document; each text must be as long in UTF-8 as the table
-says, but for a space right behind BOS, which the rule leaves out. A table is an .npz or .json file with base_bytes,
-has_leading_space and is_boundary, an entry an id. Exit code: 0 proved, 1 a mistake found, 2 wrong usage.
+Trainers count by look-up:
+
+    bytes(previous -> target) = base[target] + (space[target] and not boundary[previous])
+
+The split is decoded by the tokenizer's own library, document by document; each text must be as long
+in UTF-8 as the table says, but for a space right behind BOS, which the rule leaves out. A table is
+an .npz or .json file with base_bytes, has_leading_space and is_boundary, an entry an id.
+
+Exit code: 0 proved, 1 a mistake found, 2 wrong usage.
 """
 
 import argparse
@@ -16,7 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +39,8 @@ from tokenize_docs import (
     Tokenizer,
     positive,
 )
+
+# isort: split
 import numpy as np  # after tokenize_docs, which says in one line what is to be installed
 
 SPACE = "\u2581"  # SentencePiece's mark for a space
@@ -38,7 +48,9 @@ CHUNK_TOKENS = 1 << 20  # tokens read, counted and decoded at once
 ROWS = 1 << 16  # the ids a shard can hold; those a tokenizer lacks are unused
 TEXT, BYTE, CONTROL, UNKNOWN, UNUSED = range(5)  # what an id stands for
 
-PUBLISHED = {  # validation splits: tokens predicted, bytes (worked out from logs, whose digits leave one byte open)
+# Validation splits: tokens predicted, bytes (worked out from logs,
+# whose digits leave one byte open).
+PUBLISHED = {
     "sp1024": (62_021_632, 151_080_362),
     "sp8192": (40_540_160, 151_078_221),
     "sp4096": (45_508_608, 151_074_052),
@@ -51,22 +63,36 @@ PUBLISHED = {  # validation splits: tokens predicted, bytes (worked out from log
 }
 
 MISTAKES = {  # first those of a table, then those of the tokenizer or the split
-    "leading_space_twice": "the space that begins a piece is in its base and added again by its flag",
+    "leading_space_twice": (
+        "the space that begins a piece is in its base and added again by its flag"
+    ),
     "leading_space_missing": "the space that begins a piece is not counted",
     "other_entry": "not the piece's bytes",
-    "inner_space_mark": f"a {SPACE} behind the first character of a piece counts 3 bytes; its text is one space",
-    "boundary_ignored": "the space of the first piece behind BOS is counted; the rule leaves it out",
-    "byte_piece_as_text": "a byte piece counts as the 6 characters of its name, <0x..>; it is 1 byte",
-    "byte_piece_as_replacement": "a byte piece counts as U+FFFD, 3 bytes, decoded alone; it is 1 byte",
+    "inner_space_mark": (
+        f"a {SPACE} behind the first character of a piece counts 3 bytes; its text is one space"
+    ),
+    "boundary_ignored": (
+        "the space of the first piece behind BOS is counted; the rule leaves it out"
+    ),
+    "byte_piece_as_text": (
+        "a byte piece counts as the 6 characters of its name, <0x..>; it is 1 byte"
+    ),
+    "byte_piece_as_replacement": (
+        "a byte piece counts as U+FFFD, 3 bytes, decoded alone; it is 1 byte"
+    ),
     "unused_ids_counted": "unused ids have bytes",
     "control_ids_counted": "control or unknown ids have bytes",
-    "no_lone_space": f"no piece is {SPACE} alone: a lone space becomes 3 byte pieces and counts 3 bytes",
+    "no_lone_space": (
+        f"no piece is {SPACE} alone: a lone space becomes 3 byte pieces and counts 3 bytes"
+    ),
     "missing_bos": "a document does not begin with BOS",
     "dropped_tail": "the end of the split is missing",
     "truncated_shard": "a shard is not as long as its header says, so nothing was audited",
     "ids_outside_vocabulary": "another tokenizer made this split; the audit ended there",
     "lost_text": "unknown or unused ids stand for text that is lost and count nothing",
-    "broken_characters": "the decoded text has another number of bytes: byte pieces that form no character",
+    "broken_characters": (
+        "the decoded text has another number of bytes: byte pieces that form no character"
+    ),
     "other_text": "the text is not that of the original document",
     "published_bytes_differ": "as many tokens as a published split, but other bytes",
 }
@@ -84,63 +110,65 @@ class Table(NamedTuple):
         return self.base[target] + (self.space[target] & ~self.boundary[previous])
 
 
+def kind_of(processor: Any, number: int) -> int:
+    """What an id of a SentencePiece tokenizer stands for."""
+    if processor.is_unused(number):
+        return UNUSED
+    if processor.is_control(number):
+        return CONTROL
+    if processor.is_unknown(number):
+        return UNKNOWN
+    return BYTE if processor.is_byte(number) else TEXT
+
+
+def surface_of(piece: str, kind: int) -> bytes:
+    """The bytes of text that a piece stands for."""
+    if kind == TEXT:
+        return piece.replace(SPACE, " ").encode("utf-8")
+    return bytes.fromhex(piece[3:5]) if kind == BYTE else b""
+
+
 class Vocabulary:
     """What ids stand for, and their text by the tokenizer's own library."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.size, self.bos, self.processor = (
-            tokenizer.vocab_size,
-            tokenizer.bos_id,
-            tokenizer.processor,
-        )
-        if (processor := self.processor) is None:
-            pieces = ["<control>"] * BYTE_TOKENIZER["offset"] + [
-                f"<0x{value:02X}>" for value in range(256)
-            ]
-            kinds = [CONTROL] * BYTE_TOKENIZER["offset"] + [BYTE] * 256
+        self.size, self.bos = tokenizer.vocab_size, tokenizer.bos_id
+        self.processor = processor = tokenizer.processor
+        if processor is None:
+            offset = BYTE_TOKENIZER["offset"]
+            pieces = ["<control>"] * offset + [f"<0x{value:02X}>" for value in range(256)]
+            kinds = [CONTROL] * offset + [BYTE] * 256
         else:
             pieces = [processor.id_to_piece(i) for i in range(self.size)]
-            kinds = [
-                UNUSED
-                if processor.is_unused(i)
-                else CONTROL
-                if processor.is_control(i)
-                else UNKNOWN
-                if processor.is_unknown(i)
-                else BYTE
-                if processor.is_byte(i)
-                else TEXT
-                for i in range(self.size)
-            ]
-            # Decoding may drop spaces from the start of a text; behind these ids nothing is at the start.
+            kinds = [kind_of(processor, i) for i in range(self.size)]
+            # Decoding may drop spaces from the start of a text;
+            # behind these ids nothing is at the start.
             self.guard = processor.encode("a")
             self.guard_length = len(processor.decode(self.guard))
-        self.pieces, kinds = (
-            pieces + [""] * (ROWS - self.size),
-            kinds + [UNUSED] * (ROWS - self.size),
-        )
-        self.surfaces = [
-            piece.replace(SPACE, " ").encode("utf-8")
-            if kind == TEXT
-            else bytes.fromhex(piece[3:5])
-            if kind == BYTE
-            else b""
-            for piece, kind in zip(self.pieces, kinds)
-        ]
+        unused = ROWS - self.size
+        self.pieces = pieces + [""] * unused
+        kinds = kinds + [UNUSED] * unused
+        entries = list(zip(self.pieces, kinds, strict=True))
+        self.surfaces = [surface_of(piece, kind) for piece, kind in entries]
         self.byte = np.array(
-            [text[0] if kind == BYTE else -1 for text, kind in zip(self.surfaces, kinds)]
+            [
+                text[0] if kind == BYTE else -1
+                for text, kind in zip(self.surfaces, kinds, strict=True)
+            ]
         )
-        self.kind, boundary = np.array(kinds), np.array(kinds) >= CONTROL
-        space = np.array(
-            [kind == TEXT and piece.startswith(SPACE) for piece, kind in zip(self.pieces, kinds)]
-        )
+        self.kind = np.array(kinds)
+        boundary = self.kind >= CONTROL
+        space = np.array([kind == TEXT and piece.startswith(SPACE) for piece, kind in entries])
         self.truth = Table(np.array([*map(len, self.surfaces)]) - space, space, boundary)
-        # Public scripts strip one mark of a piece and take all others for text; the trainer's table is the truth.
+        # Public scripts strip one mark of a piece and take all others for text;
+        # the trainer's table is the truth.
         spelt = np.array([len(piece.encode("utf-8")) for piece in self.pieces]) - 3 * space
         self.rule = Table(np.where(self.kind == TEXT, spelt, self.truth.base), space, boundary)
 
     def texts(self, segments: list[np.ndarray]) -> list[str]:
-        """Their text, with leading spaces; it gets shorter or longer where bytes form no character."""
+        """Their text, with leading spaces;
+        it gets shorter or longer where bytes form no character.
+        """
         if self.processor is None:
             return [
                 b"".join([self.surfaces[i] for i in ids.tolist()]).decode("utf-8", "ignore")
@@ -193,7 +221,8 @@ def read_table(path: Path, size: int) -> Table:
             for part in columns
         ):
             raise ValueError(
-                f"its columns must be whole numbers or flags, one for each of the tokenizer's {size} ids"
+                "its columns must be whole numbers or flags, "
+                f"one for each of the tokenizer's {size} ids"
             )
     except Exception as error:  # whatever a damaged file raises, people get one line
         raise DataError(
@@ -204,7 +233,10 @@ def read_table(path: Path, size: int) -> Table:
 
 
 class Split:
-    """The tokens of the validation shards, by their position in all of them. Raises DataError without good shards."""
+    """The tokens of the validation shards, by their position in all of them.
+
+    Raises DataError without good shards.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.paths, self.ends, self.truncated = sorted(folder.glob("fineweb_val_*.bin")), [0], ""
@@ -215,31 +247,33 @@ class Split:
                     f"{path}: not a shard (its first words are {header}); fetch or write it again"
                 )
             self.ends.append(self.ends[-1] + header[2])
-            if (size := path.stat().st_size) != (
-                expected := 4 * SHARD_HEADER_WORDS + 2 * header[2]
-            ):
+            size, expected = path.stat().st_size, 4 * SHARD_HEADER_WORDS + 2 * header[2]
+            if size != expected:
                 self.truncated = f"{path.name} has {size:,} bytes instead of {expected:,}"
         if not self.ends[-1]:
             raise DataError(
-                f"{folder}: no tokens in fineweb_val_*.bin there; give the data set's folder with --data"
+                f"{folder}: no tokens in fineweb_val_*.bin there; "
+                "give the data set's folder with --data"
             )
 
     def read(self, start: int, end: int) -> np.ndarray:
-        return np.concatenate(
-            [
-                np.fromfile(
-                    path,
-                    "<u2",
-                    max(0, min(end, last) - max(start, first)),
-                    offset=4 * SHARD_HEADER_WORDS + 2 * max(0, start - first),
-                )
-                for path, first, last in zip(self.paths, self.ends, self.ends[1:])
-            ]
-        ).astype(np.int64)
+        parts = [
+            np.fromfile(
+                path,
+                "<u2",
+                max(0, min(end, last) - max(start, first)),
+                offset=4 * SHARD_HEADER_WORDS + 2 * max(0, start - first),
+            )
+            for path, (first, last) in zip(self.paths, pairwise(self.ends), strict=True)
+        ]
+        return np.concatenate(parts).astype(np.int64)
 
 
 class Originals:
-    """The documents as written. `rest`: what the current one must go on with, None when it has gone wrong."""
+    """The documents as written.
+
+    `rest`: what the current one must go on with, None when it has gone wrong.
+    """
 
     def __init__(self, files: list[str], vocabulary: Vocabulary) -> None:
         self.sums = dict.fromkeys(
@@ -248,26 +282,28 @@ class Originals:
         self.texts, self.rest = self.normalised(Source(tuple(files), 0), vocabulary.processor), ""
 
     def normalised(self, source: Source, processor: Any) -> Iterator[str]:
-        """The documents as the tokenizer's normaliser leaves them, from which its pieces are cut."""
+        """The documents as the tokenizer's normaliser leaves them,
+        from which its pieces are cut.
+        """
         for block in source.blocks():
             for index, data in enumerate(block.documents()):
                 text = block.parse(index, data)[0]
                 normal = processor.normalize(text).replace(SPACE, " ") if processor else text
-                for name, value in zip(
-                    self.sums, (1, len(text.encode()), normal != text, len(normal.encode()))
-                ):
+                values = (1, len(text.encode()), normal != text, len(normal.encode()))
+                for name, value in zip(self.sums, values, strict=True):
                     self.sums[name] += value
                 yield normal
 
     def feed(self, text: str, begins: bool, is_last: bool) -> Iterator[tuple[str, int]]:
-        """A document begins or goes on with this text: (what is wrong, behind how many bytes of it)."""
+        """A document begins or goes on with this text:
+        (what is wrong, behind how many bytes of it).
+        """
         if begins:
             ended_early, self.rest = bool(self.rest), next(self.texts, None)
             if ended_early or self.rest is None:
                 yield "other_text", -int(ended_early)  # the token before is where it ended
-        if (
-            is_last and self.rest and not self.rest.startswith(text)
-        ):  # its last character may have been cut
+        # Its last character may have been cut.
+        if is_last and self.rest and not self.rest.startswith(text):
             text = text.rstrip("\ufffd")
         whole = text
         while text and self.rest is not None:
@@ -275,14 +311,12 @@ class Originals:
                 self.rest = self.rest[len(text) :]
                 break
             common = len(os.path.commonprefix([text, self.rest]))
-            # Where the document is over and the text goes on, the next document may follow without BOS.
+            # Where the document is over and the text goes on,
+            # the next document may follow without BOS.
             following = next(self.texts, None) if common == len(self.rest) else None
-            text, self.rest, fault, after = (
-                text[common:],
-                None,
-                "other_text",
-                text[common:].lstrip(),
-            )
+            text = text[common:]
+            after = text.lstrip()
+            self.rest, fault = None, "other_text"
             if (
                 following is not None
                 and after
@@ -297,17 +331,16 @@ class Originals:
 
 
 class Audit:
-    """Counts the split by the audited table and by what its text has. `findings`: what differs, by name."""
+    """Counts the split by the audited table and by what its text has.
+
+    `findings`: what differs, by name.
+    """
 
     def __init__(
         self, split: Split, vocabulary: Vocabulary, table: Table, originals: Originals | None
     ) -> None:
-        self.split, self.vocabulary, self.table, self.originals = (
-            split,
-            vocabulary,
-            table,
-            originals,
-        )
+        self.split, self.vocabulary = split, vocabulary
+        self.table, self.originals = table, originals
         self.findings: dict[str, dict[str, Any]] = {}
         self.sums = dict.fromkeys(
             ("counted_bytes", "true_bytes", "tail_bytes", "documents", "spaces_behind_bos"), 0
@@ -353,10 +386,8 @@ class Audit:
             for start in range(1, position + 1, CHUNK_TOKENS):
                 tokens = self.split.read(start, min(start + CHUNK_TOKENS, position + 1))
                 edges = np.flatnonzero(tokens == self.vocabulary.bos)
-                document, begin = (
-                    document + len(edges),
-                    start + int(edges[-1]) if len(edges) else begin,
-                )
+                document += len(edges)
+                begin = start + int(edges[-1]) if len(edges) else begin
             token = int(self.split.read(position, position + 1)[0])
             finding["first"] = {
                 "document": document,
@@ -369,17 +400,18 @@ class Audit:
     def run(self, predicted: int) -> None:
         """Audits the whole split, of which `predicted` tokens behind the first are scored."""
         if self.split.truncated:
-            return self.find("truncated_shard", detail=self.split.truncated)
+            self.find("truncated_shard", detail=self.split.truncated)
+            return
         vocabulary, total, began = self.vocabulary, self.split.ends[-1], time.monotonic()
         start, before, told = 0, vocabulary.bos, began
         while start < total:
             tokens = self.split.read(start, min(start + CHUNK_TOKENS + 3, total))
             if (outside := tokens >= vocabulary.size).any():
-                return self.find("ids_outside_vocabulary", start + int(outside.argmax()), tokens=1)
+                self.find("ids_outside_vocabulary", start + int(outside.argmax()), tokens=1)
+                return
             size = min(CHUNK_TOKENS, len(tokens))
-            while (
-                size < len(tokens) and 0x80 <= vocabulary.byte[tokens[size]] < 0xC0
-            ):  # no character is cut
+            # No character is cut.
+            while size < len(tokens) and 0x80 <= vocabulary.byte[tokens[size]] < 0xC0:
                 size += 1
             self.scan(start, tokens[:size], np.append(before, tokens[: size - 1]), predicted)
             start, before = start + size, tokens[size - 1]
@@ -393,19 +425,40 @@ class Audit:
                 )
 
     def scan(self, start: int, tokens: np.ndarray, previous: np.ndarray, predicted: int) -> None:
-        """Audits tokens that are whole characters: the table first, then their decoded text and the originals."""
-        vocabulary, truth, byte = (
-            self.vocabulary,
-            self.vocabulary.truth,
-            self.vocabulary.byte[tokens],
-        )
+        """Audits tokens that are whole characters:
+        the table first, then their decoded text and the originals.
+        """
+        vocabulary, truth = self.vocabulary, self.vocabulary.truth
         counted, true = self.table.count(previous, tokens), truth.count(previous, tokens)
         if vocabulary.processor:
+            byte = vocabulary.byte[tokens]
             true[:-2] -= 2 * ((byte[:-2] == 0xE2) & (byte[1:-1] == 0x96) & (byte[2:] == 0x81))
-        scored = slice(
-            int(start == 0), max(0, predicted + 1 - start)
-        )  # position 0 is never predicted
-        where = scored.start + np.flatnonzero((counted - true)[scored.start :])
+        # Position 0 is never predicted.
+        scored = slice(int(start == 0), max(0, predicted + 1 - start))
+        self.scan_table(start, tokens, previous, counted - true, scored)
+        behind_bos = truth.space[tokens] & truth.boundary[previous]
+        begins = tokens == vocabulary.bos
+        is_lost = vocabulary.kind[tokens] >= UNKNOWN
+        if is_lost.any():
+            self.find("lost_text", start + int(is_lost.argmax()), tokens=int(is_lost.sum()))
+        if start == 0 and not begins[0]:
+            self.find("missing_bos", 0, tokens=1)
+            begins[0] = True
+        parts = (counted[scored], true[scored], true[scored.stop :], begins, behind_bos)
+        for name, part in zip(self.sums, parts, strict=True):
+            self.sums[name] += int(part.sum())
+        self.scan_texts(start, tokens, true + behind_bos, begins, is_lost)
+
+    def scan_table(
+        self,
+        start: int,
+        tokens: np.ndarray,
+        previous: np.ndarray,
+        extra_bytes: np.ndarray,
+        scored: slice,
+    ) -> None:
+        """Notes the mistakes of the audited table, by what it counts beyond the truth."""
+        where = scored.start + np.flatnonzero(extra_bytes[scored.start :])
         # Where its own entry is right, that of the token before is not, or the vocabulary.
         entry, before = self.entries[tokens[where]], self.entries[previous[where]]
         entry = np.select([entry >= 0, before >= 0], [entry, before], NAMES.index("no_lone_space"))
@@ -415,44 +468,33 @@ class Audit:
                 NAMES[mistake],
                 start + int(chosen[0]),
                 tokens=len(chosen),
-                extra_bytes=int((counted - true)[chosen[chosen < scored.stop]].sum()),
+                extra_bytes=int(extra_bytes[chosen[chosen < scored.stop]].sum()),
             )
-        behind_bos, begins = (
-            truth.space[tokens] & truth.boundary[previous],
-            tokens == vocabulary.bos,
-        )
-        if (is_lost := vocabulary.kind[tokens] >= UNKNOWN).any():
-            self.find("lost_text", start + int(is_lost.argmax()), tokens=int(is_lost.sum()))
-        if start == 0 and not begins[0]:
-            self.find("missing_bos", 0, tokens=1)
-            begins[0] = True
-        for name, part in zip(
-            self.sums, (counted[scored], true[scored], true[scored.stop :], begins, behind_bos)
-        ):
-            self.sums[name] += int(part.sum())
-        ends, edges = (
-            np.append(0, np.cumsum(true + behind_bos)),
-            np.union1d(0, np.flatnonzero(begins)),
-        )
+
+    def scan_texts(
+        self,
+        start: int,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        begins: np.ndarray,
+        is_lost: np.ndarray,
+    ) -> None:
+        """Holds the decoded text of each document against its tokens' bytes and the originals."""
+        vocabulary = self.vocabulary
+        ends = np.append(0, np.cumsum(lengths))
+        edges = np.union1d(0, np.flatnonzero(begins))
         texts = vocabulary.texts(np.split(tokens, edges[1:]))
-        for text, first, stop in zip(texts, edges.tolist(), [*edges[1:].tolist(), len(tokens)]):
+        bounds = pairwise([*edges.tolist(), len(tokens)])
+        for text, (first, stop) in zip(texts, bounds, strict=True):
             is_last, ids = start + stop == self.split.ends[-1], tokens[first:stop]
             faults = [*self.originals.feed(text, begins[first], is_last)] if self.originals else []
+            data = text.encode("utf-8")
             # Unknown ids decode to a mark of some length, and are noted already.
-            if (
-                len(data := text.encode("utf-8")) != ends[stop] - ends[first]
-                and not is_lost[first:stop].any()
-            ):
+            if len(data) != ends[stop] - ends[first] and not is_lost[first:stop].any():
                 raw = b"".join([vocabulary.surfaces[i] for i in ids.tolist()])
                 offset = len(os.path.commonprefix([raw, data]))
-                faults += [
-                    (
-                        "dropped_tail"
-                        if is_last and len(raw) - offset < 4
-                        else "broken_characters",
-                        offset,
-                    )
-                ]
+                is_tail = is_last and len(raw) - offset < 4
+                faults += [("dropped_tail" if is_tail else "broken_characters", offset)]
             for name, offset in faults:
                 at = int(np.searchsorted(ends[1:], ends[first] + offset, side="right"))
                 self.find(name, start + min(at, stop - 1), tokens=1)
@@ -462,13 +504,13 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
     """The result as one object. Raises DataError for what cannot be audited."""
     vocabulary, length = Vocabulary(Tokenizer(options.tokenizer)), options.seq_len
     table = read_table(options.table, vocabulary.size) if options.table else vocabulary.truth
-    split, originals = (
-        Split(options.data),
-        Originals(options.docs, vocabulary) if options.docs else None,
-    )
-    if (predicted := (split.ends[-1] - 1) // length * length) < 1:
+    split = Split(options.data)
+    originals = Originals(options.docs, vocabulary) if options.docs else None
+    predicted = (split.ends[-1] - 1) // length * length
+    if predicted < 1:
         raise DataError(
-            f"{options.data}: {split.ends[-1]} tokens are no sequence of {length}; give a lower --seq-len"
+            f"{options.data}: {split.ends[-1]} tokens are no sequence of {length}; "
+            "give a lower --seq-len"
         )
     run = Audit(split, vocabulary, table, originals)
     run.run(predicted)
@@ -503,30 +545,29 @@ def report(r: dict[str, Any]) -> Iterator[str]:
         "tokenizer   {tokenizer}: {ids:,} ids\n"
         "split       {data}: {shards} shards, {documents:,} documents, {tokens:,} tokens\n"
         "predicted   {predicted_tokens:,} tokens in sequences of {seq_len:,}\n"
-        "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes behind them, neither predicted nor counted\n"
-        "counted     {counted_bytes:,} bytes by {table}; their text has {true_bytes:,}; neither has the "
-        "{spaces_behind_bos:,} spaces right behind BOS"
+        "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes behind them, "
+        "neither predicted nor counted\n"
+        "counted     {counted_bytes:,} bytes by {table}; their text has {true_bytes:,}; "
+        "neither has the {spaces_behind_bos:,} spaces right behind BOS"
     ).format(**r)
-    yield "originals   " + (
-        "not compared (--docs)"
-        if not r["originals"]
-        else (
-            "{documents:,} documents, {bytes:,} bytes; compared with the {normalised_bytes:,} bytes that the tokenizer's "
-            "normaliser makes of them ({changed_documents:,} changed)"
+    if r["originals"]:
+        yield (
+            "originals   {documents:,} documents, {bytes:,} bytes; "
+            "compared with the {normalised_bytes:,} bytes "
+            "that the tokenizer's normaliser makes of them ({changed_documents:,} changed)"
         ).format(**r["originals"])
-    )
+    else:
+        yield "originals   not compared (--docs)"
     yield f"published   {r['published'] or 'none of the known splits has these numbers'}"
     for f in r["findings"]:
         first = "; first at document {document}, token {token}, position {position}: {id} {piece!r}"
         yield (
             f"{f['name']}: {f['meaning']}; {f['tokens']:,} tokens, {f['extra_bytes']:+,} bytes"
-            f"{first.format(**f['first']) if f['first'] else ''}{f['detail'] and '; ' + f['detail']}"
+            f"{first.format(**f['first']) if f['first'] else ''}"
+            f"{f['detail'] and '; ' + f['detail']}"
         )
-    names, counted, true = (
-        ", ".join(f["name"] for f in r["findings"]),
-        r["counted_bytes"],
-        max(1, r["true_bytes"]),
-    )
+    names = ", ".join(f["name"] for f in r["findings"])
+    counted, true = r["counted_bytes"], max(1, r["true_bytes"])
     factor = (
         f"; the true val_bpb is {counted / true:.4f} times the one counted so"
         if counted > 0

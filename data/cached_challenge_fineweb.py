@@ -1,12 +1,17 @@
-"""Download the published FineWeb tokens: manifest, tokenizer and shards, and on request the documents.
+"""Download the published FineWeb tokens:
+manifest, tokenizer and shards, and on request the documents.
 
-    python3 data/cached_challenge_fineweb.py --variant sp1024                     80 training shards, 16 GB
-    python3 data/cached_challenge_fineweb.py --variant sp1024 --train-shards 1    the smallest set that trains
-    python3 data/cached_challenge_fineweb.py --variant sp1024 --verify            read and check what is on disk
+    # 80 training shards, 16 GB
+    python3 data/cached_challenge_fineweb.py --variant sp1024
+    # the smallest set that trains
+    python3 data/cached_challenge_fineweb.py --variant sp1024 --train-shards 1
+    # read and check what is on disk
+    python3 data/cached_challenge_fineweb.py --variant sp1024 --verify
 
-A file gets its final name only when its size, checksum and shard header are right: half a file is never trained on.
-Run again, the command fetches what is missing and goes on inside a file that broke off. MATCHED_FINEWEB_REPO_ID
-and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository and folder in it, HF_ENDPOINT another hub.
+A file gets its final name only when its size, checksum and shard header are right: half a file is
+never trained on. Run again, the command fetches what is missing and goes on inside a file that
+broke off. MATCHED_FINEWEB_REPO_ID and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository
+and folder in it, HF_ENDPOINT another hub.
 """
 
 from __future__ import annotations
@@ -33,10 +38,9 @@ from huggingface_hub import HfApi, constants, get_session, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
-from tqdm import tqdm
-
 from producer import DataError, Producer, locked, write_json
 from tokenize_docs import SHARD_HEADER_WORDS, SHARD_MAGIC, SHARD_VERSION, STATE_NAME
+from tqdm import tqdm
 
 DATA = Path(__file__).resolve().parent
 MANIFEST, KINDS = DATA / "manifest.json", ("datasets", "tokenizers")
@@ -46,28 +50,28 @@ LINE_SECONDS, API_SECONDS = 10.0, 30.0
 
 @dataclass
 class Item:
-    """A file to have: its path below data/ and below the remote folder, its bytes, its checksum (None: not known)."""
+    """A file to have: its path below data/ and below the remote folder, its bytes,
+    its checksum (None: not known).
+    """
 
     name: str
     size: int | None = None
-    digest: str | None = (
-        None  # "sha256:<hex>", or for files outside LFS "git:<hex>", the SHA-1 that git gives them
-    )
+    # "sha256:<hex>", or for files outside LFS "git:<hex>", the SHA-1 that git gives them.
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         self.path = DATA / self.name
-        self.partial = self.path.with_name(
-            f".{self.path.name}.partial"
-        )  # same folder: renaming it copies nothing
+        # Same folder: renaming it copies nothing.
+        self.partial = self.path.with_name(f".{self.path.name}.partial")
 
     def missing_bytes(self) -> int:
-        here = size_of(self.path)
-        return (self.size or 0) - (
-            here if here == self.size else min(self.size or 0, size_of(self.partial))
-        )
+        size, here = self.size or 0, size_of(self.path)
+        return size - (here if here == self.size else min(size, size_of(self.partial)))
 
     def fault(self, path: Path, read_all: bool = True) -> str:
-        """What is wrong with the size, shard header or checksum of the file at `path`, in words; nothing: empty."""
+        """What is wrong with the size, shard header or checksum of the file at `path`, in words;
+        nothing: empty.
+        """
         size = size_of(path)
         if size == 0 or self.size not in (None, size):
             return f"{size:,} bytes instead of {self.size:,}" if size else "missing or empty"
@@ -99,14 +103,15 @@ def size_of(path: Path) -> int:
 
 
 class Record:
-    """What was verified once, by size, checksum and modification time, so that nobody reads it all again."""
+    """What was verified once, by size, checksum and modification time,
+    so that nobody reads it all again.
+    """
 
     def __init__(self) -> None:
         self.path, self.lock = DATA / "datasets" / ".download.json", threading.Lock()
         self.files: dict[str, list[Any]] = {}  # by name
-        with suppress(
-            OSError, ValueError, TypeError
-        ):  # none yet, or damaged: the files are read again
+        # None yet, or damaged: the files are read again.
+        with suppress(OSError, ValueError, TypeError):
             self.files = dict(json.loads(self.path.read_bytes()))
 
     def entry(self, item: Item, fault: str = "") -> list[Any]:
@@ -117,7 +122,9 @@ class Record:
         ]
 
     def check(self, item: Item, read_all: bool) -> str:
-        """The fault of the file in its place; unless told to, reads only what was never verified."""
+        """The fault of the file in its place;
+        unless told to, reads only what was never verified.
+        """
         known = self.files.get(item.name) == self.entry(item)
         if item.path == MANIFEST:  # may list more than the hub's
             return "" if known else "another one"
@@ -134,7 +141,10 @@ class Record:
 
 @contextmanager
 def downloading(folder: Path, shards_promised: int) -> Iterator[Producer]:
-    """Word to training that shards are on their way to `folder`. Raises DataError in a second download."""
+    """Word to training that shards are on their way to `folder`.
+
+    Raises DataError in a second download.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(DATA / "datasets" / ".download.lock", "w") as lock:
         try:
@@ -174,14 +184,16 @@ def is_final(error: BaseException) -> bool:
 def patiently(
     name: str, action: Callable[[], Any], retries: int, reached: Callable[[], int] = lambda: 0
 ) -> Any:
-    """The action's result, tried again after faults, ever more slowly. Raises its error after `retries` in a row."""
+    """The action's result, tried again after faults, ever more slowly.
+
+    Raises its error after `retries` in a row.
+    """
     faults, best = 0, reached()
     while True:
         try:
             return action()
-        except (
-            Exception
-        ) as error:  # the HTTP library's errors have other names in each version of the client
+        except Exception as error:
+            # The HTTP library's errors have other names in each version of the client.
             # Only new ground counts as progress: a file that is too short for ever must end, too.
             faults, best = (1 if reached() > best else faults + 1), max(best, reached())
             if is_final(error) or faults > retries:
@@ -193,37 +205,38 @@ def patiently(
 
 
 class Hub:
-    """The repository, pinned to the commit it had when we asked first; where it is silent, the record speaks for it."""
+    """The repository, pinned to the commit it had when we asked first;
+    where it is silent, the record speaks for it.
+    """
 
     def __init__(self, retries: int) -> None:
         self.repo = os.environ.get("MATCHED_FINEWEB_REPO_ID", "willdepueoai/parameter-golf")
-        self.prefix = f"{os.environ.get('MATCHED_FINEWEB_REMOTE_ROOT_PREFIX', 'datasets').strip('/')}/".lstrip(
-            "/"
-        )
+        root = os.environ.get("MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", "datasets").strip("/")
+        self.prefix = f"{root}/".lstrip("/")
         self.api, self.record, self.retries, self.offline = HfApi(), Record(), retries, ""
-        self.headers = {
-            **build_hf_headers(),
-            "accept-encoding": "identity",
-        }  # a range must be one of the file
+        # A range must be one of the file.
+        self.headers = {**build_hf_headers(), "accept-encoding": "identity"}
         self.commit = getattr(self.ask(self.api.repo_info, timeout=API_SECONDS), "sha", None)
 
     def ask(self, question: Callable[..., Any], **arguments: Any) -> Any:
-        """An answer of the hub's API; None, and `offline` says why, where none comes. Raises DataError at a no."""
+        """An answer of the hub's API; None, and `offline` says why, where none comes.
+
+        Raises DataError at a no.
+        """
         get_session().timeout = API_SECONDS  # the client's own default is to wait for ever
+        if self.offline:
+            return None
         try:
-            return (
-                None
-                if self.offline
-                else patiently(
-                    self.repo,
-                    lambda: question(self.repo, repo_type="dataset", **arguments),
-                    min(self.retries, 3),
-                )
+            return patiently(
+                self.repo,
+                lambda: question(self.repo, repo_type="dataset", **arguments),
+                min(self.retries, 3),
             )
         except Exception as error:
             self.offline = f"{self.api.endpoint}, {self.repo}: {reason(error)}"
             if is_final(error) and not isinstance(error, OfflineModeIsEnabled):
                 raise DataError(self.offline) from None
+            return None
 
     def items(self, names: list[str]) -> list[Item]:
         """The word on each file; size and digest stay None for one that is not known."""
@@ -238,7 +251,10 @@ class Hub:
         return [Item(name, *known.get(name, ())[:2]) for name in names]
 
     def complete(self, item: Item) -> str:
-        """Bring a file to its place unless the right one is there. Returns or raises what stopped that."""
+        """Bring a file to its place unless the right one is there.
+
+        Returns or raises what stopped that.
+        """
         if item.size is None:
             return "not on the hub"
         if self.record.check(item, read_all=False):
@@ -271,9 +287,8 @@ class Hub:
             item.partial.unlink()
             raise DataError(f"of what came, {fault}")
         if item.path == MANIFEST:
-            with suppress(
-                DataError
-            ):  # none yet, or damaged; else data sets made on this machine stay listed
+            # None yet, or damaged; else data sets made on this machine stay listed.
+            with suppress(DataError):
                 hubs, ours = read_manifest(item.partial), read_manifest(MANIFEST)
                 write_json(
                     item.partial,
@@ -283,7 +298,10 @@ class Hub:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest, its two lists as dictionaries by name. Raises DataError where that cannot be."""
+    """The manifest, its two lists as dictionaries by name.
+
+    Raises DataError where that cannot be.
+    """
     try:
         manifest = json.loads(path.read_bytes())
         return {
@@ -297,7 +315,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int]:
-    """The files to have, in the order in which training needs them, and how many are training shards."""
+    """The files to have, in the order in which training needs them,
+    and how many are training shards.
+    """
     dataset, manifest = PREFIX + variant, read_manifest(MANIFEST)
     if dataset not in manifest["datasets"]:
         known = ", ".join(name.removeprefix(PREFIX) for name in manifest["datasets"])
@@ -338,8 +358,8 @@ def need_disk(items: list[Item]) -> None:
         need = sum(size for other, size in places if other.stat().st_dev == folder.stat().st_dev)
         if need > (free := shutil.disk_usage(folder).free):
             raise DataError(
-                f"{folder}: {tqdm.format_sizeof(need)}B are to come, {tqdm.format_sizeof(free)}B are free; "
-                "make room, or ask for fewer --train-shards"
+                f"{folder}: {tqdm.format_sizeof(need)}B are to come, "
+                f"{tqdm.format_sizeof(free)}B are free; make room, or ask for fewer --train-shards"
             )
 
 
@@ -350,12 +370,11 @@ def for_each(
     missing: Callable[[Item], int] = Item.missing_bytes,
     advance: Callable[[int], object] = lambda num_bytes: None,
 ) -> dict[str, str]:
-    """Do a job on every item, in order, several at once, and show the bytes; returns the faults by name."""
-    pool, start, total = (
-        ThreadPoolExecutor(max(1, jobs)),
-        time.monotonic(),
-        sum(item.size or 0 for item in items),
-    )
+    """Do a job on every item, in order, several at once, and show the bytes;
+    returns the faults by name.
+    """
+    pool = ThreadPoolExecutor(max(1, jobs))
+    start, total = time.monotonic(), sum(item.size or 0 for item in items)
     first, next_line = total - sum(map(missing, items)), start + LINE_SECONDS
     reached = first
     active = futures = {pool.submit(job, item): item for item in items}
@@ -385,13 +404,9 @@ def for_each(
 def demand_all(items: list[Item], known: str, faults: dict[str, str]) -> None:
     """Raises DataError where there are faults."""
     if faults:
+        head = f"{DATA}: {len(faults)} of {len(items)} files are missing or wrong{known}:"
         raise DataError(
-            "\n  ".join(
-                [
-                    f"{DATA}: {len(faults)} of {len(items)} files are missing or wrong{known}:",
-                    *(f"{name}: {fault}" for name, fault in faults.items()),
-                ]
-            )
+            "\n  ".join([head, *(f"{name}: {fault}" for name, fault in faults.items())])
         )
 
 
@@ -403,31 +418,29 @@ def run(options: argparse.Namespace) -> None:
         )
     hub = Hub(options.retries)
     if not (options.skip_manifest or options.verify or hub.offline):
-        if fault := for_each(hub.items([MANIFEST.name]), hub.complete, 1):
-            raise DataError(f"{MANIFEST}: {fault[MANIFEST.name]}")
+        faults = for_each(hub.items([MANIFEST.name]), hub.complete, 1)
+        if faults:
+            raise DataError(f"{MANIFEST}: {faults[MANIFEST.name]}")
     names, train_shards = wanted_names(options.variant, options.train_shards)
     items = hub.items(names + DOCS * options.with_docs)
     known = f" as far as is known here ({hub.offline})" if hub.offline else ""
     if options.verify or hub.offline:
-        demand_all(
+        faults = for_each(
             items,
-            known,
-            for_each(
-                items,
-                lambda item: hub.record.check(item, options.verify),
-                options.jobs,
-                missing=lambda item: item.size or 0,
-            ),
+            lambda item: hub.record.check(item, options.verify),
+            options.jobs,
+            missing=lambda item: item.size or 0,
         )
+        demand_all(items, known, faults)
     else:
         need_disk(items)
         with downloading(folder, train_shards) as producer:
-            demand_all(
-                items, known, for_each(items, hub.complete, options.jobs, advance=producer.advance)
-            )
+            faults = for_each(items, hub.complete, options.jobs, advance=producer.advance)
+            demand_all(items, known, faults)
     print(
-        f"{folder}: all {len(items)} files are right{known}\nto train: DATA_PATH={folder} "
-        f"TOKENIZER_PATH={items[0].path} VOCAB_SIZE={''.join(filter(str.isdecimal, options.variant))}",
+        f"{folder}: all {len(items)} files are right{known}\n"
+        f"to train: DATA_PATH={folder} TOKENIZER_PATH={items[0].path} "
+        f"VOCAB_SIZE={''.join(filter(str.isdecimal, options.variant))}",
         flush=True,
     )
 
@@ -464,9 +477,8 @@ def main() -> None:
     options.train_shards = options.train_shards if options.number is None else options.number
     logging.set_verbosity(logging.CRITICAL)  # we say it ourselves, below one bar
     disable_progress_bars()
-    constants.DOWNLOAD_CHUNK_SIZE = (
-        1 << 20
-    )  # what a broken connection loses: up to 10 MB by default
+    # What a broken connection loses: up to 10 MB by default.
+    constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(options)
@@ -478,9 +490,8 @@ def main() -> None:
             file=sys.stderr,
             flush=True,
         )
-        os._exit(
-            130
-        )  # without waiting for slow connections; what they have written is kept and continued
+        # Without waiting for slow connections; what they have written is kept and continued.
+        os._exit(130)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""What the tools that make shards share: faults in one line, files that appear whole, word of the work to training.
+"""What the tools that make shards share:
+faults in one line, files that appear whole, word of the work to training.
 
-While a tool adds shards to a data set's folder, the file .producing in it says so, and training waits for what is to
-come:
+While a tool adds shards to a data set's folder, the file .producing in it says so,
+and training waits for what is to come:
 
     {"pid": 4711, "time": 1732175924.2, "shards_promised": 80, "progress": 123456789}
 
-"time" (Unix seconds) is when this was written, every 5 s and as soon as there is progress: where it is 30 s old, the
-tool has died. "shards_promised" counts the training shards of the complete set, null where nobody knows yet. "progress"
-(bytes or tokens) grows as long as the work advances. The file goes away when the set is complete. Where the work ended
-before that, it stays and has one key more: "error", which goes on after "the producer ".
+"time" (Unix seconds) is when this was written, every 5 s and as soon as there is progress: where it
+is 30 s old, the tool has died. "shards_promised" counts the training shards of the complete set,
+null where nobody knows yet. "progress" (bytes or tokens) grows as long as the work advances. The
+file goes away when the set is complete. Where the work ended before that, it stays and has one key
+more: "error", which goes on after "the producer ".
 """
 
 from __future__ import annotations
@@ -37,11 +39,14 @@ class DataError(Exception):
     """A fault the user can act on, in one line: what, where, which value, what to do."""
 
 
-class StoppedEarly(Exception):
-    """An end before the data set is complete that is no fault. Its text goes on after "the producer "."""
+class StoppedEarlyError(Exception):
+    """An end before the data set is complete that is no fault.
+
+    Its text goes on after "the producer ".
+    """
 
 
-# === FILES ===========================================================================================================
+# === FILES ========================================================================================
 
 
 def write_atomic(path: Path, *chunks: bytes | np.ndarray, sync: bool = True) -> str:
@@ -67,13 +72,14 @@ def write_json(path: Path, value: dict[str, Any], *, sync: bool = True) -> None:
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode(), sync=sync)
 
 
-# === WORD TO TRAINING ================================================================================================
+# === WORD TO TRAINING =============================================================================
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other producer out of a data set's folder. The lock ends with its process, however that ends.
+    """Keep every other producer out of a data set's folder.
 
+    The lock ends with its process, however that ends.
     Raises DataError where another one is at work there.
     """
     path = folder.with_name(f".{folder.name}.lock")
@@ -85,11 +91,13 @@ def locked(folder: Path) -> Iterator[None]:
             except OSError as error:  # of another kind: a file system without locks
                 if isinstance(error, BlockingIOError):
                     raise DataError(
-                        f"{folder}: another process is making shards in it ({path} is locked); wait for "
-                        "its end, or end it"
+                        f"{folder}: another process is making shards in it ({path} is locked); "
+                        "wait for its end, or end it"
                     ) from None
             if not is_open_at(handle.fileno(), path):
-                continue  # who had the lock before us has removed the file: whoever comes next would lock another
+                # Who had the lock before us has removed the file:
+                # whoever comes next would lock another.
+                continue
             try:
                 yield
             finally:
@@ -105,7 +113,9 @@ def is_open_at(descriptor: int, path: Path) -> bool:
 
 
 class Producer:
-    """Keeps <folder>/.producing fresh while the work in its `with` block lasts, and tells there how it ended."""
+    """Keeps <folder>/.producing fresh while the work in its `with` block lasts,
+    and tells there how it ended.
+    """
 
     def __init__(self, folder: Path, *, shards_promised: int | None = None) -> None:
         self.path, self.shards_promised, self.progress = folder / ".producing", shards_promised, 0
@@ -113,7 +123,10 @@ class Producer:
         self.thread = threading.Thread(target=self.keep_fresh, name="producing", daemon=True)
 
     def advance(self, amount: int) -> None:
-        """Note that so many more bytes or tokens are done. For one thread; it takes a microsecond."""
+        """Note that so many more bytes or tokens are done.
+
+        For one thread; it takes a microsecond.
+        """
         if amount:
             self.progress += amount
             self.news.set()
@@ -165,9 +178,9 @@ def last_words(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, KeyboardInterrupt):
         return "was interrupted"
-    if not isinstance(error, (StoppedEarly, DataError)):
+    if not isinstance(error, (StoppedEarlyError, DataError)):
         text = f"{type(error).__name__}: {text}"
-    words = text if isinstance(error, StoppedEarly) else f"failed: {text}"
-    return (
-        words if len(words) <= MAX_ERROR_CHARACTERS else words[: MAX_ERROR_CHARACTERS - 3] + "..."
-    )
+    words = text if isinstance(error, StoppedEarlyError) else f"failed: {text}"
+    if len(words) <= MAX_ERROR_CHARACTERS:
+        return words
+    return words[: MAX_ERROR_CHARACTERS - 3] + "..."

@@ -1,12 +1,14 @@
-"""Train a small model on real text, without a network: Python's own sources, from files to bits per byte.
+"""Train a small model on real text, without a network:
+Python's own sources, from files to bits per byte.
 
-    python3 data/quickstart.py                    corpus, tokenizer, shards, then training in one process
+    python3 data/quickstart.py                    corpus, tokenizer, shards, training in one process
     python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
     python3 data/quickstart.py --prepare-only     stop before training
     ITERATIONS=2000 python3 data/quickstart.py    with any setting of train_gpt.py
 
-The corpus is the standard library of the Python that runs this script, one document a file. It is built once, under
-data/datasets/ and data/tokenizers/, and built again when Python, the recipe below or a built file has changed.
+The corpus is the standard library of the Python that runs this script, one document a file. It is
+built once, under data/datasets/ and data/tokenizers/, and built again when Python, the recipe below
+or a built file has changed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ LEFT_OUT = {
     "__pycache__",
 }
 
-# About 75 s of training on 2 CPU cores. Without a clock, its result repeats; compiling would take longer than it saves.
+# About 75 s of training on 2 CPU cores. Without a clock, its result repeats;
+# compiling would take longer than it saves.
 SETTINGS = {
     "RUN_ID": "quickstart",
     "SEED": "1337",
@@ -81,7 +84,7 @@ class Recipe:
     version: int = 1  # to be raised when this script makes other data of the same sources
 
 
-# === CORPUS, TOKENIZER, SHARDS =======================================================================================
+# === CORPUS, TOKENIZER, SHARDS ====================================================================
 
 
 def read_sources(stdlib: Path) -> dict[str, bytes]:
@@ -95,7 +98,10 @@ def read_sources(stdlib: Path) -> dict[str, bytes]:
 
 
 def split_documents(sources: dict[str, bytes], recipe: Recipe) -> tuple[list[str], list[str]]:
-    """Validation and training documents, each shuffled. Raises DataError where there is not enough text."""
+    """Validation and training documents, each shuffled.
+
+    Raises DataError where there is not enough text.
+    """
     names: dict[str, str] = {}  # text -> name: no text appears twice
     for name, content in sources.items():
         text = content.decode("utf-8", errors="ignore")
@@ -156,12 +162,9 @@ def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 
             return False
     for path in (folder.parent, tokenizer.parent):
         path.mkdir(parents=True, exist_ok=True)
-    for killed in (
-        path
-        for path in folder.parent.glob(".quickstart-*")
-        if time.time() - path.stat().st_mtime > 3600
-    ):
-        shutil.rmtree(killed, ignore_errors=True)
+    for left in folder.parent.glob(".quickstart-*"):
+        if time.time() - left.stat().st_mtime > 3600:  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
     new, new_tokenizer = temporary / folder.name, temporary / tokenizer.name
     try:
@@ -187,7 +190,8 @@ def build(
         documents, *(json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train])
     )
     print(
-        f"corpus:    {len(val) + len(train)} documents, {documents.stat().st_size / 1e6:.1f} MB of Python's sources "
+        f"corpus:    {len(val) + len(train)} documents, "
+        f"{documents.stat().st_size / 1e6:.1f} MB of Python's sources "
         f"({time.monotonic() - started:.1f} s)",
         flush=True,
     )
@@ -204,36 +208,33 @@ def build(
     )
     started = time.monotonic()
     state = tokenize_docs.new_state({})
+    writer = tokenize_docs.ShardWriter(folder, state, recipe.shard_tokens, save=lambda state: None)
     tokenize_docs.export_documents(
-        source,
-        tokenizer,
-        folder,
-        state,
-        shard_tokens=recipe.shard_tokens,
-        workers=workers,
-        save=lambda state: None,
-        progress=lambda document, tokens: None,
+        source, tokenizer, writer, workers=workers, progress=lambda document, tokens: None
     )
     print(
-        f"shards:    {state['tokens']['train']:,} training tokens in {len(state['shards']['train'])} files, "
-        f"{state['tokens']['val']:,} validation tokens ({time.monotonic() - started:.1f} s)",
+        f"shards:    {state['tokens']['train']:,} training tokens "
+        f"in {len(state['shards']['train'])} files, {state['tokens']['val']:,} validation tokens "
+        f"({time.monotonic() - started:.1f} s)",
         flush=True,
     )
 
 
-# === TRAINING ========================================================================================================
+# === TRAINING =====================================================================================
 
 
 def launch_environment(ranks: int, environment: dict[str, str]) -> dict[str, str]:
     """The whole environment of the training; what the user has set goes before what is set here."""
-    threads = str(
-        max(1, (os.cpu_count() or 1) // ranks)
-    )  # torchrun itself would give each of several processes one
+    # torchrun itself would give each of several processes one.
+    threads = str(max(1, (os.cpu_count() or 1) // ranks))
     return {**SETTINGS, **({"OMP_NUM_THREADS": threads} if ranks > 1 else {}), **environment}
 
 
 def trainer_settings(environment: dict[str, str]) -> list[str]:
-    """Names of the settings in the environment, as the trainer sees it. Where it refuses them, exits as it does."""
+    """Names of the settings in the environment, as the trainer sees it.
+
+    Where it refuses them, exits as it does.
+    """
     answer = subprocess.run(
         [sys.executable, "train_gpt.py", "--print-config"],
         cwd=ROOT,
@@ -263,8 +264,8 @@ def command_line(command: list[str], environment: dict[str, str], names: list[st
 
 def run(command: list[str], environment: dict[str, str]) -> int:
     """Run the training; its exit code, or 130 when interrupted, once the training has ended too."""
-    # In a session of its own torchrun gets one signal and not the terminal's too: at a second one it would leave its
-    # workers behind. It answers a signal with a traceback, which is held back.
+    # In a session of its own torchrun gets one signal and not the terminal's too: at a second one
+    # it would leave its workers behind. It answers a signal with a traceback, which is held back.
     child = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -300,7 +301,9 @@ def run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def report(log: Path, artifact: Path) -> None:
-    """Three lines: bits per byte before and after, the artifact's size, the log and what to try next."""
+    """Three lines: bits per byte before and after, the artifact's size,
+    the log and what to try next.
+    """
     text = log.read_text(encoding="utf-8", errors="replace")
     found = [
         re.findall(pattern, text, re.MULTILINE)
@@ -311,10 +314,17 @@ def report(log: Path, artifact: Path) -> None:
         )
     ]
     before, after, total = (float(values[-1]) if values else float("nan") for values in found)
+    gain = (
+        f"{before:.4f} before training, {after:.4f} after ({100 * (1 - after / before):.1f} % less)"
+    )
+    if not found[0]:  # VAL_LOSS_EVERY=0
+        gain = f"{after:.4f} after training"
     print(
-        f"bits per byte: {before:.4f} before training, {after:.4f} after ({100 * (1 - after / before):.1f} % less)\n"
-        f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, {total:,.0f} with the script, of 16,000,000\n"
-        f"log: {log}; next: ITERATIONS=2000 python3 data/quickstart.py, or edit the command printed above"
+        f"bits per byte: {gain}\n"
+        f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, "
+        f"{total:,.0f} with the script, of 16,000,000\n"
+        f"log: {log}; next: ITERATIONS=2000 python3 data/quickstart.py, "
+        "or edit the command printed above"
     )
 
 

@@ -1,25 +1,29 @@
 """Turn documents into a tokenizer and training shards.
 
-    python3 data/tokenize_docs.py docs_selected.jsonl --out data --vocab-size 1024 --num-val-docs 50000
+    python3 data/tokenize_docs.py docs_selected.jsonl --vocab-size 1024 --num-val-docs 50000
     python3 data/tokenize_docs.py notes/*.txt --name notes --num-val-docs 20 --bytes
     python3 data/tokenize_docs.py docs_selected.jsonl --name mine --model my_bpe.model
-    python3 data/tokenize_docs.py docs_selected.jsonl --live -- torchrun --nproc_per_node=8 train_gpt.py
+    python3 data/tokenize_docs.py docs_selected.jsonl --live -- \\
+        torchrun --nproc_per_node=8 train_gpt.py
 
-Input: .jsonl files with one {"text": ...} a line; any other file is UTF-8 text and one document. The first
---num-val-docs documents are the validation split. Tokenizers are trained on the others only, and a later document that
-repeats a validation document is left out. Output, under --out:
+Input: .jsonl files with one {"text": ...} a line; any other file is UTF-8 text and one document.
+The first --num-val-docs documents are the validation split. Tokenizers are trained on the others
+only, and a later document that repeats a validation document is left out. Output, under --out:
 
     tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json)
-    datasets/<name>_sp<vocabulary>/ (or <name>_byte260/): fineweb_val_*.bin, fineweb_train_*.bin, export.json
+    datasets/<name>_sp<vocabulary>/ (or <name>_byte260/):
+        fineweb_val_*.bin, fineweb_train_*.bin, export.json
     manifest.json: tokenizers and data sets, with counts and hashes
 
-Shard k of a split holds its tokens [k * shard_tokens, (k + 1) * shard_tokens), so its content depends on nothing but
-its number. The same command, run again, goes on after the last complete shard.
+Shard k of a split holds its tokens [k * shard_tokens, (k + 1) * shard_tokens), so its content
+depends on nothing but its number. The same command, run again, goes on after the last complete
+shard.
 
-Training may run meanwhile: the file .producing in the data set's folder (see producer.py) tells it to wait for what is
-to come. --live makes that short: small shards, half of the cores. A command after -- is started with DATA_PATH,
-TOKENIZER_PATH and VOCAB_SIZE set as soon as the validation split and a training shard are there. The exit code is the
-command's. Where it ends first, no more shards are made; an interrupt or a fault here ends both.
+Training may run meanwhile: the file .producing in the data set's folder (see producer.py) tells it
+to wait for what is to come. --live makes that short: small shards, half of the cores. A command
+after -- is started with DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE set as soon as the validation
+split and a training shard are there. The exit code is the command's. Where it ends first, no more
+shards are made; an interrupt or a fault here ends both.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ try:
 except ImportError as error:
     sys.exit(f"error: {error}; install what is needed: python3 -m pip install -r requirements.txt")
 
-from producer import DataError, Producer, StoppedEarly, locked, write_atomic, write_json
+from producer import DataError, Producer, StoppedEarlyError, locked, write_atomic, write_json
 
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_WORDS = 20240520, 1, 256
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}
@@ -59,17 +63,16 @@ BYTE_VOCAB_SIZE, BYTE_BOS_ID = 260, 1
 STATE_NAME = "export.json"
 BLOCK_BYTES = 1 << 18
 MAX_DOCUMENT_BYTES = 64 << 20  # with the bounded number of blocks in flight, this bounds memory
-SENTENCE_CHARACTERS = (
-    4000  # at most 16,000 bytes: SentencePiece drops longer sentences without a word
-)
+# At most 16,000 bytes: SentencePiece drops longer sentences without a word.
+SENTENCE_CHARACTERS = 4000
 PROGRESS_SECONDS = 10.0
 SHARD_TOKENS = 100_000_000
-# A second or two of work for one core, so that training begins soon; more than a step of 524,288 tokens, and each of
-# many thousands of files still holds 2 MB.
+# A second or two of work for one core, so that training begins soon;
+# more than a step of 524,288 tokens, and each of many thousands of files still holds 2 MB.
 LIVE_SHARD_TOKENS = 1_000_000
 
 
-# === FILES ===========================================================================================================
+# === FILES ========================================================================================
 
 
 def sha256(content: bytes) -> str:
@@ -85,17 +88,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> str:
-    """Write uint16 tokens behind their header of 256 little-endian int32 words; returns the file's SHA-256."""
+    """Write uint16 tokens behind their header of 256 little-endian int32 words;
+    returns the file's SHA-256.
+    """
     header = np.zeros(SHARD_HEADER_WORDS, dtype="<i4")
     header[:3] = SHARD_MAGIC, SHARD_VERSION, len(tokens)
     return write_atomic(path, header, tokens.astype("<u2", copy=False))
 
 
-# === DOCUMENTS =======================================================================================================
+# === DOCUMENTS ====================================================================================
 
 
 class Block(NamedTuple):
-    """One text file, or some whole lines of a .jsonl file; the first four fields say where reading can start again."""
+    """One text file, or some whole lines of a .jsonl file;
+    the first four fields say where reading can start again.
+    """
 
     number: int  # of its first document in the whole input, from 0
     file: int  # index of its file
@@ -111,7 +118,9 @@ class Block(NamedTuple):
         return lines if lines[-1] else lines[:-1]
 
     def place(self, index: int) -> list[int]:
-        """Where the block's index-th document begins, as its first four fields say it for the first one."""
+        """Where the block's index-th document begins,
+        as its first four fields say it for the first one.
+        """
         before = sum(len(line) + 1 for line in self.documents()[:index])
         return [self.number + index, self.file, self.offset + before, self.line + index]
 
@@ -146,35 +155,38 @@ class Source:
     def blocks(
         self, number: int = 0, file: int = 0, offset: int = 0, line: int = 1
     ) -> Iterator[Block]:
-        """The input from that place on, in bounded blocks. Raises DataError for a document that is too large."""
+        """The input from that place on, in bounded blocks.
+
+        Raises DataError for a document that is too large.
+        """
         for index in range(file, len(self.files)):
             path = self.files[index]
             is_jsonl = path.endswith(".jsonl")
             with open(path, "rb") as handle:
                 handle.seek(offset)
                 data = handle.read(BLOCK_BYTES if is_jsonl else MAX_DOCUMENT_BYTES + 1)
-                while data or (
-                    offset == 0 and not is_jsonl
-                ):  # an empty text file is a document too
+                # An empty text file is a document too.
+                while data or (offset == 0 and not is_jsonl):
                     data += handle.readline(MAX_DOCUMENT_BYTES + 1) if is_jsonl else b""
                     block = Block(number, index, offset, line, path, data)
                     documents = data.count(b"\n") + (not data.endswith(b"\n")) if is_jsonl else 1
                     if len(data) > MAX_DOCUMENT_BYTES:
                         raise DataError(
-                            f"{path}:{line + documents - 1}: a document over {MAX_DOCUMENT_BYTES:,} bytes; "
-                            "split it"
+                            f"{path}:{line + documents - 1}: a document over "
+                            f"{MAX_DOCUMENT_BYTES:,} bytes; split it"
                         )
                     yield block
-                    number, offset, line = (
-                        number + documents,
-                        offset + max(1, len(data)),
-                        line + documents,
-                    )
+                    number += documents
+                    offset += max(1, len(data))
+                    line += documents
                     data = handle.read(BLOCK_BYTES)
             offset, line = 0, 1
 
     def val_digests(self) -> frozenset[bytes]:
-        """Digests of the validation documents. Raises DataError where no document is left for training."""
+        """Digests of the validation documents.
+
+        Raises DataError where no document is left for training.
+        """
         digests: list[bytes] = []
         for block in self.blocks():
             for index, data in enumerate(block.documents()):
@@ -187,7 +199,7 @@ class Source:
         )
 
 
-# === TOKENIZERS ======================================================================================================
+# === TOKENIZERS ===================================================================================
 
 
 class Tokenizer:
@@ -210,12 +222,14 @@ class Tokenizer:
             ) from None
         if self.bos_id < 0 or self.vocab_size > 1 << 16:
             raise DataError(
-                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}; shards need a BOS piece and "
-                "at most 65,536 pieces"
+                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}; "
+                "shards need a BOS piece and at most 65,536 pieces"
             )
 
     def encode_block(self, block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
-        """The uint16 tokens of all its documents, each begun by BOS, and the length and digest of each."""
+        """The uint16 tokens of all its documents, each begun by BOS,
+        and the length and digest of each.
+        """
         ids, digests = [], []
         for index, data in enumerate(block.documents()):
             text, digest = block.parse(index, data)
@@ -225,19 +239,19 @@ class Tokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """BOS and the tokens of one document."""
-        if (
-            self.processor is not None
-        ):  # as lists, or of many documents a call, it would hold other threads up
+        # As lists, or of many documents a call, it would hold other threads up.
+        if self.processor is not None:
             return self.processor.encode(text, add_bos=True, out_type="numpy")
-        ids = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8) + np.uint16(
-            BYTE_TOKENIZER["offset"]
-        )
+        data = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8)
+        ids = data + np.uint16(BYTE_TOKENIZER["offset"])
         ids[0] = self.bos_id
         return ids
 
 
 def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
-    """Training documents, all or an even sample of about sample_bytes of input, as sentences the trainer accepts."""
+    """Training documents, all or an even sample of about sample_bytes of input,
+    as sentences the trainer accepts.
+    """
     val_digests = source.val_digests()
     threshold = sample_bytes / max(1, sum(os.path.getsize(path) for path in source.files)) * 2**32
     for block in source.blocks():
@@ -247,9 +261,8 @@ def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
                 continue
             text, digest = block.parse(index, data)
             if digest not in val_digests:
-                text = text.replace("\0", " ").replace(
-                    "\t", " "
-                )  # the trainer drops sentences that hold these
+                # The trainer drops sentences that hold these.
+                text = text.replace("\0", " ").replace("\t", " ")
                 yield from (
                     text[at : at + SENTENCE_CHARACTERS]
                     for at in range(0, len(text), SENTENCE_CHARACTERS)
@@ -261,8 +274,8 @@ def train_tokenizer(
 ) -> bytes:
     """Train a SentencePiece BPE model on the training documents; returns the model file's bytes.
 
-    "identity" keeps every character, runs of spaces too; "nmt_nfkc" joins them, as the published tokenizers do.
-    Raises DataError where the documents cannot carry such a vocabulary.
+    "identity" keeps every character, runs of spaces too; "nmt_nfkc" joins them, as the published
+    tokenizers do. Raises DataError where the documents cannot carry such a vocabulary.
     """
     model = io.BytesIO()
     lossless = normalization == "identity"
@@ -293,7 +306,8 @@ def train_tokenizer(
             normalization_rule_name=normalization,
             remove_extra_whitespaces=not lossless,
             allow_whitespace_only_pieces=lossless,
-            # Without a lone U+2581 a single space would become three byte pieces and count as three bytes.
+            # Without a lone U+2581 a single space would become three byte pieces
+            # and count as three bytes.
             required_chars="\u2581",
             max_sentence_length=4 * SENTENCE_CHARACTERS,
             num_threads=1,
@@ -301,23 +315,23 @@ def train_tokenizer(
         )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].strip() or "they hold no text"
-        raise (
-            faults[0]
-            if faults
-            else DataError(
-                f"{source.files[0]}: these documents cannot carry a vocabulary of {vocab_size}: {reason}"
-            )
-        ) from None
+        refusal = DataError(
+            f"{source.files[0]}: these documents cannot carry a vocabulary of {vocab_size}: "
+            f"{reason}"
+        )
+        raise (faults[0] if faults else refusal) from None
     return model.getvalue()
 
 
-# === EXPORT ==========================================================================================================
+# === EXPORT =======================================================================================
 
 
 def encode_in_order(
     blocks: Iterator[Block], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[Block, np.ndarray, list[int], list[bytes]]]:
-    """Each block with its encode_block; at most 2 blocks a thread are in flight, which bounds memory."""
+    """Each block with its encode_block;
+    at most 2 blocks a thread are in flight, which bounds memory.
+    """
     pending: deque[tuple[Block, Future]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
@@ -338,17 +352,21 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         "settings": settings,
         "tokenizer_sha256": "",
         "complete": False,
+        # The next document, and its tokens that complete shards hold.
         "place": [0, 0, 0, 1],
-        "tokens_done": 0,  # the next document, and its tokens that complete shards hold
+        "tokens_done": 0,
         "shards": {"val": {}, "train": {}},  # split -> file name -> tokens and sha256
         "tokens": {"val": 0, "train": 0},
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
+        # Chained over the documents, so that it can go on.
         "docs_sha256": {"val": "", "train": ""},
-    }  # chained over the documents, so that it can go on
+    }
 
 
 class ShardWriter:
-    """Cuts each split's tokens into shards of exactly shard_tokens, of which only the last may be shorter."""
+    """Cuts each split's tokens into shards of exactly shard_tokens,
+    of which only the last may be shorter.
+    """
 
     def __init__(
         self, folder: Path, state: dict[str, Any], shard_tokens: int, save: Callable[[dict], None]
@@ -385,27 +403,25 @@ class ShardWriter:
 def export_documents(
     source: Source,
     tokenizer_path: Path,
-    folder: Path,
-    state: dict[str, Any],
+    writer: ShardWriter,
     *,
-    shard_tokens: int,
     workers: int,
-    save: Callable[[dict], None],
     progress: Callable[[Block, int], None],
 ) -> None:
-    """Write both splits' shards from where `state` stands; it is advanced and saved after each shard.
+    """Write both splits' shards from where the writer's `state` stands;
+    it is advanced and saved after each shard.
 
-    `progress` hears of every document and its number of tokens, before they go into a shard: it may wait.
+    `progress` hears of every document and its number of tokens, before they go into a shard:
+    it may wait.
     """
     val_digests = source.val_digests()
     tokenizer = Tokenizer(tokenizer_path)
-    writer = ShardWriter(folder, state, shard_tokens, save)
+    state = writer.state
     done = state["tokens_done"]
-    for block, tokens, lengths, digests in encode_in_order(
-        source.blocks(*state["place"]), tokenizer, workers
-    ):
+    blocks = source.blocks(*state["place"])
+    for block, tokens, lengths, digests in encode_in_order(blocks, tokenizer, workers):
         end = 0
-        for index, (length, digest) in enumerate(zip(lengths, digests)):
+        for index, (length, digest) in enumerate(zip(lengths, digests, strict=True)):
             start, end = end, end + length
             split = "val" if block.number + index < source.num_val_docs else "train"
             if block.number + index == source.num_val_docs and not done:
@@ -427,7 +443,7 @@ def export_documents(
     writer.flush("train", [0, 0, 0, 1])
 
 
-# === THE COMMAND THAT TRAINS =========================================================================================
+# === THE COMMAND THAT TRAINS ======================================================================
 
 
 class Interrupted(KeyboardInterrupt):
@@ -453,7 +469,9 @@ class Command:
 
     @contextmanager
     def hearing_signals(self) -> Iterator[None]:
-        """Turn the signals that ask for an end into Interrupted; whoever started us may have them ignored."""
+        """Turn the signals that ask for an end into Interrupted;
+        whoever started us may have them ignored.
+        """
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in numbers}
         try:
@@ -477,8 +495,8 @@ class Command:
         print(f"starting:  {line} {shlex.join(self.words)}{replaced}", flush=True)
         self.starting = True  # a signal now would find no process to be passed on to
         try:
-            # In a session of its own, a terminal's Ctrl-C does not reach it beside our word of it: torchrun takes a
-            # second signal for the order to leave its workers behind.
+            # In a session of its own, a terminal's Ctrl-C does not reach it beside our word of it:
+            # torchrun takes a second signal for the order to leave its workers behind.
             self.process = subprocess.Popen(
                 self.words, env={**os.environ, **settings}, start_new_session=True
             )
@@ -488,7 +506,10 @@ class Command:
             raise Interrupted(self.pending)
 
     def pause(self, seconds: float) -> None:
-        """Let so many seconds pass, where that is more than none. Raises StoppedEarly as soon as it has ended."""
+        """Let so many seconds pass, where that is more than none.
+
+        Raises StoppedEarlyError as soon as it has ended.
+        """
         if seconds > 0:  # sleep(0) would still give the processor away, for every document
             if self.process is None:
                 time.sleep(seconds)
@@ -496,15 +517,19 @@ class Command:
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(seconds)
         if self.process is not None and self.process.poll() is not None:
-            raise StoppedEarly("stopped early: its command has ended and needs no more")
+            raise StoppedEarlyError("stopped early: its command has ended and needs no more")
 
     def wait(self) -> int:
-        """Its exit code once it has ended, 128 and the signal where one killed it, as shells have it."""
+        """Its exit code once it has ended, 128 and the signal where one killed it,
+        as shells have it.
+        """
         code = self.process.wait() if self.process else 0
         return code if code >= 0 else 128 - code
 
     def interrupt(self, number: int) -> None:
-        """Pass a signal on and wait for the end; at a second signal, kill it with all that it has started."""
+        """Pass a signal on and wait for the end;
+        at a second signal, kill it with all that it has started.
+        """
         if self.process is None or self.process.poll() is not None:
             return
         try:
@@ -520,11 +545,13 @@ class Command:
             self.process.wait()
 
 
-# === COMMAND LINE ====================================================================================================
+# === COMMAND LINE =================================================================================
 
 
 def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[Block, int], None]:
-    """Prints share done, rate and time left: one rewritten line on a terminal, else a line now and then."""
+    """Prints share done, rate and time left:
+    one rewritten line on a terminal, else a line now and then.
+    """
     sizes = [os.path.getsize(path) for path in source.files]
     first = sum(sizes[: place[1]]) + place[2]
     started = printed = time.monotonic()
@@ -540,8 +567,9 @@ def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[
         read = sum(sizes[: block.file]) + block.offset + len(block.data)
         left = int((sum(sizes) - read) * seconds / max(1, read - first))
         print(
-            f"{label}: {100 * read / sum(sizes):.1f} % of {sum(sizes) / 1e6:,.1f} MB, {tokens / seconds:,.0f} "
-            f"tokens/s, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left   ",
+            f"{label}: {100 * read / sum(sizes):.1f} % of {sum(sizes) / 1e6:,.1f} MB, "
+            f"{tokens / seconds:,.0f} tokens/s, "
+            f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left   ",
             end="\r" if terminal else "\n",
             flush=True,
         )
@@ -560,7 +588,10 @@ def tokenizer_content(source: Source, recipe: dict[str, Any]) -> bytes:
 
 
 def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The export to begin or to go on with. Raises DataError where the folder holds something else."""
+    """The export to begin or to go on with.
+
+    Raises DataError where the folder holds something else.
+    """
     state = read_json(folder / STATE_NAME) or new_state(settings)
     if not (folder / STATE_NAME).exists():
         for path in [*sorted(folder.glob("fineweb_*.bin")), tokenizer_path]:
@@ -613,9 +644,11 @@ def run_export(
     *,
     command: Command,
 ) -> None:
-    """Make one tokenizer and its data set, or what is missing of them, and enter both in the manifest.
+    """Make one tokenizer and its data set, or what is missing of them,
+    and enter both in the manifest.
 
-    The command starts as soon as there is something to train on. Raises StoppedEarly where it ended before the export.
+    The command starts as soon as there is something to train on.
+    Raises StoppedEarlyError where it ended before the export.
     """
     made = DataSet.of(options.out, options.name, label)
     inputs = [
@@ -623,32 +656,29 @@ def run_export(
         for path in source.files
     ]
     with locked(made.folder):
-        state = open_state(
-            made.folder,
-            made.tokenizer_path,
-            {
-                "inputs": inputs,
-                "num_val_docs": source.num_val_docs,
-                "shard_tokens": options.shard_tokens,
-                "tokenizer": recipe,
-            },
-        )
+        settings = {
+            "inputs": inputs,
+            "num_val_docs": source.num_val_docs,
+            "shard_tokens": options.shard_tokens,
+            "tokenizer": recipe,
+        }
+        state = open_state(made.folder, made.tokenizer_path, settings)
         if not state["complete"] or not has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
             with Producer(made.folder) as producer:
                 state = make_tokenizer(source, made, state, recipe)
                 make_shards(
                     source, made, state, options=options, producer=producer, command=command
                 )
-                update_manifest(
-                    made, state
-                )  # before .producing goes away: it then says that the set is complete
+                # Before .producing goes away: it then says that the set is complete.
+                update_manifest(made, state)
         else:
             update_manifest(made, state)
     docs, tokens = state["docs"], state["tokens"]
     print(
-        f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, {docs['train']:,} "
-        f"training documents with {tokens['train']:,}; {docs['repeats_of_val_left_out']:,} repeats of validation "
-        f"left out\nto train: DATA_PATH={made.folder} TOKENIZER_PATH={made.tokenizer_path} "
+        f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, "
+        f"{docs['train']:,} training documents with {tokens['train']:,}; "
+        f"{docs['repeats_of_val_left_out']:,} repeats of validation left out\n"
+        f"to train: DATA_PATH={made.folder} TOKENIZER_PATH={made.tokenizer_path} "
         f"VOCAB_SIZE={made.settings()['VOCAB_SIZE']}",
         flush=True,
     )
@@ -662,15 +692,16 @@ def has_digest(path: Path, digest: str) -> bool:
 def make_tokenizer(
     source: Source, made: DataSet, state: dict[str, Any], recipe: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the tokenizer unless it is there; returns the state, a new one where that changes every token."""
+    """Write the tokenizer unless it is there;
+    returns the state, a new one where that changes every token.
+    """
     if has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
         return state
     content = tokenizer_content(source, recipe)
     if sha256(content) != state["tokenizer_sha256"]:
         state = {**new_state(state["settings"]), "tokenizer_sha256": sha256(content)}
-    write_json(
-        made.folder / STATE_NAME, state
-    )  # first, so that whenever we are killed the tokenizer is known as ours
+    # First, so that whenever we are killed the tokenizer is known as ours.
+    write_json(made.folder / STATE_NAME, state)
     write_atomic(made.tokenizer_path, content)
     return state
 
@@ -684,7 +715,9 @@ def make_shards(
     producer: Producer,
     command: Command,
 ) -> None:
-    """Write the shards that `state` lacks, and tell everyone: the file .producing, the manifest, the command."""
+    """Write the shards that `state` lacks, and tell everyone:
+    the file .producing, the manifest, the command.
+    """
     clear_away(made.folder, {name for split in state["shards"].values() for name in split})
     started, show = False, progress_printer(made.folder.name, source, state["place"])
     pace = Pace(options.tokens_per_second)
@@ -712,35 +745,36 @@ def make_shards(
             export_documents(
                 source,
                 made.tokenizer_path,
-                made.folder,
-                state,
-                shard_tokens=options.shard_tokens,
+                ShardWriter(made.folder, state, options.shard_tokens, save),
                 workers=options.workers,
-                save=save,
                 progress=progress,
             )
     except BaseException as error:
         if started:  # as of the last complete shard, not of the document that came last
             update_manifest(made, read_json(made.folder / STATE_NAME))
-        if isinstance(error, StoppedEarly):
-            count = len(state["shards"]["train"])
-            print(
-                f"{made.folder}: {count} training shards, not complete: the producer {error}; run again, it goes "
-                "on there",
-                flush=True,
-            )
-        if isinstance(error, KeyboardInterrupt):
-            # Before .producing tells of it, so that training ends by the signal and not for want of shards.
-            command.interrupt(getattr(error, "number", signal.SIGINT))
+        tell_end(error, made, len(state["shards"]["train"]), command)
         raise
+
+
+def tell_end(error: BaseException, made: DataSet, train_shards: int, command: Command) -> None:
+    """Say how an export ended before its data set was complete, and pass an interrupt on."""
+    if isinstance(error, StoppedEarlyError):
+        print(
+            f"{made.folder}: {train_shards} training shards, not complete: the producer {error}; "
+            "run again, it goes on there",
+            flush=True,
+        )
+    if isinstance(error, KeyboardInterrupt):
+        # Before .producing tells of it, so that training ends by the signal and not
+        # for want of shards.
+        command.interrupt(getattr(error, "number", signal.SIGINT))
 
 
 def clear_away(folder: Path, listed: set[str]) -> None:
     """Remove what earlier runs have left in a folder of which we hold the lock."""
     for path in folder.glob("fineweb_*.bin"):
-        if (
-            path.name not in listed
-        ):  # of an export that was begun anew: training must not take it for this one's
+        # Of an export that was begun anew: training must not take it for this one's.
+        if path.name not in listed:
             path.unlink()
     for path in folder.glob(".*.partial"):
         if not path.name.endswith(f".{os.getpid()}.partial"):  # ours: .producing is being written
@@ -765,7 +799,8 @@ class Pace:
 def update_manifest(made: DataSet, state: dict[str, Any]) -> None:
     """Enter a data set and its tokenizer in manifest.json, beside other entries.
 
-    Of a data set that is not complete, it says so, and not how many training files it has: each moment there are more.
+    Of a data set that is not complete, it says so, and not how many training files it has:
+    each moment there are more.
     """
     path = made.out / "manifest.json"
     manifest = read_json(path)
@@ -774,15 +809,14 @@ def update_manifest(made: DataSet, state: dict[str, Any]) -> None:
         for kind in ("tokenizers", "datasets")
     )
     tokenizer = Tokenizer(made.tokenizer_path)
+    path_key = "path" if tokenizer.kind == "byte" else "model_path"
     tokenizers[made.tokenizer_path.stem] = {
         "name": made.tokenizer_path.stem,
         "kind": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
         "bos_id": tokenizer.bos_id,
         "sha256": state["tokenizer_sha256"],
-        "path"
-        if tokenizer.kind == "byte"
-        else "model_path": f"tokenizers/{made.tokenizer_path.name}",
+        path_key: f"tokenizers/{made.tokenizer_path.name}",
     }
     stats = {
         f"{what}_{split}": state[what][split]
@@ -825,7 +859,8 @@ def recipes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     wanted += [(f"byte{BYTE_VOCAB_SIZE}", {"bytes": True})] if options.bytes else []
     if len(dict(wanted)) < len(wanted):
         raise DataError(
-            f"two tokenizers of one size ({', '.join(dict(wanted))}); give each a command and a --name"
+            f"two tokenizers of one size ({', '.join(dict(wanted))}); "
+            "give each a command and a --name"
         )
     return dict(wanted)
 
@@ -837,10 +872,30 @@ def positive(text: str) -> int:
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    """The options; `command` holds the words after --, empty where there are none. Exits where they are wrong."""
+    """The options; `command` holds the words after --, empty where there are none.
+
+    Exits where they are wrong.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_set_arguments(parser)
+    add_work_arguments(parser)
+    is_live = "--live" in words[: words.index("--")] if "--" in words else False
+    cut = words.index("--") if is_live else len(words)  # else as usual, what follows -- are files
+    options = parser.parse_args(words[:cut])
+    options.command = words[cut + 1 :]
+    options.shard_tokens = options.shard_tokens or (
+        LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS
+    )
+    options.workers = options.workers or max(1, (os.cpu_count() or 1) // (2 if options.live else 1))
+    if fault := fault_of_options(options, "--" in words):
+        parser.exit(2, f"error: {fault}\n")
+    return options
+
+
+def add_set_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the data set is made from and where it goes."""
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=".jsonl files, or text files of one document each")
     add(
@@ -866,6 +921,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         metavar="N",
         help="validation documents (default: 50000)",
     )
+
+
+def add_work_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the work is done."""
+    add = parser.add_argument
     add(
         "--live",
         action="store_true",
@@ -875,13 +935,19 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         "--shard-tokens",
         type=positive,
         metavar="N",
-        help=f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS}, so that the first comes soon)",
+        help=(
+            f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS}, "
+            "so that the first comes soon)"
+        ),
     )
     add(
         "--normalization",
         choices=("nmt_nfkc", "identity"),
         default="nmt_nfkc",
-        help="of a trained tokenizer; identity keeps runs of spaces, as code needs them (default: nmt_nfkc)",
+        help=(
+            "of a trained tokenizer; identity keeps runs of spaces, "
+            "as code needs them (default: nmt_nfkc)"
+        ),
     )
     add(
         "--workers",
@@ -895,35 +961,22 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         metavar="N",
         help="hold the producer to this rate of training tokens",
     )
-    is_live = "--live" in words[: words.index("--")] if "--" in words else False
-    cut = words.index("--") if is_live else len(words)  # else as usual, what follows -- are files
-    options = parser.parse_args(words[:cut])
-    options.command = words[cut + 1 :]
-    options.shard_tokens = options.shard_tokens or (
-        LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS
-    )
-    options.workers = options.workers or max(1, (os.cpu_count() or 1) // (2 if options.live else 1))
+
+
+def fault_of_options(options: argparse.Namespace, has_dashes: bool) -> str:
+    """What is wrong with the options, in words; nothing: empty. has_dashes: -- was given."""
     for path in options.files:
         if not os.path.isfile(path):
-            needs_live = (
-                "; a command after -- needs --live" if "--" in words and not options.live else ""
-            )
-            parser.exit(2, f"error: {path}: no such file{needs_live}\n")
+            needs_live = has_dashes and not options.live
+            return f"{path}: no such file" + "; a command after -- needs --live" * needs_live
     if options.shard_tokens >= 1 << 31:
-        parser.exit(
-            2,
-            f"error: --shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647\n",
-        )
-    if (
-        options.live
-        and len(options.vocab_size or []) + len(options.model or []) + options.bytes > 1
-    ):
-        parser.exit(
-            2, "error: --live makes one data set: give one --vocab-size, one --model or --bytes\n"
-        )
+        return f"--shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647"
+    tokenizers = len(options.vocab_size or []) + len(options.model or []) + options.bytes
+    if options.live and tokenizers > 1:
+        return "--live makes one data set: give one --vocab-size, one --model or --bytes"
     if options.command and not shutil.which(options.command[0]):
-        parser.exit(2, f"error: {options.command[0]}: no such command\n")
-    return options
+        return f"{options.command[0]}: no such command"
+    return ""
 
 
 def main() -> int:
@@ -948,7 +1001,7 @@ def export_all(options: argparse.Namespace, command: Command) -> int:
         source = Source(tuple(options.files), options.num_val_docs)
         for label, recipe in recipes(options).items():
             run_export(source, options, label, recipe, command=command)
-    except StoppedEarly:
+    except StoppedEarlyError:
         pass  # which it has told
     except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -1,20 +1,26 @@
-"""Vary a trainer's settings and measure what they do: runs take turns, are paired by seed, end in 95 % intervals.
+"""Vary a trainer's settings and measure what they do:
+runs take turns, are paired by seed, end in 95 % intervals.
 
     python3 logs/ablate.py --vary TRAIN_PREFETCH=1,0 --seeds 3 --steps 200 -- python3 train_gpt.py
-    python3 logs/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 --seconds 600 -- torchrun ... train_gpt.py
+    python3 logs/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 --seconds 600 -- \\
+        torchrun ... train_gpt.py
     python3 logs/ablate.py --preflight -- torchrun --standalone --nproc_per_node=8 train_gpt.py
 
-Settings are environment variables. Each combination of values is an arm, the first one is what the others are held
-against. A repeat runs every arm with one seed, beginning one arm further each time, and then the first arm once more
-with the same seed: what two equal runs differ by is the machine's, and the trend of all runs of the first arm is its
-drift (--no-control leaves the second run out). Each run has a folder of its own. The same command again keeps the runs
-that are finished, redoes the others and adds new seeds and values. A run that fails is shown with its last lines, and
-the rest goes on; wrong settings (exit code 2) end everything, as does Ctrl-C, which keeps what is finished.
+Settings are environment variables. Each combination of values is an arm, the first one is what the
+others are held against. A repeat runs every arm with one seed, beginning one arm further each time,
+and then the first arm once more with the same seed: what two equal runs differ by is the machine's,
+and the trend of all runs of the first arm is its drift (--no-control leaves the second run out).
 
---preflight takes about a minute: settings, data, tokenizer, disk, devices, and 20 real steps with overlap on and off.
+Each run has a folder of its own. The same command again keeps the runs that are finished, redoes
+the others and adds new seeds and values. A run that fails is shown with its last lines, and the
+rest goes on; wrong settings (exit code 2) end everything, as does Ctrl-C, which keeps what is
+finished.
 
-Exit code: 0 done (preflight: ready), 1 a run failed or is no part of an ablation, 2 wrong usage or settings
-(preflight: not ready), 130 interrupted.
+--preflight takes about a minute: settings, data, tokenizer, disk, devices, and 20 real steps with
+overlap on and off.
+
+Exit code: 0 done (preflight: ready), 1 a run failed or is no part of an ablation,
+2 wrong usage or settings (preflight: not ready), 130 interrupted.
 """
 
 import argparse
@@ -65,18 +71,17 @@ LAST_LINES = 12  # shown of a run that failed
 POLL_S = 0.5  # between two looks at a run's progress
 PATIENCE_S = 20.0  # for a run to end after each signal
 MODES = {"steps": ("ITERATIONS", "MAX_WALLCLOCK_SECONDS"), "seconds": ("MAX_WALLCLOCK_SECONDS",)}
-PREFLIGHT_STEPS, TIMED_FROM = (
-    20,
-    10,
-)  # each of the first ten steps is logged, and waits for the device; the rest run on
+# Each of the first ten steps is logged, and waits for the device; the rest run on.
+PREFLIGHT_STEPS, TIMED_FROM = 20, 10
 OVERLAP_SWITCHES = ("TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_COPY_STREAM")
-# Of train and val loss on CUDA, whose sums are not repeatable: nats at the first step, and later, when differences have
-# grown through training. A batch overwritten in flight has been seen to cost 0.4 nats at step 2.
+# Of train and val loss on CUDA, whose sums are not repeatable: nats at the first step,
+# and later, when differences have grown through training. A batch overwritten in flight
+# has been seen to cost 0.4 nats at step 2.
 CUDA_TOLERANCE = (1e-3, 2e-2)
 SPARE_BYTES = 1 << 30  # of disk, beyond the files of a run
 
 
-class Problem(Exception):
+class AblationError(Exception):
     """What is wrong, for people: one line, or the trainer's own list."""
 
 
@@ -87,11 +92,11 @@ class Trainer:
     """A command that starts a run, made independent of the folder in which it is started."""
 
     def __init__(self, command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
-        """Raises Problem where the program is not found."""
+        """Raises AblationError where the program is not found."""
         self.given, self.folder = list(command), folder
         program = shutil.which(command[0], path=environ.get("PATH"))
         if program is None:
-            raise Problem(
+            raise AblationError(
                 f"{command[0]}: no such program: activate its environment, or give its full path"
             )
         self.argv = [os.path.join(folder, program), *(self._absolute(word) for word in command[1:])]
@@ -121,7 +126,10 @@ class Trainer:
         return self.script.read_text(encoding="utf-8", errors="replace") if self.script else ""
 
     def variables(self, **settings: str) -> dict[str, str]:
-        """The environment of a run. Relative paths of data are those of the folder where the command was given."""
+        """The environment of a run.
+
+        Relative paths of data are those of the folder where the command was given.
+        """
         found = {**self.environ, **settings}
         for name in PATH_SETTINGS:
             value = found.get(name)
@@ -134,9 +142,10 @@ class Trainer:
         return found
 
     def configuration(self, **settings: str) -> dict[str, dict[str, Any]] | None:
-        """--print-config: name -> {"value", "source"}; None: the script has no such argument, or its Python is unknown.
+        """--print-config: name -> {"value", "source"};
+        None: the script has no such argument, or its Python is unknown.
 
-        Raises Problem with the script's own words where it refuses the settings.
+        Raises AblationError with the script's own words where it refuses the settings.
         """
         if self.script is None or self.python is None or "--print-config" not in self.source():
             return None
@@ -151,11 +160,11 @@ class Trainer:
                 env=self.variables(**settings),
             )
         except subprocess.TimeoutExpired as error:
-            raise Problem(
+            raise AblationError(
                 f"{self.script.name} --print-config: no answer in 300 s: is its disk at work?"
             ) from error
         if done.returncode:
-            raise Problem(
+            raise AblationError(
                 done.stderr.strip()
                 or f"{self.script.name} --print-config: exit code {done.returncode}"
             )
@@ -163,12 +172,14 @@ class Trainer:
             found = json.loads(done.stdout[done.stdout.index("{") :])
             return {name: dict(entry) for name, entry in found.items()}
         except (ValueError, TypeError, AttributeError) as error:
-            raise Problem(
+            raise AblationError(
                 f"{self.script.name} --print-config: not the JSON object expected ({error})"
             ) from error
 
     def settings(self, configuration: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:
-        """The trainer's settings in the environment; without --print-config the names that its text quotes."""
+        """The trainer's settings in the environment;
+        without --print-config the names that its text quotes.
+        """
         if configuration is not None:
             names = {
                 name.upper()
@@ -176,16 +187,15 @@ class Trainer:
                 if entry.get("source") == "environment"
             }
         else:
-            names = set(re.findall(r"""["']([A-Z][A-Z0-9_]{2,})["']""", self.source())) - {
-                "PATH",
-                "HOME",
-                "RANK",
-            }
+            names = set(re.findall(r"""["']([A-Z][A-Z0-9_]{2,})["']""", self.source()))
+            names -= {"PATH", "HOME", "RANK"}
         return {name: self.environ[name] for name in sorted(names & set(self.environ))}
 
 
 def _interpreter(program: str) -> str | None:
-    """The Python that runs a program such as torchrun: itself, or the one named in its first line; None: not known."""
+    """The Python that runs a program such as torchrun:
+    itself, or the one named in its first line; None: not known.
+    """
     if re.fullmatch(r"python[\d.]*", Path(program).name):
         return program
     with contextlib.suppress(OSError), open(program, "rb") as file:
@@ -212,9 +222,11 @@ def run_child(
     watch: Callable[[Path], None],
     held: Sequence[int] = (),
 ) -> int:
-    """Runs the command in `work` to its exit code, its output in output.txt. Whatever ends this ends it, too.
+    """Runs the command in `work` to its exit code, its output in output.txt.
+    Whatever ends this ends it, too.
 
-    `held` are open files that it keeps open: a lock that lasts as long as the run, should this process be killed.
+    `held` are open files that it keeps open:
+    a lock that lasts as long as the run, should this process be killed.
     """
 
     def heed_interrupts() -> None:
@@ -280,7 +292,8 @@ def gpus() -> list[dict[str, str]]:
             for line in done.stdout.splitlines()
             if line.count(",") == 3
         ]
-        return [dict(zip(("name", "driver", "total_mib", "used_mib"), row)) for row in rows]
+        names = ("name", "driver", "total_mib", "used_mib")
+        return [dict(zip(names, row, strict=True)) for row in rows]
     return []
 
 
@@ -303,9 +316,12 @@ def machine() -> dict[str, Any]:
 def versions(trainer: Trainer) -> dict[str, str]:
     """Of the trainer's Python and packages; torch itself is not imported."""
     code = (
-        "import importlib.metadata as m, json, platform\nfound = {'python': platform.python_version()}\n"
+        "import importlib.metadata as m, json, platform\n"
+        "found = {'python': platform.python_version()}\n"
         "for name in ('torch', 'numpy', 'sentencepiece', 'huggingface_hub', 'flash_attn'):\n"
-        "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\nprint(json.dumps(found))"
+        "    try: found[name] = m.version(name)\n"
+        "    except m.PackageNotFoundError: pass\n"
+        "print(json.dumps(found))"
     )
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         done = subprocess.run(
@@ -365,7 +381,9 @@ class Planned:
 
 
 def plan(arms: Sequence[Arm], seeds: Sequence[int], control: bool) -> list[Planned]:
-    """All runs in their order: a repeat a seed, rotated by one arm each, so that no arm always comes first."""
+    """All runs in their order:
+    a repeat a seed, rotated by one arm each, so that no arm always comes first.
+    """
     result = []
     for repeat, seed in enumerate(seeds):
         turn = repeat % len(arms)
@@ -375,37 +393,41 @@ def plan(arms: Sequence[Arm], seeds: Sequence[int], control: bool) -> list[Plann
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
-    """NAME=v1,v2 each. Raises Problem."""
+    """NAME=v1,v2 each. Raises AblationError."""
     found: dict[str, list[str]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
         if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise Problem(f"--vary {text}: write NAME=value,value, such as TRAIN_PREFETCH=1,0")
+            raise AblationError(
+                f"--vary {text}: write NAME=value,value, such as TRAIN_PREFETCH=1,0"
+            )
         if name in OURS:
-            raise Problem(
+            raise AblationError(
                 f"--vary {text}: every run has its own {name}" + "; use --seeds" * (name == "SEED")
             )
         found.setdefault(name, []).extend(value.strip() for value in values.split(","))
         if "" in found[name] or len(set(found[name])) < len(found[name]):
-            raise Problem(f"--vary {text}: values must differ, none may be empty")
+            raise AblationError(f"--vary {text}: values must differ, none may be empty")
     if math.prod(len(values) for values in found.values()) < 2:
-        raise Problem("--vary: nothing varies: name two values, such as --vary TRAIN_PREFETCH=1,0")
+        raise AblationError(
+            "--vary: nothing varies: name two values, such as --vary TRAIN_PREFETCH=1,0"
+        )
     return found
 
 
 def parse_seeds(text: str, environ: Mapping[str, str]) -> list[int]:
-    """3: so many, from SEED (1337) on; 1337,42: these. Raises Problem."""
+    """3: so many, from SEED (1337) on; 1337,42: these. Raises AblationError."""
     try:
         numbers = [int(part) for part in text.rstrip(",").split(",")]
         if "," not in text:
             first = int(environ.get("SEED", 1337))
             numbers = list(range(first, first + numbers[0]))
     except ValueError as error:
-        raise Problem(
+        raise AblationError(
             f"--seeds {text}: write how many, such as 3, or which, such as 1337,42,7"
         ) from error
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
-        raise Problem(f"--seeds {text}: one at least, whole numbers from 0, each once")
+        raise AblationError(f"--seeds {text}: one at least, whole numbers from 0, each once")
     return numbers
 
 
@@ -413,38 +435,44 @@ def parse_seeds(text: str, environ: Mapping[str, str]) -> list[int]:
 
 
 class Folder:
-    """Where an ablation lives: manifest.json, runs/<RUN_ID>/ to work in, logs/ with copies of all logs, the report."""
+    """Where an ablation lives:
+    manifest.json, runs/<RUN_ID>/ to work in, logs/ with copies of all logs, the report.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.logs, self.manifest_path = path, path / "logs", path / "manifest.json"
         self.manifest: dict[str, Any] = {}
 
     def open(self, base: Mapping[str, Any]) -> None:
-        """Takes the folder for this ablation. Raises Problem if it holds something else, or another process has it."""
+        """Takes the folder for this ablation.
+
+        Raises AblationError if it holds something else, or another process has it.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             strange = [path.name for path in self.path.iterdir() if path.name != ".lock"]
-            self.lock = open(self.path / ".lock", "w", encoding="utf-8")
+            self.lock = (self.path / ".lock").open("w", encoding="utf-8")
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Problem(
-                f"{self.path}: another ablate.py, or a run that it started, is at work in it: wait for it, "
-                "or name another --out"
+            raise AblationError(
+                f"{self.path}: another ablate.py, or a run that it started, is at work in it: "
+                "wait for it, or name another --out"
             ) from error
         except OSError as error:
-            raise Problem(
+            raise AblationError(
                 f"{self.path}: cannot be used: {error.strerror}: name another --out"
             ) from error
         if not self.manifest_path.exists() and strange:
-            raise Problem(
+            raise AblationError(
                 f"{self.path}: holds files, but no manifest.json of an ablation: name another --out"
             )
         if self.manifest_path.exists():
             self.manifest = self._read()
             changed = _changed(self.manifest["base"], base)
             if changed:
-                raise Problem(
-                    f"{self.path}: holds runs made otherwise ({'; '.join(changed)}): name another --out"
+                raise AblationError(
+                    f"{self.path}: holds runs made otherwise ({'; '.join(changed)}): "
+                    "name another --out"
                 )
         self.manifest.setdefault("created", _now())
         self.manifest.setdefault("runs", {})
@@ -458,7 +486,7 @@ class Folder:
                 return found
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        raise Problem(
+        raise AblationError(
             f"{self.manifest_path}: cannot be read: name another --out, or remove the folder"
         )
 
@@ -476,10 +504,8 @@ class Folder:
     def collect(self, run: Planned) -> None:
         """Copies a run's logs into logs/; of a trainer that writes none, what it printed."""
         for suffix in (".txt", ".jsonl"):
-            source, target = (
-                self.work(run) / "logs" / f"{run.run_id}{suffix}",
-                self.logs / f"{run.run_id}{suffix}",
-            )
+            source = self.work(run) / "logs" / f"{run.run_id}{suffix}"
+            target = self.logs / f"{run.run_id}{suffix}"
             target.unlink(missing_ok=True)
             if suffix == ".txt" and not source.exists():
                 source = self.work(run) / "output.txt"
@@ -513,7 +539,10 @@ class Folder:
 
 
 def _other(logged: Any, value: str) -> bool:
-    """Does a log contradict a value that was set? Numbers are compared as such; of texts, only whether there is one."""
+    """Does a log contradict a value that was set?
+
+    Numbers are compared as such; of texts, only whether there is one.
+    """
     if logged is None or isinstance(logged, str):
         return False
     try:
@@ -561,13 +590,9 @@ class Progress:
     """One line that is overwritten on a terminal; elsewhere a line a run."""
 
     def __init__(self, total: int, past_s: Sequence[float]) -> None:
-        self.total, self.done, self.times, self.started, self.words = (
-            total,
-            0,
-            list(past_s),
-            0.0,
-            "",
-        )
+        self.total, self.done = total, 0
+        self.times, self.started = list(past_s), 0.0
+        self.words = ""
         self.terminal = sys.stdout.isatty()
 
     def begin(self, words: str) -> None:
@@ -583,16 +608,15 @@ class Progress:
             self._overwrite(f"{self.words}  {step}  {self.remaining(share)}")
 
     def remaining(self, share: float) -> str:
-        """Time until the last run is over, from the runs that are, or from the share of this one."""
+        """Time until the last run is over,
+        from the runs that are, or from the share of this one.
+        """
         elapsed = time.monotonic() - self.started
-        run_s = (
-            statistics.fmean(self.times)
-            if self.times
-            else elapsed / share
-            if share > 0.02
-            else None
-        )
-        if run_s is None:
+        if self.times:
+            run_s = statistics.fmean(self.times)
+        elif share > 0.02:
+            run_s = elapsed / share
+        else:
             return "ETA not known before the first run is over"
         return f"ETA {clock(max(run_s - elapsed, 0.0) + run_s * (self.total - self.done - 1))}"
 
@@ -612,10 +636,8 @@ def reached(lines: Sequence[str]) -> tuple[str, float]:
     for line in reversed(lines):
         if found := re.search(r"(?<!_)step:(\d+)/(\d+)", line):
             share = int(found[1]) / max(1, int(found[2]))
-            eta, spent = (
-                re.search(r"\beta:([\d.]+)s", line),
-                re.search(r"train_time:\s?([\d.]+)ms", line),
-            )
+            eta = re.search(r"\beta:([\d.]+)s", line)
+            spent = re.search(r"train_time:\s?([\d.]+)ms", line)
             if eta and spent and float(spent[1]) > 0:
                 # Where a cap ends the run, its steps are no measure.
                 share = max(share, float(spent[1]) / (float(spent[1]) + 1e3 * float(eta[1])))
@@ -642,7 +664,8 @@ class Ablation:
 
     def __post_init__(self) -> None:
         self.arms = [
-            Arm(tuple(zip(self.vary, values))) for values in itertools.product(*self.vary.values())
+            Arm(tuple(zip(self.vary, values, strict=True)))
+            for values in itertools.product(*self.vary.values())
         ]
         self.runs = plan(self.arms, self.seeds, self.control)
 
@@ -679,12 +702,18 @@ class Ablation:
 
     def words(self) -> str:
         length = f"{self.mode[1]} {self.mode[0]} each" if self.mode else "as long as set"
-        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)} ({', '.join(map(str, self.seeds))})"
+        seeds = (
+            f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)} "
+            f"({', '.join(map(str, self.seeds))})"
+        )
         return f"{', '.join(self.vary)}: {len(self.arms)} arms x {seeds}, {length}"
 
 
 def run_all(ablation: Ablation, folder: Folder) -> list[str]:
-    """Runs what is not finished; returns the failures. Raises Problem where settings are wrong."""
+    """Runs what is not finished; returns the failures.
+
+    Raises AblationError where settings are wrong.
+    """
     entries, failures = folder.manifest["runs"], []
     for run in ablation.runs:
         if entries.get(run.run_id, {}).get("status") == "running":
@@ -701,49 +730,57 @@ def run_all(ablation: Ablation, folder: Folder) -> list[str]:
         ],
     )
     for run in todo:
-        started = time.time()
-        folder.record(
-            run,
-            settings=dict(run.arm.settings),
-            seed=run.seed,
-            control=run.control,
-            status="running",
-            started=started,
-            load=os.getloadavg()[0],
-            exit_code=None,
-            host=platform.node(),
-        )
-        progress.begin(run.words)
-        work = fresh_folder(folder.work(run), ablation.trainer)
-        try:
-            code = run_child(
-                ablation.trainer,
-                work,
-                ablation.settings(run),
-                watch=progress.tick,
-                held=(folder.lock.fileno(),),
-            )
-        except KeyboardInterrupt:
-            folder.record(run, status="interrupted")
-            raise
-        folder.collect(run)
-        folder.record(run, exit_code=code, wall_s=round(time.time() - started, 3))
-        finished = code == 0 and folder.result(run) is not None
-        folder.record(run, status="finished" if finished else "failed")
-        if finished:
-            progress.times.append(time.time() - started)
-        progress.over("finished" if finished else f"FAILED (exit code {code})")
+        code, finished = run_one(ablation, folder, run, progress)
         if not finished:
-            lines = "\n".join(f"    {line}" for line in last_lines(work / "output.txt"))
+            lines = "\n".join(f"    {line}" for line in last_lines(folder.work(run) / "output.txt"))
             print(lines or "    it printed nothing", flush=True)
             failures.append(
                 f"{run.words}: exit code {code}" + ", but its log has no end" * (code == 0)
             )
         if code == 2:
-            raise Problem(
+            raise AblationError(
                 f"{run.words}: the trainer refuses its settings (above): nothing more was run"
             )
     return failures
+
+
+def run_one(
+    ablation: Ablation, folder: Folder, run: Planned, progress: Progress
+) -> tuple[int, bool]:
+    """A run from its start to its record in the manifest: (exit code, is it finished)."""
+    started = time.time()
+    folder.record(
+        run,
+        settings=dict(run.arm.settings),
+        seed=run.seed,
+        control=run.control,
+        status="running",
+        started=started,
+        load=os.getloadavg()[0],
+        exit_code=None,
+        host=platform.node(),
+    )
+    progress.begin(run.words)
+    work = fresh_folder(folder.work(run), ablation.trainer)
+    try:
+        code = run_child(
+            ablation.trainer,
+            work,
+            ablation.settings(run),
+            watch=progress.tick,
+            held=(folder.lock.fileno(),),
+        )
+    except KeyboardInterrupt:
+        folder.record(run, status="interrupted")
+        raise
+    folder.collect(run)
+    folder.record(run, exit_code=code, wall_s=round(time.time() - started, 3))
+    finished = code == 0 and folder.result(run) is not None
+    folder.record(run, status="finished" if finished else "failed")
+    if finished:
+        progress.times.append(time.time() - started)
+    progress.over("finished" if finished else f"FAILED (exit code {code})")
+    return code, finished
 
 
 # --- what came out ---
@@ -771,13 +808,9 @@ class Difference:
     def words(self) -> str:
         if self.low is None:
             return "one pair: no interval"
-        return (
-            "measurable"
-            if self.measurable
-            else "equal to the digit"
-            if self.equal
-            else "not measurable"
-        )
+        if self.measurable:
+            return "measurable"
+        return "equal to the digit" if self.equal else "not measurable"
 
     @property
     def percent(self) -> float | None:
@@ -863,7 +896,11 @@ class Results:
         """Of each arm, why its runs and the first arm's are no ablation of what was varied."""
         result, first = {}, self.ablation.arms[0]
         for arm in self.ablation.arms[1:]:
-            varied = [name for (name, a), (_, b) in zip(first.settings, arm.settings) if a != b]
+            varied = [
+                name
+                for (name, old), (_, new) in zip(first.settings, arm.settings, strict=True)
+                if old != new
+            ]
             groups = [
                 [read for run, read in self.runs.items() if run.arm == one and not run.control]
                 for one in (first, arm)
@@ -872,12 +909,15 @@ class Results:
                 metric="bpb", score="auto", margin=0.0, alpha=0.05, varied=varied
             )
             found = compare.compare_groups(*groups, options).refusals if all(groups) else []
-            # One seed is no sample, which the table says; two that end alike to the digit are no repetition of a log.
+            # One seed is no sample, which the table says;
+            # two that end alike to the digit are no repetition of a log.
             result[arm.label] = [why for why in found if "a test needs two" not in why]
         return {label: why for label, why in result.items() if why}
 
     def drift(self) -> tuple[float, float, float, float] | None:
-        """(percent, low, high, hours) that the first arm's step time changed by, in a straight line; None: too few."""
+        """(percent, low, high, hours) that the first arm's step time changed by,
+        in a straight line; None: too few.
+        """
         points = [
             (self.started[run] / 3600, ms)
             for run, read in self.runs.items()
@@ -893,38 +933,24 @@ class Results:
         rest = sum((b - level - slope * a) ** 2 for a, b in points)
         reach = stats.t_quantile(0.975, len(x) - 2) * math.sqrt(rest / (len(x) - 2) / spread)
         hours, mean = max(x) - min(x), statistics.fmean(y)
-        return tuple(
-            100 * value * hours / mean for value in (slope, slope - reach, slope + reach)
-        ) + (hours,)
+        changes = (slope, slope - reach, slope + reach)
+        return *(100 * change * hours / mean for change in changes), hours
 
 
 def arm_lines(results: Results) -> list[str]:
     rows = []
-    for arm, control in [(arm, False) for arm in results.ablation.arms] + [
-        (results.ablation.arms[0], True)
-    ]:
+    arms = results.ablation.arms
+    for arm, control in [*((arm, False) for arm in arms), (arms[0], True)]:
         columns = [
             list(results.values(arm, value, control).values()) for _, _, value in results.metrics
         ]
         count = sum(run.arm == arm and run.control == control for run in results.runs)
         if count or not control:
-            rows.append(
-                [
-                    arm.label + " (again)" * control,
-                    str(count),
-                    *itertools.chain(*map(_mean_std, columns)),
-                ]
-            )
-    head = [
-        "arm",
-        "runs",
-        *itertools.chain(
-            *(
-                (f"{name}, {unit}" if unit != name else name, "std")
-                for name, unit, _ in results.metrics
-            )
-        ),
-    ]
+            label = arm.label + " (again)" * control
+            rows.append([label, str(count), *itertools.chain(*map(_mean_std, columns))])
+    head = ["arm", "runs"]
+    for name, unit, _ in results.metrics:
+        head += [f"{name}, {unit}" if unit != name else name, "std"]
     return ["Arms (mean and standard deviation over seeds)", *compare.table(head, rows, 1)]
 
 
@@ -932,9 +958,8 @@ def _mean_std(values: Sequence[float]) -> tuple[str, str]:
     if not values:
         return "-", "-"
     group = stats.summary(values)
-    return f"{group.mean:.5g}" if abs(group.mean) >= 100 else f"{group.mean:.4f}", (
-        f"{group.std:.2g}" if group.n > 1 else "-"
-    )
+    mean = f"{group.mean:.5g}" if abs(group.mean) >= 100 else f"{group.mean:.4f}"
+    return mean, f"{group.std:.2g}" if group.n > 1 else "-"
 
 
 def difference_lines(found: Sequence[Difference]) -> list[str]:
@@ -967,16 +992,16 @@ def drift_lines(results: Results) -> list[str]:
     if drift:
         percent, low, high, hours = drift
         lines.append(
-            f"  drift: step time {percent:+.2f} % in {clock(3600 * hours)} (95 % interval {low:+.2f} to "
-            f"{high:+.2f}), the trend of all runs of the first arm"
+            f"  drift: step time {percent:+.2f} % in {clock(3600 * hours)} "
+            f"(95 % interval {low:+.2f} to {high:+.2f}), the trend of all runs of the first arm"
         )
     for name, unit, value in results.metrics:
         if noise := results.noise(value):
             alone.append(f"{name} {max(map(abs, noise)):.4g} {unit}")
     if alone:
         lines.append(
-            f"  noise: two runs of the first arm with one seed differ by at most {', '.join(alone)}; less "
-            "than that is not called measurable"
+            "  noise: two runs of the first arm with one seed differ by at most "
+            f"{', '.join(alone)}; less than that is not called measurable"
         )
     return [
         "The machine itself",
@@ -991,8 +1016,10 @@ def verdict(results: Results, found: Sequence[Difference]) -> str:
     found = [d for d in found if d.arm not in refused]
     clear = [d for d in found if d.measurable]
     clauses += [
-        f"{d.arm} changes {d.metric} by {d.mean:+.4g} {d.unit} (95 % interval {d.low:+.4g} to {d.high:+.4g}) "
-        f"against {first}"
+        (
+            f"{d.arm} changes {d.metric} by {d.mean:+.4g} {d.unit} "
+            f"(95 % interval {d.low:+.4g} to {d.high:+.4g}) against {first}"
+        )
         for d in clear
     ]
     if not found:
@@ -1002,28 +1029,18 @@ def verdict(results: Results, found: Sequence[Difference]) -> str:
             "one seed a pair: whether its differences are more than chance cannot be told"
         )
     elif not clear:
-        pairs = (
-            [f"{found[0].arm} and {first}"] if len({d.arm for d in found}) == 1 else ["the arms"]
-        )
+        one_pair = len({d.arm for d in found}) == 1
+        arms = f"{found[0].arm} and {first}" if one_pair else "the arms"
         equal = [
             metric
             for metric in dict.fromkeys(d.metric for d in found)
             if all(d.equal for d in found if d.metric == metric)
         ]
-        clauses.append(
-            f"no measurable difference between {pairs[0]}" + f" ({', '.join(equal)}: "
-            "equal to the digit)" * bool(equal)
-        )
-    else:
-        rest = [d.metric for d in found if not d.measurable]
-        clauses += (
-            [
-                f"no measurable difference in {', '.join(dict.fromkeys(rest))}"
-                + " otherwise" * bool(set(rest) & {d.metric for d in clear})
-            ]
-            if rest
-            else []
-        )
+        digits = f" ({', '.join(equal)}: equal to the digit)" if equal else ""
+        clauses.append(f"no measurable difference between {arms}{digits}")
+    elif rest := [d.metric for d in found if not d.measurable]:
+        otherwise = " otherwise" * bool(set(rest) & {d.metric for d in clear})
+        clauses.append(f"no measurable difference in {', '.join(dict.fromkeys(rest))}{otherwise}")
     return "Verdict: " + "; ".join(clauses)
 
 
@@ -1057,22 +1074,20 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
     write_atomic(folder.path / "report.txt", f"{text}\n")
     folder.save(differences=[asdict(d) for d in found], verdict=verdict(results, found))
     problem = compare.draw(argparse.Namespace(plot=folder.path / "curves.png"), logs.runs)
+    curves = f"curves: {folder.path / 'curves.png'}"
+    print("\n" + (problem.replace("--plot", "curves.png") if problem else curves))
     print(
-        "\n"
-        + (
-            problem.replace("--plot", "curves.png")
-            if problem
-            else f"curves: {folder.path / 'curves.png'}"
-        )
-    )
-    print(
-        f"report: {folder.path / 'report.txt'}   logs: {folder.logs}   what ran on what: {folder.manifest_path}"
+        f"report: {folder.path / 'report.txt'}   logs: {folder.logs}   "
+        f"what ran on what: {folder.manifest_path}"
     )
     return int(bool(failures or results.refusals()))
 
 
 def check_names(ablation: Ablation, configuration: Mapping[str, Any] | None) -> None:
-    """Varied names that the trainer does not know vary nothing. Raises Problem, or says so."""
+    """Varied names that the trainer does not know vary nothing.
+
+    Raises AblationError, or says so.
+    """
     source = ablation.trainer.source()
     for name in ablation.vary:
         if (configuration is not None and name.lower() in configuration) or re.search(
@@ -1082,11 +1097,12 @@ def check_names(ablation: Ablation, configuration: Mapping[str, Any] | None) -> 
         known = [other.upper() for other in configuration or {}]
         close = difflib.get_close_matches(name, known, 1, 0.85)
         if close:
-            raise Problem(
+            raise AblationError(
                 f"--vary {name}: the trainer has no such setting: did you mean {close[0]}?"
             )
         print(
-            f"note: {name} is no setting of {ablation.trainer.given[-1]}: taken as one of its surroundings"
+            f"note: {name} is no setting of {ablation.trainer.given[-1]}: "
+            "taken as one of its surroundings"
         )
 
 
@@ -1103,7 +1119,7 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
     )
     folder = Folder(options.out or Path("logs") / f"ablate-{'-'.join(ablation.vary).lower()}"[:120])
     if twice := next((name for name in ablation.vary if name in ablation.fixed), None):
-        raise Problem(f"--vary {twice}: --{mode[0]} sets it: leave out one of them")
+        raise AblationError(f"--vary {twice}: --{mode[0]} sets it: leave out one of them")
     configuration, seen = None, set()
     for arm in ablation.arms:
         # A wrong value is found now, not after the runs before it; each value is asked about once.
@@ -1133,8 +1149,8 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
     except KeyboardInterrupt:
         finished = sum(folder.result(run) is not None for run in ablation.runs)
         print(
-            f"\ninterrupted: {finished} of {len(ablation.runs)} runs are finished and kept in {folder.path}; the "
-            "same command goes on"
+            f"\ninterrupted: {finished} of {len(ablation.runs)} runs are finished and kept "
+            f"in {folder.path}; the same command goes on"
         )
         return 130
     return conclude(ablation, folder, failures)
@@ -1198,7 +1214,8 @@ def shard_tokens(folder: Path, split: str) -> tuple[int, int, list[str]]:
             faults.append(f"{name}: {size:,} bytes, no shard of version 1: fetch it again")
         elif size != 1024 + 2 * count:
             faults.append(
-                f"{name}: {size:,} bytes, but its header promises {1024 + 2 * count:,}: fetch it again"
+                f"{name}: {size:,} bytes, but its header promises {1024 + 2 * count:,}: "
+                "fetch it again"
             )
         else:
             tokens += count
@@ -1215,15 +1232,11 @@ def check_data(checks: Checks, trainer: Trainer, settings: Settings) -> dict[str
             checks.fault("data", f"{folder}: {'; '.join(faults[:3])}{more}")
         elif not count:
             live = split == "train" and (folder / ".producing").exists()
-            (checks.note if live else checks.fault)(
-                "data",
-                f"{folder}: no fineweb_{split}_*.bin"
-                + (
-                    " so far: their producer is at work"
-                    if live
-                    else ": fetch the shards, or set DATA_PATH"
-                ),
-            )
+            words = f"{folder}: no fineweb_{split}_*.bin"
+            if live:
+                checks.note("data", f"{words} so far: their producer is at work")
+            else:
+                checks.fault("data", f"{words}: fetch the shards, or set DATA_PATH")
         else:
             checks.ok(
                 "data",
@@ -1293,10 +1306,12 @@ def _whole(text: str) -> int:
 
 
 def short_settings(settings: Settings) -> dict[str, str]:
-    """20 steps that a run of any length begins with, on a part of the validation split; nothing else is written."""
+    """20 steps that a run of any length begins with, on a part of the validation split;
+    nothing else is written.
+    """
     batch = int(settings.number("VAL_BATCH_SIZE", 524_288))
     val_tokens = min(4 * batch + 1, int(settings.number("VAL_TOKENS", 0)) or 4 * batch + 1)
-    found = {
+    return {
         "ITERATIONS": str(PREFLIGHT_STEPS),
         "MAX_WALLCLOCK_SECONDS": "0",
         "WARMDOWN_ITERS": "0",
@@ -1305,9 +1320,6 @@ def short_settings(settings: Settings) -> dict[str, str]:
         "VAL_LOSS_EVERY": "0",
         "VAL_TOKENS": str(val_tokens),
     }
-    if "data_verify" in (settings.configuration or {}):
-        found["DATA_VERIFY"] = "1"
-    return found
 
 
 def preflight_runs(
@@ -1359,7 +1371,9 @@ def preflight_runs(
 
 
 def check_agreement(checks: Checks, on: Run, off: Run) -> None:
-    """Overlap may change when a batch is read, never which: equal data, and losses as equal as the device repeats."""
+    """Overlap may change when a batch is read, never which:
+    equal data, and losses as equal as the device repeats.
+    """
     crcs = [
         (step, crc, off.crc_at()[step]) for step, crc in on.crc_at().items() if step in off.crc_at()
     ]
@@ -1367,13 +1381,15 @@ def check_agreement(checks: Checks, on: Run, off: Run) -> None:
     if different:
         checks.fault(
             "data",
-            "overlap on and off trained on different batches: data_crc {1} and {2} at step {0}: set "
-            "TRAIN_PREFETCH=0, report it".format(*different),
+            "overlap on and off trained on different batches: data_crc "
+            f"{different[1]} and {different[2]} at step {different[0]}: "
+            "set TRAIN_PREFETCH=0, report it",
         )
     elif crcs:
         checks.ok(
             "overlap",
-            f"the same batches with overlap on and off: data_crc {crcs[-1][1]} at step {crcs[-1][0]}",
+            "the same batches with overlap on and off: "
+            f"data_crc {crcs[-1][1]} at step {crcs[-1][0]}",
         )
     else:
         checks.note(
@@ -1430,30 +1446,22 @@ def say_times(
         checks.fault("time", "the logs tell no step time")
         return
     on, off = times["on"], times["off"]
-    verified = ", each batch verified" if "DATA_VERIFY" in short_settings(settings) else ""
     checks.ok(
         "time",
-        f"{on:.2f} ms a step with overlap on, {off:.2f} off ({100 * (on / off - 1):+.1f} % with it; "
-        f"{PREFLIGHT_STEPS - TIMED_FROM} steps each{verified}: a rough figure)",
+        f"{on:.2f} ms a step with overlap on, {off:.2f} off "
+        f"({100 * (on / off - 1):+.1f} % with it; "
+        f"{PREFLIGHT_STEPS - TIMED_FROM} steps each: a rough figure)",
     )
-    cap_s, iterations = (
-        settings.number("MAX_WALLCLOCK_SECONDS", 600),
-        int(settings.number("ITERATIONS", 20_000)),
-    )
+    cap_s = settings.number("MAX_WALLCLOCK_SECONDS", 600)
+    iterations = int(settings.number("ITERATIONS", 20_000))
     steps = iterations
     if cap_s > 0:
-        # The trainer stops two mean steps before the cap.
-        fit = max(0, math.ceil(1e3 * cap_s / on) - 2)
+        fit = int(1e3 * cap_s / on)  # a step that would end behind the cap is not begun
         steps = min(fit, iterations)
-        checks.ok(
-            "steps",
-            f"about {fit:,} steps fit MAX_WALLCLOCK_SECONDS={cap_s:g}"
-            + (
-                f", ITERATIONS={iterations:,} ends it first, after {clock(iterations * on / 1e3)}"
-                if fit >= iterations
-                else f", of ITERATIONS={iterations:,}"
-            ),
-        )
+        end = f"of ITERATIONS={iterations:,}"
+        if fit >= iterations:
+            end = f"ITERATIONS={iterations:,} ends it first, after {clock(iterations * on / 1e3)}"
+        checks.ok("steps", f"about {fit:,} steps fit MAX_WALLCLOCK_SECONDS={cap_s:g}, {end}")
     else:
         checks.ok(
             "steps",
@@ -1463,19 +1471,17 @@ def say_times(
     if tokens["train"]:
         (checks.note if used > tokens["train"] else checks.ok)(
             "tokens",
-            f"{used:,} will be trained on: {used / tokens['train']:.2f} passes over the shards here",
+            f"{used:,} will be trained on: "
+            f"{used / tokens['train']:.2f} passes over the shards here",
         )
     run = found["on"]
     if run.eval_total_ms and run.val_tokens and tokens["val"]:
-        seconds = (
-            run.eval_total_ms
-            / 1e3
-            * min(tokens["val"], settings.number("VAL_TOKENS", 0) or math.inf)
-        )
+        scored = min(tokens["val"], settings.number("VAL_TOKENS", 0) or math.inf)
+        seconds = run.eval_total_ms / 1e3 * scored
         checks.ok(
             "eval",
-            f"about {seconds / run.val_tokens:.1f} s a validation, from {run.val_tokens:,} tokens in "
-            f"{run.eval_total_ms / 1e3:.2f} s",
+            f"about {seconds / run.val_tokens:.1f} s a validation, "
+            f"from {run.val_tokens:,} tokens in {run.eval_total_ms / 1e3:.2f} s",
         )
 
 
@@ -1504,8 +1510,8 @@ def say_room(checks: Checks, trainer: Trainer, run: Run, settings: Settings) -> 
         level = checks.note if run.sizes.total > compare.CAP_BYTES else checks.ok
         level(
             "artifact",
-            f"{run.sizes.total:,} bytes after {PREFLIGHT_STEPS} steps, the cap is {compare.CAP_BYTES:,}: "
-            "a trained model packs to another size",
+            f"{run.sizes.total:,} bytes after {PREFLIGHT_STEPS} steps, "
+            f"the cap is {compare.CAP_BYTES:,}: a trained model packs to another size",
         )
 
 
@@ -1515,7 +1521,7 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     checks.ok("command", shlex.join(trainer.given))
     try:
         configuration = trainer.configuration()
-    except Problem as problem:
+    except AblationError as problem:
         lines = "\n".join(f"      {line}" for line in str(problem).splitlines())
         checks.fault("settings", f"the trainer refuses them:\n{lines}")
         print("NOT READY: settings are wrong")
@@ -1542,7 +1548,9 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Problem(f"{out}: cannot be made: {error.strerror}: name another --out") from error
+            raise AblationError(
+                f"{out}: cannot be made: {error.strerror}: name another --out"
+            ) from error
         found = preflight_runs(checks, trainer, settings, out)
         if len(found) == 2:
             check_agreement(checks, found["on"], found["off"])
@@ -1620,7 +1628,9 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end as Ctrl-C does, unless whoever started this has them ignored (nohup)."""
+    """SIGTERM and SIGHUP end as Ctrl-C does,
+    unless whoever started this has them ignored (nohup).
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -1642,7 +1652,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ended_by_signals():
             trainer = Trainer(command, Path.cwd(), os.environ)
             return preflight(options, trainer) if options.preflight else ablate(options, trainer)
-    except Problem as problem:
+    except AblationError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     except OSError as error:

@@ -1,15 +1,23 @@
-"""Compare runs: what differs, how long, how good, on the same data? Any log of the parameter-golf family is read.
+"""Compare runs: what differs, how long, how good, on the same data?
+Any log of the parameter-golf family is read.
 
-    python3 logs/compare.py LOG...                             tables; a LOG is a file or a folder of logs
-    python3 logs/compare.py LOG... --plot runs.png             curves, too (.png, .svg or .pdf; needs matplotlib)
-    python3 logs/compare.py --a LOG... --b LOG...              is A's loss lower than B's by more than --margin?
-    python3 logs/compare.py --a LOG... --b LOG... --varied TRAIN_PREFETCH      the same, as an ablation of one setting
+    # tables; a LOG is a file or a folder of logs
+    python3 logs/compare.py LOG...
+    # curves, too (.png, .svg or .pdf; needs matplotlib)
+    python3 logs/compare.py LOG... --plot runs.png
+    # is A's loss lower than B's by more than --margin?
+    python3 logs/compare.py --a LOG... --b LOG...
+    # the same, as an ablation of one setting
+    python3 logs/compare.py --a LOG... --b LOG... --varied TRAIN_PREFETCH
 
-A and B are runs of one configuration each, with several seeds. The test is Welch's, one-sided, of the result named by
---score (in nats a token, or with --metric bpb in bits a byte). It is refused, with the reasons, where a group mixes
-configurations, where runs are missing, unfinished or the same, where A and B were scored on different splits; as an
-ablation also where anything else than the varied settings differs, and, if they are overlap settings, where the runs
-did not train on the same data (data_crc). Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
+A and B are runs of one configuration each, with several seeds. The test is Welch's, one-sided, of
+the result named by --score (in nats a token, or with --metric bpb in bits a byte). It is refused,
+with the reasons, where a group mixes configurations, where runs are missing, unfinished or the
+same, where A and B were scored on different splits; as an ablation also where anything else than
+the varied settings differs, and, if they are overlap settings, where the runs did not train on the
+same data (data_crc).
+
+Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """
 
 import argparse
@@ -56,7 +64,8 @@ PATHS = {
     "val_files",
     "val_bytes_files",
 }
-# Shown where they differ, but no reason why results would: periods of lines, surroundings that compute nothing.
+# Shown where they differ, but no reason why results would:
+# periods of lines, surroundings that compute nothing.
 HARMLESS = {
     "train_log_every",
     "val_loss_every",
@@ -89,28 +98,27 @@ CONSEQUENCES = {
     "grad_accum_steps": ("effective_grad_accum_steps",),
     "train_seq_len": ("val_split_tokens", "val_split_bytes"),
     "data_path": ("dataset", "train_shards", "val_split_tokens", "val_split_bytes"),
-    **dict.fromkeys(
-        (
-            "num_layers",
-            "model_dim",
-            "num_heads",
-            "num_kv_heads",
-            "mlp_mult",
-            "vocab_size",
-            "tie_embeddings",
-        ),
-        ("model_params",),
-    ),
+    "num_layers": ("model_params",),
+    "model_dim": ("model_params",),
+    "num_heads": ("model_params",),
+    "num_kv_heads": ("model_params",),
+    "mlp_mult": ("model_params",),
+    "vocab_size": ("model_params",),
+    "tie_embeddings": ("model_params",),
+    "attention_backend": ("sdp.backends",),
 }
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, told apart with any colour vision, without the yellow that white paper swallows.
+# Okabe and Ito's colours, told apart with any colour vision,
+# without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 
 
 @dataclass
 class Difference:
-    """A condition that is not equal in all runs: each value with the numbers (from 0) of its runs."""
+    """A condition that is not equal in all runs:
+    each value with the numbers (from 0) of its runs.
+    """
 
     name: str
     values: list[tuple[Any, list[int]]]
@@ -138,7 +146,9 @@ class Comparison:
 
 
 def conditions(run: Run) -> dict[str, Any]:
-    """All that a run was made with and that a log may tell: settings, code, versions, devices, data; not the seed."""
+    """All that a run was made with and that a log may tell:
+    settings, code, versions, devices, data; not the seed.
+    """
     found = {
         k: Path(v).name if k in PATHS and isinstance(v, str) else v
         for k, v in run.config.items()
@@ -164,7 +174,9 @@ def conditions(run: Run) -> dict[str, Any]:
 
 
 def differences(runs: Sequence[Run]) -> tuple[list[Difference], int, list[str]]:
-    """Conditions that differ, how many are equal in all runs, and the names of those that not every log tells."""
+    """Conditions that differ, how many are equal in all runs,
+    and the names of those that not every log tells.
+    """
     told = [conditions(run) for run in runs]
     result, equal, partly = [], 0, []
     for name in dict.fromkeys(name for one in told for name in one):
@@ -208,7 +220,9 @@ def seed_groups(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:
-    """The last step of which all runs that have one logged a data_crc, and the runs of each crc there."""
+    """The last step of which all runs that have one logged a data_crc,
+    and the runs of each crc there.
+    """
     told = {index: run.crc_at() for index, run in enumerate(runs) if run.crc_at()}
     common = set.intersection(*map(set, told.values())) if len(told) > 1 else set()
     if not common:
@@ -220,7 +234,9 @@ def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:
 
 
 def result_of(run: Run, kind: str) -> Score | None:
-    """The run's result of a kind of read_log.KINDS, or "val": its last validation while training."""
+    """The run's result of a kind of read_log.KINDS, or "val":
+    its last validation while training.
+    """
     last = run.final_validation
     if kind == "val" and last is not None:
         return Score(
@@ -283,16 +299,14 @@ def byte_words(run: Run) -> tuple[str, str] | None:
 
 def _bytes_without_tokens(score: Score) -> tuple[str, str]:
     for name, (tokens, _) in stats.PUBLISHED.items():
-        if (
-            stats.check_bytes(
-                score.val_loss,
-                score.val_bpb,
-                tokens,
-                loss_digits=score.loss_digits,
-                bpb_digits=score.digits,
-            ).verdict
-            == "agrees"
-        ):
+        check = stats.check_bytes(
+            score.val_loss,
+            score.val_bpb,
+            tokens,
+            loss_digits=score.loss_digits,
+            bpb_digits=score.digits,
+        )
+        if check.verdict == "agrees":
             return "unknown", f"the log does not tell the tokens; {tokens:,} would make it {name}"
     rate = score.val_loss / math.log(2) / score.val_bpb
     return (
@@ -325,10 +339,11 @@ def compare_groups(a: Sequence[Run], b: Sequence[Run], options: argparse.Namespa
         for name, group in (("A", a), ("B", b))
     }
     for name, group in (("A", a), ("B", b)):
-        for run, value in zip(group, values[name]):
+        for run, value in zip(group, values[name], strict=True):
             if value is None or not math.isfinite(value):
                 refuse(
-                    f"{name}: {run.name} has no {kind or 'result'} to compare ({run.status}, step {run.last_step})"
+                    f"{name}: {run.name} has no {kind or 'result'} to compare "
+                    f"({run.status}, step {run.last_step})"
                 )
     _check_split([*a, *b], options.metric, refuse)
     _check_difference(a, b, result)
@@ -352,7 +367,8 @@ def _check_group(
     """Reasons why some runs are no sample of one configuration."""
     if len(group) < 2:
         refuse(
-            f"{name} has {len(group)} run{'s' * (len(group) != 1)}: a test needs two a group at least, better three"
+            f"{name} has {len(group)} run{'s' * (len(group) != 1)}: "
+            "a test needs two a group at least, better three"
         )
     found = [d for d in differences(group)[0] if not d.harmless]
     if found:
@@ -366,12 +382,15 @@ def _check_group(
     seeds = [run.seed for run in group if run.seed is not None]
     if len(set(seeds)) < len(seeds):
         note(
-            f"{name} has a seed more than once: the spread of its repeats is the machine's, not the seed's"
+            f"{name} has a seed more than once: "
+            "the spread of its repeats is the machine's, not the seed's"
         )
 
 
 def _trace(run: Run) -> tuple[Any, ...] | None:
-    """What two records of one run have in common to the digit, and two runs do not; None: too little is known."""
+    """What two records of one run have in common to the digit, and two runs do not;
+    None: too little is known.
+    """
     head, times = run.headline, tuple(s.train_time_ms for s in run.steps)
     if run.train_time_ms is None or not run.last_step:
         return None
@@ -393,8 +412,9 @@ def _check_split(runs: Sequence[Run], metric: str, refuse: Callable[[str], None]
     elif len(tokens) > 1 and (metric == "nats" or partial == {True}):
         counts = ", ".join(f"{n:,}" for n in sorted(tokens))
         refuse(
-            f"the runs were scored on different splits ({counts} tokens): nats a token of different tokenizers are "
-            "not comparable: use --metric bpb with a --margin in bits a byte"
+            f"the runs were scored on different splits ({counts} tokens): "
+            "nats a token of different tokenizers are not comparable: "
+            "use --metric bpb with a --margin in bits a byte"
         )
 
 
@@ -463,12 +483,10 @@ def _follows(name: str, varied: Iterable[str]) -> bool:
     for one in varied:
         if name == one or name in CONSEQUENCES.get(one, ()):
             return True
-        if one in OVERLAP and name.startswith(("train_io.", "val_io.")):
-            if (
-                one in ("gpu_prefetch", "training_timing_breakdown")
-                or name.partition("_")[0] == one.partition("_")[0]
-            ):
-                return True
+        of_input = one in OVERLAP and name.startswith(("train_io.", "val_io."))
+        of_both = one in ("gpu_prefetch", "training_timing_breakdown")
+        if of_input and (of_both or name.partition("_")[0] == one.partition("_")[0]):
+            return True
     return False
 
 
@@ -483,13 +501,13 @@ def verdict(result: Comparison) -> str:
     )
     if result.significant:
         return (
-            f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g} < {result.alpha:g}; "
-            f"{measured}"
+            f"A is better than B by more than {test.margin:g} {unit}: "
+            f"p = {test.p:.2g} < {result.alpha:g}; {measured}"
         )
     none = "; no measurable difference" if test.low <= 0 <= test.high else ""
     return (
-        f"not shown that A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}, not below "
-        f"{result.alpha:g}; {measured}{none}"
+        f"not shown that A is better than B by more than {test.margin:g} {unit}: "
+        f"p = {test.p:.2g}, not below {result.alpha:g}; {measured}{none}"
     )
 
 
@@ -503,7 +521,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
         folders = [Path(run.path).resolve().parent.name for run in runs]
         names = [
             f"{folder[:24]}{'…' * (len(folder) > 24)}/{name}"
-            for name, folder in zip(names, folders)
+            for name, folder in zip(names, folders, strict=True)
         ]
     return [
         name if names.count(name) == 1 else f"{name} ({number})"
@@ -535,7 +553,9 @@ def _cell(value: Any, form: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
-    """Aligned columns, two spaces apart: the first `left` to the left, numbers to the right; without empty columns."""
+    """Aligned columns, two spaces apart: the first `left` to the left, numbers to the right;
+    without empty columns.
+    """
     kept = [c for c in range(len(head)) if c < left or any(row[c] != "-" for row in rows)]
     widths = {c: max(len(head[c]), *(len(row[c]) for row in rows)) for c in kept}
     return [
@@ -555,14 +575,9 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
         f"What differs in configuration (numbers: the runs below; {equal} conditions are equal)"
     ]
     rows = [["seed", _values(list(seeds.items()))]]
-    rows += [
-        [
-            d.name + (" (harmless)" if d.harmless else ""),
-            _values(d.values)
-            + (f" | not told: {numbers_in_words(d.unknown)}" if d.unknown else ""),
-        ]
-        for d in found
-    ]
+    for d in found:
+        not_told = f" | not told: {numbers_in_words(d.unknown)}" if d.unknown else ""
+        rows.append([d.name + " (harmless)" * d.harmless, _values(d.values) + not_told])
     width = max(len(row[0]) for row in rows)
     lines += [f"  {name.ljust(width)}  {words}" for name, words in rows]
     if not found:
@@ -577,19 +592,17 @@ def _values(values: Sequence[tuple[Any, Sequence[int]]], most: int = 8) -> str:
         f"{'-' if value is None else str(value)[:60]}: {numbers_in_words(numbers)}"
         for value, numbers in values[:most]
     ]
-    return " | ".join(words) + (
-        f" | {len(values) - most} more values" if len(values) > most else ""
-    )
+    if len(values) > most:
+        words.append(f"{len(values) - most} more values")
+    return " | ".join(words)
 
 
 def run_lines(runs: Sequence[Run]) -> list[str]:
     rows = []
-    for index, (run, label) in enumerate(zip(runs, labels(runs)), 1):
-        seed = _cell(
-            run.seed
-            if run.seed is not None or run.seed_in_name is None
-            else f"{run.seed_in_name} (name)"
-        )
+    for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True), 1):
+        seed = _cell(run.seed)
+        if run.seed is None and run.seed_in_name is not None:
+            seed = f"{run.seed_in_name} (name)"
         gpus = run.hardware.get("gpus") or run.world_size
         device = str(run.hardware.get("device", "-"))
         rows.append(
@@ -611,7 +624,7 @@ def run_lines(runs: Sequence[Run]) -> list[str]:
 
 def time_lines(runs: Sequence[Run]) -> list[str]:
     rows, widest = [], 0
-    for index, (run, label) in enumerate(zip(runs, labels(runs)), 1):
+    for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True), 1):
         times = run.step_times()
         widest = max(widest, times.widest)
         seconds = [
@@ -645,17 +658,15 @@ def time_lines(runs: Sequence[Run]) -> list[str]:
         "tokens",
         "peak MiB",
     ]
-    note = (
-        f" (p50, p99, max: of the means between two lines, at most {widest} steps apart)"
-        if widest > 1
-        else ""
-    )
-    return [f"Time{note}", *table(head, rows)]
+    title = "Time"
+    if widest > 1:
+        title += f" (p50, p99, max: of the means between two lines, at most {widest} steps apart)"
+    return [title, *table(head, rows)]
 
 
 def score_lines(runs: Sequence[Run]) -> list[str]:
     rows = []
-    for index, (run, label) in enumerate(zip(runs, labels(runs)), 1):
+    for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True), 1):
         last, head, total = run.final_validation, run.headline, run.sizes.total
         loss = next((s.train_loss for s in reversed(run.steps) if s.train_loss is not None), None)
         bpb = [
@@ -693,10 +704,11 @@ def score_lines(runs: Sequence[Run]) -> list[str]:
         "total B",
         "left B",
     ]
-    return [
-        "Results (bpb before quantisation, of the decoded artifact, with sliding windows, with test-time training)",
-        *table(head, rows),
-    ]
+    title = (
+        "Results (bpb before quantisation, of the decoded artifact, with sliding windows, "
+        "with test-time training)"
+    )
+    return [title, *table(head, rows)]
 
 
 def group_lines(runs: Sequence[Run]) -> list[str]:
@@ -722,17 +734,12 @@ def data_lines(runs: Sequence[Run]) -> list[str]:
     if len(runs) < 2:
         return []
     found, without = same_data(runs), [i for i, run in enumerate(runs) if not run.crc_at()]
-    missing = (
-        f"; no data_crc: {numbers_in_words(without)}"
-        if without and len(without) < len(runs)
-        else ""
-    )
+    none_has = len(without) == len(runs)
+    missing = ""
+    if without and not none_has:
+        missing = f"; no data_crc: {numbers_in_words(without)}"
     if found is None:
-        reason = (
-            "no data_crc in these logs"
-            if len(without) == len(runs)
-            else "no common step with a data_crc"
-        )
+        reason = "no data_crc in these logs" if none_has else "no common step with a data_crc"
         return [f"Same data: not known ({reason}{missing})"]
     step, crcs = found
     words = " | ".join(f"{crc}: {numbers_in_words(numbers)}" for crc, numbers in crcs.items())
@@ -745,17 +752,11 @@ def byte_lines(runs: Sequence[Run]) -> list[str]:
     for index, run in enumerate(runs):
         if words := byte_words(run):
             said.setdefault(words, []).append(index)
-    return (
-        [
-            "Bytes that the scores imply (loss / ln 2 * tokens / bpb)",
-            *(
-                f"  {numbers_in_words(numbers)}: {'DIFFERS: ' if kind == 'differs' else ''}{words}"
-                for (kind, words), numbers in said.items()
-            ),
-        ]
-        if said
-        else []
-    )
+    lines = [
+        f"  {numbers_in_words(numbers)}: {'DIFFERS: ' if kind == 'differs' else ''}{words}"
+        for (kind, words), numbers in said.items()
+    ]
+    return ["Bytes that the scores imply (loss / ln 2 * tokens / bpb)", *lines] if lines else []
 
 
 def remark_lines(runs: Sequence[Run]) -> list[str]:
@@ -777,7 +778,8 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
             remarks.append(f"{run.sizes.total - CAP_BYTES:,} bytes over the cap of {CAP_BYTES:,}")
         if run.source_bytes and run.sizes.code not in (None, run.source_bytes):
             remarks.append(
-                f"Code size {run.sizes.code:,}, but the script in the log has {run.source_bytes:,} bytes"
+                f"Code size {run.sizes.code:,}, "
+                f"but the script in the log has {run.source_bytes:,} bytes"
             )
         if trace is not None and first_of.setdefault(trace, index) != index:
             remarks.append(
@@ -795,7 +797,8 @@ def comparison_lines(result: Comparison) -> list[str]:
     for name, group in (("A", result.a), ("B", result.b)):
         if group:
             lines.append(
-                f"  {name}: {group.n} runs, {result.score} {group.mean:.5f} {unit}, std {group.std:.5f}"
+                f"  {name}: {group.n} runs, {result.score} {group.mean:.5f} {unit}, "
+                f"std {group.std:.5f}"
             )
     if result.test:
         lines.append(
@@ -807,23 +810,17 @@ def comparison_lines(result: Comparison) -> list[str]:
 
 def report(logs: Logs, comparison: Comparison | None) -> list[str]:
     runs = logs.runs
-    blocks = (
-        [
-            part(runs)
-            for part in (
-                difference_lines,
-                run_lines,
-                time_lines,
-                score_lines,
-                group_lines,
-                data_lines,
-                byte_lines,
-                remark_lines,
-            )
-        ]
-        if runs
-        else []
+    parts = (
+        difference_lines,
+        run_lines,
+        time_lines,
+        score_lines,
+        group_lines,
+        data_lines,
+        byte_lines,
+        remark_lines,
     )
+    blocks = [part(runs) for part in parts] if runs else []
     if comparison:
         blocks.append(comparison_lines(comparison))
     if logs.problems:
@@ -891,9 +888,10 @@ def _plain(value: Any) -> Any:
 
 
 def curves(run: Run) -> dict[str, list[tuple[float, float | None, float]]]:
-    """(step, training seconds or None, value) for the panels `bpb` and `loss`; without what is no number.
+    """(step, training seconds or None, value) for the panels `bpb` and `loss`.
 
-    The validation before the first step is left out, too: the line from it to the next one shows nothing.
+    Without what is no number, and without the validation before the first step:
+    the line from it to the next one shows nothing.
     """
 
     def points(lines: Iterable[Any], name: str) -> list[tuple[float, float | None, float]]:
@@ -911,7 +909,9 @@ def curves(run: Run) -> dict[str, list[tuple[float, float | None, float]]]:
 
 
 def smoothed(points: Sequence[tuple[float, float]], share: float) -> list[tuple[float, float]]:
-    """Each y as the mean of its neighbours within a window, `share` of the range of x wide; x in order."""
+    """Each y as the mean of its neighbours within a window, `share` of the range of x wide;
+    x in order.
+    """
     if not points:
         return []
     half, sums = 0.5 * share * (points[-1][0] - points[0][0]), [0.0]
@@ -970,7 +970,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
                 [(point[column], point[2]) for point in one[key] if point[column] is not None]
                 for one in drawn
             ]
-            _panel(axes[row][column], xy, window[key], list(zip(names, looks)))
+            _panel(axes[row][column], xy, window[key], list(zip(names, looks, strict=True)))
             axes[row][column].set(xlabel=xlabel, ylabel=title)
     _mark_finals(axes[0], runs, looks)
     handles, words = axes[1][0].get_legend_handles_labels()
@@ -998,10 +998,10 @@ def _panel(
     named: Sequence[tuple[str, tuple[str, Any]]],
 ) -> None:
     shown = []
-    for points, (name, (colour, dashes)) in zip(drawn, named):
+    for points, (name, (colour, dashes)) in zip(drawn, named, strict=True):
         smooth = smoothed(points, window) if window else points
         if window and len(points) > 60 and len(named) <= 3:
-            axis.plot(*zip(*points), color=colour, linewidth=0.6, alpha=0.25)
+            axis.plot(*zip(*points, strict=True), color=colour, linewidth=0.6, alpha=0.25)
         axis.plot(
             [x for x, _ in smooth],
             [y for _, y in smooth],
@@ -1032,10 +1032,12 @@ def _panel(
 def _mark_finals(
     axes: Sequence[Any], runs: Sequence[Run], looks: Sequence[tuple[str, Any]]
 ) -> None:
-    """A diamond for the final result, where the curve ends; the panel's range is widened to hold it."""
+    """A diamond for the final result, where the curve ends;
+    the panel's range is widened to hold it.
+    """
     for column, axis in enumerate(axes):
         low, high = axis.get_ylim()
-        for run, (colour, _) in zip(runs, looks):
+        for run, (colour, _) in zip(runs, looks, strict=True):
             value = run.headline and run.headline.val_bpb
             x = run.last_step if column == 0 else run.train_time_ms and run.train_time_ms / 1e3
             if value is None or not math.isfinite(value) or not x:
@@ -1050,10 +1052,8 @@ def _mark_finals(
                 linestyle="none",
             )
             if run.validations:
-                low, high = (
-                    min(low, value - 0.02 * (high - low)),
-                    max(high, value + 0.02 * (high - low)),
-                )
+                pad = 0.02 * (high - low)
+                low, high = min(low, value - pad), max(high, value + pad)
         if any(run.validations for run in runs):
             axis.set_ylim(low, high)
         axis.set_xlim(left=0)
@@ -1085,7 +1085,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME",
-        help="A against B is an ablation of this setting (or of: code, torch, device, world_size ...); may be repeated",
+        help=(
+            "A against B is an ablation of this setting "
+            "(or of: code, torch, device, world_size ...); may be repeated"
+        ),
     )
     add(
         "--margin",
@@ -1114,19 +1117,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="curves of all runs: .png, .svg or .pdf")
     add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    if bool(options.a) != bool(options.b):
-        parser.error("--a and --b belong together: name the logs of both groups")
-    if not (options.logs or options.a):
-        parser.error("name a log: python3 logs/compare.py logs/*.txt")
-    if options.varied and not options.a:
-        parser.error("--varied needs --a LOG... and --b LOG...")
-    if not 0 < options.alpha < 1:
-        parser.error(f"--alpha {options.alpha:g}: a probability between 0 and 1, such as 0.01")
-    if not (math.isfinite(options.margin) and options.margin >= 0):
-        parser.error(f"--margin {options.margin:g}: a number from 0, such as 0.005")
-    if options.plot and options.plot.suffix.lower() not in PLOT_SUFFIXES:
-        parser.error(f"--plot {options.plot}: name a file that ends in {', '.join(PLOT_SUFFIXES)}")
+    if fault := fault_of_options(options):
+        parser.error(fault)
     return options
+
+
+def fault_of_options(options: argparse.Namespace) -> str:
+    """What is wrong with the options, in words; nothing: empty."""
+    if bool(options.a) != bool(options.b):
+        return "--a and --b belong together: name the logs of both groups"
+    if not (options.logs or options.a):
+        return "name a log: python3 logs/compare.py logs/*.txt"
+    if options.varied and not options.a:
+        return "--varied needs --a LOG... and --b LOG..."
+    if not 0 < options.alpha < 1:
+        return f"--alpha {options.alpha:g}: a probability between 0 and 1, such as 0.01"
+    if not (math.isfinite(options.margin) and options.margin >= 0):
+        return f"--margin {options.margin:g}: a number from 0, such as 0.005"
+    if options.plot and options.plot.suffix.lower() not in PLOT_SUFFIXES:
+        return f"--plot {options.plot}: name a file that ends in {', '.join(PLOT_SUFFIXES)}"
+    return ""
 
 
 def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None]:
@@ -1168,9 +1178,15 @@ def draw(options: argparse.Namespace, runs: Sequence[Run]) -> str | None:
     try:
         plot(runs, options.plot)
     except ImportError as error:
-        return f"--plot needs matplotlib, which is broken here ({error}): python3 -m pip install --upgrade matplotlib"
+        return (
+            f"--plot needs matplotlib, which is broken here ({error}): "
+            "python3 -m pip install --upgrade matplotlib"
+        )
     except OSError as error:
-        return f"--plot {options.plot}: cannot be written: {error.strerror or error}: name a file in a folder of yours"
+        return (
+            f"--plot {options.plot}: cannot be written: {error.strerror or error}: "
+            "name a file in a folder of yours"
+        )
     return None
 
 

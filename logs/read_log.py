@@ -1,15 +1,17 @@
-"""Reads training logs of the parameter-golf family: one Run record a run, and in words what could not be read.
+"""Reads training logs of the parameter-golf family:
+one Run record a run, and in words what could not be read.
 
     from read_log import read_logs
     logs = read_logs(["logs/", "train_seed42.log"])
     for run in logs.runs: print(run.name, run.seed, run.last_step, run.headline)
     for problem in logs.problems: print(problem)
 
-Understood: our <RUN_ID>.jsonl, and text logs of the challenge's script and its descendants: lines of `key:value` or
-`key: value` or `key=value`, times in ms, s or m, something in front of each line (a time, [rank0]:, a level), the
-script's text at the start or in the middle, several runs behind each other, a log that ends anywhere. A damaged file
-raises nothing. The text of the script is no log: its lines are left out, its length and SHA-256 are kept. Nothing that
-a log contains is ever executed. At most `max_bytes` of a file are read: of a larger one the first and the last half.
+Understood: our <RUN_ID>.jsonl, and text logs of the challenge's script and its descendants: lines
+of `key:value` or `key: value` or `key=value`, times in ms, s or m, something in front of each line
+(a time, [rank0]:, a level), the script's text at the start or in the middle, several runs behind
+each other, a log that ends anywhere. A damaged file raises nothing. The text of the script is no
+log: its lines are left out, its length and SHA-256 are kept. Nothing that a log contains is ever
+executed. At most `max_bytes` of a file are read: of a larger one the first and the last half.
 """
 
 import bisect
@@ -20,7 +22,8 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +33,11 @@ MAX_HEADER = 20_000  # lines looked at for settings
 MAX_RULES = 8  # rules of ==== looked at inside one script
 MAX_POINTS = 200_000  # training lines kept of one run; of more, every second one is left out
 MAX_PROBLEMS = 20  # named of one file; the others are counted
-MAX_SETTINGS, MAX_VALUE, MAX_SCORES = (
-    500,
-    400,
-    200,
-)  # settings of a run, characters of a value, results of a run
+# Settings of a run, characters of a value, results of a run.
+MAX_SETTINGS, MAX_VALUE, MAX_SCORES = 500, 400, 200
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
-SHARD_TOKENS = (
-    100_000_000  # of the published shards: what epochs are estimated from where a log does not say
-)
+# Of the published shards: what epochs are estimated from where a log does not say.
+SHARD_TOKENS = 100_000_000
 KINDS = ("pre_quant", "roundtrip", "sliding", "ttt", "other")
 SCORED = ("ttt", "sliding", "roundtrip")  # results of the decoded artifact, the latest stage first
 
@@ -81,9 +80,8 @@ class Score:
     eval_ms: float | None = None
     digits: int | None = None  # decimals of val_bpb as printed; None: full precision
     loss_digits: int | None = None
-    aliases: list[str] = field(
-        default_factory=list
-    )  # other tags under which the log repeats this very result
+    # Other tags under which the log repeats this very result.
+    aliases: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -92,10 +90,8 @@ class Sizes:
 
     model: int | None = None  # the raw model
     code: int | None = None  # the script as it is
-    packed_code: int | None = (
-        None  # the script as compressed for the artifact, where a log knows both
-    )
-    raw_total: int | None = None  # raw model and code
+    # The script as compressed for the artifact, where a log knows both.
+    packed_code: int | None = None
     artifact: int | None = None  # the compressed model
     total: int | None = None  # what is held against the cap
     codec: str | None = None  # such as int8+zlib
@@ -104,7 +100,10 @@ class Sizes:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Milliseconds a step. Percentiles and maximum are of the means between two training lines, weighted by steps."""
+    """Milliseconds a step.
+
+    Percentiles and maximum are of the means between two training lines, weighted by steps.
+    """
 
     mean: float | None = None
     p50: float | None = None
@@ -124,9 +123,8 @@ class Run:
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)  # settings: lower-case name, typed value
     versions: dict[str, str] = field(default_factory=dict)  # python, torch, cuda, driver, nccl
-    hardware: dict[str, Any] = field(
-        default_factory=dict
-    )  # device (its name), gpus (seen), cpus, platform
+    # Device (its name), gpus (seen), cpus, platform.
+    hardware: dict[str, Any] = field(default_factory=dict)
     world_size: int | None = None
     grad_accum_steps: int | None = None  # in effect
     model_params: int | None = None
@@ -197,7 +195,9 @@ class Run:
 
     @property
     def headline(self) -> Score | None:
-        """The result to be submitted: the lowest of the decoded artifact's, plain, with sliding windows or TTT."""
+        """The result to be submitted:
+        the lowest of the decoded artifact's, plain, with sliding windows or TTT.
+        """
         found = [
             score for kind in SCORED if (score := self.score(kind)) and score.val_bpb is not None
         ]
@@ -208,7 +208,10 @@ class Run:
         )
 
     def score(self, kind: str) -> Score | None:
-        """The last result of a kind. Without one of its own, pre_quant is the validation of the last step."""
+        """The last result of a kind.
+
+        Without one of its own, pre_quant is the validation of the last step.
+        """
         found = next((score for score in reversed(self.scores) if score.kind == kind), None)
         last = self.final_validation
         if (
@@ -235,13 +238,11 @@ class Run:
         if len(timed) < 2:
             return StepTimes()
         parts = sorted(
-            ((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0])
-            for a, b in zip(timed, timed[1:])
-            if b[0] > a[0]
+            ((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in pairwise(timed) if b[0] > a[0]
         )
-        last, ms = (
-            (self.last_step, self.train_time_ms) if self.train_time_ms is not None else timed[-1]
-        )
+        last, ms = timed[-1]
+        if self.train_time_ms is not None:
+            last, ms = self.last_step, self.train_time_ms
         mean = ms / last if last else None
         if not parts:
             return StepTimes(mean)
@@ -256,22 +257,20 @@ class Run:
     def tokens(self) -> int | None:
         """Tokens trained on: stated, else steps times tokens a step."""
         batch = _whole(self.config.get("train_batch_tokens"))
-        return (
-            self.tokens_seen
-            if self.tokens_seen is not None or batch is None
-            else self.last_step * batch
-        )
+        if self.tokens_seen is not None or batch is None:
+            return self.tokens_seen
+        return self.last_step * batch
 
     def epochs_seen(self) -> float | None:
-        """Passes over the training shards: stated, else estimated for published shards (100,000,000 tokens each)."""
+        """Passes over the training shards:
+        stated, else estimated for published shards (100,000,000 tokens each).
+        """
         tokens = self.tokens()
         if self.epochs is not None or tokens is None or not self.train_shards:
             return self.epochs
-        return (
-            tokens / (self.train_shards * SHARD_TOKENS)
-            if "fineweb" in (self.dataset or "").lower()
-            else None
-        )
+        if "fineweb" not in (self.dataset or "").lower():
+            return None
+        return tokens / (self.train_shards * SHARD_TOKENS)
 
     def crc_at(self) -> dict[int, str]:
         """data_crc of each logged step."""
@@ -301,7 +300,9 @@ class LogFile:
 
 @dataclass
 class Logs:
-    """Several files: their runs (a .txt and a .jsonl of one run are one), and the problems, each with its file."""
+    """Several files: their runs (a .txt and a .jsonl of one run are one), and the problems,
+    each with its file.
+    """
 
     files: list[LogFile] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
@@ -311,8 +312,10 @@ class Logs:
 # A time, a rank or a level in front of a line.
 PREFIX = (
     r"(?:(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|"
-    r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d{9,11}\.\d+\]?|\[\s*\d+(?:\.\d+)?s?\]|\d+\.\d+s?\s*(?=\|)|"
-    r"\[?(?:rank|default|worker|node)[ _]?\d+\]?(?=[:\]| ])|\[(?:modal|local)\]|\[?(?:INFO|DEBUG)\]?(?=[:\]| -]))"
+    r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d{9,11}\.\d+\]?|"
+    r"\[\s*\d+(?:\.\d+)?s?\]|\d+\.\d+s?\s*(?=\|)|"
+    r"\[?(?:rank|default|worker|node)[ _]?\d+\]?(?=[:\]| ])|"
+    r"\[(?:modal|local)\]|\[?(?:INFO|DEBUG)\]?(?=[:\]| -]))"
     r"[ \t]*[:|-]?[ \t]?)+"
 )
 AT_PREFIX = re.compile(PREFIX)
@@ -335,8 +338,8 @@ RULE = re.compile(r"={20,}\s*$")
 NUMBER = r"-?(?:\d[\d,]{0,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
 # Names and gaps are bounded, so that no line takes more time than its length.
 PAIR = re.compile(
-    rf"(?<![\w/.])([A-Za-z_][\w/.]{{0,60}})[ \t]{{0,20}}[:=][ \t]{{0,20}}({NUMBER})(ms|min|m|s|h|%)?"
-    r"(?![\w.])"
+    r"(?<![\w/.])([A-Za-z_][\w/.]{0,60})[ \t]{0,20}[:=][ \t]{0,20}"
+    rf"({NUMBER})(ms|min|m|s|h|%)?(?![\w.])"
 )
 STEP = re.compile(
     r"(?:step|iter|iteration)\s*[:= ]\s*(\d{1,12})(?:\s*/\s*(\d{1,12}))?(?![\w.])(.*)"
@@ -354,7 +357,8 @@ GPU = re.compile(r"\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce|Quadro|AMD)\b[^|]*?)\s+(?
 DRIVER = re.compile(r"NVIDIA-SMI.*Driver Version:\s*([\d.]+)\s+CUDA Version:\s*([\d.]+)")
 VERSION = re.compile(r"(?:Running )?(Python|PyTorch)[: ]+(\d[\w.+]*)")
 RAISED = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*))?$")
-# A cheap look at a line before the dear ones: lines without any of these words say nothing that is kept.
+# A cheap look at a line before the dear ones:
+# lines without any of these words say nothing that is kept.
 TELLING = re.compile(
     r"loss|bpb|step:|bytes|size|Running |NVIDIA|PyTorch|NCCL version|stopping|time|peak memory|"
     r"tokens|epochs|shards|seed|_|:|logs/|Traceback|Error|Exception|Interrupt|input"
@@ -380,15 +384,14 @@ NOT_SETTINGS = {
     "trace",
     "overlappable",
     "data_verify",
-    "host_wait",
-    "device_wait",
-    "input_bytes",
 }
 TIME_MS = {"ms": 1.0, None: 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6}
 
 
 def read_logs(paths: Iterable[str | os.PathLike[str]], *, max_bytes: int = MAX_BYTES) -> Logs:
-    """Files, and folders of .txt, .log, .jsonl files (not deeper); a .txt and a .jsonl of one run become one record."""
+    """Files, and folders of .txt, .log, .jsonl files (not deeper);
+    a .txt and a .jsonl of one run become one record.
+    """
     result, seen, by_stem = Logs(), set(), {}
     for path in _expand(paths, result.problems):
         real = os.path.realpath(path)
@@ -430,14 +433,18 @@ def read_log(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Log
 
 
 def merge(run: Run, other: Run) -> None:
-    """Fills `run` with what only `other`, another log of the same run, says; events are more exact than text."""
+    """Fills `run` with what only `other`, another log of the same run, says;
+    events are more exact than text.
+    """
     exact, coarse = (run, other) if run.path.endswith(".jsonl") else (other, run)
     _fill(run, exact, coarse)
     run.partner = other.path
 
 
 def _fill(run: Run, exact: Run, coarse: Run) -> None:
-    """Makes `run`, one of the two, say what `exact` says, and where that is silent what `coarse` says."""
+    """Makes `run`, one of the two, say what `exact` says,
+    and where that is silent what `coarse` says.
+    """
     for name in ("config", "versions", "hardware"):
         setattr(run, name, {**getattr(coarse, name), **getattr(exact, name)})
     for name in Run.__dataclass_fields__:
@@ -445,12 +452,16 @@ def _fill(run: Run, exact: Run, coarse: Run) -> None:
         if name in ("config", "versions", "hardware", "path", "number", "first_line", "partner"):
             continue
         if name == "sizes":
-            best = best if best.stated else rest
+            best = Sizes(*map(_either, astuple(best), astuple(rest)))
         elif name == "status":
             best = rest if best == "unfinished" else best
         elif name == "partial_val":
             best = best or rest
-        setattr(run, name, rest if best is None or best == [] else best)
+        setattr(run, name, _either(best, rest))
+
+
+def _either(best: Any, rest: Any) -> Any:
+    return rest if best is None or best == [] else best
 
 
 def score_kind(tag: str) -> str:
@@ -487,7 +498,10 @@ def _expand(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Ite
 
 
 def _load(path: Path, max_bytes: int) -> tuple[bytes, bool, int]:
-    """The file's bytes, whether some in the middle were left out, its size. A pipe or a device is refused unopened."""
+    """The file's bytes, whether some in the middle were left out, its size.
+
+    A pipe or a device is refused unopened.
+    """
     about = path.stat()
     if not stat.S_ISREG(about.st_mode):
         raise ValueError("not a file")
@@ -502,7 +516,9 @@ def _load(path: Path, max_bytes: int) -> tuple[bytes, bool, int]:
 
 
 def _as_utf8(data: bytes) -> bytes:
-    """Without a byte-order mark; UTF-16 (what some shells redirect into) and carriage returns made plain."""
+    """Without a byte-order mark;
+    UTF-16 (what some shells redirect into) and carriage returns made plain.
+    """
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
     data = data.removeprefix(b"\xef\xbb\xbf")
@@ -510,7 +526,10 @@ def _as_utf8(data: bytes) -> bytes:
 
 
 def _source_regions(data: bytes) -> Iterator[tuple[int, int, bool]]:
-    """(begin, end, whole) of each script's text. Whole: it has its beginning, and a rule follows it."""
+    """(begin, end, whole) of each script's text.
+
+    Whole: it has its beginning, and a rule follows it.
+    """
     ends, definitions = (
         [found.start() for found in pattern.finditer(data)] for pattern in (SOURCE_END, DEFINITION)
     )
@@ -543,7 +562,9 @@ def _defines(definitions: list[int], begin: int, end: int) -> bool:
 
 
 def _ends_script(data: bytes, begin: int, end: int, definitions: list[int]) -> bool:
-    """A rule inside a script (in its docstring) is followed by more of it; the one behind it by versions."""
+    """A rule inside a script (in its docstring) is followed by more of it;
+    the one behind it by versions.
+    """
     if not _is_rule(data, end) or _defines(definitions, begin, end):
         return True
     behind = data.find(b"\n", end) + 1
@@ -572,7 +593,9 @@ def _same_run(first: LogFile, second: LogFile) -> bool:
 
 
 def _weighted(parts: list[tuple[float, int]], share: float) -> float:
-    """The smallest value that `share` of the steps do not exceed; `parts` are (value, steps), sorted."""
+    """The smallest value that `share` of the steps do not exceed;
+    `parts` are (value, steps), sorted.
+    """
     wanted, seen = share * sum(n for _, n in parts), 0
     for value, count in parts:
         seen += count
@@ -615,6 +638,12 @@ def _digits(text: str) -> int:
     return len(text.partition(".")[2])
 
 
+def _event_digits(value: object) -> int | None:
+    """Decimals of a number in an event that was rounded for a line; None: it was not."""
+    count = _digits(repr(value)) if isinstance(value, float) else 0
+    return count if 0 < count <= 8 else None
+
+
 class _Reader:
     """A file's lines into its runs, one line at a time."""
 
@@ -640,10 +669,8 @@ class _Reader:
         if whole:
             # Printing added one line end to the script's own.
             text = data[begin:end].removesuffix(b"\n")
-            self.run.source_bytes, self.run.source_sha256 = (
-                len(text),
-                hashlib.sha256(text).hexdigest(),
-            )
+            self.run.source_bytes = len(text)
+            self.run.source_sha256 = hashlib.sha256(text).hexdigest()
         elif end == len(data):
             self.problem("the log ends inside the script's text")
         self.previous = ""
@@ -657,10 +684,8 @@ class _Reader:
     @property
     def number(self) -> int:
         """Of the current line, from 1; counted on from where it was last asked for."""
-        self.counted = (
-            self.position,
-            self.counted[1] + self.data.count(b"\n", self.counted[0], self.position),
-        )
+        line_ends = self.data.count(b"\n", self.counted[0], self.position)
+        self.counted = (self.position, self.counted[1] + line_ends)
         return self.counted[1]
 
     def raw_line(self, raw: bytes, cut: bool) -> None:
@@ -703,7 +728,9 @@ class _Reader:
             self.log.problems.append(f"line {self.number}: {words}")
 
     def open(self, kind: str) -> None:
-        """A line that begins a run: a new one if this run has had such a line, or has already trained."""
+        """A line that begins a run:
+        a new one if this run has had such a line, or has already trained.
+        """
         if kind in self.opened or self.run.steps or self.run.validations or self.run.scores:
             self.close()
         self.opened.add(kind)
@@ -831,7 +858,9 @@ class _Reader:
         )
 
     def finer_time(self, step: int, tok_s: float | None, time_ms: float | None) -> float | None:
-        """Tenths of minutes are coarse: where tokens a second so far agree with them, the time follows from those."""
+        """Tenths of minutes are coarse:
+        where tokens a second so far agree with them, the time follows from those.
+        """
         batch = _number(self.run.config.get("train_batch_tokens"))
         if not batch or not tok_s or time_ms is None:
             return time_ms
@@ -861,7 +890,9 @@ class _Reader:
             del validations[1:-1:2]
 
     def rewind(self, step: int) -> None:
-        """A step number that goes back: from the start it is another run, else the run went on from there."""
+        """A step number that goes back:
+        from the start it is another run, else the run went on from there.
+        """
         run = self.run
         last = max([-1, *(s.step for s in run.steps[-1:]), *(v.step for v in run.validations[-1:])])
         if step >= last:
@@ -935,7 +966,9 @@ class _Reader:
         )
 
     def add_score(self, score: Score) -> None:
-        """A result; the same one again, in more digits or under another name, completes the first."""
+        """A result; the same one again, in more digits or under another name,
+        completes the first.
+        """
         scores = self.run.scores
         twins = [old for old in scores if _repeats(old, score)]
         if not twins:
@@ -947,12 +980,8 @@ class _Reader:
             if other is kept:
                 continue
             if kept.digits is not None and (other.digits is None or other.digits > kept.digits):
-                kept.val_loss, kept.val_bpb, kept.digits, kept.loss_digits = (
-                    other.val_loss,
-                    other.val_bpb,
-                    other.digits,
-                    other.loss_digits,
-                )
+                kept.val_loss, kept.loss_digits = other.val_loss, other.loss_digits
+                kept.val_bpb, kept.digits = other.val_bpb, other.digits
             kept.eval_ms = other.eval_ms if kept.eval_ms is None else kept.eval_ms
             kept.aliases += [
                 tag for tag in (other.tag, *other.aliases) if tag not in (kept.tag, *kept.aliases)
@@ -976,10 +1005,9 @@ class _Reader:
             sizes.model = count
         elif label == "Serialized model":
             sizes.artifact, sizes.codec = count, codec
-        elif label == "Total submission size" and not codec:
-            sizes.raw_total = count
         elif label.startswith("Total submission"):
-            sizes.total = count
+            raw = label.endswith("size") and not codec  # of the model before compression
+            sizes.total = sizes.total if raw else count
         elif label == "artifact_bytes":
             sizes.total = sizes.total if sizes.total is not None else count
         elif label == "Raw model":
@@ -996,8 +1024,12 @@ class _Reader:
             run.val_total_ms = _time_ms(pairs, "timing_val_total_ms")
         elif found := re.match(r"peak memory allocated: (\d{1,12}) MiB", text):
             run.peak_mib = int(found[1])
-        elif found := re.match(r"input: .*?([\d.]{1,12}) ?% of training", text):
-            run.input_wait_percent = _number(found[1])
+        elif found := re.match(r"(?:input: )?input cost ([\d.]{1,12}) ?% of training", text):
+            run.input_wait_percent = run.input_wait_percent or _number(found[1])
+        elif found := re.match(
+            r"input_wait .*?\b(?:percent|share):([\d.]{1,12})%? .*?epochs:([\d.]{1,18})", text
+        ):
+            run.input_wait_percent, run.epochs = (_number(word) for word in found.groups())
         elif found := re.match(r"tokens_seen:(\d{1,18})(?: epochs:([\d.]{1,18}))?", text):
             run.tokens_seen, run.epochs = int(found[1]), _number(found[2])
         elif found := re.match(r"total_eval_time:\s*([\d.]{1,18})s", text):
@@ -1007,7 +1039,9 @@ class _Reader:
         return True
 
     def header_line(self, text: str) -> None:
-        """Settings, in the lines before the first step: words of key:value, or an indented block of `key: value`."""
+        """Settings, in the lines before the first step:
+        words of key:value, or an indented block of `key: value`.
+        """
         run, bare = self.run, text.strip()
         self.header_lines += 1
         if (
@@ -1020,23 +1054,27 @@ class _Reader:
             return
         if bare.startswith(("train_io:", "val_io:")):
             room, _, words = bare.partition(":")
-            for name, value in re.findall(r"\b(\w{1,60}):(\S+)", words):
-                self.setting(f"{room}.{name}", value)
+            self.settings(re.findall(r"\b(\w{1,60}):(\S+)", words), f"{room}.")
         elif found := re.match(r"train_loader:dataset:(\S+)(?: train_shards:(\d{1,9}))?", bare):
             run.dataset, run.train_shards = found[1][:MAX_VALUE], _whole(found[2])
         elif found := re.match(r"val_loader:.*?\btokens:\s*(\d{1,15})", bare):
             run.val_tokens = int(found[1])
             run.partial_val |= "partial_val:1" in bare
+        elif found := re.match(r"sdp_backends:([\w,]{1,100})$", bare):
+            self.setting("sdp.backends", found[1])
         elif bare.startswith(("val_bpb:enabled", "sdp_backends:")):
             for name, value in re.findall(r"\b(\w{1,60})=(\S+)", bare):
                 self.setting(name if name.startswith("tokenizer") else f"sdp.{name}", value)
         elif WORDS.match(bare):
-            for name, value in re.findall(r"\b([a-z_]\w{0,60})[:=](\S+)", bare):
-                self.setting(name, value)
+            self.settings(re.findall(r"\b([a-z_]\w{0,60})[:=](\S+)", bare))
         elif (found := SETTING.match(bare)) and (
             self.in_block and text != bare or " " not in (found[2] or "")
         ):
             self.setting(found[1], found[2] or "")
+
+    def settings(self, found: Iterable[tuple[str, str]], room: str = "") -> None:
+        for name, value in found:
+            self.setting(room + name, value)
 
     def setting(self, name: str, value: str) -> None:
         run, value = self.run, value.strip()
@@ -1132,14 +1170,14 @@ class _Reader:
         )
 
     def event_validation(self, event: dict[str, Any]) -> None:
+        self.run.partial_val |= bool(event.get("partial_val"))
         self.add_validation(
             Validation(
                 int(event["step"]),
                 _whole(event.get("iterations")),
-                *(
-                    _number(event.get(k))
-                    for k in ("val_loss", "val_bpb", "train_time_ms", "val_ms")
-                ),
+                *(_number(event.get(k)) for k in ("val_loss", "val_bpb", "train_time_ms")),
+                _first(event, "val_ms", "val_stage_time_ms"),
+                _event_digits(event.get("val_bpb")),
             )
         )
         self.run.val_tokens = _whole(event.get("val_tokens")) or self.run.val_tokens
@@ -1148,19 +1186,17 @@ class _Reader:
     def event_input(self, event: dict[str, Any]) -> None:
         run, peak = self.run, event.get("peak_mib")
         run.stop_step = _whole(event.get("step"))
-        run.train_time_ms, run.val_total_ms = (
-            _number(event.get(k)) for k in ("train_time_ms", "val_total_ms")
-        )
+        run.train_time_ms = _first(event, "train_time_ms", "timing_train_loop_ms")
+        run.val_total_ms = _first(event, "val_total_ms", "timing_val_total_ms")
         run.tokens_seen, run.epochs = _whole(event.get("tokens_seen")), _number(event.get("epochs"))
-        wait = event.get("percent_of_slowest_rank", event.get("wait_percent"))
-        run.input_wait_percent = _number(wait)
-        run.peak_mib = _whole(peak[0]) if isinstance(peak, list) and peak else None
+        waits = "percent_of_slowest_rank", "wait_percent", "share_percent"
+        run.input_wait_percent = _first(event, *waits)
+        run.peak_mib = _whole(peak[0] if isinstance(peak, list) and peak else peak)
 
     def event_artifact(self, event: dict[str, Any]) -> None:
         for label, codec, name in (
             ("Serialized model", "", "model_bytes"),
             ("Code size", "", "code_bytes"),
-            ("Total submission size", "", "raw_total_bytes"),
             ("Serialized model", "int8+zlib", "artifact_bytes"),
             ("Total submission size", "int8+zlib", "total_bytes"),
         ):
@@ -1169,12 +1205,15 @@ class _Reader:
 
     def event_score(self, event: dict[str, Any]) -> None:
         tag = str(event.get("tag") or event.get("kind") or "final_int8_zlib_roundtrip")[:80]
-        self.run.partial_val |= bool(event.get("partial"))
+        self.run.partial_val |= bool(event.get("partial") or event.get("partial_val"))
         self.add_score(
             Score(
                 score_kind(tag),
                 tag,
-                *(_number(event.get(k)) for k in ("val_loss", "val_bpb", "eval_ms")),
+                *(_number(event.get(k)) for k in ("val_loss", "val_bpb")),
+                _first(event, "eval_ms", "eval_time_ms"),
+                _event_digits(event.get("val_bpb")),
+                _event_digits(event.get("val_loss")),
             )
         )
 
@@ -1184,6 +1223,11 @@ class _Reader:
             status if status in ("finished", "failed", "interrupted") else "unfinished"
         )
         self.run.error = _text(event.get("error"))
+
+
+def _first(event: dict[str, Any], *names: str) -> float | None:
+    """The number under the first of `names` that is there: they have changed over time."""
+    return next((_number(event[name]) for name in names if event.get(name) is not None), None)
 
 
 def _time_ms(pairs: dict[str, tuple[str, str]], *names: str) -> float | None:
@@ -1196,7 +1240,9 @@ def _time_ms(pairs: dict[str, tuple[str, str]], *names: str) -> float | None:
 
 
 def _repeats(old: Score, new: Score) -> bool:
-    """The same result again: equal digits, under the same name or, to at least six decimals, under another."""
+    """The same result again:
+    equal digits, under the same name or, to at least six decimals, under another.
+    """
     digits = min((d for d in (old.digits, new.digits) if d is not None), default=12)
     return _equal(old.val_bpb, new.val_bpb, (old.digits, new.digits)) and (
         old.tag == new.tag
@@ -1251,14 +1297,18 @@ def _settle(run: Run) -> None:
     ]
     if run.input_wait_percent is None and waits:
         ends = [0.0, *(s.train_time_ms for s in waits)]
-        spent = sum(s.input_wait_percent * (b - a) for s, a, b in zip(waits, ends, ends[1:]))
+        spent = sum(
+            step.input_wait_percent * (end - begin)
+            for step, (begin, end) in zip(waits, pairwise(ends), strict=True)
+        )
         run.input_wait_percent = spent / ends[-1] if ends[-1] else None
     if (
         run.config.get("tie_embeddings") is True
         and "vocab_size" not in run.config
         and "embed_lr" in run.config
     ):
-        # The header prints the rate in effect: with tied embeddings that is TIED_EMBED_LR, and no HEAD_LR.
+        # The header prints the rate in effect:
+        # with tied embeddings that is TIED_EMBED_LR, and no HEAD_LR.
         run.config["tied_embed_lr"] = run.config.pop("embed_lr")
         run.config.pop("head_lr", None)
     if run.status == "unfinished" and run.error:
@@ -1270,7 +1320,9 @@ def _settle(run: Run) -> None:
 
 
 def _joined(runs: list[Run]) -> list[Run]:
-    """A run that was resumed into the same file is one run; so is one whose console and log were put into one file."""
+    """A run that was resumed into the same file is one run;
+    so is one whose console and log were put into one file.
+    """
     result: list[Run] = []
     for run in runs:
         first = min(

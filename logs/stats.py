@@ -1,8 +1,10 @@
-"""Statistics for comparing runs, without a package: groups of seeds, Welch's and the paired t-test, the byte check.
+"""Statistics for comparing runs, without a package:
+groups of seeds, Welch's and the paired t-test, the byte check.
 
-The t distribution comes from the regularised incomplete beta function: Lentz's continued fraction (Numerical Recipes,
-6.4), with the logarithm of the beta function from Stirling's series where its arguments are large. Tests hold it
-against scipy. All functions are pure; they raise ValueError for arguments outside their domain, and nothing else.
+The t distribution comes from the regularised incomplete beta function: Lentz's continued fraction
+(Numerical Recipes, 6.4), with the logarithm of the beta function from Stirling's series where its
+arguments are large. Tests hold it against scipy. All functions are pure; they raise ValueError for
+arguments outside their domain, and nothing else.
 """
 
 import math
@@ -11,13 +13,14 @@ from dataclasses import dataclass
 
 TINY, EPSILON = 1e-300, 1e-16
 MAX_TERMS = 200_000  # of the continued fraction; it needs about sqrt(max(a, b))
-NEAR = 0.002  # share of the bytes by which sliding windows or diagnostics are off that count each token rightly
+# Share of the bytes by which sliding windows or diagnostics are off that count each token rightly.
+NEAR = 0.002
 STIRLING_FROM = 12.0  # below, lgamma is exact enough
-NEARLY_NORMAL = (
-    1e6  # degrees of freedom from which the fraction loses digits and the normal series has them
-)
+# Degrees of freedom from which the fraction loses digits and the normal series has them.
+NEARLY_NORMAL = 1e6
 
-PUBLISHED = {  # predicted tokens and bytes of published validation splits, as solved from the digits of many logs
+# Predicted tokens and bytes of published validation splits, as solved from the digits of many logs.
+PUBLISHED = {
     "sp1024": (62_021_632, 151_080_362),
     "sp1024, 400 bytes lost": (62_021_632, 151_079_962),
     "sp1024, length 16384": (62_013_440, 151_061_140),
@@ -42,11 +45,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Test:
-    """Is the difference of means above a margin? One-sided p; 95 % interval of the difference (two-sided)."""
+    """Is the difference of means above a margin?
 
-    difference: (
-        float  # mean of the second minus mean of the first: positive, the first has the lower loss
-    )
+    One-sided p; 95 % interval of the difference (two-sided).
+    """
+
+    # Mean of the second minus mean of the first: positive, the first has the lower loss.
+    difference: float
     margin: float
     t: float
     df: float
@@ -57,7 +62,9 @@ class Test:
 
 @dataclass(frozen=True)
 class ByteCheck:
-    """Bytes that follow from a loss, its bits per byte and its tokens, with what the printed digits leave open."""
+    """Bytes that follow from a loss, its bits per byte and its tokens,
+    with what the printed digits leave open.
+    """
 
     verdict: str  # agrees; near: off by less than NEAR; differs; unknown
     bytes: float
@@ -76,9 +83,8 @@ def summary(values: Sequence[float]) -> Group:
         squares = math.fsum((value - mean) * (value - mean) for value in values)
     except OverflowError as error:
         raise ValueError("the values are too large to add") from error
-    return Group(
-        len(values), mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else math.nan
-    )
+    std = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else math.nan
+    return Group(len(values), mean, std)
 
 
 def welch(first: Sequence[float], second: Sequence[float], *, margin: float = 0.0) -> Test:
@@ -88,13 +94,12 @@ def welch(first: Sequence[float], second: Sequence[float], *, margin: float = 0.
         raise ValueError("Welch's test needs two runs a group at least")
     va, vb = a.std**2 / a.n, b.std**2 / b.n
     scale = max(va, vb)
-    # Ratios, since the squares of tiny variances underflow.
-    df = (
-        (va / scale + vb / scale) ** 2
-        / ((va / scale) ** 2 / (a.n - 1) + (vb / scale) ** 2 / (b.n - 1))
-        if scale > 0
-        else float(a.n + b.n - 2)
-    )
+    if scale > 0:
+        # Ratios, since the squares of tiny variances underflow.
+        ra, rb = va / scale, vb / scale
+        df = (ra + rb) ** 2 / (ra**2 / (a.n - 1) + rb**2 / (b.n - 1))
+    else:
+        df = float(a.n + b.n - 2)
     return _test(b.mean - a.mean, math.sqrt(va + vb), df, margin)
 
 
@@ -102,27 +107,19 @@ def paired(first: Sequence[float], second: Sequence[float], *, margin: float = 0
     """The paired t-test of mean(second - first) > margin; two pairs at least."""
     if len(first) != len(second):
         raise ValueError("pairs need as many values on both sides")
-    differences = summary([b - a for a, b in zip(first, second)])
+    differences = summary([b - a for a, b in zip(first, second, strict=True)])
     if differences.n < 2:
         raise ValueError("a paired test needs two pairs at least")
-    return _test(
-        differences.mean, differences.std / math.sqrt(differences.n), differences.n - 1.0, margin
-    )
+    error = differences.std / math.sqrt(differences.n)
+    return _test(differences.mean, error, differences.n - 1.0, margin)
 
 
 def _test(difference: float, error: float, df: float, margin: float) -> Test:
     if error == 0:
         above = difference - margin
         t = math.copysign(math.inf, above) if above else 0.0
-        return Test(
-            difference,
-            margin,
-            t,
-            df,
-            0.0 if above > 0 else 1.0 if above < 0 else 0.5,
-            difference,
-            difference,
-        )
+        p = 0.0 if above > 0 else 1.0 if above < 0 else 0.5
+        return Test(difference, margin, t, df, p, difference, difference)
     t = (difference - margin) / error
     reach = t_quantile(0.975, df) * error
     return Test(difference, margin, t, df, t_sf(t, df), difference - reach, difference + reach)
@@ -182,10 +179,8 @@ def _beta_ratio(a: float, b: float, x: float, y: float) -> float:
     # The fraction converges fast on one side of the mean only; the other side is the complement.
     if x > (a + 1) / (a + b + 2):
         return 1.0 - _beta_ratio(b, a, y, x)
-    log_x, log_y = (
-        math.log(x) if x < 0.5 else math.log1p(-y),
-        math.log(y) if y < 0.5 else math.log1p(-x),
-    )
+    log_x = math.log(x) if x < 0.5 else math.log1p(-y)
+    log_y = math.log(y) if y < 0.5 else math.log1p(-x)
     front = math.exp(a * log_x + b * log_y - log_beta(a, b)) / a
     return min(1.0, front * _fraction(a, b, x))
 
@@ -212,7 +207,9 @@ def _fraction(a: float, b: float, x: float) -> float:
 
 
 def log_beta(a: float, b: float) -> float:
-    """ln B(a, b); where an argument is large, without the cancellation of three large logarithms."""
+    """ln B(a, b); where an argument is large,
+    without the cancellation of three large logarithms.
+    """
     a, b = min(a, b), max(a, b)
     if b < STIRLING_FROM:
         return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
@@ -258,10 +255,12 @@ def check_bytes(
     bpb_digits: int | None = None,
     stated: int | None = None,
 ) -> ByteCheck:
-    """Holds the bytes of a score against the published splits, and against `stated`, the log's own count.
+    """Holds the bytes of a score against the published splits,
+    and against `stated`, the log's own count.
 
-    Digits are decimals as printed (None: full precision); what rounding leaves open is the tolerance. A split of
-    another size is unknown, never wrong. Raises ValueError where a score is not positive and finite.
+    Digits are decimals as printed (None: full precision); what rounding leaves open is the
+    tolerance. A split of another size is unknown, never wrong. Raises ValueError where a score is
+    not positive and finite.
     """
     if not (0 < val_loss < math.inf and 0 < val_bpb < math.inf and tokens > 0):
         raise ValueError("the byte check needs a positive loss, bits per byte and tokens")
@@ -277,36 +276,20 @@ def check_bytes(
     known |= {name: totals for name, totals in PUBLISHED.items() if totals[0] == tokens}
     about = f"{found:,.0f} bytes ({found / tokens:.4f} a token)"
     if not known:
-        return ByteCheck(
-            "unknown",
-            found,
-            tolerance,
-            math.nan,
-            None,
-            f"{about}: no published split has {tokens:,} tokens",
-        )
-    name, nearest = min(
-        ((name, total) for name, (_, total) in known.items()), key=lambda pair: abs(pair[1] - found)
-    )
+        words = f"{about}: no published split has {tokens:,} tokens"
+        return ByteCheck("unknown", found, tolerance, math.nan, None, words)
+    totals = ((name, total) for name, (_, total) in known.items())
+    name, nearest = min(totals, key=lambda pair: abs(pair[1] - found))
     ratio, off = found / nearest, found - nearest
     if abs(off) <= tolerance:
-        return ByteCheck("agrees", found, tolerance, ratio, name, f"{nearest:,} bytes: {name}")
-    if abs(ratio - 1) < NEAR:
-        return ByteCheck(
-            "near",
-            found,
-            tolerance,
-            ratio,
-            name,
-            f"{nearest:,} bytes {off:+,.0f}: {name}, with some windows left out or counted twice?",
+        verdict, words = "agrees", f"{nearest:,} bytes: {name}"
+    elif abs(ratio - 1) < NEAR:
+        verdict = "near"
+        words = (
+            f"{nearest:,} bytes {off:+,.0f}: {name}, with some windows left out or counted twice?"
         )
-    guess = ": the leading space counted twice?" if 1.14 < ratio < 1.20 else ""
-    guess = ": the leading space not counted?" if 0.82 < ratio < 0.88 else guess
-    return ByteCheck(
-        "differs",
-        found,
-        tolerance,
-        ratio,
-        name,
-        f"{about}, but {name} has {nearest:,}: x{ratio:.4f}{guess}",
-    )
+    else:
+        guess = ": the leading space counted twice?" if 1.14 < ratio < 1.20 else ""
+        guess = ": the leading space not counted?" if 0.82 < ratio < 0.88 else guess
+        verdict, words = "differs", f"{about}, but {name} has {nearest:,}: x{ratio:.4f}{guess}"
+    return ByteCheck(verdict, found, tolerance, ratio, name, words)

@@ -1,4 +1,6 @@
-"""What check.py and package.py stand on: the log tools of logs/, and files of a folder that nobody vouches for."""
+"""What check.py and package.py stand on:
+the log tools of logs/, and files of a folder that nobody vouches for.
+"""
 
 import hashlib
 import os
@@ -8,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# The one place where a room reaches into another. A record is judged by what its logs say, and a second reader of the
-# same logs would sooner or later read them differently. Taken back at once: logs/ has names (trace) of the library's.
+# The one place where a room reaches into another. A record is judged by what its logs say, and a
+# second reader of the same logs would sooner or later read them differently. Taken back at once:
+# logs/ has names (trace) of the library's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "logs"))
 from compare import CAP_BYTES, byte_words, differences, seed_groups  # noqa: E402, F401
 from read_log import Run, merge, read_log  # noqa: E402, F401
@@ -24,7 +27,9 @@ RULE = b"=" * 100
 
 @dataclass
 class Listing:
-    """The files of a folder by their path inside it ('/' between), with their sizes; links are followed inside only."""
+    """The files of a folder by their path inside it ('/' between), with their sizes;
+    links are followed inside only.
+    """
 
     root: str
     files: dict[str, int] = field(default_factory=dict)
@@ -37,7 +42,10 @@ class Listing:
 
 
 def listing(folder: str | os.PathLike[str]) -> Listing:
-    """What lies in a folder, without opening any of it. Raises nothing: what cannot be listed is in `problems`."""
+    """What lies in a folder, without opening any of it.
+
+    Raises nothing: what cannot be listed is in `problems`.
+    """
     result = Listing(os.path.abspath(folder))
     todo, seen = [("", 0)], 0
     while todo:
@@ -90,7 +98,10 @@ def _note(result: Listing, entry: os.DirEntry[str], name: str) -> bool:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
-    """A regular file of at most `most` bytes; else OSError or ValueError, in words. A pipe is not waited for."""
+    """A regular file of at most `most` bytes; else OSError or ValueError, in words.
+
+    A pipe is not waited for.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
@@ -111,8 +122,8 @@ reason = _reason
 def embedded_source(log: bytes, run: Run | None = None) -> bytes | None:
     """The script's text at the start of a text log, exactly; None: there is none.
 
-    It ends before the first line of 100 '='. A script may hold such a line itself: then before the one that versions
-    follow, or that makes the text agree with the hash that `run` has of it.
+    It ends before the first line of 100 '='. A script may hold such a line itself: then before the
+    one that versions follow, or that makes the text agree with the hash that `run` has of it.
     """
     ends = list(_rules(log))
     for end in ends:
@@ -134,7 +145,9 @@ def _rules(log: bytes) -> Iterator[int]:
 
 
 def first_difference(first: bytes, second: bytes) -> tuple[int, str, str]:
-    """The number of the first line, from 1, in which two texts differ, and both lines; 0: the texts are equal."""
+    """The number of the first line, from 1, in which two texts differ, and both lines;
+    0: the texts are equal.
+    """
     a, b = first.split(b"\n"), second.split(b"\n")
     for number in range(1, max(len(a), len(b)) + 1):
         lines = [part[number - 1] if number <= len(part) else None for part in (a, b)]

@@ -1,8 +1,9 @@
-"""A submitted script looked at without running it: does it compile, what does it import, is it packed?
+"""A submitted script looked at without running it:
+does it compile, what does it import, is it packed?
 
-It is parsed in a process of its own: nested deep enough, a text exhausts the parser's memory or stack and takes its
-process along. That process has limits of memory and time, reads the text from its standard input, imports nothing of
-the folder, and never executes what it compiled.
+It is parsed in a process of its own: nested deep enough, a text exhausts the parser's memory or
+stack and takes its process along. That process has limits of memory and time, reads the text from
+its standard input, imports nothing of the folder, and never executes what it compiled.
 """
 
 import ast
@@ -25,11 +26,11 @@ STUB = b'import base64,lzma\nexec(lzma.decompress(base64.b85decode("")))\n'
 
 @dataclass
 class Import:
-    """A module named at import; guarded: inside try or a function, so that the script may do without it."""
+    """A module named at import."""
 
     module: str
     line: int
-    guarded: bool
+    guarded: bool  # inside try or a function, so that the script may do without it
 
 
 @dataclass
@@ -73,8 +74,12 @@ def look(text: bytes) -> Script:
 
 
 def packed_size(text: bytes) -> int:
-    """Bytes of the script as it would be shipped packed: lzma, in base 85, behind a line that unpacks it."""
+    """Bytes of the script as it would be shipped packed:
+    lzma, in base 85, behind a line that unpacks it.
+    """
+    # A dictionary of the text's own size: the result is the same, the preset's would be 64 MiB.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+    filters[0]["dict_size"] = max(len(text), 4096)
     packed = len(lzma.compress(text, format=lzma.FORMAT_XZ, check=lzma.CHECK_NONE, filters=filters))
     return -(-packed // 4) * 5 + len(STUB)
 
@@ -87,7 +92,8 @@ def parse(text: bytes) -> dict[str, Any]:
     result: dict[str, Any] = {}
     try:
         tree = ast.parse(text, "train_gpt.py")
-        # Some errors, such as a return outside a function, show only when code is made. It is dropped, not run.
+        # Some errors, such as a return outside a function, show only when code is made.
+        # It is dropped, not run.
         compile(tree, "train_gpt.py", "exec", dont_inherit=True)
     except SyntaxError as error:
         return {"error": f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)}

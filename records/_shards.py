@@ -1,8 +1,9 @@
 """The checksum of the training data (data_crc), computed again from the shards.
 
-A step trains on 8 consecutive spans of the stream of tokens, each of TRAIN_BATCH_TOKENS / 8 tokens and one more, cut
-into rows of TRAIN_SEQ_LEN tokens and one more. data_crc is the sum, modulo 2^32, over all rows so far, of the crc32 of
-the row's tokens as bytes, begun with the row's number in the run.
+A step trains on 8 consecutive spans of the stream of tokens, each of TRAIN_BATCH_TOKENS / 8 tokens
+and one more, cut into rows of TRAIN_SEQ_LEN tokens and one more. data_crc is the sum, modulo 2^32,
+over all rows so far, of the crc32 of the row's tokens as bytes, begun with the row's number in the
+run.
 """
 
 import os
@@ -14,15 +15,15 @@ from pathlib import Path
 MAGIC, VERSION, HEADER_BYTES, TOKEN_BYTES = 20240520, 1, 1024, 2
 SPANS = 8  # of a step
 CRC = 0xFFFFFFFF
-MAX_DATA_BYTES, MAX_ROWS, MAX_BATCH = (
-    40_000_000_000,
-    50_000_000,
-    1 << 26,
-)  # of one checksum: some minutes
+# Of one checksum: some minutes.
+MAX_DATA_BYTES, MAX_ROWS, MAX_BATCH = 40_000_000_000, 50_000_000, 1 << 26
 
 
 class Shards:
-    """The training shards of a folder as one endless stream. Raises ValueError for what is not a complete shard."""
+    """The training shards of a folder as one endless stream.
+
+    Raises ValueError for what is not a complete shard.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.paths = sorted(Path(folder).glob("fineweb_train_*.bin"))
@@ -72,7 +73,10 @@ def _tokens(path: Path) -> int:
 def data_crcs(
     shards: Shards, *, batch_tokens: int, seq_len: int, steps: Iterable[int]
 ) -> dict[int, str]:
-    """data_crc (8 hex digits) at each of `steps`. ValueError: no such batch, a broken shard, more than is read."""
+    """data_crc (8 hex digits) at each of `steps`.
+
+    ValueError: no such batch, a broken shard, more than is read.
+    """
     wanted = set(steps)
     last = max(wanted, default=0)
     if seq_len < 1 or batch_tokens < 1 or batch_tokens % (SPANS * seq_len):
@@ -86,14 +90,12 @@ def data_crcs(
         or batch_tokens > MAX_BATCH
     ):
         raise ValueError(
-            f"{last:,} steps of {batch_tokens:,} tokens in rows of {seq_len:,}: too much to read again"
+            f"{last:,} steps of {batch_tokens:,} tokens in rows of {seq_len:,}: "
+            "too much to read again"
         )
     span_rows = batch_tokens // SPANS // seq_len
-    span_tokens, width, stride = (
-        span_rows * seq_len + 1,
-        TOKEN_BYTES * (seq_len + 1),
-        TOKEN_BYTES * seq_len,
-    )
+    span_tokens = span_rows * seq_len + 1
+    width, stride = TOKEN_BYTES * (seq_len + 1), TOKEN_BYTES * seq_len
     result, crc, row = {}, 0, 0
     for step in range(1, last + 1):
         for span in range((step - 1) * SPANS, step * SPANS):

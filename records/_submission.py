@@ -1,7 +1,8 @@
-"""submission.json, read without trust: held against submission.schema.json, with the synonyms that people write.
+"""submission.json, read without trust:
+held against submission.schema.json, with the synonyms that people write.
 
-The schema is JSON Schema (draft 2020-12); `faults` knows the keywords that it uses, and refuses any other, so that a
-schema that says more than is checked cannot go unnoticed.
+The schema is JSON Schema (draft 2020-12); `faults` knows the keywords that it uses,
+and refuses any other, so that a schema that says more than is checked cannot go unnoticed.
 """
 
 import json
@@ -74,7 +75,9 @@ def decimals(value: float) -> int:
 
 @dataclass
 class Submission:
-    """The keys of submission.json under their right names, and (level, words) of what is wrong with it."""
+    """The keys of submission.json under their right names,
+    and (level, words) of what is wrong with it.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     faults: list[tuple[str, str]] = field(default_factory=list)
@@ -201,7 +204,10 @@ def _plain_faults(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
             yield f"{name} is {_shown(value)}, not {rule['description'].rstrip('.')}"
     elif TYPES["number"](value):
         if not value > rule.get("exclusiveMinimum", -float("inf")):
-            yield f"{name} is {_shown(value)}: a placeholder? It must be above {rule['exclusiveMinimum']}"
+            yield (
+                f"{name} is {_shown(value)}: a placeholder? "
+                f"It must be above {rule['exclusiveMinimum']}"
+            )
         elif not rule.get("minimum", value) <= value <= rule.get("maximum", value):
             yield f"{name} is {_shown(value)}, out of its range"
 
@@ -215,16 +221,8 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, str):
         return f"the string {_shown(value)}"
-    return _article(
-        next(
-            (
-                name
-                for name in ("boolean", "integer", "number", "object", "array")
-                if TYPES[name](value)
-            ),
-            "value",
-        )
-    )
+    kinds = ("boolean", "integer", "number", "object", "array")
+    return _article(next((kind for kind in kinds if TYPES[kind](value)), "value"))
 
 
 def _article(word: str) -> str:

@@ -1,14 +1,21 @@
-"""Is this record accepted? One line a finding, with the rule behind it; nothing of a folder is ever run.
+"""Is this record accepted? One line a finding, with the rule behind it;
+nothing of a folder is ever run.
 
-    python3 records/check.py FOLDER...                      records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
-    python3 records/check.py FOLDER --track track_10min_16mb        judged by another track's rules than its place says
-    python3 records/check.py FOLDER --previous FOLDER|SCORE         is it better, by 0.005 nats at p < 0.01?
-    python3 records/check.py FOLDER --data data/datasets/NAME       data_crc of the logs, computed again from the shards
+    # records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
+    python3 records/check.py FOLDER...
+    # judged by another track's rules than its place says
+    python3 records/check.py FOLDER --track track_10min_16mb
+    # is it better, by 0.005 nats at p < 0.01?
+    python3 records/check.py FOLDER --previous FOLDER|SCORE
+    # data_crc of the logs, computed again from the shards
+    python3 records/check.py FOLDER --data data/datasets/NAME
     python3 records/check.py FOLDER... --json
 
-Verdicts: accepted, warned (a maintainer will ask), refused. SCORE is in bits a byte (1.1228) or in nats (1.8957nats).
-Folders may be anybody's: the script is parsed in a limited process of its own, no link is followed out of the folder,
-at most 64 MB of a file are read. Exit code: 0 no folder refused, 1 one was, 2 wrong usage.
+Verdicts: accepted, warned (a maintainer will ask), refused. SCORE is in bits a byte (1.1228) or in
+nats (1.8957nats). Folders may be anybody's: the script is parsed in a limited process of its own,
+no link is followed out of the folder, at most 64 MB of a file are read.
+
+Exit code: 0 no folder refused, 1 one was, 2 wrong usage.
 """
 
 import argparse
@@ -54,6 +61,7 @@ CLOSE = 1e-4  # nats or bits: no other result, but a mean of rounded ones
 PUBLISHED_SHARDS = 80  # of the training split that the challenge's download brings
 MAX_LOGS, MAX_LOG_BYTES = 50, 128 << 20  # of a folder
 TODO = "TODO: "  # begins what package.py leaves to be written by hand
+# What the challenge's requirements install.
 COMES_WITH = {
     "torch",
     "triton",
@@ -67,11 +75,11 @@ COMES_WITH = {
     "setuptools",
     "typing_extensions",
     "torchvision",
-}  # what the challenge's requirements install
+}
+WEIGHTS = (".pt", ".ptz", ".pth", ".safetensors", ".bin", ".npz", ".npy", ".ckpt")
 FOLDER = re.compile(r"(\d{4}-\d{2}-\d{2})_[A-Za-z0-9][A-Za-z0-9._+-]*")
-LOG_NAME = re.compile(
-    r"train(?:_([A-Za-z0-9._+-]+))?_seed\d+\.log|train\.log"
-)  # the group: an arm's name
+# The group: an arm's name.
+LOG_NAME = re.compile(r"train(?:_([A-Za-z0-9._+-]+))?_seed\d+\.log|train\.log")
 SURROUNDINGS = {"torch", "cuda", "driver_cuda", "device", "gpus"}
 DECODED = ("ttt", "sliding", "roundtrip", "other")
 
@@ -90,13 +98,18 @@ RULES = {
     "log": "every log is complete, from the settings to the result",
     "seeds": "several seeds, each once",
     "configuration": "all seeds ran with one configuration",
-    "training time": "training takes at most 600 s; a run that stops itself may end within two steps of it",
+    "training time": (
+        "training takes at most 600 s; a run that stops itself may end within two steps of it"
+    ),
     "evaluation time": "evaluation takes at most 600 s",
     "hardware": "the track is run on 8 H100s",
     "bytes": "val_loss and val_bpb imply the bytes of the validation split",
     "data": "the whole validation split is scored; training reads the published shards, once",
     "data_crc": "the logs' data_crc is that of the shards",
-    "significance": "a record is better than the last by 0.005 nats at p < 0.01 (changes of speed alone are exempt)",
+    "significance": (
+        "a record is better than the last by 0.005 nats at p < 0.01 "
+        "(changes of speed alone are exempt)"
+    ),
     "checker": "a folder that cannot be judged is not accepted",
 }
 
@@ -126,11 +139,11 @@ def plain(text: str) -> str:
 
 @dataclass
 class Options:
-    """track: None, as the folder's place says. previous: results of the record to beat. shards: of --data."""
+    """What a folder is judged by."""
 
-    track: str | None = None
-    previous: "Previous | None" = None
-    shards: Shards | None = None
+    track: str | None = None  # None: as the folder's place says
+    previous: "Previous | None" = None  # results of the record to beat
+    shards: Shards | None = None  # of --data
     margin: float = MARGIN_NATS
     alpha: float = ALPHA
 
@@ -170,7 +183,9 @@ class Report:
 
     @property
     def totals(self) -> tuple[int | None, int | None]:
-        """Bytes of script and compressed model: with the script as it is, with the script packed."""
+        """Bytes of script and compressed model:
+        with the script as it is, with the script packed.
+        """
         plain_total, packed_total = (
             None if code is None or self.artifact_bytes is None else code + self.artifact_bytes
             for code in (self.code_bytes, self.packed_code_bytes)
@@ -287,21 +302,17 @@ def check_files(case: Case) -> None:
         elif found.files[name] == 0:
             case.add("refused", "files", f"{name} is empty")
     for name, size in found.files.items():
-        if PurePosixPath(name).suffix in (
-            ".pt",
-            ".ptz",
-            ".pth",
-            ".safetensors",
-            ".bin",
-            ".npz",
-            ".npy",
-            ".ckpt",
-        ):
+        if PurePosixPath(name).suffix in WEIGHTS:
             case.add(
                 "warned",
                 "files",
                 f"{name} ({size:,} bytes): weights and data are not part of a record",
             )
+    check_readme(case)
+
+
+def check_readme(case: Case) -> None:
+    found = case.listing
     try:
         readme = read_bytes(found.path("README.md"), 4 << 20).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
@@ -420,14 +431,10 @@ def check_imports(case: Case) -> None:
     required: set[str] = set()
     if "requirements.txt" in case.listing.files:
         try:
-            lines = (
-                read_bytes(case.listing.path("requirements.txt"), 1 << 20)
-                .decode("utf-8", "replace")
-                .splitlines()
-            )
+            data = read_bytes(case.listing.path("requirements.txt"), 1 << 20)
             required = {
                 re.split(r"[^\w.-]", line.strip(), maxsplit=1)[0].lower().replace("-", "_")
-                for line in lines
+                for line in data.decode("utf-8", "replace").splitlines()
             }
         except (OSError, ValueError) as error:
             case.add("warned", "files", f"requirements.txt cannot be read: {reason(error)}")
@@ -456,7 +463,10 @@ def check_imports(case: Case) -> None:
         ):
             continue
         else:
-            words = f"line {one.line} imports {root}, which is not in requirements.txt and not made optional by try"
+            words = (
+                f"line {one.line} imports {root}, "
+                "which is not in requirements.txt and not made optional by try"
+            )
             level = "warned"
         if root not in reported:
             case.add(level, "script", f"train_gpt.py: {words}")
@@ -475,9 +485,8 @@ def check_compiles(case: Case, runs: Sequence[Run]) -> None:
     here = sys.version_info[:2]
     newer = max(ran, default=here) > here
     words = f"train_gpt.py does not compile with Python {here[0]}.{here[1]}: {case.script.error}"
-    words += (
-        f" (its log is of Python {max(ran)[0]}.{max(ran)[1]}: check with that)" if newer else ""
-    )
+    if newer:
+        words += f" (its log is of Python {max(ran)[0]}.{max(ran)[1]}: check with that)"
     case.add("warned" if newer else "refused", "script", words)
 
 
@@ -630,7 +639,9 @@ def check_groups(case: Case) -> None:
 
 
 def arms_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one configuration each, and of one arm's name: a text log does not tell every setting. Unnamed first."""
+    """Runs of one configuration each, and of one arm's name:
+    a text log does not tell every setting. Unnamed first.
+    """
     arms: dict[tuple[str, int], list[Run]] = {}
     for number, group in enumerate(seed_groups(runs)):
         for index in group:
@@ -680,7 +691,9 @@ def check_source(case: Case) -> None:
 
 
 def where_other(text: bytes, run: Run) -> str | None:
-    """In which line the log's script is another, as far as can be told; None: it is the same after all."""
+    """In which line the log's script is another, as far as can be told;
+    None: it is the same after all.
+    """
     try:
         other = embedded_source(read_bytes(run.path), run)
     except (OSError, ValueError):
@@ -710,7 +723,9 @@ def check_code_size(case: Case, run: Run, name: str) -> None:
 
 
 def stages(runs: Sequence[Run], key: str) -> dict[str, list[tuple[float, int]]]:
-    """(value, decimals) of each run, for every kind of result that all runs have; the one that counts first."""
+    """(value, decimals) of each run, for every kind of result that all runs have;
+    the one that counts first.
+    """
     result: dict[str, list[tuple[float, int]]] = {}
     for kind in ("headline", *DECODED, "pre_quant"):
         found = [run.headline if kind == "headline" else run.score(kind) for run in runs]
@@ -718,7 +733,8 @@ def stages(runs: Sequence[Run], key: str) -> dict[str, list[tuple[float, int]]]:
         if all(value is not None and math.isfinite(value) for value in values):
             places = [score.digits if key == "val_bpb" else score.loss_digits for score in found]
             result[kind] = [
-                (value, 12 if digits is None else digits) for value, digits in zip(values, places)
+                (value, 12 if digits is None else digits)
+                for value, digits in zip(values, places, strict=True)
             ]
     return result
 
@@ -735,11 +751,10 @@ def check_score(case: Case) -> None:
         if not found:
             case.add("warned", "score", f"the logs tell no {key}")
             continue
-        means[key] = mean = (
-            summary([value for value, _ in found["headline"]]).mean
-            if "headline" in found
-            else math.nan
-        )
+        mean = math.nan
+        if "headline" in found:
+            mean = summary([value for value, _ in found["headline"]]).mean
+        means[key] = mean
         if not is_number(given):
             continue
         level, words = verdict_on(given, key, found, case.main)
@@ -781,11 +796,12 @@ def verdict_on(
             f"{key} {shown(given)} is the {kind} result; the lowest in the logs is {right}",
         )
     for kind in means:
-        for run, (value, digits) in zip(runs, found[kind]):
+        for run, (value, digits) in zip(runs, found[kind], strict=True):
             if agrees(given, value, max(4, digits)) and kind != "pre_quant":
                 return (
                     "warned",
-                    f"{key} {shown(given)} is that of seed {seed_of(run)} alone: {whole} is {right}",
+                    f"{key} {shown(given)} is that of seed {seed_of(run)} alone: "
+                    f"{whole} is {right}",
                 )
     if any(abs(given - mean) <= CLOSE for kind, (mean, _) in means.items() if kind != "pre_quant"):
         return "warned", f"{key} {shown(given)} is only nearly {whole}, {right}"
@@ -1053,7 +1069,9 @@ def check_crc(case: Case) -> None:
 
 
 def check_significance(case: Case) -> None:
-    """Welch's test against the previous best: in nats where both are known for the same split, else in bits a byte."""
+    """Welch's test against the previous best:
+    in nats where both are known for the same split, else in bits a byte.
+    """
     previous, level = case.options.previous, "refused" if case.strict else "note"
     if previous is None:
         return
@@ -1069,11 +1087,9 @@ def check_significance(case: Case) -> None:
         return
     unit, margin, ours, theirs = "nats", case.options.margin, losses, previous.losses
     if not usable:
-        share = (
-            case.report.val_bpb.mean / case.report.val_loss.mean
-            if case.report.val_loss
-            else 1 / math.log(2)
-        )
+        share = 1 / math.log(2)
+        if case.report.val_loss:
+            share = case.report.val_bpb.mean / case.report.val_loss.mean
         unit, margin, ours, theirs = "bits a byte", margin * share, bpbs, previous.bpbs
     if len(ours) < 2:
         case.add(level, "significance", "one run shows no significance: run three seeds")
@@ -1085,8 +1101,8 @@ def check_significance(case: Case) -> None:
         return
     better = test.p < case.options.alpha
     words = (
-        f"{test.difference:+.5f} {unit} better than {previous.name} (95 % interval {test.low:+.5f} to "
-        f"{test.high:+.5f}); by {margin:.5g}: p = {test.p:.2g}"
+        f"{test.difference:+.5f} {unit} better than {previous.name} "
+        f"(95 % interval {test.low:+.5f} to {test.high:+.5f}); by {margin:.5g}: p = {test.p:.2g}"
     )
     case.add("note" if better else level, "significance", words + ("" if better else ": not shown"))
 
@@ -1109,7 +1125,8 @@ def read_previous(given: str) -> Previous:
         )
     if not os.path.isdir(given):
         raise ValueError(
-            f"--previous {given}: neither a folder nor a score such as 1.1228 (bits a byte) or 1.8957nats"
+            f"--previous {given}: neither a folder "
+            "nor a score such as 1.1228 (bits a byte) or 1.8957nats"
         )
     case = Case(Report(given, OPEN), Options(), listing(given), Path(os.path.abspath(given)))
     check_submission(case)
@@ -1161,7 +1178,7 @@ def size_lines(report: Report) -> list[str]:
     """Both totals, with the bytes left: with the script as it is, and as it would be packed."""
     result = []
     codes = (("code as it is", report.code_bytes), ("code packed (lzma)", report.packed_code_bytes))
-    for (label, code), total in zip(codes, report.totals):
+    for (label, code), total in zip(codes, report.totals, strict=True):
         if total is not None:
             left = CAP_BYTES - total
             result.append(
@@ -1274,16 +1291,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             guarded(folder, lambda folder=folder: check_folder(folder, settings))
             for folder in options.folders
         ]
-        text = (
-            as_json(reports)
-            if options.json
-            else "\n\n".join("\n".join(lines(one)) for one in reports)
-        )
-        print(
-            text.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(
-                sys.stdout.encoding or "utf-8"
-            )
-        )
+        if options.json:
+            text = as_json(reports)
+        else:
+            text = "\n\n".join("\n".join(lines(one)) for one in reports)
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

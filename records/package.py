@@ -1,12 +1,16 @@
 """From the logs of a run's seeds to a record's folder, complete and checked.
 
-    python3 records/package.py logs/s1.txt logs/s2.txt logs/s3.txt --track track_10min_16mb --name "Wider MLP" \\
-        --author "Ada Lovelace" --github-id ada --description "MLP three times as wide, 8 layers." [--date 2026-04-01]
+    python3 records/package.py logs/s1.txt logs/s2.txt logs/s3.txt \\
+        --track track_10min_16mb --name "Wider MLP" \\
+        --author "Ada Lovelace" --github-id ada \\
+        --description "MLP three times as wide, 8 layers." [--date 2026-04-01]
 
-makes records/<track>/<date>_WiderMLP/ with train_gpt.py as the logs hold it, the logs as train_seed<N>.log,
-submission.json filled from them, and a README.md whose TODO is yours. The settings come from the .jsonl beside each
-log. Nothing is made that records/check.py would refuse, and no folder is overwritten. In track_non_record_16mb logs of
-several configurations are arms of one study: the first log's is the one submitted.
+makes records/<track>/<date>_WiderMLP/ with train_gpt.py as the logs hold it, the logs as
+train_seed<N>.log, submission.json filled from them, and a README.md whose TODO is yours. The
+settings come from the .jsonl beside each log. Nothing is made that records/check.py would refuse,
+and no folder is overwritten. In track_non_record_16mb logs of several configurations are arms of
+one study: the first log's is the one submitted.
+
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
 
@@ -53,23 +57,33 @@ from check import (
 )
 
 RECORDS = Path(__file__).resolve().parent
-NOT_COMMAND = {
-    "run_id",
+# Of the settings: written otherwise, or not.
+NOT_COMMAND = {"run_id", "seed", "data_path", "tokenizer_path", "resume"}
+RESULT_HEAD = (
+    "log",
     "seed",
-    "data_path",
-    "tokenizer_path",
-    "resume",
-}  # of the settings: written otherwise, or not
+    "steps",
+    "ms a step",
+    "train s",
+    "eval s",
+    "val_bpb before quantisation",
+    "val_loss",
+    "val_bpb",
+    "model bytes",
+    "total bytes",
+)
 STATED = {RECORD: "10min_16mb"}  # the track in submission.json, as most records write it
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """What stands against making the folder, in one line."""
 
 
 @dataclass
 class Log:
-    """A log to be packaged: its bytes and run, and the settings, from the events beside it where there are some."""
+    """A log to be packaged: its bytes and run,
+    and the settings, from the events beside it where there are some.
+    """
 
     path: Path
     data: bytes
@@ -108,27 +122,30 @@ def slug(name: str) -> str:
 
 
 def read(path: Path) -> Log:
-    """Raises Refused for a log that cannot be submitted."""
+    """Raises RefusedError for a log that cannot be submitted."""
     text = path.with_suffix(".txt") if path.suffix == ".jsonl" else path
     try:
         data = read_bytes(text)
     except (OSError, ValueError) as error:
-        raise Refused(f"{text}: {reason(error)}: name the text log of a run") from error
+        raise RefusedError(f"{text}: {reason(error)}: name the text log of a run") from error
     found = read_log(text)
     if len(found.runs) != 1:
-        raise Refused(f"{text}: {len(found.runs)} runs in it: a record takes logs of one run each")
+        raise RefusedError(
+            f"{text}: {len(found.runs)} runs in it: a record takes logs of one run each"
+        )
     run = found.runs[0]
     if run.status != "finished" or run.headline is None:
-        raise Refused(
-            f"{text}: {run.status} at step {run.last_step}: {run.error or 'it ends before the result'}"
+        raise RefusedError(
+            f"{text}: {run.status} at step {run.last_step}: "
+            f"{run.error or 'it ends before the result'}"
         )
     if run.seed is None:
-        raise Refused(f"{text}: it does not tell its seed")
+        raise RefusedError(f"{text}: it does not tell its seed")
     source = embedded_source(data, run) if run.source_sha256 else None
     if source is None:
-        raise Refused(
-            f"{text}: it does not begin with the script's text: name logs/<RUN_ID>.txt, not what the console "
-            "printed"
+        raise RefusedError(
+            f"{text}: it does not begin with the script's text: "
+            "name logs/<RUN_ID>.txt, not what the console printed"
         )
     return Log(text, data, run, with_events(run, text.with_suffix(".jsonl")), source)
 
@@ -147,7 +164,7 @@ def with_events(run: Run, path: Path) -> Run:
         and one.last_step == run.last_step
     ]
     if not same:
-        raise Refused(
+        raise RefusedError(
             f"{path}: not of the run of the .txt beside it: move it away, or name another log"
         )
     result = copy.deepcopy(run)
@@ -156,20 +173,23 @@ def with_events(run: Run, path: Path) -> Run:
 
 
 def same_source(logs: Sequence[Log], script: Path | None) -> bytes:
-    """The script's text, equal in all logs and to `script`; Refused with the first line that differs."""
+    """The script's text, equal in all logs and to `script`.
+
+    Raises RefusedError with the first line that differs.
+    """
     first = logs[0]
     texts = [(str(log.path), log.source) for log in logs[1:]]
     if script is not None:
         try:
             texts.append((str(script), read_bytes(script)))
         except (OSError, ValueError) as error:
-            raise Refused(f"{script}: {reason(error)}") from error
+            raise RefusedError(f"{script}: {reason(error)}") from error
     for name, text in texts:
         number, ours, theirs = first_difference(first.source, text)
         if number:
-            raise Refused(
-                f"{name}: not the script of {first.path}: line {number} is {theirs!r}, not {ours!r}: "
-                "all seeds must be run with one train_gpt.py"
+            raise RefusedError(
+                f"{name}: not the script of {first.path}: line {number} is {theirs!r}, "
+                f"not {ours!r}: all seeds must be run with one train_gpt.py"
             )
     return first.source
 
@@ -179,9 +199,8 @@ def name_logs(logs: Sequence[Log]) -> None:
     runs = [log.full for log in logs]
     telling = [one.name for one in differences(runs)[0] if not one.harmless]
     # Effective states (train_io.prefetch) follow from settings where those are known.
-    varied = [
-        name for name in telling if "." not in name and name in logs[0].full.config
-    ] or telling
+    settings = logs[0].full.config
+    varied = [name for name in telling if "." not in name and name in settings] or telling
     groups = sorted(seed_groups(runs), key=lambda group: 0 not in group)
     for number, group in enumerate(groups):
         for index in group:
@@ -192,7 +211,7 @@ def name_logs(logs: Sequence[Log]) -> None:
     for index, log in enumerate(logs):
         twin = next((one for one in logs[:index] if one.name == log.name), None)
         if twin:
-            raise Refused(
+            raise RefusedError(
                 f"{log.path}: seed {log.run.seed} again, configured as {twin.path}: each seed once"
             )
 
@@ -262,7 +281,9 @@ def hardware(log: Log) -> str:
 
 
 def defaults(source: bytes) -> dict[str, Any]:
-    """The script's own defaults, read from its class Config without running it; {}: it has no such class."""
+    """The script's own defaults, read from its class Config without running it;
+    {}: it has no such class.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -275,6 +296,10 @@ def defaults(source: bytes) -> dict[str, Any]:
                 for target in node.targets
                 if isinstance(target, ast.Name)
             }
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
+            name = getattr(node.target, "id", "")
+            if isinstance(constants.get(name), str) and isinstance(node.value.value, str):
+                constants[name] += node.value.value
     config = next(
         (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config"),
         None,
@@ -295,11 +320,11 @@ def defaults(source: bytes) -> dict[str, Any]:
 
 
 def changed_settings(log: Log) -> dict[str, Any]:
-    """The settings that differ from the script's defaults; all that are known where it has no readable ones."""
-    known, found = (
-        defaults(log.source),
-        {k: v for k, v in log.full.config.items() if k not in NOT_COMMAND},
-    )
+    """The settings that differ from the script's defaults;
+    all that are known where it has no readable ones.
+    """
+    known = defaults(log.source)
+    found = {k: v for k, v in log.full.config.items() if k not in NOT_COMMAND}
     if not known:
         return {k: v for k, v in found.items() if "." not in k}
     return {name: value for name, value in found.items() if name in known and value != known[name]}
@@ -389,33 +414,9 @@ def arm_rows(logs: Sequence[Log]) -> list[list[str]]:
 def readme(about: About, logs: Sequence[Log], source: bytes) -> str:
     """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
     main = [log for log in logs if not log.arm]
-    first, run = main[0], main[0].full
-    arms = (
-        table(["arm", "seeds", "val_loss", "val_bpb", "ms a step"], arm_rows(logs))
-        if len(main) < len(logs)
-        else []
-    )
-    settings = changed_settings(first)
-    facts = {
-        "data": f"{run.dataset or 'unknown'}, {cell(run.train_shards)} training shards, "
-        f"{cell(run.epochs_seen(), '.3f')} epochs, {cell(run.tokens(), ',')} tokens",
-        "validation": f"{cell(run.val_tokens, ',')} predicted tokens",
-        "machine": hardware(first) or "not in the logs",
-        "versions": ", ".join(f"{k} {v}" for k, v in run.versions.items()) or "not in the logs",
-        "data_crc": f"{first.run.steps[-1].data_crc or '-'} at step {first.run.steps[-1].step:,}"
-        if first.run.steps
-        else "-",
-    }
-    told = (
-        ""
-        if run is not first.run
-        else "As far as the text log tells; the .jsonl beside it would have told all.\n"
-    )
-    sizes = Report(
-        "",
-        code_bytes=len(source),
-        packed_code_bytes=packed_size(source),
-        artifact_bytes=max((log.run.sizes.artifact or 0 for log in main), default=None),
+    todo = (
+        f"{TODO}what was changed against which record, why it helps, "
+        "what was tried without success."
     )
     return "\n".join(
         [
@@ -425,61 +426,87 @@ def readme(about: About, logs: Sequence[Log], source: bytes) -> str:
             "",
             f"{about.author} (@{about.github_id}), {about.date}, {about.track}.",
             "",
-            "## Result",
-            "",
-            *table(
-                [
-                    "log",
-                    "seed",
-                    "steps",
-                    "ms a step",
-                    "train s",
-                    "eval s",
-                    "val_bpb before quantisation",
-                    "val_loss",
-                    "val_bpb",
-                    "model bytes",
-                    "total bytes",
-                ],
-                result_rows(logs),
-            ),
-            "",
-            *([*arms, ""] if arms else []),
-            *mean_lines(main),
-            "```",
-            *size_lines(sizes),
-            "```",
-            "",
+            *result_section(logs, main, source),
             "## What was done",
             "",
-            f"{TODO}what was changed against which record, why it helps, what was tried without success.",
+            todo,
             "",
-            "## Run it again",
-            "",
-            "In this folder:",
-            "```bash",
-            *command(first, [log.run.seed for log in main]),
-            "```",
-            told,
-            *(
-                [
-                    "Settings other than the script's defaults:",
-                    "",
-                    *table(
-                        ["setting", "value"],
-                        [[k.upper(), value_word(v)] for k, v in settings.items()],
-                    ),
-                    "",
-                ]
-                if settings
-                else ["All settings are the script's defaults.", ""]
-            ),
-            "## Data and machine",
-            "",
-            *(f"- {key}: {value}" for key, value in facts.items()),
-            "",
+            *command_section(main),
+            *machine_section(main[0]),
         ]
     )
+
+
+def result_section(logs: Sequence[Log], main: Sequence[Log], source: bytes) -> list[str]:
+    """The results of all runs, and what the submitted ones come to."""
+    arms = []
+    if len(main) < len(logs):
+        arms = [*table(["arm", "seeds", "val_loss", "val_bpb", "ms a step"], arm_rows(logs)), ""]
+    sizes = Report(
+        "",
+        code_bytes=len(source),
+        packed_code_bytes=packed_size(source),
+        artifact_bytes=max((log.run.sizes.artifact or 0 for log in main), default=None),
+    )
+    return [
+        "## Result",
+        "",
+        *table(RESULT_HEAD, result_rows(logs)),
+        "",
+        *arms,
+        *mean_lines(main),
+        "```",
+        *size_lines(sizes),
+        "```",
+        "",
+    ]
+
+
+def command_section(main: Sequence[Log]) -> list[str]:
+    """The command that runs it again, and what it sets."""
+    first = main[0]
+    told = ""
+    if first.full is first.run:
+        told = "As far as the text log tells; the .jsonl beside it would have told all.\n"
+    settings = ["All settings are the script's defaults."]
+    if changed := changed_settings(first):
+        rows = [[name.upper(), value_word(value)] for name, value in changed.items()]
+        settings = [
+            "Settings other than the script's defaults:",
+            "",
+            *table(["setting", "value"], rows),
+        ]
+    return [
+        "## Run it again",
+        "",
+        "In this folder:",
+        "```bash",
+        *command(first, [log.run.seed for log in main]),
+        "```",
+        told,
+        *settings,
+        "",
+    ]
+
+
+def machine_section(first: Log) -> list[str]:
+    """On what it was run."""
+    run, steps = first.full, first.run.steps
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    facts = {
+        "data": f"{run.dataset or 'unknown'}, {cell(run.train_shards)} training shards, "
+        f"{cell(run.epochs_seen(), '.3f')} epochs, {cell(run.tokens(), ',')} tokens",
+        "validation": f"{cell(run.val_tokens, ',')} predicted tokens",
+        "machine": hardware(first) or "not in the logs",
+        "versions": versions or "not in the logs",
+        "data_crc": f"{steps[-1].data_crc or '-'} at step {steps[-1].step:,}" if steps else "-",
+    }
+    return [
+        "## Data and machine",
+        "",
+        *(f"- {key}: {value}" for key, value in facts.items()),
+        "",
+    ]
 
 
 def mean_lines(logs: Sequence[Log]) -> list[str]:
@@ -517,10 +544,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def package(about: About, logs: Sequence[Log], source: bytes, records: Path) -> tuple[Path, Report]:
-    """Makes the folder, whole or not at all. Raises Refused where it exists; a refused report means: not made."""
+    """Makes the folder, whole or not at all.
+
+    Raises RefusedError where it exists; a refused report means: not made.
+    """
     target = records / about.track / about.folder
     if os.path.lexists(target):
-        raise Refused(f"{target}: exists: remove it, or give another --name or --date")
+        raise RefusedError(f"{target}: exists: remove it, or give another --name or --date")
     main = [log for log in logs if not log.arm]
     files = {
         "train_gpt.py": source,
@@ -537,7 +567,7 @@ def package(about: About, logs: Sequence[Log], source: bytes, records: Path) -> 
             os.rename(temporary, target)
             sync_folder(target.parent)
     except OSError as error:
-        raise Refused(f"{target}: cannot be written: {reason(error)}") from error
+        raise RefusedError(f"{target}: cannot be written: {reason(error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if first_here and not target.exists():
@@ -603,7 +633,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = same_source(logs, options.script)
         name_logs(logs)
         target, report = package(about, logs, source, options.records)
-    except Refused as error:
+    except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("\n".join(lines(report)))

@@ -1,4 +1,5 @@
-"""What the tests share: the trainer as a module, shards of known tokens, a small corpus, the script run as users do."""
+"""What the tests share: the trainer as a module, shards of known tokens, a small corpus,
+the script run as users do."""
 
 import argparse
 import ast
@@ -12,9 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,27 +29,28 @@ sys.path.insert(0, str(ROOT))
 import train_gpt  # noqa: E402  (the repository's root is not a package)
 
 SETTINGS = {f.name.upper() for f in dataclasses.fields(train_gpt.Config)}
-SMALL_MODEL = dict(
-    NUM_LAYERS=2,
-    MODEL_DIM=32,
-    NUM_HEADS=2,
-    NUM_KV_HEADS=1,
-    VOCAB_SIZE=300,
-    TRAIN_SEQ_LEN=32,
-    TRAIN_BATCH_TOKENS=2048,
-    VAL_BATCH_SIZE=4096,
-    GRAD_ACCUM_STEPS=1,
-    WARMUP_STEPS=0,
-    MAX_WALLCLOCK_SECONDS=0,
-    ITERATIONS=10,
-    WARMDOWN_ITERS=5,
-    DEVICE="cpu",
-    TORCH_COMPILE=0,
-)
+SMALL_MODEL = {
+    "NUM_LAYERS": 2,
+    "MODEL_DIM": 32,
+    "NUM_HEADS": 2,
+    "NUM_KV_HEADS": 1,
+    "VOCAB_SIZE": 300,
+    "TRAIN_SEQ_LEN": 32,
+    "TRAIN_BATCH_TOKENS": 2048,
+    "VAL_BATCH_SIZE": 4096,
+    "GRAD_ACCUM_STEPS": 1,
+    "WARMUP_STEPS": 0,
+    "MAX_WALLCLOCK_SECONDS": 0,
+    "ITERATIONS": 10,
+    "WARMDOWN_ITERS": 5,
+    "DEVICE": "cpu",
+    "TORCH_COMPILE": 0,
+}
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> Path:
-    """A shard in the challenge's format: 256 little-endian int32 words, then the tokens as uint16."""
+    """A shard in the challenge's format: 256 little-endian int32 words,
+    then the tokens as uint16."""
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(tokens)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +80,8 @@ class Corpus:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Real text (modules of the standard library), a 300-piece tokenizer, three uneven train shards, one val shard."""
+    """Real text (modules of the standard library), a 300-piece tokenizer,
+    three uneven train shards, one val shard."""
     folder = tmp_path_factory.mktemp("corpus")
     lines = [
         line
@@ -157,7 +163,8 @@ def run_trainer(
     script: Path | None = None,
     **settings: object,
 ) -> Finished:
-    """Runs the script in `folder` by subprocess: plain python for ranks=0, else under torch.distributed.run."""
+    """Runs the script in `folder` by subprocess: plain python for ranks=0,
+    else under torch.distributed.run."""
     folder.mkdir(parents=True, exist_ok=True)
     launcher = (
         [
@@ -195,8 +202,9 @@ def free_port() -> int:
 
 
 def config_of(**settings: object) -> train_gpt.Config:
-    """A Config from environment-style names, as the script would read it; raises on values of a wrong type."""
-    config, faults = train_gpt.Config.from_environment({k: str(v) for k, v in settings.items()})
+    """A Config from environment-style names, as the script would read it;
+    raises on values of a wrong type."""
+    config, faults, _ = train_gpt.read_config({k: str(v) for k, v in settings.items()})
     assert not faults, faults
     return config
 
@@ -214,36 +222,81 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
     }
 
 
+def runtime_of(config: train_gpt.Config, rank: int = 0, world_size: int = 1) -> train_gpt.Runtime:
+    """A rank's Runtime, without signals and a process group."""
+    return train_gpt.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+
+
 def open_pipeline(
-    config: train_gpt.Config,
-    split: str = "train",
-    *,
-    runtime: train_gpt.Runtime | None = None,
-    shards: train_gpt.Shards | None = None,
-    overlap: train_gpt.Overlap | None = None,
-    digest: Callable[..., object] = train_gpt.data_crc,
-    stall_seconds: float = 30,
-    log: object = None,
-    spans: train_gpt.Spans = train_gpt.Spans(),
+    config: train_gpt.Config, split: str = "train", step: int = 0, **replaced: Any
 ) -> train_gpt.Pipeline:
-    """The pipeline of a split as the trainer builds it, for the rank of `runtime`."""
-    runtime, shards = (
-        runtime or train_gpt.Runtime(),
-        shards or train_gpt.Shards(config.data_path, split),
-    )
+    """The pipeline of a split as the trainer builds it; `replaced`: some of its arguments."""
+    runtime = replaced.pop("runtime", None) or runtime_of(config)
+    shards = replaced.pop("shards", None) or train_gpt.Shards(config, split)
     if split == "train":
-        plan = train_gpt.BatchPlan.train(config, runtime.rank, runtime.world_size)
+        plan = train_gpt.BatchPlan.train(config, runtime, step)
     else:
-        tokens = train_gpt.cut_val_tokens(config, shards.total)
-        plan = train_gpt.BatchPlan.val(config, tokens, runtime.rank, runtime.world_size)
-    overlap = overlap or train_gpt.Overlap.of(config, split, runtime.cuda)
-    runtime.stall_seconds, runtime.log = stall_seconds, log
-    source = SimpleNamespace(
-        rt=runtime, verify=train_gpt.Verify(False, log), shards=shards, plan=plan, overlap=overlap
-    )
-    return train_gpt.Pipeline(source, split, digest, spans)
+        plan = train_gpt.BatchPlan.val(config, runtime, shards.ends[-1])
+    overlap = replaced.pop("overlap", None) or train_gpt.Overlap.of(config, split, runtime.cuda)
+    return train_gpt.Pipeline(shards, plan, overlap, runtime, **replaced)
 
 
-train_gpt.torch.set_num_threads(
-    1
-)  # for small tensors a second thread only waits, and slows other processes down
+# For small tensors a second thread only waits, and slows other processes down.
+train_gpt.torch.set_num_threads(1)
+
+
+class Recorder(train_gpt.RunLog):
+    """A log that writes no file: what was logged is in `lines` and `events`."""
+
+    def __init__(self) -> None:
+        super().__init__("recorder", enabled=False)
+        self.lines: list[str] = []
+        self.events: list[dict[str, Any]] = []
+
+    def line(self, text: str, *more: Any, **named: Any) -> None:
+        self.lines += text.splitlines()
+        super().line(text, *more, **named)
+
+    def event(self, name: str, **values: Any) -> None:
+        self.events.append({"event": name, **values})
+
+
+class SimulatedRanks:
+    """Ranks that are threads of this process: their sums and broadcasts meet at a barrier."""
+
+    def __init__(self, config: train_gpt.Config, count: int) -> None:
+        self.runtimes = [runtime_of(config, rank, count) for rank in range(count)]
+        self.barrier, self.given = threading.Barrier(count), [None] * count
+        self.sums = [0] * count  # how often each rank has reduced
+        for runtime in self.runtimes:
+            runtime.all_reduce = partial(self.all_reduce, runtime.rank)
+            runtime.broadcast = partial(self.broadcast, runtime.rank)
+
+    def gathered(self, rank: int, value: Any) -> list[Any]:
+        self.given[rank] = value
+        self.barrier.wait(60)
+        everyone = list(self.given)
+        self.barrier.wait(60)
+        return everyone
+
+    def all_reduce(self, rank: int, tensor: train_gpt.torch.Tensor) -> train_gpt.torch.Tensor:
+        self.sums[rank] += 1
+        return tensor.copy_(sum(self.gathered(rank, tensor.clone())))
+
+    def broadcast(self, rank: int, value: Any) -> Any:
+        return self.gathered(rank, value)[0]
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """What `work(rank)` returns, or the HaltError that it raises, on every rank."""
+
+        def attempt(rank: int) -> Any:
+            try:
+                return work(rank)
+            except train_gpt.HaltError as halt:
+                return halt
+            except Exception:
+                self.barrier.abort()  # or the others would wait
+                raise
+
+        with ThreadPoolExecutor(len(self.runtimes)) as pool:
+            return list(pool.map(attempt, range(len(self.runtimes))))

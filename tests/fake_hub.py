@@ -1,7 +1,9 @@
-"""A local server that answers the hub's client as the hub does: repository info, paths-info, resolve, CDN, ranges.
+"""A local server that answers the hub's client as the hub does:
+repository info, paths-info, resolve, CDN, ranges.
 
-Files of 1,024 bytes and more are stored as LFS objects: resolve redirects to the CDN, which lies on another host name,
-and paths-info gives their SHA-256. Faults are planted by path and used up one a request, unless they stay.
+Files of 1,024 bytes and more are stored as LFS objects: resolve redirects to the CDN, which lies on
+another host name, and paths-info gives their SHA-256. Faults are planted by path and used up one a
+request, unless they stay.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ def sha256(content: bytes) -> str:
 
 @dataclass
 class Fault:
-    """What goes wrong with a file's bytes. `value`: a status, or a number of bytes from the start of the answer."""
+    """What goes wrong with a file's bytes.
 
-    kind: str  # status, cut, flip, short, long, whole (ranges are ignored), wait (until the event is set)
+    kind: status, cut, flip, short, long, whole (ranges are ignored),
+          wait (until the event is set)
+    value: a status, or a number of bytes from the start of the answer"""
+
+    kind: str
     value: int = 0
     event: threading.Event | None = None
 
@@ -49,9 +55,8 @@ class FakeHub:
     files: dict[str, bytes]
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     lasting: dict[str, Fault] = field(default_factory=dict)
-    api_statuses: list[int] = field(
-        default_factory=list
-    )  # for the next API requests, instead of an answer
+    # For the next API requests, instead of an answer.
+    api_statuses: list[int] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)  # "METHOD path" of everything
     tokens: dict[str, set[str | None]] = field(
@@ -138,7 +143,8 @@ class HubHandler(BaseHTTPRequestHandler):
         if self.api_fails():
             return
         if path != f"/api/datasets/{self.hub.repo}/paths-info/{COMMIT}":
-            return self.answer(404)
+            self.answer(404)
+            return
         entries = [
             self.hub.description(path) for path in parse_qs(body)["paths"] if path in self.hub.files
         ]
@@ -172,10 +178,12 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def resolve(self, path: str) -> None:
         if path not in self.hub.files:
-            return self.answer(404, X_Error_Code="EntryNotFound")
+            self.answer(404, X_Error_Code="EntryNotFound")
+            return
         entry = self.hub.description(path)
         if "lfs" not in entry:
-            return self.send_file(path)
+            self.send_file(path)
+            return
         self.answer(
             302,
             Location=f"http://localhost:{self.hub.port}/cdn/{path}",
@@ -195,7 +203,8 @@ class HubHandler(BaseHTTPRequestHandler):
         transfer = Transfer(path, start)
         self.hub.transfers.append(transfer)
         if fault.kind == "status":
-            return self.answer(fault.value)
+            self.answer(fault.value)
+            return
         if fault.kind == "flip":
             content = (
                 content[: fault.value]
@@ -207,7 +216,8 @@ class HubHandler(BaseHTTPRequestHandler):
                 content[: -fault.value] if fault.kind == "short" else content + bytes(fault.value)
             )
         if start and start >= len(content):
-            return self.answer(416, Content_Range=f"bytes */{len(content)}")
+            self.answer(416, Content_Range=f"bytes */{len(content)}")
+            return
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.send_header("ETag", f'"{sha256(content)}"')
@@ -235,9 +245,8 @@ class HubHandler(BaseHTTPRequestHandler):
             for observer in self.hub.observers:
                 try:
                     observer(transfer)
-                except (
-                    BaseException
-                ) as error:  # a handler's own thread swallows it; the test looks here
+                except BaseException as error:
+                    # A handler's own thread swallows it; the test looks here.
                     self.hub.observed.append(error)
             self.wfile.write(body[at : at + PIECE])
             transfer.sent += len(body[at : at + PIECE])

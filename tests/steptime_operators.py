@@ -1,15 +1,14 @@
-"""The record StepTime's operators in Triton's interpreter, on the CPU: for test_steptime_record.py, which sets it.
+"""The record StepTime's operators in Triton's interpreter, on the CPU:
+for test_steptime_record.py, which sets it.
 
-Triton takes the interpreter into use for a whole process (TRITON_INTERPRET=1 before its import), so these tests have
-one of their own; pytest does not find them by their file's name."""
+Triton takes the interpreter into use for a whole process (TRITON_INTERPRET=1 before its import),
+so these tests have one of their own; pytest does not find them by their file's name."""
 
 import os
 from collections.abc import Callable, Iterator
-from types import ModuleType
 
 import pytest
 import torch
-import train_gpt as root
 from steptime import load_record
 from torch.library import opcheck
 
@@ -17,15 +16,16 @@ assert os.environ.get("TRITON_INTERPRET") == "1", (
     "run by test_steptime_record.py, with TRITON_INTERPRET=1"
 )
 record = load_record()
-SIZES = dict(
-    train_seq_len=33,
-    model_dim=48,
-    num_heads=3,
-    num_kv_heads=1,
-    num_layers=2,
-    vocab_size=97,
-    mlp_mult=3,
-)
+slow = pytest.mark.slow  # the record is frozen: only another torch or triton can break these
+SIZES = {
+    "train_seq_len": 33,
+    "model_dim": 48,
+    "num_heads": 3,
+    "num_kv_heads": 1,
+    "num_layers": 2,
+    "vocab_size": 97,
+    "mlp_mult": 3,
+}
 
 
 class Lines(list):
@@ -53,7 +53,8 @@ def values(
     outputs: tuple[torch.Tensor, ...] | torch.Tensor,
     permute: bool = False,
 ) -> list[torch.Tensor]:
-    """The outputs and their gradients with regard to `inputs`; permute: the incoming ones in another memory order."""
+    """The outputs and their gradients with regard to `inputs`;
+    permute: the incoming ones in another memory order."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     incoming = [numbers(*t.shape, seed=7 + i).detach().to(t.dtype) for i, t in enumerate(outputs)]
     if permute:
@@ -64,7 +65,7 @@ def values(
 
 def assert_near(found: list[torch.Tensor], wanted: list[torch.Tensor], relative: float) -> None:
     assert len(found) == len(wanted)
-    for a, b in zip(found, wanted):
+    for a, b in zip(found, wanted, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         off = (a.double() - b.double()).abs().max() / b.double().abs().max()
         assert off <= relative, f"{tuple(b.shape)} is off by {off:.2g}"
@@ -79,12 +80,13 @@ def of_heads(
     gain: torch.Tensor | None = None,
     permute: bool = False,
 ) -> list[torch.Tensor]:
-    B, T, H, KV, d = sizes
+    B, T, heads, kv_heads, d = sizes
     x, angle = numbers(B, T, 40, scale=scale, dtype=dtype), numbers(T, 1, d // 2).detach()
     weights = [
-        numbers(n * d, 40, seed=i, scale=0.2, dtype=dtype) for i, n in enumerate((H, KV, KV))
+        numbers(n * d, 40, seed=i, scale=0.2, dtype=dtype)
+        for i, n in enumerate((heads, kv_heads, kv_heads))
     ]
-    gain = numbers(H) if gain is None else gain
+    gain = numbers(heads) if gain is None else gain
     outputs = form(x, weights, gain, torch.stack((angle.cos(), angle.sin())))
     return values(form, [x, *weights, gain], outputs, permute)
 
@@ -131,7 +133,7 @@ def test_heads_in_bfloat16() -> None:
         of_heads(form, sizes, dtype=torch.bfloat16)
         for form in (record.qkv_eager, record.qkv_operator)
     )
-    for a, b, c in zip(exact, eager, found):
+    for a, b, c in zip(exact, eager, found, strict=True):
         assert c.dtype == b.dtype
         assert (c - a).norm() <= 1.1 * (b - a).norm() + 1e-3 * a.norm()
 
@@ -178,7 +180,7 @@ def test_the_mlp_in_float16() -> None:
         of_mlp(form, (2, 33, 40, 72), torch.float16)
         for form in (record.mlp_eager, record.mlp_operator)
     )
-    for a, b, c in zip(exact, eager, found):
+    for a, b, c in zip(exact, eager, found, strict=True):
         assert c.dtype == b.dtype
         assert (c - a).norm() <= 1.1 * (b - a).norm() + 1e-3 * a.norm()
 
@@ -190,6 +192,7 @@ def test_the_mlp_keeps_what_is_not_a_number() -> None:
     assert a[1].isnan().all() and not a[[0, 2]].isnan().any()
 
 
+@slow
 def test_operators_are_registered_as_torch_wants_them() -> None:
     packed, gain, rotary = numbers(2, 9, 7 * 16), numbers(3), numbers(2, 9, 1, 8).detach()
     opcheck(record.split_heads, (packed, gain, rotary, 2))
@@ -204,15 +207,14 @@ def test_operators_are_registered_as_torch_wants_them() -> None:
     opcheck(record.mlp_grad, (y.detach(), down.detach(), a))
 
 
-# --- the whole model ---------------------------------------------------------------------------------------------
+# --- the whole model ------------------------------------------------------------------------------
 
 
-def loss_and_gradients(
-    module: ModuleType, wrap: Callable = lambda model: model
-) -> dict[str, torch.Tensor]:
-    """Of a GPT whose weights are all random: those that begin at zero would hide the MLP and attention."""
+def loss_and_gradients(wrap: Callable = lambda model: model) -> dict[str, torch.Tensor]:
+    """Of a GPT whose weights are all random: those that begin at zero would hide the MLP and
+    attention."""
     torch.manual_seed(3)
-    model = module.GPT(module.Config(run_id="x", **SIZES), torch.float32)
+    model = record.GPT(record.Config(run_id="x", **SIZES), torch.float32)
     random = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for p in model.parameters():
@@ -222,6 +224,14 @@ def loss_and_gradients(
     loss = wrap(model)(ids[:, :-1], ids[:, 1:])
     loss.backward()
     return {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
+
+
+def eager() -> dict[str, torch.Tensor]:
+    """The same without operators."""
+    taken, record.OPERATORS = record.OPERATORS, frozenset()
+    wanted = loss_and_gradients()
+    record.OPERATORS = taken
+    return wanted
 
 
 def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -239,20 +249,23 @@ def take(operators: str = "auto") -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("operators", ["auto", "qkv", "mlp", "0"])
-def test_the_model_with_operators_is_the_roots(
+@pytest.mark.parametrize(
+    "operators", ["auto", *(pytest.param(word, marks=slow) for word in ("qkv", "mlp", "0"))]
+)
+def test_the_model_with_operators_is_the_eager_one(
     operators: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = {"auto": {"qkv", "mlp"}, "0": set()}.get(operators, {operators})
     assert take(operators) == [f"operators:{'+'.join(sorted(used)) or 'none'}"]
-    calls = []
-    for name, (eager, form) in record.FORMS.items():
-        spied = (eager, lambda *args, name=name, form=form: (calls.append(name), form(*args))[1])
+    wanted, calls = eager(), []
+    for name, (plain, form) in record.FORMS.items():
+        spied = (plain, lambda *args, name=name, form=form: (calls.append(name), form(*args))[1])
         monkeypatch.setitem(record.FORMS, name, spied)
-    assert_same(loss_and_gradients(record), loss_and_gradients(root))
+    assert_same(loss_and_gradients(), wanted)
     assert set(calls) == used
 
 
+@slow
 def test_a_compiled_model_is_one_graph_with_the_operators_in_it() -> None:
     take()
     graphs = []
@@ -264,14 +277,14 @@ def test_a_compiled_model_is_one_graph_with_the_operators_in_it() -> None:
     def wrap(model: torch.nn.Module) -> Callable:
         return torch.compile(model, dynamic=False, fullgraph=True, backend=backend)
 
-    assert_same(loss_and_gradients(record, wrap), loss_and_gradients(root))
+    assert_same(loss_and_gradients(wrap), eager())
     assert len(graphs) == 1
     assert all(
         graphs[0].count(f"steptime.{name}.") == SIZES["num_layers"] for name in ("heads", "mlp")
     )
 
 
-# --- what does not work is eager ---------------------------------------------------------------------------------
+# --- what does not work is eager ------------------------------------------------------------------
 
 
 class Raises:
@@ -297,14 +310,19 @@ class Fills:
 @pytest.mark.parametrize(
     "broken, word",
     [
-        (Raises(), "RuntimeError: no such instruction"),
+        pytest.param(Raises(), "RuntimeError: no such instruction", marks=slow),
         (Fills(0.0), "off by"),
-        (Fills(float("nan")), "off by nan"),
+        pytest.param(Fills(float("nan")), "off by nan", marks=slow),
     ],
     ids=["raises", "zeros", "nan"],
 )
 @pytest.mark.parametrize(
-    "name, part", [("qkv", "heads_kernel"), ("qkv", "heads_grad_kernel"), ("mlp", "relu2_kernel")]
+    "name, part",
+    [
+        pytest.param("qkv", "heads_kernel", marks=slow),
+        ("qkv", "heads_grad_kernel"),
+        ("mlp", "relu2_kernel"),
+    ],
 )
 def test_a_broken_operator_is_eager_after_one_warning(
     name: str, part: str, broken: object, word: str, monkeypatch: pytest.MonkeyPatch
@@ -317,7 +335,7 @@ def test_a_broken_operator_is_eager_after_one_warning(
         and word in lines[0]
     )
     assert "\n" not in lines[0]
-    assert_same(loss_and_gradients(record), loss_and_gradients(root))
+    assert_same(loss_and_gradients(), eager())
 
 
 def test_an_operator_that_fails_on_another_rank_is_eager_on_all() -> None:
@@ -327,7 +345,8 @@ def test_an_operator_that_fails_on_another_rank_is_eager_on_all() -> None:
 
     lines = Lines()
     record.use_operators(record.Config(run_id="x", **SIZES), Two(world_size=2), lines)
-    assert list(record.FORMS) == ["qkv", "mlp"] and record.OPERATORS == {"qkv"}
+    forms, operators = record.FORMS, record.OPERATORS
+    assert list(forms) == ["qkv", "mlp"] and operators == {"qkv"}
     assert lines == [
         "warning: operator mlp does not work here, it is eager: so on another rank",
         "operators:qkv",

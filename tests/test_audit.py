@@ -1,6 +1,8 @@
-"""The audit proves a right count and names each known mistake, with real SentencePiece models trained here."""
+"""The audit proves a right count and names each known mistake,
+with real SentencePiece models trained here."""
 
 import io
+import itertools
 import json
 import os
 import random
@@ -22,10 +24,11 @@ from tokenize_docs import write_shard  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 SPACE, BOS = "\u2581", 1
-WORDS = (
-    "the count of bytes in each piece is what a score rests on so it must be right for plain words and for "
-    "naïve cafés, Größe, 12 345 tests; (brackets) too: «quotes» and dashes"
-).split()
+TEXT = (
+    "the count of bytes in each piece is what a score rests on so it must be right for plain words "
+    "and for naïve cafés, Größe, 12 345 tests; (brackets) too: «quotes» and dashes"
+)
+WORDS = TEXT.split()
 RARE = [
     "日本",
     "😀",
@@ -53,22 +56,26 @@ def make_documents(count: int, seed: int = 0) -> list[str]:
 # No model has seen the last character: it is 4 byte pieces.
 DOCUMENTS = [" begins with a space", "", *make_documents(25), "ends in an emoji 🦊"]
 VARIANTS = {
-    "nmt_nfkc": dict(normalization_rule_name="nmt_nfkc"),
-    "identity": dict(normalization_rule_name="identity", remove_extra_whitespaces=False),
-    "dummy_prefix": dict(normalization_rule_name="nmt_nfkc", add_dummy_prefix=True),
-    "runs_of_spaces": dict(
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-    ),
-    "no_byte_fallback": dict(
-        normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=False
-    ),
+    "nmt_nfkc": {"normalization_rule_name": "nmt_nfkc"},
+    "identity": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    "dummy_prefix": {"normalization_rule_name": "nmt_nfkc", "add_dummy_prefix": True},
+    "runs_of_spaces": {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+    },
+    "no_byte_fallback": {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "byte_fallback": False,
+    },
 }
 
 
 def edited(model: bytes, piece: str, *, name: str = "", kind: int = 0) -> bytes:
-    """A model file whose `piece` has another name or type: protobuf, field 1 a piece {1: name, 2: score, 3: type}."""
+    """A model file whose `piece` has another name or type.
+
+    protobuf: field 1 is a piece {1: name, 2: score, 3: type}."""
 
     def varint(at: int) -> tuple[int, int]:
         value = shift = 0
@@ -108,20 +115,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             sentence_iterator=iter(sentences),
             model_writer=written,
             **{
-                **dict(
-                    model_type="bpe",
-                    vocab_size=420,
-                    byte_fallback=True,
-                    split_digits=True,
-                    pad_id=0,
-                    bos_id=BOS,
-                    eos_id=2,
-                    unk_id=3,
-                    add_dummy_prefix=False,
-                    character_coverage=0.98,
-                    minloglevel=2,
-                    hard_vocab_limit=False,
-                ),
+                "model_type": "bpe",
+                "vocab_size": 420,
+                "byte_fallback": True,
+                "split_digits": True,
+                "pad_id": 0,
+                "bos_id": BOS,
+                "eos_id": 2,
+                "unk_id": 3,
+                "add_dummy_prefix": False,
+                "character_coverage": 0.98,
+                "minloglevel": 2,
+                "hard_vocab_limit": False,
                 **variant,
             },
         )
@@ -143,7 +148,8 @@ def encode(model: Path, text: str) -> list[int]:
 
 
 def surfaces(model: Path) -> tuple[list[bytes], list[bool], list[bool]]:
-    """(text, begins with the space mark, is a boundary) of each id, by a plain reading of its piece."""
+    """(text, begins with the space mark, is a boundary) of each id,
+    by a plain reading of its piece."""
     if model.suffix == ".json":
         return (
             [b""] * 4 + [bytes([i]) for i in range(256)],
@@ -170,7 +176,9 @@ def surfaces(model: Path) -> tuple[list[bytes], list[bool], list[bool]]:
 def right_table(model: Path) -> dict[str, np.ndarray]:
     texts, spaces, boundaries = surfaces(model)
     return {
-        "base_bytes": np.array([len(text) - space for text, space in zip(texts, spaces)]),
+        "base_bytes": np.array(
+            [len(text) - space for text, space in zip(texts, spaces, strict=True)]
+        ),
         "has_leading_space": np.array(spaces),
         "is_boundary": np.array(boundaries),
     }
@@ -181,7 +189,7 @@ def count(
 ) -> list[int]:
     """Bytes of each predicted token by a table, one at a time."""
     base, space, boundary = table.values()
-    pairs = list(zip(tokens, tokens[1:]))[:predicted]
+    pairs = list(itertools.pairwise(tokens))[:predicted]
     return [int(base[now]) + int(space[now] and not boundary[before]) for before, now in pairs]
 
 
@@ -244,7 +252,7 @@ def world(tmp_path: Path, models: dict[str, Path]):
     )
 
 
-# === A RIGHT COUNT IS PROVED =========================================================================================
+# === A RIGHT COUNT IS PROVED ======================================================================
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64, 1 << 20])
@@ -273,7 +281,7 @@ def test_proves_a_right_split(world, monkeypatch, name, chunk):
     assert result.documents == result.originals["documents"] == len(DOCUMENTS)
     assert result.spaces_behind_bos == sum(
         bool(table["has_leading_space"][token])
-        for before, token in zip(data.tokens, data.tokens[1:])
+        for before, token in itertools.pairwise(data.tokens)
         if before == BOS
     )
     # Every byte of the normalised text is counted, but for the spaces the rule leaves out.
@@ -336,7 +344,7 @@ def test_proves_any_text(tmp_path_factory, models, name, documents, chunk):
     assert result.true_bytes + result.spaces_behind_bos == result.originals["normalised_bytes"]
 
 
-# === MISTAKES IN A TABLE =============================================================================================
+# === MISTAKES IN A TABLE ==========================================================================
 
 
 def ids_where(model: Path, condition) -> np.ndarray:
@@ -532,7 +540,7 @@ def test_a_table_for_bytes(world):
     assert data.audit("--table", data.table(table)).names == ["byte_piece_as_replacement"]
 
 
-# === MISTAKES IN A TOKENIZER OR A SPLIT ==============================================================================
+# === MISTAKES IN A TOKENIZER OR A SPLIT ===========================================================
 
 
 def test_names_a_vocabulary_without_a_lone_space(world):
@@ -605,7 +613,8 @@ def test_names_a_dropped_tail(world, name, cut):
     result = short.audit("--docs", short.docs(DOCUMENTS))
     assert result.names == ["dropped_tail"]
     assert result.found["dropped_tail"]["first"]["document"] == len(DOCUMENTS) - 1
-    # Without the originals, only an end inside a character shows (the last one is an emoji, 4 bytes).
+    # Without the originals, only an end inside a character shows
+    # (the last one is an emoji, 4 bytes).
     assert short.audit().names == (["dropped_tail"] if cut < 4 else [])
 
 
@@ -733,7 +742,7 @@ def test_text_files_are_originals_too(world, tmp_path):
     ]
 
 
-# === PUBLISHED SPLITS ================================================================================================
+# === PUBLISHED SPLITS =============================================================================
 
 
 def test_knows_the_published_splits():
@@ -771,7 +780,7 @@ def test_says_whether_this_is_a_published_split(world, monkeypatch):
     assert (result := data.audit()).names == [] and result.published == ""
 
 
-# === THE COMMAND =====================================================================================================
+# === THE COMMAND ==================================================================================
 
 
 def test_report_ends_in_one_verdict(world, capsys):
@@ -832,6 +841,44 @@ def test_runs_as_a_script_without_torch(world, tmp_path):
     )
 
 
+def make_wrong(data: World, folder: Path, fault: str) -> list[object]:
+    """Puts the fault into the data; the arguments that go with it."""
+    shards = sorted(data.folder.glob("*.bin"))
+    if fault == "no shards":
+        data.folder = folder
+    elif fault == "empty shard":
+        shards[0].write_bytes(b"")
+    elif fault == "no shard":
+        shards[1].write_bytes(b"\1" * 2000)
+    elif fault == "tokenizer":
+        data.model = shards[0]
+    elif fault == "no tokenizer":
+        data.model = folder / "missing.model"
+    elif fault == "docs":
+        path = data.docs(DOCUMENTS)
+        path.write_text('{"text": "x"}\n{"words": 1}\n')
+        return ["--docs", path]
+    elif fault == "no docs":
+        return ["--docs", folder / "missing.jsonl"]
+    return []
+
+
+def bad_table(data: World, folder: Path, fault: str) -> Path:
+    table = right_table(data.model)
+    if fault == "table column":
+        return data.table({name: table[name] for name in ("base_bytes", "is_boundary")})
+    if fault == "table short":
+        return data.table({name: column[:-1] for name, column in table.items()}, "json")
+    if fault == "uneven table":
+        return data.table({**table, "is_boundary": table["is_boundary"][:50]})
+    if fault == "table fraction":
+        return data.table({**table, "base_bytes": table["base_bytes"] + 0.5})
+    if fault == "table file":
+        (folder / "table.npz").write_bytes(b"PK not a zip")
+        return folder / "table.npz"
+    return folder / "missing.json"  # no table
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -852,44 +899,10 @@ def test_runs_as_a_script_without_torch(world, tmp_path):
 )
 def test_wrong_usage_is_one_line(world, capsys, tmp_path, fault):
     data = world("nmt_nfkc")
-    more: list[object] = []
-    table = right_table(data.model)
-    shards = sorted(data.folder.glob("*.bin"))
-    if fault == "no shards":
-        data.folder = tmp_path
-    elif fault == "empty shard":
-        shards[0].write_bytes(b"")
-    elif fault == "no shard":
-        shards[1].write_bytes(b"\1" * 2000)
-    elif fault == "tokenizer":
-        data.model = shards[0]
-    elif fault == "no tokenizer":
-        data.model = tmp_path / "missing.model"
-    elif fault == "docs":
-        path = data.docs(DOCUMENTS)
-        path.write_text('{"text": "x"}\n{"words": 1}\n')
-        more = ["--docs", path]
-    elif fault == "no docs":
-        more = ["--docs", tmp_path / "missing.jsonl"]
-    elif fault == "table column":
-        more = [
-            "--table",
-            data.table({name: table[name] for name in ("base_bytes", "is_boundary")}),
-        ]
-    elif fault == "table short":
-        more = [
-            "--table",
-            data.table({name: column[:-1] for name, column in table.items()}, "json"),
-        ]
-    elif fault == "uneven table":
-        more = ["--table", data.table({**table, "is_boundary": table["is_boundary"][:50]})]
-    elif fault == "table fraction":
-        more = ["--table", data.table({**table, "base_bytes": table["base_bytes"] + 0.5})]
-    elif fault == "table file":
-        (tmp_path / "table.npz").write_bytes(b"PK not a zip")
-        more = ["--table", tmp_path / "table.npz"]
-    elif fault == "no table":
-        more = ["--table", tmp_path / "missing.json"]
+    if "table" in fault:
+        more = ["--table", bad_table(data, tmp_path, fault)]
+    else:
+        more = make_wrong(data, tmp_path, fault)
     assert audit.main(data.arguments(*more)) == 2
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
@@ -898,7 +911,7 @@ def test_wrong_usage_is_one_line(world, capsys, tmp_path, fault):
         assert "no tokens in fineweb_val_*.bin" in lines[0]
     if fault == "docs":
         assert "docs_selected.jsonl:2" in lines[0]
-    if fault.endswith("table") or fault.startswith("table"):
+    if "table" in fault:
         assert "table" in lines[0]
 
 

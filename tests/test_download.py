@@ -1,4 +1,5 @@
-"""The download tool, run as a user runs it, with the real hub client against a local hub that fails on purpose."""
+"""The download tool, run as a user runs it, with the real hub client against a local hub that fails
+on purpose."""
 
 from __future__ import annotations
 
@@ -28,6 +29,8 @@ VAL = f"datasets/{NAME}/fineweb_val_000000.bin"
 TRAIN = [f"datasets/{NAME}/fineweb_train_{number:06d}.bin" for number in range(SHARDS)]
 TOKENIZER = ["tokenizers/fineweb_1024_bpe.model", "tokenizers/fineweb_1024_bpe.vocab"]
 DOCS = ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
+# Pauses before another try are longer; test_the_hub_is_asked_ever_more_slowly counts them.
+IMPATIENT = "import time; sleep = time.sleep; time.sleep = lambda s: sleep(min(s, 0.02))\n"
 CHUNK = 1 << 20  # what the client writes at once, so what a broken connection may cost
 
 pytestmark = pytest.mark.timeout(60)
@@ -111,9 +114,9 @@ class Place:
     def run(
         self, *arguments: str, code: int = 0, first: str = "", **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the tool to its end, after the statements `first`; forgets the hub's earlier requests; checks what
-        holds after every run."""
-        (self.data.parent / "home" / "sitecustomize.py").write_text(first)
+        """Runs the tool to its end, after the statements `first`;
+        forgets the hub's earlier requests; checks what holds after every run."""
+        (self.data.parent / "home" / "sitecustomize.py").write_text(IMPATIENT + first)
         self.hub.transfers.clear()
         self.hub.requests.clear()
         env = {**self.env, **env}
@@ -187,7 +190,7 @@ def until(condition: Callable[[], object]) -> None:
 ALL = [*TOKENIZER, VAL, *TRAIN]
 
 
-# --- A hub without faults --------------------------------------------------------------------------------------------
+# --- A hub without faults -------------------------------------------------------------------------
 
 
 def test_files_come_in_the_order_training_needs_them_and_a_second_run_moves_no_byte(
@@ -286,7 +289,7 @@ def test_a_data_set_made_here_is_not_touched(place: Place) -> None:
     assert own.read_bytes() == CONTENT[TRAIN[1]] and place.hub.requests == []
 
 
-# --- While it runs ---------------------------------------------------------------------------------------------------
+# --- While it runs --------------------------------------------------------------------------------
 
 
 def test_several_at_once_and_word_to_training(place: Place) -> None:
@@ -340,7 +343,7 @@ def test_an_interrupted_run_goes_on_inside_the_file(place: Place, number: int) -
     place.holds_exactly(ALL)
 
 
-# --- Faults ----------------------------------------------------------------------------------------------------------
+# --- Faults ---------------------------------------------------------------------------------------
 
 
 def test_faults_that_pass_end_in_a_complete_set(place: Place) -> None:
@@ -429,7 +432,10 @@ def test_the_hub_is_asked_ever_more_slowly_and_new_ground_counts(
 
 
 def test_a_full_disk_is_seen_before_anything_is_fetched(place: Place) -> None:
-    small = "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(free=10_000_000)"
+    small = (
+        "import shutil, types; "
+        "shutil.disk_usage = lambda path: types.SimpleNamespace(free=10_000_000)"
+    )
     stderr = place.run(code=1, first=small).stderr
     assert "15.8MB are to come, 10.0MB are free" in stderr and stderr.count("\n") == 1
     assert place.transferred() == ["manifest.json"]
@@ -451,7 +457,7 @@ def test_a_disk_that_takes_no_more_ends_the_run(place: Place) -> None:
     place.holds_exactly([*TOKENIZER, VAL, *TRAIN[:2]])
 
 
-# --- What is on disk -------------------------------------------------------------------------------------------------
+# --- What is on disk ------------------------------------------------------------------------------
 
 
 def test_files_from_elsewhere_are_read_once_and_the_wrong_ones_replaced(place: Place) -> None:

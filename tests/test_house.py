@@ -1,58 +1,141 @@
-"""The limits of the house, and the README's promises about its own commands."""
+"""The limits of the house: how all code is written, how long it may be, what lies where.
+
+And what the README promises about its own commands.
+"""
 
 import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-MAX_LINES, MAX_BYTES, MAX_FUNCTION, MAX_COLUMNS = 1366, 80_000, 60, 120
-FILES = sorted(
-    path
-    for room in ("", "data", "logs", "records", "tests", "tests/gpu", "tests/bench", "tests/faults")
-    for path in (ROOT / room).glob("*.py")
-)
+TRAINER = ROOT / "train_gpt.py"
+# 1,500 lines are the aim; what the trainer has to do takes it beyond that, written out.
+MAX_LINES, MAX_BYTES = 1_900, 100_000
+MAX_FUNCTION, MAX_FUNCTION_ELSEWHERE = 45, 60  # lines; in the trainer, elsewhere
+OBVIOUS = 20  # lines of a function that may go without a docstring
+PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
+TOP = {".ci", ".gitignore", ".ruff.toml", "LICENSE", "README.md", "requirements.txt"}
+ROOMS = {"data", "logs", "records", "tests"}
+
+
+def files(*more: str) -> list[str]:
+    """The repository's files; `--others`: those that git ignores not, but does not have yet."""
+    command = ["git", "ls-files", "--exclude-standard", "--cached", *more]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(name for name in set(listed.stdout.splitlines()) if (ROOT / name).exists())
+
+
+def is_frozen(name: str) -> bool:
+    """Is it what was run for a record? That never follows later changes."""
+    return name.startswith("records/track_")
+
+
+def scripts() -> list[str]:
+    return [name for name in files("--others") if name.endswith(".py") and not is_frozen(name)]
+
+
+def ruff(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "."]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+# How it is written.
+
+
+def test_all_code_is_formatted_and_lint_clean() -> None:
+    for arguments in (("format", "--check"), ("check",)):
+        done = ruff(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_is_hidden_from_ruff() -> None:
+    """It sees every file but the frozen ones. Only imports behind a room's path may be excused."""
+    seen = ruff("check", "--show-files").stdout.splitlines()
+    assert sorted(str(Path(path).relative_to(ROOT)) for path in seen if path.endswith(".py")) == (
+        scripts()
+    )
+    excused = {
+        rule
+        for name in scripts()
+        for rules in re.findall(r"[#] (?:ruff: *)?noqa(.*)", (ROOT / name).read_text("utf-8"))
+        for rule in re.findall(r"[A-Z]+\d+", rules) or ["all"]
+    }
+    assert excused <= {"E402", "F401"}
 
 
 def test_the_trainer_fits_its_walls() -> None:
-    text = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
+    text = TRAINER.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
-    assert len(text.encode("utf-8")) <= MAX_BYTES
+    assert len(text.encode("utf-8")) < MAX_BYTES
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_columns_and_functions(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert [
-        number for number, line in enumerate(text.splitlines(), 1) if len(line) > MAX_COLUMNS
-    ] == []
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > MAX_FUNCTION] == []
-    assert [f.name for f in functions if len(f.args.args) + len(f.args.posonlyargs) > 6] == []
+def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef, int]]:
+    """Each function, and its lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, node.end_lineno - node.lineno + 1
+
+
+def test_functions_are_short() -> None:
+    long = []
+    for name in scripts():
+        most = MAX_FUNCTION if name == "train_gpt.py" else MAX_FUNCTION_ELSEWHERE
+        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+        long += [f"{name}: {f.name}: {lines}" for f, lines in functions(tree) if lines > most]
+    assert long == []
+
+
+def test_the_trainer_says_what_its_parts_are_for() -> None:
+    """The module, every class, and every function that cannot be seen through at a glance."""
+    tree = ast.parse(TRAINER.read_text(encoding="utf-8"))
+    parts = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    parts += [f for f, lines in functions(tree) if lines > OBVIOUS and not f.name.startswith("_")]
+    assert ast.get_docstring(tree) and len(parts) > 20
+    assert [part.name for part in parts if not ast.get_docstring(part)] == []
+
+
+# What lies where, and what it needs.
+
+
+def test_the_house_has_its_rooms_and_nothing_else() -> None:
+    assert {name.split("/")[0] for name in files()} == TOP | ROOMS | {"train_gpt.py"}
+
+
+def test_a_record_is_whole_without_the_rest() -> None:
+    folders = sorted((ROOT / "records").glob("track_*/*/"))
+    assert folders
+    for folder in folders:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d_\w+", folder.name)
+        names = {path.name for path in folder.iterdir()}
+        assert names >= {"README.md", "submission.json", "train_gpt.py"}
+        assert any(re.fullmatch(r"train\w*(-\w+)*\.log", name) for name in names)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The packages that a script imports, anywhere in it."""
+    nodes = list(ast.walk(tree))
+    names = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    names |= {n.module or "." for n in nodes if isinstance(n, ast.ImportFrom)}
+    return {name.split(".")[0] for name in names}
 
 
 def test_the_trainer_imports_four_packages_and_no_room() -> None:
-    allowed = {"numpy", "sentencepiece", "torch", "huggingface_hub"}
-    tree = ast.parse((ROOT / "train_gpt.py").read_text(encoding="utf-8"))
-    imports = [
-        alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-    ]
-    roots = {alias.name.split(".")[0] for alias in imports}
-    roots |= {
-        node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-    }
-    assert roots - set(sys.stdlib_module_names) <= allowed
+    names = imported(ast.parse(TRAINER.read_text(encoding="utf-8")))
+    assert names - set(sys.stdlib_module_names) <= PACKAGES
 
 
-def test_requirements_are_pinned() -> None:
-    names = []
-    for line in (ROOT / "requirements.txt").read_text().split():
-        names.append(re.fullmatch(r"([\w-]+)==[\d.]+", line).group(1))
-    assert names == ["torch", "numpy", "sentencepiece", "huggingface_hub"]
-    assert "torch==2.13.0" in (ROOT / "requirements.txt").read_text()
+def test_requirements_are_those_packages_pinned() -> None:
+    lines = (ROOT / "requirements.txt").read_text().split()
+    assert {re.fullmatch(r"([\w-]+)==[\d.]+", line)[1] for line in lines} == PACKAGES
+    assert "torch==2.13.0" in lines
+
+
+# The README's own commands.
 
 
 def first_block(heading: str) -> list[str]:
@@ -63,23 +146,21 @@ def first_block(heading: str) -> list[str]:
 
 @pytest.mark.parametrize("heading", ["Run it", "Test it"])
 def test_readme_commands_are_one_complete_line(heading: str) -> None:
-    block = first_block(heading)
-    assert len(block) == 1
-    subprocess.run(["bash", "-n", "-c", block[0]], check=True)
-    assert block[0].startswith("python3 -m venv .venv && ") and "requirements.txt" in block[0]
-    for word in re.findall(r"[\w./]+\.(?:py|txt)", block[0]):
+    [command] = first_block(heading)
+    subprocess.run(["bash", "-n", "-c", command], check=True)
+    assert command.startswith("python3 -m venv .venv && ") and "requirements.txt" in command
+    for word in re.findall(r"[\w./]+\.(?:py|txt)", command):
         assert (ROOT / word).exists(), word
 
 
 def test_every_path_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\b((?:data|logs|records|tests)/[\w./]+\.(?:py|md|txt))\b", text)) | {
-        "train_gpt.py"
-    }
+    named = set(re.findall(r"\b((?:data|logs|records|tests)/[\w./]+\.(?:py|md|txt))\b", text))
+    assert "train_gpt.py" in text and len(named) > 3
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-def test_ci_runs_the_readme_test_command() -> None:
-    script = (ROOT / ".ci" / "run").read_text()
-    assert "## Test it" in script and "-m slow" in script
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+def test_ci_runs_the_readme_test_command_and_what_is_slow() -> None:
+    script = ROOT / ".ci" / "run"
+    assert "## Test it" in script.read_text() and "-m slow" in script.read_text()
+    assert script.stat().st_mode & 0o111

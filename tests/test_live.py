@@ -1,4 +1,5 @@
-"""Shards made while training runs: the producer's side. Their order, the file .producing, the command beside it."""
+"""Shards made while training runs: the producer's side.
+Their order, the file .producing, the command beside it."""
 
 import json
 import os
@@ -39,9 +40,16 @@ def until(condition):
     deadline = time.monotonic() + 30
     while not condition() and time.monotonic() < deadline: time.sleep(0.01)
 manifest = json.loads((folder / "../../manifest.json").read_text())
-seen = {"pid": os.getpid(), "files": sorted(path.name for path in folder.glob("*.bin")), "word": word(),
-        "tokenizer": Path(os.environ["TOKENIZER_PATH"]).stat().st_size, "manifest": manifest["datasets"],
-        "settings": {name: os.environ[name] for name in ("DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE")}, "signals": []}
+names = ("DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE")
+seen = {
+    "pid": os.getpid(),
+    "files": sorted(path.name for path in folder.glob("*.bin")),
+    "word": word(),
+    "tokenizer": Path(os.environ["TOKENIZER_PATH"]).stat().st_size,
+    "manifest": manifest["datasets"],
+    "settings": {name: os.environ[name] for name in names},
+    "signals": [],
+}
 def write():
     report.with_suffix(".new").write_text(json.dumps(seen))
     report.with_suffix(".new").replace(report)
@@ -159,7 +167,7 @@ def first_sight(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-# === SHARDS ==========================================================================================================
+# === SHARDS =======================================================================================
 
 
 def test_every_file_is_that_of_a_plain_export(place: Place, plain: Path) -> None:
@@ -188,7 +196,8 @@ def test_with_a_trained_tokenizer_too(tmp_path: Path, documents: Path) -> None:
 
 
 def test_what_a_watcher_sees(place: Place, plain: Path) -> None:
-    """Shards appear whole and in order, .producing is there and right from before the first until the last."""
+    """Shards appear whole and in order,
+    .producing is there and right from before the first until the last."""
     expected = sorted(path.name for path in (plain / "datasets/docs_byte260").glob("*.bin"))
     order = [name for split in ("val", "train") for name in expected if split in name]
     tokens = {
@@ -280,7 +289,7 @@ def test_what_is_left_of_another_beginning_is_taken_away(
     assert snapshot(place.out) == snapshot(plain)
 
 
-# === THE FILE .producing =============================================================================================
+# === THE FILE .producing ==========================================================================
 
 
 def test_it_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,9 +304,12 @@ def test_it_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             "shards_promised": 9,
             "progress": 0,
         }
+
+        def fresher(than: float) -> Callable[[], bool]:
+            return lambda: word_of(tmp_path)["time"] > than
+
         for _ in range(3):
-            last = word_of(tmp_path)
-            until(lambda: word_of(tmp_path)["time"] > last["time"])
+            until(fresher(word_of(tmp_path)["time"]))
     assert not list(tmp_path.iterdir())
 
 
@@ -324,7 +336,7 @@ def test_progress_is_told_at_once_but_not_for_every_token(
     [
         (producer.DataError("a:7: not JSON;\n  mend it"), "failed: a:7: not JSON; mend it"),
         (OSError(28, "No space left"), "failed: OSError: [Errno 28] No space left"),
-        (producer.StoppedEarly("has had enough"), "has had enough"),
+        (producer.StoppedEarlyError("has had enough"), "has had enough"),
         (KeyboardInterrupt(), "was interrupted"),
         (producer.DataError("x" * 1000), f"failed: {'x' * 289}..."),
     ],
@@ -358,7 +370,7 @@ def test_a_bad_line_reaches_training_after_the_good_shards(place: Place, tmp_pat
     assert place.seen()["at_end"][0]["error"].startswith(f"failed: {fault}"), (
         "the command has ended of it, and first"
     )
-    shards = [shard for shard in read_shards(place.folder, "train")]
+    shards = list(read_shards(place.folder, "train"))
     assert len(shards) > 3 and {len(shard) for shard in shards} == {50_000}
     entry = place.entry()
     assert entry["complete"] is False and "files_train" not in entry["stats"]
@@ -373,15 +385,17 @@ def test_a_killed_producer_leaves_it_and_the_next_goes_on(place: Place, plain: P
     process.communicate()
     left, known = word_of(place.folder), len(place.names())
     assert left["pid"] == process.pid and "error" not in left
-    run(*place.live(then="until complete", code=4), code=4)
+    # So slow that it is at work when the command looks at .producing; the command's end ends it.
+    run(*place.live("--tokens-per-second", 2000, then="leave", code=4), code=4)
     assert len(place.seen()["files"]) >= known - 1, "the command need not wait for what is there"
     assert place.seen()["word"]["pid"] == os.getpid()
+    run(*place.live())
     assert snapshot(place.out).keys() == snapshot(plain).keys()
     for name, content in snapshot(plain).items():
         assert (place.out / name).read_bytes() == content, name
 
 
-# === ONE PRODUCER A FOLDER ===========================================================================================
+# === ONE PRODUCER A FOLDER ========================================================================
 
 
 @pytest.mark.parametrize("kind", ["live", "arguments"])
@@ -424,7 +438,7 @@ def test_the_lock_is_of_the_file_that_the_next_one_opens(
     assert not path.exists()
 
 
-# === THE COMMAND =====================================================================================================
+# === THE COMMAND ==================================================================================
 
 
 def test_the_command_begins_as_soon_as_it_can(place: Place, plain: Path, first_sight: list) -> None:
@@ -556,7 +570,7 @@ def test_a_signal_while_the_command_is_being_started_is_not_lost(
     assert command.wait() == 128 + signal.SIGTERM
 
 
-# === WRONG USE AND RATE ==============================================================================================
+# === WRONG USE AND RATE ===========================================================================
 
 
 @pytest.mark.parametrize(

@@ -1,47 +1,55 @@
-"""Proves that GPT is the documented model: loss, gradients, names, sizes, initial values, dtypes and causality."""
+"""GPT is the documented model: loss and gradients of a plain reference, and for a SEED, to the bit
+and in their order, the initial weights of the challenge's script. It computes in the dtype that it
+is told, attention takes the first backend that works, a compiler that does not work costs one
+warning, and a step line's mfu is that of the model's operations."""
 
 import math
+import re
+from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL_MODEL, config_of, train_gpt
-from torch import Tensor
+from conftest import SMALL_MODEL, Recorder, byte_data, config_of, run_trainer, runtime_of
+from conftest import train_gpt as tg
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn import functional
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
+TINY = {
+    "NUM_LAYERS": 3,
+    "MODEL_DIM": 16,
+    "NUM_HEADS": 4,
+    "NUM_KV_HEADS": 2,
+    "VOCAB_SIZE": 19,
+    "TRAIN_SEQ_LEN": 6,
+    "MLP_MULT": 3,
+}
 
-TINY = dict(
-    NUM_LAYERS=3,
-    MODEL_DIM=16,
-    NUM_HEADS=4,
-    NUM_KV_HEADS=2,
-    VOCAB_SIZE=19,
-    TRAIN_SEQ_LEN=6,
-    MLP_MULT=3,
-)
 
-
-def tiny_config(**more: object) -> train_gpt.Config:
+def tiny_config(**more: object) -> tg.Config:
     return config_of(**{**SMALL_MODEL, **TINY, **more})
 
 
-def lively_model(config: train_gpt.Config, dtype: torch.dtype = torch.float32) -> train_gpt.GPT:
-    """Random values in every parameter: zero projections and identity mixes would hide most of the model."""
+def lively_model(config: tg.Config, dtype: torch.dtype = torch.float32) -> tg.GPT:
+    """No parameter is constant: zero projections and identity mixes would hide most of it."""
     torch.manual_seed(11)
-    model = train_gpt.GPT(config, dtype)
+    model = tg.GPT(config, dtype)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.3)
-    model.cast()
     return model
 
 
-def random_tokens(config: train_gpt.Config, rows: int = 2) -> tuple[Tensor, Tensor]:
+def random_tokens(config: tg.Config, rows: int = 2) -> tuple[Tensor, Tensor]:
     shape, generator = (rows, config.train_seq_len + 1), torch.Generator().manual_seed(5)
     tokens = torch.randint(0, config.vocab_size, shape, generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
 
 
-# --- A plain reference: one position, one head, one pair of channels at a time ----------------------------------------
+# --- A plain reference: one position, one head, one pair of channels at a time ----------------
 
 
 def normed(v: Tensor) -> Tensor:
@@ -58,92 +66,75 @@ def rotated(v: Tensor, position: int, base: float) -> Tensor:
     return torch.stack(left + right)
 
 
-def attention(rows: list[Tensor], w: dict[str, Tensor], config: train_gpt.Config) -> list[Tensor]:
-    """Every query against all keys up to its own position; query head h reads key head h // (heads / key heads)."""
-    size, out = config.model_dim // config.num_heads, []
-    for t, row in enumerate(rows):
-        heads = []
-        for head in range(config.num_heads):
-            shared = head // (config.num_heads // config.num_kv_heads)
-            of_query, of_key = (slice(n * size, (n + 1) * size) for n in (head, shared))
-            query = w["attn.q_gain"][head] * rotated(
-                normed(w["attn.c_q.weight"][of_query] @ row), t, config.rope_base
-            )
-            scores = torch.stack(
-                [
-                    query
-                    @ rotated(normed(w["attn.c_k.weight"][of_key] @ rows[s]), s, config.rope_base)
-                    for s in range(t + 1)
-                ]
-            ) / math.sqrt(size)
-            weights = torch.exp(scores - scores.max())
-            weights = weights / weights.sum()
-            heads.append(
-                sum(weights[s] * (w["attn.c_v.weight"][of_key] @ rows[s]) for s in range(t + 1))
-            )
-        out.append(w["attn.proj.weight"] @ torch.cat(heads))
-    return out
+def attended(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """One query against all keys up to its own position."""
+    scores = torch.stack([query @ key for key in keys]) / math.sqrt(len(query))
+    weights = torch.exp(scores - scores.max())
+    return sum(w * v for w, v in zip(weights / weights.sum(), values, strict=True))
+
+
+def attention(rows: list[Tensor], w: dict[str, Tensor], config: tg.Config) -> list[Tensor]:
+    """Query head h reads key head h // (heads / key heads)."""
+    size, heads = config.model_dim // config.num_heads, [[] for _ in rows]
+    for head in range(config.num_heads):
+        shared = head // (config.num_heads // config.num_kv_heads)
+        mine, theirs = (slice(n * size, (n + 1) * size) for n in (head, shared))
+        keys, values = [], []
+        for t, row in enumerate(rows):
+            key, query = w["attn.c_k.weight"][theirs] @ row, w["attn.c_q.weight"][mine] @ row
+            keys.append(rotated(normed(key), t, config.rope_base))
+            values.append(w["attn.c_v.weight"][theirs] @ row)
+            query = w["attn.q_gain"][head] * rotated(normed(query), t, config.rope_base)
+            heads[t].append(attended(query, keys, values))
+    return [w["attn.proj.weight"] @ torch.cat(parts) for parts in heads]
 
 
 def plain_block(
-    rows: list[Tensor], first: list[Tensor], w: dict[str, Tensor], config: train_gpt.Config
+    rows: list[Tensor], first: list[Tensor], w: dict[str, Tensor], config: tg.Config
 ) -> list[Tensor]:
     mix = w["resid_mix"]
-    rows = [mix[0] * row + mix[1] * row0 for row, row0 in zip(rows, first)]
-    rows = [
-        row + w["attn_scale"] * a
-        for row, a in zip(rows, attention([normed(row) for row in rows], w, config))
-    ]
+    rows = [mix[0] * row + mix[1] * row0 for row, row0 in zip(rows, first, strict=True)]
+    outputs = attention([normed(row) for row in rows], w, config)
+    rows = [row + w["attn_scale"] * out for row, out in zip(rows, outputs, strict=True)]
     hidden = [w["mlp.fc.weight"] @ normed(row) for row in rows]
     squares = [torch.where(h > 0, h, 0.0 * h) ** 2 for h in hidden]
-    return [row + w["mlp_scale"] * (w["mlp.proj.weight"] @ h) for row, h in zip(rows, squares)]
+    outputs = [w["mlp.proj.weight"] @ h for h in squares]
+    return [row + w["mlp_scale"] * out for row, out in zip(rows, outputs, strict=True)]
 
 
-def plain_loss(state: dict[str, Tensor], config: train_gpt.Config, x: Tensor, y: Tensor) -> Tensor:
-    total, half = torch.zeros(()), config.num_layers // 2
+def plain_loss(state: dict[str, Tensor], config: tg.Config, x: Tensor, y: Tensor) -> Tensor:
+    total, half, cap = torch.zeros(()), config.num_layers // 2, config.logit_softcap
     head = state["tok_emb.weight"] if config.tie_embeddings else state["lm_head.weight"]
-    for tokens, targets in zip(x.tolist(), y.tolist()):
+    for tokens, targets in zip(x.tolist(), y.tolist(), strict=True):
         first = rows = [normed(state["tok_emb.weight"][token]) for token in tokens]
         pushed: list[list[Tensor]] = []
         for i in range(config.num_layers):
             if i >= half and pushed:
-                rows = [
-                    row + state["skip_weights"][i - half] * skip
-                    for row, skip in zip(rows, pushed.pop())
-                ]
-            prefix = f"blocks.{i}."
-            weights = {
-                name.removeprefix(prefix): p for name, p in state.items() if name.startswith(prefix)
-            }
-            rows = plain_block(rows, first, weights, config)
+                weight = state["skip_weights"][i - half]
+                rows = [row + weight * skip for row, skip in zip(rows, pushed.pop(), strict=True)]
+            own = {n.removeprefix(f"blocks.{i}."): p for n, p in state.items()}
+            rows = plain_block(rows, first, own, config)
             if i < half:
                 pushed.append(rows)
-        for row, target in zip(rows, targets):
-            logits = config.logit_softcap * torch.tanh(head @ normed(row) / config.logit_softcap)
-            total = (
-                total
-                + torch.log(torch.exp(logits - logits.max()).sum())
-                + logits.max()
-                - logits[target]
-            )
+        for row, target in zip(rows, targets, strict=True):
+            logits = cap * torch.tanh(head @ normed(row) / cap)
+            total = total + torch.log(torch.exp(logits).sum()) - logits[target]
     return total / y.numel()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(),
-        dict(TIE_EMBEDDINGS=0),
-        dict(NUM_KV_HEADS=4),
-        dict(NUM_KV_HEADS=1),
-        dict(NUM_LAYERS=1),
-        dict(NUM_LAYERS=4),
-        dict(NUM_LAYERS=5, TIE_EMBEDDINGS=0, NUM_KV_HEADS=4),
-        dict(LOGIT_SOFTCAP=2, ROPE_BASE=50),
-    ],
-    ids=str,
-)
+SHAPES = [
+    {},
+    {"TIE_EMBEDDINGS": 0},
+    {"NUM_KV_HEADS": 1},
+    {"NUM_LAYERS": 1},
+    {"NUM_LAYERS": 4, "LOGIT_SOFTCAP": 2, "ROPE_BASE": 50},
+    {"NUM_LAYERS": 5, "TIE_EMBEDDINGS": 0, "NUM_KV_HEADS": 4},
+]
+
+
+@pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
+    """So also: no position sees a later token, and every parameter has its part."""
     config = tiny_config(**changes)
     model = lively_model(config)
     x, y = random_tokens(config)
@@ -155,90 +146,101 @@ def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
     theirs.backward()
     for name, p in model.named_parameters():
         if p.numel():
-            assert torch.allclose(p.grad, state[name].grad, rtol=1e-5, atol=1e-5), name
+            torch.testing.assert_close(p.grad, state[name].grad, rtol=1e-5, atol=1e-5, msg=name)
             assert p.grad.abs().max() > 1e-5, f"{name} has no part in the loss"
 
 
-# --- Sizes, names, initial values -------------------------------------------------------------------------------------
+def test_a_missing_target_counts_for_nothing() -> None:
+    """The last validation batch is filled up with them."""
+    config = tiny_config()
+    model, (x, y) = lively_model(config), random_tokens(config, rows=3)
+    padded_x, padded_y = x.clone(), y.clone()
+    padded_x[2], padded_y[2] = 0, -100
+    assert model(padded_x, padded_y).item() == pytest.approx(model(x[:2], y[:2]).item(), rel=1e-6)
 
 
-def test_default_model_has_17059912_parameters() -> None:
-    with torch.device("meta"):
-        model = train_gpt.GPT(config_of(), torch.float32)
-    assert sum(p.numel() for p in model.parameters()) == 17_059_912
+# --- Initial weights --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tied", [1, 0])
-def test_state_dict_has_the_published_names_and_shapes(tied: int) -> None:
-    expected = {"tok_emb.weight": (19, 16), "skip_weights": (1, 16)}
-    for i in range(3):
-        expected |= {
-            f"blocks.{i}.{name}": shape
-            for name, shape in {
-                "attn.c_q.weight": (16, 16),
-                "attn.c_k.weight": (8, 16),
-                "attn.c_v.weight": (8, 16),
-                "attn.proj.weight": (16, 16),
-                "attn.q_gain": (4,),
-                "mlp.fc.weight": (48, 16),
-                "mlp.proj.weight": (16, 48),
-                "attn_scale": (16,),
-                "mlp_scale": (16,),
-                "resid_mix": (2, 16),
-            }.items()
-        }
-    if not tied:
-        expected["lm_head.weight"] = (19, 16)
-    state = train_gpt.GPT(tiny_config(TIE_EMBEDDINGS=tied), torch.float32).state_dict()
-    assert {name: tuple(t.shape) for name, t in state.items()} == expected
-    assert {t.dtype for t in state.values()} == {torch.float32}
-
-
-def test_a_fresh_model_starts_from_the_documented_values() -> None:
-    torch.manual_seed(0)
-    config = config_of(
-        NUM_LAYERS=3, MODEL_DIM=128, VOCAB_SIZE=512, QK_GAIN_INIT=1.25, TIED_EMBED_INIT_STD=0.02
+def plain_state(config: tg.Config) -> OrderedDict[str, Tensor]:
+    """Plain modules in the challenge's order: what each draws from the generator counts."""
+    D, head_dim = config.model_dim, config.model_dim // config.num_heads
+    hidden, kv = config.mlp_mult * D, config.num_kv_heads * head_dim
+    shapes = {"c_q": (D, D), "c_k": (D, kv), "c_v": (D, kv), "proj": (D, D)}
+    embedding = nn.Embedding(config.vocab_size, D).weight
+    state = {"skip_weights": torch.ones(config.num_layers // 2, D), "tok_emb.weight": embedding}
+    for i in range(config.num_layers):
+        block = f"blocks.{i}."
+        controls = {"attn_scale": torch.ones(D), "mlp_scale": torch.ones(D)}
+        controls["resid_mix"] = torch.stack((torch.ones(D), torch.zeros(D)))
+        state |= {block + name: t for name, t in controls.items()}
+        matrices = {n: nn.Linear(*shape, bias=False).weight for n, shape in shapes.items()}
+        state[f"{block}attn.q_gain"] = torch.full((config.num_heads,), config.qk_gain_init)
+        state |= {f"{block}attn.{n}.weight": weight for n, weight in matrices.items()}
+        state[f"{block}mlp.fc.weight"] = nn.Linear(D, hidden, bias=False).weight
+        state[f"{block}mlp.proj.weight"] = nn.Linear(hidden, D, bias=False).weight
+    if not config.tie_embeddings:
+        state["lm_head.weight"] = nn.Linear(D, config.vocab_size, bias=False).weight
+    else:
+        nn.init.normal_(embedding, mean=0.0, std=config.tied_embed_init_std)
+    zero = re.compile(r".*\.proj\.weight|lm_head\.weight")
+    return OrderedDict(
+        (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
     )
-    state = train_gpt.GPT(config, torch.float32).state_dict()
-    embedding = state["tok_emb.weight"]
-    assert (
-        embedding.std().item() == pytest.approx(0.02, rel=0.02)
-        and abs(embedding.mean().item()) < 0.001
-    )
-    assert (state["skip_weights"] == 1).all()
-    for i in range(3):
-        block = {
-            name.removeprefix(f"blocks.{i}."): t
-            for name, t in state.items()
-            if name.startswith(f"blocks.{i}.")
-        }
-        assert (block["attn.proj.weight"] == 0).all() and (block["mlp.proj.weight"] == 0).all()
-        assert (block["attn.q_gain"] == 1.25).all()
-        assert (block["attn_scale"] == 1).all() and (block["mlp_scale"] == 1).all()
-        assert (block["resid_mix"][0] == 1).all() and (block["resid_mix"][1] == 0).all()
-        for name in ("attn.c_q.weight", "attn.c_k.weight", "attn.c_v.weight", "mlp.fc.weight"):
-            assert block[name].std().item() == pytest.approx(1 / math.sqrt(3 * 128), rel=0.05), name
 
 
-def test_an_untied_head_starts_at_zero_so_that_every_token_is_as_likely() -> None:
-    torch.manual_seed(0)
-    config = tiny_config(TIE_EMBEDDINGS=0, VOCAB_SIZE=300, MODEL_DIM=64)
-    model = train_gpt.GPT(config, torch.float32)
-    assert (model.state_dict()["lm_head.weight"] == 0).all()
-    assert model.state_dict()["tok_emb.weight"].std().item() == pytest.approx(1.0, rel=0.05)
-    assert model(*random_tokens(config)).item() == pytest.approx(math.log(300), rel=1e-6)
+@pytest.mark.parametrize(
+    ("settings", "tensors"),
+    [({}, 92), (TINY, 32), (TINY | {"TIE_EMBEDDINGS": 0, "QK_GAIN_INIT": 1.25}, 33)],
+    ids=["default", "tiny", "untied"],
+)
+def test_initial_weights_are_the_challenges_to_the_bit(settings: dict, tensors: int) -> None:
+    """By name, in the order of its state dict, so that runs of any fork pair by seed."""
+    config = config_of(**settings)
+    torch.manual_seed(config.seed)
+    expected = plain_state(config)
+    torch.manual_seed(config.seed)
+    state = tg.GPT(config, torch.float32).state_dict()
+    assert list(state) == list(expected) and len(state) == tensors
+    for name, t in state.items():
+        assert t.dtype == torch.float32
+        assert torch.equal(t, expected[name]), name
+    if not settings:
+        assert sum(t.numel() for t in state.values()) == 17_059_912
 
 
-def test_fresh_blocks_pass_their_input_through() -> None:
-    torch.manual_seed(0)
-    model, outputs = train_gpt.GPT(tiny_config(), torch.float32), []
-    for block in model.blocks:
-        block.register_forward_hook(lambda _, inputs, output: outputs.append((inputs[0], output)))
-    model(*random_tokens(tiny_config()))
-    assert len(outputs) == 3 and all(torch.equal(given, output) for given, output in outputs)
+def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
+    """Nothing else draws from the generator before the model does."""
+    data = byte_data(tmp_path)
+    for seed in (1, 2):
+        config = config_of(**{**SMALL_MODEL, **data, "SEED": seed})
+        torch.manual_seed(seed)
+        expected = plain_state(config)
+        state = tg.Trainer(config, runtime_of(config), Recorder()).model.state_dict()
+        assert all(torch.equal(t, expected[name]) for name, t in state.items())
 
 
-# --- Dtypes -----------------------------------------------------------------------------------------------------------
+# --- What a user may change, and in which dtype it computes -----------------------------------
+
+
+def test_renaming_a_module_keeps_its_scale() -> None:
+    """A scale belongs to a block, not to a name: `proj` called otherwise trains it alike."""
+    config = tiny_config()
+    model, tokens = lively_model(config), random_tokens(config)
+    model(*tokens).backward()
+    expected = {name: p.grad for name, p in model.named_parameters() if "_scale" in name}
+    renamed = lively_model(config)
+    for block in renamed.blocks:
+        for module in (block.attn, block.mlp):
+            projection = module.proj
+            del module.proj
+            module.down = projection
+            module.__class__ = type("Renamed", (type(module),), {"proj": projection})
+    renamed(*tokens).backward()
+    assert [n for n in renamed.state_dict() if "down" in n] and len(expected) == 6
+    for name, p in renamed.named_parameters():
+        if name in expected:
+            assert torch.equal(p.grad, expected[name]), name
 
 
 @pytest.mark.parametrize("tied", [1, 0])
@@ -256,102 +258,214 @@ def test_stream_has_the_compute_dtype_and_weights_and_loss_stay_float32(
     loss.backward()
     assert len(seen) >= 2 * 3 * 8 and set(seen) == {dtype}
     assert loss.dtype == torch.float32
-    assert (
-        {p.dtype for p in model.parameters()}
-        == {p.grad.dtype for p in model.parameters()}
-        == {torch.float32}
-    )
+    dtypes = {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()}
+    assert dtypes == {torch.float32}
+    exact = lively_model(config)(*random_tokens(config)).item()
+    assert loss.item() == pytest.approx(exact, rel=0.02)
+    assert (loss.item() == exact) == (dtype == torch.float32)
 
 
-def test_bfloat16_stays_near_float32() -> None:
-    config = tiny_config()
-    x, y = random_tokens(config)
-    exact, rounded = (
-        lively_model(config, dtype)(x, y).item() for dtype in (torch.float32, torch.bfloat16)
-    )
-    assert exact != rounded and exact == pytest.approx(rounded, rel=0.02)
-
-
-# --- Causality --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("position", [0, 2, 5])
-def test_a_later_token_changes_no_earlier_loss(position: int) -> None:
-    config = tiny_config()
-    model = lively_model(config)
-    x, y = random_tokens(config, rows=1)
-
-    def share_of_position(tokens: Tensor) -> float:
-        """How the loss depends on the target at `position`: its mean over positions leaves only that one's logits."""
-        other = y.clone()
-        other[0, position] = (y[0, position] + 1) % config.vocab_size
-        with torch.no_grad():
-            return (model(tokens, y) - model(tokens, other)).item() * config.train_seq_len
-
-    plain = share_of_position(x)
-    for changed in range(config.train_seq_len):
-        tokens = x.clone()
-        tokens[0, changed] = (x[0, changed] + 3) % config.vocab_size
-        difference = abs(share_of_position(tokens) - plain)
-        assert difference < 1e-4 if changed > position else difference > 1e-3, changed
-
-
-# --- One cast a step --------------------------------------------------------------------------------------------------
-
-
-def cast_where_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As autocast does it: every product casts its weight, and autograd leads the gradient back to it."""
-
-    def weight_of(module: torch.nn.Module, scale: Tensor | None = None) -> Tensor:
-        weight = module.weight if scale is None else scale[:, None] * module.weight
-        return weight.to(module.low.dtype)
-
-    monkeypatch.setattr(train_gpt, "used", weight_of)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tied", [0, 1])
-def test_a_cast_ahead_is_the_cast_at_use_bit_for_bit(
-    dtype: torch.dtype, tied: int, monkeypatch: pytest.MonkeyPatch
+def test_a_users_plain_linear_is_a_line_that_says_what_to_use(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, results = tiny_config(TIE_EMBEDDINGS=tied), []
-    for at_use in (False, True):
-        if at_use:
-            cast_where_used(monkeypatch)
-        model = lively_model(config, dtype)
-        for _ in range(2):  # gradients of micro-steps add up in float32
-            model(*random_tokens(config)).backward()
-        results.append([model(*random_tokens(config)), *(p.grad for p in model.parameters())])
-        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-    for ahead, plain in zip(*results):
-        assert torch.equal(ahead, plain)
+    """Nothing casts its weight, so it would fail in bfloat16 alone: on another machine."""
+
+    class Edited(tg.MLP):
+        def __init__(self, config: tg.Config) -> None:
+            super().__init__(config)
+            self.fc = nn.Linear(config.model_dim, config.mlp_mult * config.model_dim, bias=False)
+
+    monkeypatch.setattr(tg, "MLP", Edited)
+    config = tiny_config()
+    with pytest.raises(tg.RunError, match=r"^blocks\.0\.mlp\.fc is an nn\.Linear.* a Linear$"):
+        tg.make_optimizers(tg.GPT(config, torch.float32), config, runtime_of(config))
 
 
-def test_weights_count_as_they_were_at_the_last_cast() -> None:
-    """So one cast serves all micro-steps; a second one takes every matrix and both scales."""
-    config = tiny_config(TIE_EMBEDDINGS=0)
-    model, tokens = lively_model(config, torch.bfloat16), random_tokens(config)
-    before = model(*tokens).item()
-    names = {
-        name
-        for name, p in model.named_parameters()
-        if p.ndim == 2 and "resid" not in name and "skip" not in name
-    }
-    cast = {
-        f"{name}.weight" for name, module in model.named_modules() if module in dict(model.casts)
-    }
-    assert cast == names
-    for name, p in model.named_parameters():
-        if name in names - {"tok_emb.weight"} or "attn_scale" in name or "mlp_scale" in name:
-            p.data.mul_(1.5)
-            assert model(*tokens).item() == before, name
-            model.cast()
-            changed = model(*tokens).item()
-            assert changed != before, name
-            before = changed
+# --- Attention --------------------------------------------------------------------------------
 
 
-def test_nothing_of_the_cast_is_in_the_state() -> None:
-    model = lively_model(tiny_config())
-    assert not [name for name in model.state_dict() if "low" in name]
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
+class Kernels:
+    """SDPA of a machine on which only some of the backends work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *working: str) -> None:
+        self.working, self.enabled, self.flash = working, [], "flash"
+        self.real = functional.scaled_dot_product_attention
+        self.real_kernel = tg.sdpa_kernel
+        monkeypatch.setattr(tg, "sdpa_kernel", self.kernel)
+        monkeypatch.setattr(functional, "scaled_dot_product_attention", self.attend)
+        monkeypatch.setattr(nn.attention, "activate_flash_attention_impl", self.activate)
+        monkeypatch.setattr(nn.attention, "restore_flash_attention_impl", self.restore)
+
+    def kernel(self, backends: object, **more: object) -> object:
+        names = {"FLASH_ATTENTION": self.flash, "CUDNN_ATTENTION": "cudnn", "MATH": "math"}
+        several = backends if isinstance(backends, list) else [backends]
+        self.enabled = [names[backend.name] for backend in several]
+        return self.real_kernel([tg.SDPBackend.MATH])
+
+    def activate(self, name: str) -> None:
+        if "no fa3" in self.working:
+            raise ModuleNotFoundError("no such package")
+        self.flash = "fa3"
+
+    def restore(self, **_: object) -> None:
+        self.flash = "flash"
+
+    def attend(self, *qkv: Tensor, **more: object) -> Tensor:
+        out = self.real(*qkv, **more)
+        for name in self.enabled:
+            if f"{name} forward" in self.working or name in self.working:
+                break
+        else:
+            raise RuntimeError("no kernel\nand many more lines")
+        if name not in self.working:
+            out.register_hook(lambda gradient: 1 / 0)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("working", "names"),
+    [
+        (("fa3", "cudnn", "math"), ["fa3", "cudnn", "math"]),
+        (("no fa3", "cudnn", "flash", "math"), ["cudnn", "flash", "math"]),
+        (("cudnn", "flash", "math"), ["cudnn", "flash", "math"]),  # fa3 is there and fails
+        (("no fa3", "cudnn forward", "flash", "math"), ["flash", "math"]),  # no backward pass
+        (("no fa3", "math"), ["math"]),
+    ],
+)
+def test_attention_passes_over_what_does_not_work(
+    working: tuple[str, ...], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Best first; what FlashAttention-3 leaves behind does not hide torch's own."""
+    Kernels(monkeypatch, *working)
+    config = config_of(**SMALL_MODEL)
+    found = tg.attention_backends(config, runtime_of(config), Recorder())
+    assert list(found.values()) == names
+
+
+@pytest.mark.parametrize("name", ["fa3", "cudnn", "flash", "math"])
+def test_a_forced_attention_is_the_only_one_or_ends_the_run_in_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(**{**SMALL_MODEL, "ATTENTION_BACKEND": name})
+    Kernels(monkeypatch, "fa3", "cudnn", "flash", "math")
+    found = tg.attention_backends(config, runtime_of(config), Recorder())
+    assert list(found.values()) == [name]
+    Kernels(monkeypatch)
+    with pytest.raises(tg.RunError, match=f"^ATTENTION_BACKEND={name}: [^\n]*set auto$"):
+        tg.attention_backends(config, runtime_of(config), Recorder())
+
+
+# --- Compilation ------------------------------------------------------------------------------
+
+
+def compile_with(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """torch.compile with a back end of its own, one of whose two passes does not work."""
+
+    def compiler(name: str) -> object:
+        def work(graph: torch.fx.GraphModule, _: list) -> object:
+            if name == broken:
+                raise RuntimeError(f"no {name} pass\nand many more lines")
+            return make_boxed_func(graph.forward)
+
+        return work
+
+    backend = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **more: real(f, **more, backend=backend))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("broken", ["forward", "backward"])
+def test_a_pass_that_cannot_be_compiled_runs_eager_with_one_warning(
+    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = byte_data(tmp_path) | {"ITERATIONS": 2, "VAL_LOSS_EVERY": 0}
+    states = []
+    for compiled in (0, 1):
+        if compiled:
+            compile_with(monkeypatch, broken)
+        config = config_of(**{**SMALL_MODEL, **settings, "TORCH_COMPILE": compiled})
+        trainer = tg.Trainer(config, runtime_of(config), Recorder())
+        trainer.train()
+        states.append(trainer.model.state_dict())
+        warnings = [line for line in trainer.log.lines if line.startswith("warning: torch.compile")]
+        assert len(warnings) == compiled
+    for name, t in states[0].items():
+        assert torch.equal(t, states[1][name]), name  # a trial leaves no gradient behind
+
+
+def test_a_run_without_a_compiler_goes_on_with_one_warning(tmp_path: Path) -> None:
+    settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 1, "VAL_LOSS_EVERY": 0}
+    settings |= {"CXX": "/no/compiler", "TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"}
+    settings |= {"TORCH_COMPILE": 1, "ATTENTION_BACKEND": "math"}
+    done = run_trainer(tmp_path, **settings)
+    assert done.code == 0, done.err[-2000:]
+    assert len(re.findall("^warning: torch.compile .*", done.out, re.MULTILINE)) == 1, done.out
+    assert "final_int8_zlib_roundtrip_exact" in done.out and "Traceback" not in done.err
+    assert "\nsdp_backends:math\n" in done.out
+
+
+def test_memory_that_runs_out_in_the_trial_is_no_missing_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(torch, "compile", lambda f, **_: f)
+    with pytest.raises(torch.OutOfMemoryError):
+        tg.try_compile(full, (torch.ones(1),), Recorder())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_compiled_model_and_iteration_are_the_eager_ones() -> None:
+    """Compiled by the real compiler, on the CPU."""
+    config, log = config_of(**SMALL_MODEL), Recorder()
+    model, tokens = lively_model(config), random_tokens(config)
+    model(*tokens).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    compiled = tg.try_compile(model, tokens, log)
+    model.zero_grad()
+    loss = compiled(*tokens)
+    loss.backward()
+    assert loss.item() == pytest.approx(model(*tokens).item(), rel=1e-5)
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)
+    matrices = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(1))
+    arguments = matrices, 5, torch.float32
+    fast = tg.try_compile(tg.newton_schulz, arguments, log)
+    torch.testing.assert_close(fast(*arguments), tg.newton_schulz(*arguments), rtol=1e-4, atol=1e-5)
+    assert log.lines == [] and fast is not tg.newton_schulz and compiled is not model
+
+
+# --- What a step costs ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [1, 0])
+def test_operations_a_token_are_those_of_the_matrices_and_the_causal_half(tied: int) -> None:
+    with torch.device("meta"):
+        model = tg.GPT(config := config_of(TIE_EMBEDDINGS=tied), torch.float32)
+    matrices = 9 * (512 * 512 * 2 + 512 * 256 * 2 + 512 * 1024 * 2) + 1024 * 512
+    expected = 6 * (matrices + 9 * 1024 * 512)
+    assert model.flops_per_token(config) == expected == pytest.approx(130.55e6, rel=1e-4)
+
+
+@pytest.mark.parametrize(("gpu", "known"), [("NVIDIA H100 80GB HBM3", True), ("x86_64", False)])
+def test_a_step_line_ends_with_the_share_of_a_known_gpus_peak(
+    gpu: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tg.PEAK_TFLOPS["H100"] == 989
+    monkeypatch.setitem(tg.PEAK_TFLOPS, "H100", 1e-3)  # else this machine's share would be 0.0%
+    settings = byte_data(tmp_path) | {"ITERATIONS": 2, "VAL_LOSS_EVERY": 0}
+    config = config_of(**{**SMALL_MODEL, **settings})
+    trainer = tg.Trainer(config, runtime_of(config), Recorder())
+    trainer.runtime.hardware = gpu
+    trainer.train()
+    lines = [line for line in trainer.log.lines if "train_loss:" in line]
+    events = [event for event in trainer.log.events if event["event"] == "step"]
+    assert len(lines) == len(events) == 2
+    for line, event in zip(lines, events, strict=True):
+        assert bool(re.search(r" mfu:\d+\.\d%$", line)) == ("mfu_percent" in event) == known
+        if known:
+            share = event["tok_s"] * trainer.model.flops_per_token(config) / 1e9
+            assert event["mfu_percent"] == pytest.approx(100 * share, rel=0.01)

@@ -1,4 +1,5 @@
-"""records/package.py: from logs to a complete folder that check.py accepts, or to the reason why there is none."""
+"""records/package.py: from logs to a complete folder that check.py accepts,
+or to the reason why there is none."""
 
 import ast
 import json
@@ -82,7 +83,7 @@ def test_a_record_is_made_whole_and_accepted(
     )
     readme = (folder / "README.md").read_text()
     assert (
-        f"| train_seed42.log | 42 | 13,790 | 43.50 | 599.9 | 2.1 |" in readme
+        "| train_seed42.log | 42 | 13,790 | 43.50 | 599.9 | 2.1 |" in readme
         and package.TODO in readme
     )
     assert (
@@ -99,7 +100,7 @@ def test_submission_is_filled_from_the_logs(
     folder = pack(capsys, tmp_path, *seeds(tmp_path))[3]
     found = json.loads((folder / "submission.json").read_text())
     losses = [1.900001, 1.900042, 1.901337]
-    results = {seed: result for seed, result in found["seed_results"].items()}
+    results = found["seed_results"]
     assert found["val_loss"] == pytest.approx(sum(losses) / 3, abs=1e-8)
     assert [results[seed]["val_loss"] for seed in ("1", "42", "1337")] == losses
     assert (
@@ -247,26 +248,31 @@ def test_folder_names(name: str, folder: str) -> None:
     assert package.slug(name) == folder
 
 
+def test_arms_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs of two configurations: the first log's is submitted, the other is named after what
+    differs."""
+    other = tmp_path / "other.txt"
+    other.write_text(log_text(seed=1, nats=1.95, lr=0.03))
+    logs = [*seeds(tmp_path), other]
+    code, out, err, folder = pack(capsys, tmp_path, *logs, track=check.OPEN)
+    assert (code, err) == (0, ""), out
+    assert (folder / "train_matrix_lr0.03_seed1.log").read_bytes() == other.read_bytes()
+    assert len(list(folder.glob("train_seed*.log"))) == 3
+    assert "| matrix_lr0.03 | 1 |" in (folder / "README.md").read_text()
+    assert json.loads((folder / "submission.json").read_text())["seeds"] == [1, 42, 1337]
+
+
 def test_runs_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two seeds and another arm of real runs; then the README's command, as it stands."""
+    """A real run becomes a record; then the README's command, as it stands, runs it again."""
     data = byte_data(tmp_path / "data" / "datasets" / "small")
     tokenizer = tmp_path / "data" / "tokenizers" / "byte.json"
     tokenizer.parent.mkdir()
     Path(data["TOKENIZER_PATH"]).rename(tokenizer)
     small = SMALL_MODEL | data | {"TOKENIZER_PATH": tokenizer, "ITERATIONS": 3, "VAL_LOSS_EVERY": 0}
-    for name, seed, prefetch in (("a", 1, 1), ("b", 2, 1), ("c", 1, 0)):
-        assert (
-            run_trainer(tmp_path, RUN_ID=name, SEED=seed, TRAIN_PREFETCH=prefetch, **small).code
-            == 0
-        )
-    logs = [tmp_path / "logs" / f"{name}.txt" for name in "abc"]
-    code, out, err, folder = pack(capsys, tmp_path, *logs, track=check.OPEN)
+    done = run_trainer(tmp_path, RUN_ID="a", SEED=2, TRAIN_PREFETCH=0, **small)
+    assert done.code == 0, done.err
+    code, out, err, folder = pack(capsys, tmp_path, tmp_path / "logs/a.txt", track=check.OPEN)
     assert (code, err) == (0, ""), out
-    assert {path.name for path in folder.glob("*.log")} == {
-        "train_seed1.log",
-        "train_seed2.log",
-        "train_train_prefetch0_seed1.log",
-    }
     assert (folder / "train_gpt.py").read_bytes() == (ROOT / "train_gpt.py").read_bytes()
     readme = (folder / "README.md").read_text()
     lines = re.search(r"```bash\n(.*?)```", readme, re.DOTALL)[1]
@@ -275,17 +281,15 @@ def test_runs_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "TRAIN_SEQ_LEN=32",
         "VOCAB_SIZE=260",
         "DEVICE=cpu",
-        "for seed in 1 2; do",
+        "TRAIN_PREFETCH=0",
+        "for seed in 2; do",
     ):
         assert setting in lines
-    assert "LOGIT_SOFTCAP" not in lines and "TRAIN_PREFETCH" not in lines, (
-        "defaults are not repeated"
-    )
-    assert "| train_prefetch0 | 1 |" in readme and check.check_folder(folder).verdict == "warned", (
-        "for its TODO alone"
-    )
+    defaults = "LOGIT_SOFTCAP", "VAL_PREFETCH", "CONTROL_TENSOR_NAME_PATTERNS"
+    assert not [name for name in defaults if name in lines], "defaults are not repeated"
+    assert check.check_folder(folder).verdict == "warned", "for its TODO alone"
     again = subprocess.run(
-        ["bash", "-c", lines.replace("1 2; do", "2; do").replace("python3", sys.executable)],
+        ["bash", "-c", lines.replace("python3", sys.executable)],
         cwd=folder,
         env=clean_environment(),
         capture_output=True,
@@ -295,7 +299,7 @@ def test_runs_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert again.returncode == 0, again.stderr
     last = [
         path.read_text().splitlines()[-1]
-        for path in (folder / "logs" / "seed2.txt", folder / "train_seed2.log")
+        for path in (folder / "logs" / "seed2.txt", next(folder.glob("*.log")))
     ]
     assert {
         one.rule for one in check.check_folder(folder).findings if one.level == "refused"
@@ -334,11 +338,11 @@ def test_events_of_another_run_are_not_believed(
     assert code == 1 and f"{events}: not of the run" in err
 
 
-def test_defaults_are_those_of_the_trainer() -> None:
-    import train_gpt
-
+def test_defaults_are_those_of_the_trainer(tmp_path: Path) -> None:
     found = package.defaults((ROOT / "train_gpt.py").read_bytes())
-    assert found == {name: value for name, value in vars(train_gpt.Config()).items()}
+    done = run_trainer(tmp_path, args=("--print-config",), RUN_ID="x")
+    trainers = {name: entry["value"] for name, entry in json.loads(done.out).items()}
+    assert found == trainers | {"run_id": ""}
     assert package.defaults(b"def f(:") == package.defaults(b"x = 1") == {}
 
 

@@ -1,4 +1,5 @@
-"""The statistics of logs/stats.py: against closed forms, against scipy where it is installed, and what they refuse."""
+"""The statistics of logs/stats.py: against closed forms, against scipy where it is installed,
+and what they refuse."""
 
 import math
 import sys
@@ -51,7 +52,8 @@ def test_scipy_agrees_on_distributions_to_a_billionth() -> None:
     def same_tail(t: float, df: float) -> None:
         assert stats.t_sf(t, df) == pytest.approx(float(scipy_stats.t.sf(t, df)), abs=1e-9)
 
-    # Subnormal x: scipy's log of it is rounded (I_5e-324(1/64, 1/2) = x^a / (a B(a, b)) tells that ours is not).
+    # Subnormal x: scipy's log of it is rounded
+    # (I_5e-324(1/64, 1/2) = x^a / (a B(a, b)) tells that ours is not).
     @given(a=st.floats(0.01, 1e5), b=st.floats(0.01, 1e5), x=st.floats(0, 1, allow_subnormal=False))
     @settings(max_examples=400)
     def same_beta(a: float, b: float, x: float) -> None:
@@ -95,7 +97,7 @@ def test_scipy_agrees_on_the_tests_to_a_billionth() -> None:
     @given(pairs=st.lists(st.tuples(st.floats(1.5, 4), st.floats(1.5, 4)), min_size=2, max_size=8))
     @settings(max_examples=100)
     def same_paired(pairs: list[tuple[float, float]]) -> None:
-        a, b = map(list, zip(*pairs))
+        a, b = map(list, zip(*pairs, strict=True))
         if stats.summary([y - x for x, y in pairs]).std < 1e-6:
             return
         theirs = scipy_stats.ttest_rel(b, a, alternative="greater")

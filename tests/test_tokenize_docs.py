@@ -1,4 +1,5 @@
-"""Documents to shards: order, format, the split, the tokenizers, faults by file and line, restart, memory."""
+"""Documents to shards: order, format, the split, the tokenizers, faults by file and line,
+restart, memory."""
 
 import contextlib
 import hashlib
@@ -106,7 +107,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Pat
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
-    """What the command makes of them: two vocabularies and bytes, 40 validation documents, shards of 1,000 tokens."""
+    """What the command makes of them: two vocabularies and bytes, 40 validation documents,
+    shards of 1,000 tokens."""
     out = tmp_path_factory.mktemp("exported")
     command = [
         sys.executable,
@@ -128,7 +130,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
     return out
 
 
-# === SHARDS AND THE SPLIT ============================================================================================
+# === SHARDS AND THE SPLIT =========================================================================
 
 
 @pytest.mark.parametrize("size", [380, 420])
@@ -268,7 +270,8 @@ def test_tokenizer_settings(
 
 
 def test_digits_and_rare_spaces_are_pieces_of_their_own(tmp_path: Path) -> None:
-    """A year in every line does not become a piece; a space in none of thousands of letters still has one."""
+    """A year in every line does not become a piece;
+    a space in none of thousands of letters still has one."""
     texts = ["year2024" * 10] * 500 + ["two words"]
     source = tokenize_docs.Source(
         (str(write_jsonl(tmp_path / "docs.jsonl", ["validation", *texts])),), 1
@@ -295,7 +298,7 @@ def test_the_tokenizer_sample_is_even_and_leaves_none_too_long(tmp_path: Path) -
     )
 
 
-# === MANIFEST ========================================================================================================
+# === MANIFEST =====================================================================================
 
 
 def test_manifest_counts_and_hashes(exported: Path, texts: list[str]) -> None:
@@ -346,7 +349,7 @@ def test_the_manifest_of_others_is_kept(tmp_path: Path, documents: Path) -> None
     ]
 
 
-# === FAULTS ==========================================================================================================
+# === FAULTS =======================================================================================
 
 GOOD = b'{"text": "good"}\n'
 
@@ -427,7 +430,7 @@ def test_a_document_beyond_the_bound_is_refused(
         list(tokenize_docs.Source((str(path),), 1).blocks())
 
 
-# === RESTART =========================================================================================================
+# === RESTART ======================================================================================
 
 DYING_RUN = """
 import os, signal, sys
@@ -562,11 +565,12 @@ def test_shards_of_others_are_not_touched(tmp_path: Path, documents: Path) -> No
     assert f"{theirs}: was not made by this command" in error and theirs.read_bytes() == b"theirs"
 
 
-# === MEMORY ==========================================================================================================
+# === MEMORY =======================================================================================
 
 
 def test_the_number_of_blocks_in_flight_is_bounded(documents: Path, exported: Path) -> None:
-    """The consumer is slow: what is read ahead stays at two blocks a thread, however long the input."""
+    """The consumer is slow: what is read ahead stays at two blocks a thread,
+    however long the input."""
     block = next(tokenize_docs.Source((str(documents),), 1).blocks())
     read = 0
 
@@ -608,7 +612,7 @@ def test_two_million_documents_within_a_gigabyte(tmp_path: Path) -> None:
     texts = [" ".join(rng.choices(words, k=40)) for _ in range(1000)]
     with open(tmp_path / "docs.jsonl", "w", encoding="utf-8") as handle:
         for number in range(2_000_000):
-            handle.write('{"text": "%d %s"}\n' % (number, texts[number % 1000]))
+            handle.write(f'{{"text": "{number} {texts[number % 1000]}"}}\n')
     done = subprocess.run(
         [sys.executable, SCRIPT, tmp_path / "docs.jsonl", "--out", tmp_path],
         timeout=800,
@@ -626,7 +630,7 @@ def test_two_million_documents_within_a_gigabyte(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "datasets")
 
 
-# === THE TRAINER READS IT ============================================================================================
+# === THE TRAINER READS IT =========================================================================
 
 
 def test_the_trainer_takes_bytes_unchanged(tmp_path: Path, exported: Path) -> None:

@@ -1,668 +1,319 @@
-"""Proves what instruments report: the breakdown's line, the trace and its text, the input report, verified batches."""
+"""logs/trace.py shows what ran when: it reads torch.profiler's traces, on the CPU and with CUDA,
+draws lanes as text and as a picture in which times are where they were, says what input cost, and
+answers any other file with one line."""
 
-import contextlib
-import dataclasses
 import gzip
+import importlib.util
 import json
+import math
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from conftest import (
-    ROOT,
-    SMALL_MODEL,
-    Corpus,
-    Finished,
-    byte_data,
-    config_of,
-    open_pipeline,
-    run_trainer,
-    train_gpt,
-)
-from conftest import write_split
+from conftest import ROOT, SMALL_MODEL, byte_data, run_trainer
+from torch.profiler import record_function
 
-pytestmark = pytest.mark.timeout(180)
-
-LINE = re.compile(
-    r"timing_breakdown step:(\d+) micro_steps:(\d+) batch_cpu_ms:([\d.]+) batch_h2d_ms:([\d.]+) forward_ms:([\d.]+) "
-    r"backward_ms:([\d.]+) grad_clip_ms:([\d.]+) optimizer_ms:([\d.]+) val_ms:([\d.]+) explicit_sync_ms:([\d.]+) "
-    r"\(per_optimizer_step; forward/backward/batch averaged over micro_steps; grad_accum_steps=(\d+)\) "
-    r"reduce_ms:[\d.]+"
-)
+pytestmark = pytest.mark.timeout(120)
+SCRIPT = ROOT / "logs" / "trace.py"
+READER, WAIT, FORWARD, OPTIMIZER = "#e69f00", "#d00000", "#8ecae6", "#009e73"  # in the picture
 
 
-# --- TRAINING_TIMING_BREAKDOWN ----------------------------------------------------------------------------------------
-
-
-def test_the_breakdown_prints_the_published_line_and_what_overlap_can_win(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    settings = {
-        **SMALL_MODEL,
-        **corpus.env,
-        "ITERATIONS": 25,
-        "GRAD_ACCUM_STEPS": 2,
-        "VAL_LOSS_EVERY": 12,
-        "TRAINING_TIMING_BREAKDOWN": 1,
-        "TRAINING_TIMING_EVERY": 12,
-        "VAL_TOKENS": 3000,
-    }
-    timed = run_trainer(tmp_path / "timed", **settings)
-    assert timed.code == 0, timed.err[-2000:]
-    lines = [line for line in timed.text.splitlines() if line.startswith("timing_breakdown step")]
-    found = [LINE.fullmatch(line) for line in lines]
-    assert all(found) and [int(m[1]) for m in found] == [*range(1, 11), 12, 24]
-    for match in found:
-        step, micro, cpu, h2d, forward, backward, _, optimizer, val, _, accumulation = map(
-            float, match.groups()
-        )
-        assert micro == accumulation == 2 and h2d == 0 and min(forward, backward, optimizer) > 0
-        assert cpu > 0, "with overlap off every read is waited for"
-        assert (val > 0) == (step == 1), "val_ms is the validation just before the step"
-    [summary] = re.findall(
-        r"^overlappable: ([\d.]+) ms of ([\d.]+) ms a step \(([\d.]+) %\)", timed.text, re.MULTILINE
+def trace_py(
+    *arguments: object, prelude: str = "pass", encoding: str = "utf-8"
+) -> subprocess.CompletedProcess:
+    """The script as a user runs it; `prelude` runs before it, in the same interpreter."""
+    start = f"import runpy, sys; {prelude}; sys.argv = sys.argv[1:]"
+    return subprocess.run(
+        [sys.executable, "-c", f"{start}; runpy.run_path(sys.argv[0], run_name='__main__')"]
+        + [str(argument) for argument in (SCRIPT, *arguments)],
+        text=True,
+        encoding="utf-8",
+        capture_output=True,
+        timeout=60,
+        env={"PYTHONIOENCODING": encoding, "PATH": "", "HOME": "/nonexistent"},
     )
-    part, whole, share = map(float, summary)
-    assert 0 < part < whole and share == pytest.approx(100 * part / whole, abs=0.6)
-    mean = float(timed.values("step_avg")[-1].removesuffix("ms"))
-    assert whole == pytest.approx(mean, rel=0.3)
-    assert "timing_breakdown:enabled" in timed.text
-    assert (
-        len(
-            re.findall(
-                r"prefetch:False\(timing_breakdown\) copy_stream:False\(timing_breakdown\)",
-                timed.text,
-            )
-        )
-        == 2
+
+
+def shown(*arguments: object, **options: str) -> list[str]:
+    """The lines that it prints."""
+    done = trace_py(*arguments, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def bars(lines: list[str]) -> list[str]:
+    return [line.split("|")[1] for line in lines[2:]]
+
+
+def event(name: str, begin: float, end: float, category: str = "user_annotation", **args) -> dict:
+    """As kineto writes it; begin and end in seconds of this test."""
+    times = {"ts": 4e12 + 1e6 * begin, "dur": 1e6 * (end - begin)}
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times, "args": args}
+
+
+def kernel(begin: float, end: float, stream: int = 7) -> dict:
+    return event("ampere_bf16_gemm", begin, end, "kernel", stream=stream, device=0)
+
+
+def copy(begin: float, end: float, size: int, way: str = "HtoD (Pinned -> Device)") -> dict:
+    return event(f"Memcpy {way}", begin, end, "gpu_memcpy", bytes=size, stream=20)
+
+
+def write(path: Path, events: list[dict]) -> Path:
+    """A file as export_chrome_trace() leaves it, with what trace.py has to pass over."""
+    others = [
+        {
+            "ph": "M",
+            "name": "process_name",
+            "pid": 1,
+            "tid": 0,
+            "ts": 0,
+            "args": {"name": "python"},
+        },
+        {"ph": "s", "id": 3, "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 4e12},
+        {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 9e12},
+        event("aten::mm", 0, 99, "cpu_op"),
+        event("Optimizer.step#Adam.step", 0, 99),
+        event("PyTorch Profiler (0)", -99, 99, "Trace"),
+    ]
+    document = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": others + events}
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    return path
+
+
+def cpu_step(number: int, begin: float) -> list[dict]:
+    """A step of 10 s: 1 s of waiting, 9 s of compute, a read of which a quarter lies under it."""
+    phases = {"forward": 3, "backward": 6, "reduce": 7, "grad_clip": 7.5, "optimizer": 10}
+    edges = [1, *phases.values()]
+    return [
+        event(f"ProfilerStep#{number}", begin, begin + 10),
+        event("input_wait", begin, begin + 1),
+        event("disk_read", begin + 0.7, begin + 1.1),
+        *(
+            event(name, begin + a, begin + b)
+            for name, a, b in zip(phases, edges, edges[1:], strict=False)
+        ),
+    ]
+
+
+@pytest.fixture
+def cpu_trace(tmp_path: Path) -> Path:
+    """Six steps; in the fifth the read comes 2 s later, and lies under compute as a whole."""
+    events = [row for number in range(1, 7) for row in cpu_step(number, 10 * number)]
+    late = [row for row in events if row["name"] == "disk_read"][4]
+    late["ts"] += 2e6
+    return write(tmp_path / "cpu.trace.json.gz", events)
+
+
+def test_lanes_of_a_cpu_show_times_where_they_are(cpu_trace: Path) -> None:
+    title, marks, *lanes = lines = shown(cpu_trace, "--steps", "4:5", "--width", 20)
+    assert title == "cpu.trace.json.gz: steps 4 to 5, 20000 ms; a column is 1000.00 ms"
+    assert marks == f"{'':12}↓4{'':8}↓5"
+    assert bars(lines) == [
+        "▂▁          ▂▁      ",
+        20 * " ",
+        " █████████ █████████",
+        "█         █         ",
+    ]
+    assert [re.sub(r".*\| ", "", lane) for lane in lanes] == [
+        "busy 4.00 %, 62 % of it under compute",
+        "none: no CUDA",
+        "busy 90.00 %",
+        "10.00 %, 2000.00 ms",
+    ]
+    assert "steps 1 to 6, 60000 ms" in shown(cpu_trace)[0], "all steps, where none are chosen"
+    assert shown(cpu_trace, "--width", 10)[1] == f"{'':12}↓↓ ↓ ↓↓ ↓6", "numbers where there is room"
+    plain = shown(cpu_trace, "--steps", "4:5", "--width", 20, encoding="ascii")
+    assert bars(plain)[0] == ":.          :.      " and plain[1].split() == ["v4", "v5"]
+
+
+def test_with_cuda_the_device_counts(tmp_path: Path) -> None:
+    """Kernels of two streams are one lane, late copies are input wait, scalars are no copies."""
+    rows = [
+        event("ProfilerStep#1", 0, 10),
+        event("ProfilerStep#1", 3, 12, "gpu_user_annotation"),
+        event("forward", 0, 9),
+        event("forward", 3, 12, "gpu_user_annotation"),
+        event("input_wait", 0, 1),
+        event("input_wait", 5, 6),
+        event("disk_read", 1, 5),
+        event("disk_read", 10.5, 10.51),
+        copy(0.5, 2, 1024),
+        copy(2, 3, 1023),
+        copy(7, 8, 1 << 20, "DtoH (Device -> Pageable)"),
+        copy(8, 10, 1 << 20),
+        kernel(3, 6),
+        kernel(4, 7, stream=13),
+        kernel(9, 12),
+        event("Memset (Device)", 7, 8, "gpu_memset", bytes=4096, stream=7),
+    ]
+    title, marks, reader, copies, compute, wait = lines = shown(
+        write(tmp_path / "t.gz", rows), "--width", 12
     )
-    plain = run_trainer(tmp_path / "plain", **{**settings, "TRAINING_TIMING_BREAKDOWN": 0})
-    assert "timing_breakdown" not in plain.text and "overlappable" not in plain.text
-    for word in ("train_loss", "val_loss", "val_bpb", "data_crc"):
-        assert timed.values(word) == plain.values(word) and timed.values(word)
-
-
-def test_every_phase_is_closed_by_a_synchronisation_and_charged_alone() -> None:
-    waits, said = [], []
-    runtime = SimpleNamespace(
-        synchronize=lambda: waits.append(None) or time.perf_counter(), world_size=1
-    )
-    log = SimpleNamespace(line=said.append)
-    spans = train_gpt.Breakdown(config_of(GRAD_ACCUM_STEPS=2), runtime, log)
-    with spans("validate"), spans("forward"):
-        time.sleep(0.02)
-    for _ in range(2):
-        with spans("forward"):
-            time.sleep(0.01)
-    with spans("disk_read", "train reader"):
-        pass
-    assert len(waits) == 8, "two a phase; none by a reader thread"
-    spans.step_done(1)
-    values = dict(re.findall(r"(\w+_ms):([\d.]+)", said[-1]))
-    assert 10 <= float(values["forward_ms"]) < 20, "the mean of two, without the validation's own"
-    assert 20 <= float(values["val_ms"]) and float(values["backward_ms"]) == 0
-    spans.close()
-    spans.close()
-    assert sum("overlappable" in line for line in said) == 1
-
-
-# --- TRACE_STEPS ------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Events:
-    """A trace file: its tracks, its spans as (name, track, begin, end) in ms, its marks, its counters."""
-
-    tracks: set[str]
-    spans: list[tuple[str, str, float, float]]
-    marks: list[tuple[str, float]]
-    counters: list[dict]
-
-    @classmethod
-    def load(cls, path: Path) -> "Events":
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        tracks = {
-            e["tid"]: e["args"]["name"]
-            for e in events
-            if e["ph"] == "M" and e["name"] == "thread_name"
-        }
-        return cls(
-            set(tracks.values()),
-            [
-                (e["name"], tracks[e["tid"]], e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3)
-                for e in events
-                if e["ph"] == "X"
-            ],
-            [(e["name"], e["ts"] / 1e3) for e in events if e["ph"] == "i"],
-            [e for e in events if e["ph"] == "C"],
-        )
-
-    def named(self, name: str) -> list[tuple[float, float]]:
-        return [(begin, end) for label, _, begin, end in self.spans if label == name]
+    assert "step 1, 12000 ms" in title, "until the device has done what the host gave it"
+    assert marks == f"{'':12}↓1"
+    assert bars(lines) == [" ████     ▁ ", "▄█      ██  ", "   ████  ███", "██      █   "]
+    assert reader.endswith("busy 33.42 %, 50 % of it under compute")
+    assert copies.endswith("busy 29.17 %") and compute.endswith("busy 58.33 %")
+    assert wait.endswith("25.00 %, 3000.00 ms")
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """40 steps of 2 micro-steps through two shards with 8 steps' tokens; 12 traced; validations at 0, 8, 16 ..."""
-    folder = tmp_path_factory.mktemp("traced")
-    data = byte_data(folder / "data", val_tokens=4000)
-    write_split(folder / "data", "train", np.arange(8 * 2056) % 250, [5 * 2056])
-    return run_trainer(
-        folder,
-        **{
-            **SMALL_MODEL,
-            **data,
-            "ITERATIONS": 40,
-            "GRAD_ACCUM_STEPS": 2,
-            "VAL_LOSS_EVERY": 8,
-            "TRACE_STEPS": 12,
-            "VAL_BATCH_SIZE": 64,
-            "WARMUP_STEPS": 2,
-            "VAL_TOKENS": 3000,
-        },
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of torch.profiler's own, in which a thread reads under each forward pass."""
+    path = tmp_path_factory.mktemp("profiled") / "real.trace.json.gz"
+    asked, ready = threading.Semaphore(0), threading.Semaphore(0)
+
+    def read_ahead() -> None:
+        for _ in range(4):
+            asked.acquire()
+            with record_function("disk_read"):
+                time.sleep(0.02)
+            ready.release()
+
+    reader = threading.Thread(target=read_ahead)
+    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=3, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        experimental_config=all_threads,
+    ) as profiler:
+        reader.start()
+        for _ in range(4):
+            with record_function("input_wait"):
+                time.sleep(0.03)
+            with record_function("forward"):
+                asked.release()
+                time.sleep(0.04)
+                ready.acquire()
+            profiler.step()
+    reader.join()
+    return path
+
+
+def test_a_trace_of_the_profiler_is_read(profiled: Path) -> None:
+    title, marks, reader, _, compute, wait = shown(profiled)
+    assert "steps 1 to 3" in title and marks.split() == ["↓1", "↓2", "↓3"]
+    assert "100 % of it under compute" in reader
+    read, computed, waited = (
+        float(re.search(r"([\d.]+) %", lane)[1]) for lane in (reader, compute, wait)
     )
+    assert 20 < read < computed < 100 - waited and 30 < waited < 60
 
 
-def test_the_trace_holds_its_steps_and_one_validation_cut_short(traced: Finished) -> None:
-    assert traced.code == 0, traced.err[-2000:]
-    [path] = (traced.folder / "logs").glob("*.trace.json.gz")
-    trace = Events.load(path)
-    assert trace.tracks == {"main thread", "train reader", "val reader"}
-    assert (
-        len(trace.named("optimizer")) == len(trace.named("reduce")) == 12
-        and len(trace.named("backward")) == 24
-    )
-    [validation] = trace.named("validate")
-    assert validation[0] > max(end for _, end in trace.named("optimizer")), (
-        "the first validation after the steps"
-    )
-    inside = [f for f in trace.named("forward") if f[0] > validation[0]]
-    assert len(trace.named("forward")) == 24 + len(inside) and len(inside) == 50 < 3000 // 32, (
-        "cut to 50 batches"
-    )
-    marks = dict(trace.marks)
-    assert marks.keys() == {"warm_up_end", "shard_boundary", "epoch"}
-    assert marks["warm_up_end"] < min(begin for _, _, begin, _ in trace.spans)
-    assert {row["name"] for row in trace.counters} == {"train queues", "val queues"}
-    assert {row["args"]["host"] for row in trace.counters} <= {0, 1, 2}
-    assert f"trace: logs/{path.name}" in traced.text
-    for _, track, begin, end in trace.spans:
-        others = [s for s in trace.spans if s[1] == track and s[2] < begin < s[3] < end]
-        assert not others, "spans of a track nest, or viewers draw them wrong"
+def test_the_trainers_trace_is_read(tmp_path: Path) -> None:
+    settings = {**SMALL_MODEL, **byte_data(tmp_path / "data"), "ITERATIONS": 6, "TRACE_STEPS": 3}
+    run = run_trainer(tmp_path, **settings, VAL_LOSS_EVERY=0, VAL_TOKENS=3000)
+    assert run.code == 0, run.err[-2000:]
+    [path] = (tmp_path / "logs").glob("*.trace.json.gz")
+    _, marks, reader, _, compute, wait = shown(path)
+    assert marks.count("↓") == 3 and "under compute" in reader and "0.00 ms" not in wait
+    assert float(re.search(r"busy ([\d.]+) %", compute)[1]) > 50
 
 
-def test_a_trace_is_bounded_and_waits_for_nothing_after_its_steps(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_gpt, "TRACE_EVENTS", 1000)
-    log = train_gpt.RunLog("t", True)
-    waits = []
-    runtime = SimpleNamespace(
-        synchronize=lambda: waits.append(None) or time.perf_counter(), cuda=False, rank=0
-    )
-    trace = train_gpt.Trace(config_of(TRACE_STEPS=3, RUN_ID="t"), runtime, log)
-    pipeline = SimpleNamespace(
-        name="train", handed=1, taken=1, ready=SimpleNamespace(qsize=lambda: 0)
-    )
-    for step in range(6):
-        for _ in range(300):
-            with trace("forward"):
-                pass
-        trace.handed(pipeline)
-        trace.step_done(step + 1)
-    assert len(trace.events) <= 1000 and len(waits) == 1
-    trace.steps = 0
-    assert trace("forward") is trace.nothing, "off: the shared null context"
-    trace.close()
-    trace.close()
-    assert len(Events.load(Path("logs/t.trace.json.gz")).spans) <= 1000 and len(waits) == 2
-    row = max(len(json.dumps(row)) for row in trace.rows())
-    assert 150_000 * row < 20e6, "the file stays below 20 MB even before compression"
+def drawn(svg: str, colour: str) -> list[tuple[float, float]]:
+    """(begin, end) of the bars in that colour, in pixels of a page 768 pixels wide."""
+    paths = re.findall(r'<path d="([^"]*)" clip-path[^>]*style="fill: (#\w+)"', svg)
+    points = [re.findall(r"[ML] ([\d.]+)", path) for path, fill in paths if fill == colour]
+    return [tuple(768 / 576 * float(x) for x in (row[0], row[2])) for row in points]
 
 
-def test_with_cuda_spans_are_drawn_by_the_devices_clock(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The device of this test begins everything 7 ms after the host and takes 30 ms for it."""
-    device_ms = [100.0]
-
-    class Event:
-        def __init__(self, **_: bool) -> None:
-            self.at = float("nan")
-
-        def record(self, stream: object = None) -> None:
-            device_ms[0] += 30.0
-            self.at = device_ms[0]
-
-        def elapsed_time(self, later: "Event") -> float:
-            return later.at - self.at
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(
-        torch.cuda,
-        "current_stream",
-        lambda: SimpleNamespace(record_event=lambda event: event.record() or event),
-    )
-    runtime = SimpleNamespace(synchronize=time.perf_counter, cuda=True, rank=0)
-    trace = train_gpt.Trace(config_of(TRACE_STEPS=1), runtime, train_gpt.RunLog("t", True))
-    for name, track in (
-        ("input_wait", train_gpt.HOST),
-        ("h2d", train_gpt.COPY),
-        ("forward", train_gpt.DEVICE),
-    ):
-        with trace(name, track):
-            pass
-    with trace("disk_read", "train reader"):
-        pass
-    trace.close()
-    events = Events.load(Path("logs/t.trace.json.gz"))
-    drawn = {name: (track, begin, end) for name, track, begin, end in events.spans}
-    assert drawn["h2d"] == ("copy stream", 30.0, 60.0) and drawn["forward"] == (
-        "compute stream",
-        90.0,
-        120.0,
-    )
-    assert drawn["input_wait"][0] == "main thread" and drawn["disk_read"][0] == "train reader"
-    assert all(
-        0 <= drawn[name][1] <= drawn[name][2] < 1000 for name in ("input_wait", "disk_read")
-    ), "the host's clock"
+def test_the_picture_says_and_shows_it(cpu_trace: Path) -> None:
+    picture = cpu_trace.with_name("picture.svg")
+    shown(cpu_trace, "--picture", picture)
+    svg = picture.read_text(encoding="utf-8")
+    texts = re.findall(r"<!-- (.*) -->", svg)
+    said = "reader busy 4.00 %, 25 % of it under compute; input wait 10.00 %, 3000.00 ms"
+    legend = ["forward", "backward", "reduce, clip", "optimizer"]
+    assert said in texts and "What ran when, steps 2 to 4 on the CPU" in texts
+    assert {"reader", "copy", "compute", "input wait", "milliseconds", "step"} < set(texts)
+    assert texts[-4:] == legend and "none: no CUDA" in texts
+    reads, waits, optimizers = (drawn(svg, colour) for colour in (READER, WAIT, OPTIMIZER))
+    assert len(reads) == len(waits) == len(optimizers) == 3
+    second = waits[1][1] - waits[1][0]
+    for (forward, _), (wait, end), read in zip(drawn(svg, FORWARD), waits, reads, strict=True):
+        assert end == pytest.approx(forward, abs=0.1) == wait + second
+        assert read[0] - wait == pytest.approx(0.7 * second, abs=0.1)
+    lines = re.findall(r'd="M (\S+) \S+ \nL \1 \S+ \n"[^>]*stroke: #606060', svg)
+    labels = re.findall(r"<!-- ([1-9]) -->\s*<g transform=.translate.(\S+)", svg)
+    assert labels == list(zip("234", lines, strict=True))
+    assert [float(x) * 768 / 576 for x in lines] == pytest.approx([w for w, _ in waits], abs=0.1)
+    assert optimizers[0][1] - waits[0][0] == pytest.approx(10 * second, abs=0.1)
+    chosen = shown(cpu_trace, "--picture", picture.with_suffix(".png"), "--steps", 5)
+    assert "step 5, 10000 ms" in chosen[0] and chosen[1].split() == ["↓5"]
+    assert picture.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_full_disk_costs_the_trace_and_not_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    log = train_gpt.RunLog("t", True)
-    trace = train_gpt.Trace(config_of(TRACE_STEPS=1), train_gpt.Runtime(), log)
-
-    def refuse(path: Path, data: bytes) -> None:
-        raise train_gpt.RunError(
-            f"{path}: cannot write {len(data)} bytes: No space left on device: free the disk"
-        )
-
-    monkeypatch.setattr(train_gpt, "write_atomic", refuse)
-    trace.close()
-    assert "warning: no trace" in log.path.read_text() and "No space left" in log.path.read_text()
+def test_a_short_read_is_seen_and_many_kernels_are_a_small_file(tmp_path: Path) -> None:
+    rows = [event("ProfilerStep#1", 0, 60), event("forward", 0, 60), event("input_wait", 0, 1)]
+    rows += [event("disk_read", 30, 30.00001), event("disk_read", 59.99999, 60)]
+    rows += [kernel(i / 1e3, i / 1e3 + 5e-4) for i in range(60_000) if i % 300 < 50]
+    trace, picture = write(tmp_path / "t.gz", rows), tmp_path / "p.svg"
+    shown(trace, "--picture", picture)
+    once = picture.read_bytes()
+    first, last = drawn(once.decode(), READER)
+    assert min(first[1] - first[0], last[1] - last[0]) > 2 and len(once) < 150_000
+    shown(trace, "--picture", picture)
+    assert picture.read_bytes() == once and b"dc:date" not in once, "one trace, one file"
 
 
-def test_a_read_inside_a_forward_pass_is_drawn_inside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reader is held at batch 3 and released from within a forward pass, which waits for it: no luck involved."""
-    monkeypatch.chdir(tmp_path)
-    config = config_of(
-        **{
-            **SMALL_MODEL,
-            **byte_data(tmp_path / "data"),
-            "TRACE_STEPS": 9,
-            "TRAIN_PREFETCH_QUEUE": 1,
-        }
-    )
-    held, done, real = threading.Event(), threading.Event(), train_gpt.Pipeline._read
-    reads = []
-
-    def read(self: train_gpt.Pipeline, *arguments: object) -> None:
-        reads.append(None)
-        if len(reads) == 4:
-            assert held.wait(60)
-        real(self, *arguments)
-        if len(reads) == 4:
-            done.set()
-
-    monkeypatch.setattr(train_gpt.Pipeline, "_read", read)
-    trace = train_gpt.Trace(config, train_gpt.Runtime(), train_gpt.RunLog("t", True))
-    with contextlib.closing(open_pipeline(config, spans=trace, stall_seconds=60)) as batches:
-        for number in range(3):
-            next(batches)
-            with trace("forward"):
-                if number == 2:
-                    held.set()
-                    assert done.wait(60)
-                    time.sleep(0.02)  # the reader closes its span after the read
-    trace.close()
-    events = Events.load(Path("logs/t.trace.json.gz"))
-    (begin, end), fourth = events.named("forward")[2], events.named("disk_read")[3]
-    assert fourth[0] < end and begin < fourth[1] < end
-    assert len(events.named("disk_read")) >= 4 and {"main thread", "train reader"} <= events.tracks
-
-
-# --- logs/trace.py ----------------------------------------------------------------------------------------------------
-
-
-def timeline(*arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "logs" / "trace.py"), *map(str, arguments)],
-        text=True,
-        capture_output=True,
-        timeout=60,
-        env={"PYTHONIOENCODING": "utf-8", "PATH": ""},
-    )
-
-
-def test_five_lines_show_reader_copy_and_compute(traced: Finished) -> None:
-    [path] = (traced.folder / "logs").glob("*.trace.json.gz")
-    shown = timeline(path, "--width", 50)
-    assert shown.returncode == 0 and shown.stderr == ""
-    title, reader, copy, compute, waits = shown.stdout.splitlines()
-    assert title.startswith(f"{path.name}: 12 steps")
-    assert all(len(re.search(r"\|(.*)\|", line)[1]) == 50 for line in (reader, copy, compute))
-    assert "none: no CUDA" in copy and "▁" in reader and "█" in compute
-    assert "shard_boundary at" in waits and waits.startswith("input_wait ")
-
-
-def test_the_timeline_draws_times_where_they_are(tmp_path: Path) -> None:
-    def span(name: str, tid: int, begin: float, end: float) -> dict:
-        return {
-            "name": name,
-            "ph": "X",
-            "pid": 0,
-            "tid": tid,
-            "ts": 1e6 * begin,
-            "dur": 1e6 * (end - begin),
-        }
-
-    tracks = ["train reader", "main thread", "copy stream", "compute stream"]
-    rows = [
-        span("disk_read", 0, 100, 101),
-        span("disk_read", 0, 105, 105.5),
-        span("h2d", 2, 102, 103),
-        span("forward", 1, 100, 100.1),
-        span("forward", 3, 104, 108),
-        span("optimizer", 3, 108, 110),
-        span("input_wait", 1, 101, 104),
-        *(
-            {"name": "thread_name", "ph": "M", "tid": i, "args": {"name": n}}
-            for i, n in enumerate(tracks)
-        ),
-    ]
-    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": rows}))
-    shown = timeline(tmp_path / "t.json", "--width", 10)
-    title, reader, copy, compute, waits = shown.stdout.splitlines()
-    assert "1 steps, 10000 ms" in title and "busy 15.00 %, 33 % of it under compute" in reader
-    assert (
-        re.search(r"\|(.*)\|", reader)[1] == "█▁   ▄    "
-        and re.search(r"\|(.*)\|", copy)[1] == "  █▁      "
-    )
-    assert re.search(r"\|(.*)\|", compute)[1] == "    ██████" and "busy 60.0 %" in compute
-    assert "3000.00 ms (30.00 %)" in waits
-
-
-def test_stretches_without_a_trace_are_left_out(tmp_path: Path) -> None:
-    rows = [
-        {"name": name, "ph": "X", "pid": 0, "tid": 0, "ts": 1e6 * begin, "dur": 1e6}
-        for name, begin in (("forward", 0), ("optimizer", 1), ("forward", 1000))
-    ]
-    rows.append({"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "main thread"}})
-    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": rows}))
-    title, _, _, compute, _ = timeline(tmp_path / "t.json", "--width", 3).stdout.splitlines()
-    assert "1 steps, 3000 ms, 1 untraced gaps left out" in title and "|███|" in compute
+STEP, PHASE = event("ProfilerStep#1", 0, 1), event("forward", 0, 1)
+NO_TIMES = [{"ts": value} for value in ("1", None, math.nan, math.inf, 10**400)] + [{"dur": -1}]
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"\x1f\x8b broken", b'{"traceEvents": [{"ph": "X"}]}', b"[1]"]
-)
-def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x").write_bytes(content)
-    for path in (tmp_path / "x", tmp_path / "missing"):
-        said = timeline(path)
-        assert said.returncode == 1 and said.stdout == "" and said.stderr.count("\n") == 1, (
-            said.stderr
-        )
-        assert str(path) in said.stderr
-
-
-# --- The input report -------------------------------------------------------------------------------------------------
-
-
-def input_event(run: Finished) -> dict:
-    [path] = (run.folder / "logs").glob("*.jsonl")
-    lines = map(json.loads, path.read_text().splitlines())
-    return next(line for line in lines if line["event"] == "input")
-
-
-def test_the_report_adds_up(traced: Finished) -> None:
-    event = input_event(traced)
-    host, moved = event["host_wait"], event["bytes"]
-    assert event["device_wait"] == host, "on the CPU the host's wait is the input wait"
-    assert host["total_ms"] >= host["max_ms"] >= host["p99_ms"] >= host["median_ms"] >= 0
-    assert host["percent"] == pytest.approx(100 * host["total_ms"] / event["train_time_ms"])
-    assert 1 <= host["worst_step"] <= 40
-    step_bytes = 2 * (2048 + 8)
-    assert (
-        40 * step_bytes <= moved["read"] <= 44 * step_bytes
-        and moved["copied"] == 0
-        and moved["read_gb_s"] > 0
-    )
-    assert event["tokens_seen"] == 40 * 2056 and event["epochs"] > 1
-    order = [line.split(":")[0].split(" ")[0] for line in traced.text.splitlines()]
-    after = order[order.index("timing_train_loop_ms") :]
-    assert after[:5] == ["timing_train_loop_ms", "host_wait", "device_wait", "input_bytes", "input"]
-    assert after.index("trace") < after.index("Serialized")
-    assert event["verdict"] in traced.text
-
-
-@pytest.mark.parametrize("slow_step", [3, 7])
-def test_the_worst_step_and_its_shard_boundary_are_named(slow_step: int) -> None:
-    """Ten steps of two micro-steps; batch 2 * 6 = 12 (step 7) was the first of another shard."""
-    run, batches = (
-        SimpleNamespace(accumulation=2, start=(0, 0.0, 0.0)),
-        SimpleNamespace(crossings=[12], handed=20),
-    )
-    times = [0.5] * 20
-    times[2 * slow_step - 1] = 40.0
-    found = train_gpt.waits(run, batches, [*times, 99.0], 1000.0)  # the last was not handed out
-    assert found["worst_step"] == slow_step and found["max_ms"] == 40.5
-    assert found["at_shard_boundary"] == (slow_step == 7)
-    assert (
-        found["total_ms"] == 49.5
-        and found["percent"] == pytest.approx(4.95)
-        and found["median_ms"] == 1.0
-    )
-
-
-@pytest.mark.parametrize(
-    "case,words",
+    ("content", "why"),
     [
-        ((0.03, 0.1, True, 60, 2000), "overlap settings do not matter here"),
-        ((0.03, 7.5, True, 60, 2000), "overlap hides 7.50 %"),
-        ((3.0, 0.0, False, 60, 2000), "set TRAIN_PREFETCH=1"),
-        (
-            (30.0, 5.0, True, 61, 48),
-            "reads are the limit: 61 MB/s needed, 48 MB/s delivered: move DATA_PATH",
-        ),
-        ((3.0, 5.0, True, 61, 2000), "raise TRAIN_PREFETCH_QUEUE"),
-        ((3.0, 5.0, True, 61, 2000, "a shard"), "shards were still being made"),
+        (None, "No such file or directory"),
+        (b"", "damaged or no trace"),
+        (b"step:1/20 train_loss:6.9", "damaged or no trace"),
+        (b"[" * 100_000, "damaged or no trace"),
+        (b'{"a": 1}', "damaged or no trace"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "damaged or no trace"),
+        *[({"traceEvents": [STEP, PHASE | times]}, "damaged or no trace") for times in NO_TIMES],
+        ({"traceEvents": [PHASE, 7, None]}, "no ProfilerStep marks"),
+        ({"traceEvents": [STEP, event("aten::mm", 0, 1, "cpu_op")]}, "no phases"),
     ],
 )
-def test_the_verdict_is_one_sentence_to_act_on(case: tuple, words: str) -> None:
-    said = train_gpt.verdict(*case)
-    assert words in said and "\n" not in said and (f"{case[0]:.2f} %" in said or "limit" in said)
+def test_what_is_no_trace_is_said_in_one_line(
+    tmp_path: Path, content: bytes | dict | None, why: str
+) -> None:
+    path = tmp_path / "x"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    done = trace_py(path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"trace.py: {path}: ") and done.stderr.count("\n") == 1
+    assert why in done.stderr
 
 
-# --- Shard boundaries and slow storage --------------------------------------------------------------------------------
+def test_a_wish_that_cannot_be_met_is_said_in_one_line(cpu_trace: Path, tmp_path: Path) -> None:
+    picture, nowhere = tmp_path / "p.svg", tmp_path / "no folder" / "p.svg"
+    no_matplotlib = "sys.modules['matplotlib'] = None"
+    for arguments, prelude, why in (
+        (("--steps", "7:9"), "pass", "the trace has steps 1 to 6, and none of these"),
+        (("--picture", picture), no_matplotlib, "python3 -m pip install matplotlib"),
+        (("--picture", nowhere), "pass", "No such file or directory"),
+    ):
+        done = trace_py(cpu_trace, *arguments, prelude=prelude)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert why in done.stderr
+    assert trace_py(cpu_trace, "--picture", tmp_path / "p.pdf").returncode == 2
 
 
-@contextlib.contextmanager
-def held_reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, queue: int) -> Iterator[tuple]:
-    """A pipeline over two shards whose reader reads a batch only when `gate` has been released once for it."""
-    settings = {**SMALL_MODEL, **byte_data(tmp_path / "data"), "TRAIN_PREFETCH_QUEUE": queue}
-    config = config_of(**settings)
-    write_split(tmp_path / "data", "train", np.arange(12 * 2056) % 256, [5 * 2056])
-    gate, real = threading.Semaphore(0), train_gpt.Pipeline._fill
-
-    def fill(self: train_gpt.Pipeline, *arguments: object) -> None:
-        assert gate.acquire(timeout=60)
-        real(self, *arguments)
-
-    monkeypatch.setattr(train_gpt.Pipeline, "_fill", fill)
-    with contextlib.closing(open_pipeline(config)) as batches:
-        yield batches, gate
-        gate.release(100)
-
-
-def until(condition: object) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def test_a_stall_at_a_boundary_is_hidden_by_the_batches_that_are_ready(
+def test_a_file_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader stands still at the first batch of the next shard; what it has read before is handed out meanwhile."""
-    with held_reader(monkeypatch, tmp_path, queue=3) as (batches, gate):
-        gate.release(6)
-        for number in range(6):
-            if number >= 3:
-                until(
-                    lambda: batches.ready.qsize() == 6 - number
-                )  # batches 3, 4, 5 are ready, and no other will be
-            next(batches)
-        waited = batches.host_waits_ms[3:6]
-        assert batches.crossings == [5] and max(waited) < 1000, (
-            "handed out while the reader stood still"
-        )
-
-
-def test_a_stall_longer_than_the_queue_is_reported_as_a_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with held_reader(monkeypatch, tmp_path, queue=1) as (batches, gate):
-        gate.release(1)
-        next(batches)
-        threading.Timer(0.4, gate.release).start()
-        next(batches)
-        assert batches.host_waits_ms[1] >= 350 and batches.stage.wait_ms >= 350
-        assert batches.host_waits_ms[0] < batches.host_waits_ms[1]
-
-
-def test_the_next_shard_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel is asked for batches beyond the queue, and so for the next shard, before the queue gets there."""
-    asked = []
-    monkeypatch.setattr(
-        train_gpt.os,
-        "posix_fadvise",
-        lambda fd, offset, length, advice: asked.append(
-            (Path(f"/proc/self/fd/{fd}").resolve().name, offset, length)
-        ),
-        raising=False,
-    )
-    monkeypatch.setattr(train_gpt.os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    with held_reader(monkeypatch, tmp_path, queue=2) as (batches, gate):
-        gate.release(2)
-        until(lambda: len(asked) == 2)
-        assert asked == [
-            ("fineweb_train_000000.bin", 1024 + 2 * 2056 * k, 2 * 2056) for k in (3, 4)
-        ]
-        gate.release(1)
-        next(batches)
-        until(lambda: len(asked) == 3)
-        assert asked[2] == ("fineweb_train_000001.bin", 1024, 2 * 2056)
-
-
-def test_reads_below_the_need_are_reported_with_both_rates(corpus: Corpus, tmp_path: Path) -> None:
-    """A reader held to 20 KB/s by a delay in every read: the verdict states at most that, and more was needed."""
-    script = tmp_path / "train_gpt.py"
-    source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
-    slowed, count = re.subn(
-        r"(\t+)(.*file\.readinto\(out\).*\n)", r"\1\2\1time.sleep(n / 20e3)\n", source
-    )
-    assert count == 1
-    script.write_text(slowed)
-    run = run_trainer(
-        tmp_path,
-        script=script,
-        **{**SMALL_MODEL, **corpus.env, "ITERATIONS": 15, "VAL_LOSS_EVERY": 0, "VAL_TOKENS": 500},
-    )
-    assert run.code == 0, run.err[-2000:]
-    needed, delivered = map(
-        float,
-        re.search(
-            r"^input: reads are the limit: ([\d.]+) MB/s needed, ([\d.]+) MB/s delivered",
-            run.text,
-            re.MULTILINE,
-        ).groups(),
-    )
-    assert 0.01 < delivered <= 0.02 < needed
-    assert input_event(run)["host_wait"]["percent"] > 5
-
-
-# --- DATA_VERIFY ------------------------------------------------------------------------------------------------------
-
-
-def test_the_sum_is_the_same_in_numpy_and_torch_and_sees_any_change() -> None:
-    generator = np.random.default_rng(5)
-    x, y = generator.integers(0, 65_536, (2, 16, 64))
-    expected = int(train_gpt.batch_sum(x, y))
-    assert train_gpt.batch_sum(torch.from_numpy(x), torch.from_numpy(y)).item() == expected
-    for change in range(50):
-        for which in (0, 1):
-            other = [x.copy(), y.copy()]
-            row, column = generator.integers(0, 16), generator.integers(0, 64)
-            other[which][row, column] = (
-                other[which][row, column] + 1 + generator.integers(0, 65_535)
-            ) % 65_536
-            assert train_gpt.batch_sum(*other) != expected
-    assert train_gpt.batch_sum(x[::-1], y[::-1]) != expected, "the order of rows counts"
-    huge = np.full((1, 2**16), 2**62)
-    assert train_gpt.batch_sum(
-        torch.from_numpy(huge), torch.from_numpy(huge)
-    ).item() == train_gpt.batch_sum(huge, huge)
-
-
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_verified_runs_are_the_same_runs(corpus: Corpus, tmp_path: Path, ranks: int) -> None:
-    settings = {
-        **SMALL_MODEL,
-        **corpus.env,
-        "ITERATIONS": 12,
-        "VAL_TOKENS": 3000,
-        "VAL_LOSS_EVERY": 6,
-    }
-    verified = run_trainer(tmp_path / "on", ranks=ranks, DATA_VERIFY=1, **settings)
-    plain = run_trainer(tmp_path / "off", ranks=ranks, **settings)
-    assert verified.code == plain.code == 0, verified.err[-2000:]
-    for word in ("train_loss", "val_loss", "val_bpb", "data_crc"):
-        assert verified.values(word) == plain.values(word) and plain.values(word)
-    [checked] = re.findall(r"^data_verify: (\d+) batches", verified.text, re.MULTILINE)
-    assert int(checked) > 12 and "data_verify" not in plain.text
-
-
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_an_overwritten_batch_ends_the_run_and_is_named(
-    corpus: Corpus, tmp_path: Path, ranks: int
-) -> None:
-    """Step 5's batch is overwritten after it was handed out, as a ring without its events would do."""
-    script = tmp_path / "train_gpt.py"
-    source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
-    call = 'with spans("backward"): loss.backward()\n'
-    assert source.count(call) == 1
-    spoil = "\t\t\tif step == 4 and run.rt.rank == run.rt.world_size - 1: x[1, 2] += 1\n"
-    script.write_text(source.replace(call, call + spoil))
-    settings = {
-        **SMALL_MODEL,
-        **corpus.env,
-        "ITERATIONS": 12,
-        "VAL_TOKENS": 3000,
-        "VAL_LOSS_EVERY": 0,
-    }
-    assert run_trainer(tmp_path, ranks=ranks, script=script, **settings).code == 0, (
-        "without DATA_VERIFY nobody knows"
-    )
-    spoilt = run_trainer(tmp_path, ranks=ranks, script=script, DATA_VERIFY=1, **settings)
-    assert spoilt.code != 0
-    assert re.search(
-        rf"rank {max(0, ranks - 1)}: the train reader, 5, slot \d: the batch was overwritten",
-        spoilt.err,
-    )
+    spec = importlib.util.spec_from_file_location("trace_script", SCRIPT)
+    script = sys.modules["trace_script"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    path = write(tmp_path / "t.gz", [STEP, PHASE, event("aten::mm", 0, 1, "cpu_op", a=" " * 4000)])
+    assert script.MAX_BYTES <= 1e9 and script.read_trace(path).name == "step 1"
+    monkeypatch.setattr(script, "MAX_BYTES", 4000)
+    with pytest.raises(script.TraceError, match="over 4,000 bytes when unpacked"):
+        script.read_trace(path)

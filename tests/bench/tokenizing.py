@@ -1,18 +1,23 @@
-"""How much of SentencePiece's own speed does tokenize_docs.py keep, with reading, checking, hashing and writing?
+"""How much of SentencePiece's own speed does tokenize_docs.py keep, with reading, checking,
+hashing and writing?
 
     python3 tests/bench/tokenizing.py                    about a minute; let nothing else run
     python3 tests/bench/tokenizing.py --megabytes 2      to see that it works
 
-The text: the sources of the Python that runs this, shuffled and cut at line ends into documents of about 3,000
-characters, as long as those of FineWeb are on average. Arms, with the same tokenizer, text and number of threads:
+The text: the sources of the Python that runs this, shuffled and cut at line ends into documents of
+about 3,000 characters, as long as those of FineWeb are on average. Arms, with the same tokenizer,
+text and number of threads:
 
-    alone   one call that encodes all documents, which are in memory as a list, by SentencePiece's own threads
-    tool    the export, from the .jsonl file to shards that are synced to disk (threads as --workers gives them)
+    alone   one call that encodes all documents, which are in memory as a list,
+            by SentencePiece's own threads
+    tool    the export, from the .jsonl file to shards that are synced to disk
+            (threads as --workers gives them)
     live    the same in small shards, with .producing kept and a pace that is never reached
 
-Each arm has a new process in each repeat, and its clock runs from the loaded tokenizer to the end of the work. The arms
-take turns, in another order each time. Arms that yield other tokens end the run. A ratio is the median over the repeats
-of (an arm's throughput / that of alone in the same repeat); the exit code is 1 where one is below the target.
+Each arm has a new process in each repeat, and its clock runs from the loaded tokenizer to the end
+of the work. The arms take turns, in another order each time. Arms that yield other tokens end the
+run. A ratio is the median over the repeats of (an arm's throughput / that of alone in the same
+repeat); the exit code is 1 where one is below the target.
 """
 
 from __future__ import annotations
@@ -155,13 +160,15 @@ def compare(folder: Path, megabytes: float, threads: int, repeats: int) -> dict[
         arm: statistics.median(map(float.__truediv__, rates[arm], rates["alone"])) for arm in ARMS
     }
     print(
-        f"{megabytes:.1f} MB of text, {threads} threads, {repeats} repeats of {len(ARMS)} arms in turn, {VOCAB_SIZE} "
-        f"pieces, Python {sys.version.split()[0]}, sentencepiece {tokenize_docs.sentencepiece.__version__}"
+        f"{megabytes:.1f} MB of text, {threads} threads, {repeats} repeats of {len(ARMS)} arms "
+        f"in turn, {VOCAB_SIZE} pieces, Python {sys.version.split()[0]}, "
+        f"sentencepiece {tokenize_docs.sentencepiece.__version__}"
     )
     for arm in ARMS:
         each = ", ".join(f"{rate:.2f}" for rate in rates[arm])
         print(
-            f"{arm:6} {statistics.median(rates[arm]):6.2f} MB/s  ({each})  {100 * ratios[arm]:5.1f} % of alone"
+            f"{arm:6} {statistics.median(rates[arm]):6.2f} MB/s  ({each})  "
+            f"{100 * ratios[arm]:5.1f} % of alone"
         )
     return ratios
 

@@ -1,1 +1,1 @@
-"""Faults injected into real runs: python -m pytest tests/faults prints the matrix."""
+"""Faults injected into real runs: `python -m pytest tests/faults` ends with a table of them."""

@@ -1,134 +1,208 @@
-"""Runs train_gpt.py with one fault in it: python driver.py, or under torchrun; the fault is JSON in $INJECT.
+"""Runs train_gpt.py with one fault in it: python driver.py, or under torchrun, with the fault as
+JSON in $INJECT. `python driver.py serve` has imported the trainer and forks a process for each
+request on its standard input: that saves each run the import.
 
-    {"kind": "hold", "place": "train", "call": 3, "rank": 1, "after": "checkpoints/r/step_00000004.pt"}
+    {"kind": "hold", "place": "train", "call": 3, "rank": 1, "after": "checkpoints/r/x.pt"}
 
-A fault happens at a place (train, validation, export: calls of the model; fsync; start) at its n-th call on a rank,
-once the file `after` is there, and never after a restart. hold waits for the file go, or until this process was sent a
-signal; hang waits for ever; nan spoils the loss; raise and kill end it. Each leaves the file held.<rank> first. A
-process writes its pid to pids/<rank>.<restart>, and at its end the number of its calls to calls.<rank>.
-{"settled": true} stands for a disk that is always faster than training: writers end before training goes on.
+A fault happens at a place (train, validation, export: calls of the model; read: of a train shard;
+fsync; start) at its n-th call on a rank, once the file `after` is there, and never after a restart.
+  hold   waits for the file go, or until this process was sent a signal (not if it is "deaf")
+  hang   waits (10 minutes)   slow   takes "seconds" longer       nan    spoils the loss
+  raise  an error             kill   of the process, with -9
+Each leaves the file held.<rank> first. What else a fault may say:
+  "settled": true      the disk is faster than training: writers end before training goes on
+  "timeout_s": 12      instead of the process group's five minutes
+At its end a process leaves notes.<rank>: calls at each place, and a checksum of the weights in each
+validation.
 """
 
-import importlib.util
+import contextlib
+import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
 import time
+import traceback
+import zlib
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-SCRIPT = Path(
-    os.environ.get("INJECT_SCRIPT") or Path(__file__).resolve().parents[2] / "train_gpt.py"
-)
-RANK, RESTART = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import train_gpt  # noqa: E402  (the repository's root is not a package)
+
 CALLS: Counter[str] = Counter()
+WEIGHTS: list[int] = []
 HEARD: list[int] = []  # signals
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_gpt", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_gpt"] = module
-    spec.loader.exec_module(module)
-    return module
+def patience_is_over(fault: dict) -> bool:
+    """Has what the fault waits for come?"""
+    if fault["kind"] == "hold":
+        return bool(HEARD and not fault.get("deaf")) or Path("go").exists()
+    return fault["kind"] != "hang"
 
 
 def happens(fault: dict, place: str) -> bool:
     """Counts the calls at each place; True if the fault happened here (a hold: and is over)."""
     CALLS[place] += 1
-    if (place, CALLS[place], RANK, RESTART) != (
-        fault["place"],
-        fault.get("call", 1),
-        str(fault.get("rank", 0)),
-        "0",
-    ):
+    rank, restart = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    due = fault.get("place"), fault.get("call", 1), str(fault.get("rank", 0)), "0"
+    if (place, CALLS[place], rank, restart) != due:
         return False
     while not Path(fault.get("after", ".")).exists():
         time.sleep(0.02)
-    Path(f"held.{RANK}").touch()
+    Path(f"held.{rank}").touch()
     if fault["kind"] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault["kind"] == "raise":
         raise ValueError("an injected error")
-    patience = {
-        "hold": lambda: HEARD and not fault.get("deaf") or Path("go").exists(),
-        "hang": lambda: False,
-    }
-    while not patience.get(fault["kind"], lambda: True)():
+    end = time.monotonic() + 600  # no test waits so long, and nothing shall stay behind
+    while not patience_is_over(fault):
+        if time.monotonic() > end:
+            os._exit(1)
         time.sleep(0.02)
+    time.sleep(fault.get("seconds", 0))
     return True
 
 
-def inject(trainer: ModuleType, fault: dict) -> None:
-    """Patches the trainer at the places where faults happen."""
-    forward, fsync, start, listen = (
-        trainer.GPT.forward,
-        os.fsync,
-        trainer.Runtime.start,
-        signal.signal,
-    )
+def checksum(model: Any) -> int:
+    crc = 0
+    for parameter in model.parameters():
+        crc = zlib.crc32(parameter.detach().numpy(), crc)
+    return crc
 
-    def faulty_forward(model, x, y):  # type: ignore[no-untyped-def]
+
+def inject_into_the_model(fault: dict) -> None:
+    forward, last_place = train_gpt.GPT.forward, "train"
+
+    def faulty_forward(model, x, y):
+        nonlocal last_place
         exporting = Path("final_model.int8.ptz").exists()
-        place = (
-            "train" if trainer.torch.is_grad_enabled() else "export" if exporting else "validation"
-        )
+        place = "export" if exporting else "validation"
+        place = "train" if train_gpt.torch.is_grad_enabled() else place
+        if place == "validation" != last_place:
+            WEIGHTS.append(checksum(model))
+        last_place = place
         spoilt = happens(fault, place) and fault["kind"] == "nan"
         return forward(model, x, y) * (float("nan") if spoilt else 1)
 
-    def faulty_fsync(descriptor: int) -> None:
+    train_gpt.GPT.forward = faulty_forward
+
+
+def inject_into_the_system(fault: dict) -> None:
+    fsync, start, listen, plain_open = os.fsync, train_gpt.Runtime.start, signal.signal, open
+
+    def faulty_fsync(descriptor):
         happens(fault, "fsync")
         fsync(descriptor)
 
-    def faulty_start(*arguments):  # type: ignore[no-untyped-def]
+    def faulty_start(*arguments):
         happens(fault, "start")
         return start(*arguments)
 
-    def noting(number, handler):  # type: ignore[no-untyped-def]
+    def faulty_open(path, *arguments, **options):
+        if "fineweb_train" in str(path):
+            happens(fault, "read")
+        return plain_open(path, *arguments, **options)
+
+    def noting(number, handler):
         return listen(number, lambda *arguments: [HEARD.append(number), handler(*arguments)])
 
-    trainer.GPT.forward, os.fsync, trainer.Runtime.start, signal.signal = (
-        faulty_forward,
-        faulty_fsync,
-        faulty_start,
-        noting,
-    )
+    os.fsync, train_gpt.Runtime.start, signal.signal = faulty_fsync, faulty_start, noting
+    train_gpt.open = faulty_open
 
 
 def settle() -> None:
-    """A thread that writes a checkpoint is waited for."""
+    """Every thread but a pipeline's reader is waited for."""
     start = threading.Thread.start
 
-    def start_and_wait(thread: threading.Thread) -> None:
-        target = getattr(thread, "_target", None)  # gone once it has run
+    def start_and_wait(thread):
+        owner = getattr(getattr(thread, "_target", None), "__self__", None)  # gone when it has run
         start(thread)
-        name = getattr(getattr(target, "func", target), "__qualname__", "")
-        if "write" in name or "checkpoint" in name:
+        if owner and not isinstance(owner, train_gpt.Pipeline):
             thread.join()
 
     threading.Thread.start = start_and_wait
 
 
-def main() -> None:
+def shorten_waits(seconds: float) -> None:
+    join = train_gpt.dist.init_process_group
+
+    def join_for_a_short_time(*arguments, **options):
+        return join(*arguments, **{**options, "timeout": timedelta(seconds=seconds)})
+
+    train_gpt.dist.init_process_group = join_for_a_short_time
+
+
+def run(fault: dict) -> int:
+    """The exit code."""
+    rank, restart = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     Path("pids").mkdir(exist_ok=True)
-    Path("pids", f"{RANK}.{RESTART}").write_text(str(os.getpid()), encoding="utf-8")
-    trainer, fault = load_script(), json.loads(os.environ.get("INJECT", "{}"))
-    if "place" in fault:
-        inject(trainer, fault)
+    Path("pids", f"{rank}.{restart}").write_text(str(os.getpid()), encoding="utf-8")
+    train_gpt.torch.set_num_threads(1)
+    inject_into_the_model(fault)
+    inject_into_the_system(fault)
     if fault.get("settled"):
         settle()
-    if "wait_s" in fault:  # the longest wait for another rank
-        trainer.FIRST_WAIT_S = fault["wait_s"]
-    if "artifact" in fault:
-        trainer.pack = lambda *_: (Path(fault["artifact"]).read_bytes(), 1, 1)
-    code = trainer.main()
-    Path(f"calls.{RANK}").write_text(json.dumps(CALLS), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(code)  # as the script itself ends
+    if "timeout_s" in fault:
+        shorten_waits(fault["timeout_s"])
+    code = train_gpt.main([], os.environ)
+    Path(f"notes.{rank}").write_text(json.dumps({**CALLS, "weights": WEIGHTS}), encoding="utf-8")
+    return code
+
+
+def become(request: dict) -> None:
+    """Of a fork: another folder, environment, console; its own session, as a shell's job."""
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["train_gpt.py"]
+    for descriptor, path in enumerate((os.devnull, request["out"], request["err"])):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if descriptor else os.O_RDONLY
+        os.dup2(os.open(path, flags), descriptor)
+    if request["file_limit"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"],) * 2)
+
+
+def live(request: dict) -> None:
+    """All that a fork does: it never goes on as the server."""
+    code = 1
+    try:
+        become(request)
+        code = run(request["fault"])
+    except BaseException:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def serve() -> None:
+    """{"pid"} -> that process' exit code, or null; any other request -> the pid of a new one."""
+    importlib.import_module("torch._dynamo")  # every optimizer imports it, for a second
+    for line in sys.stdin:
+        request, answer = json.loads(line), None
+        if "pid" in request:
+            ended, status = os.waitpid(request["pid"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        else:
+            answer = os.fork()
+            if not answer:
+                live(request)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        exit_code = run(json.loads(os.environ.get("INJECT", "{}")))
+        sys.stdout.flush()
+        os._exit(exit_code)  # as the script itself ends

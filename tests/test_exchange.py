@@ -1,0 +1,382 @@
+"""A step's one all-reduce: gradients are views of the vector that is summed, behind them every rank
+learns what all others say. The host reads that late and all ranks decide alike, at the same step;
+after a signal or a fault on any rank nothing changes any more. The learning rate follows the clock
+of the steps that it is for, whatever the host knows late, and a run fills its time."""
+
+import copy
+import math
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL_MODEL, Recorder, SimulatedRanks, byte_data, config_of, runtime_of
+from conftest import train_gpt as tg
+
+pytestmark = pytest.mark.timeout(120)
+TINY = SMALL_MODEL | {
+    "NUM_LAYERS": 2,
+    "MODEL_DIM": 8,
+    "NUM_HEADS": 2,
+    "TRAIN_SEQ_LEN": 8,
+    "TRAIN_BATCH_TOKENS": 128,
+    "VAL_BATCH_SIZE": 1024,
+    "GRAD_ACCUM_STEPS": 0,
+    "VAL_LOSS_EVERY": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return byte_data(tmp_path_factory.mktemp("exchange"))
+
+
+def trainers_of(ranks: SimulatedRanks, config: tg.Config) -> list[tg.Trainer]:
+    """One after the other: the generator of initial weights is the process' own."""
+    return [tg.Trainer(config, runtime, Recorder()) for runtime in ranks.runtimes]
+
+
+def state_of(trainer: tg.Trainer) -> list[torch.Tensor]:
+    """Copies of the weights and of all that the optimizers remember."""
+    states = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
+    remembered = [t for state in states for p in state.values() for t in p.values()]
+    return copy.deepcopy([*trainer.model.state_dict().values(), *remembered])
+
+
+# --- The vector and its table -----------------------------------------------------------------
+
+
+def row_of(rank: int, step: int = 0, **more: Any) -> tg.Row:
+    words = {"wait_ms": 100.0 * rank + step, "signum": 0, "crc_low": 0, "crc_high": 0, **more}
+    return tg.Row(steps=step, elapsed_ms=10.0 * step + 3 * rank, **words)
+
+
+def test_gradients_lie_in_the_vector_that_is_summed() -> None:
+    """Backward adds to them in place, and each rank has the sum without another copy."""
+    ranks = SimulatedRanks(config_of(), 3)
+    params = [[torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 3), 5)] for _ in range(3)]
+    exchanges = [
+        tg.Exchange(params[r], ranks.runtimes[r], tg.Clock(ranks.runtimes[r])) for r in range(3)
+    ]
+
+    def work(rank: int) -> None:
+        exchanges[rank].begin(0, 0.0, 0)
+        for _ in range(2):  # two micro-steps
+            matrix, vector = params[rank]
+            ((rank + 1) * matrix.sum() + 10 * vector.sum()).backward()
+        exchanges[rank].all_reduce(0, row_of(rank), torch.tensor(0.0))
+
+    ranks.run(work)
+    assert ranks.sums == [1, 1, 1]
+    for matrix, vector in params:
+        assert torch.equal(matrix.grad, torch.full((2, 3), 2.0 * (1 + 2 + 3)))
+        assert torch.equal(vector.grad, torch.full((5,), 2.0 * 30))
+
+
+def test_every_rank_learns_what_all_ranks_say() -> None:
+    """To the last bit of a checksum, which no float32 would hold in one piece."""
+    crcs = [0xFFFFFFFF, 0x12345678, 0x0BADCAFE]
+    ranks = SimulatedRanks(config_of(), 3)
+
+    def work(rank: int) -> tuple:
+        runtime, p = ranks.runtimes[rank], torch.nn.Parameter(torch.ones(2))
+        exchange = tg.Exchange([p], runtime, tg.Clock(runtime))
+        exchange.begin(0, 0.0, 0)
+        row = row_of(rank, 7, crc_low=crcs[rank] & 0xFFFF, crc_high=crcs[rank] >> 16)
+        exchange.all_reduce(7, row, torch.tensor(0.5 + rank))
+        exchange.read(8)
+        return exchange.rows, exchange.data_crc(), exchange.elapsed_ms(7)
+
+    for rows, crc, elapsed_ms in ranks.run(work):
+        assert [row.loss for row in rows] == [0.5, 1.5, 2.5]
+        assert [row.wait_ms for row in rows] == [7, 107, 207]
+        assert crc == sum(crcs) & 0xFFFFFFFF
+        assert elapsed_ms == 70  # as rank 0 says
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_tables_are_read_in_turn_and_none_that_is_not_asked_for(late: int) -> None:
+    runtime = runtime_of(config_of(DEVICE="cpu"))
+    runtime.steps_late = late
+    exchange = tg.Exchange([torch.nn.Parameter(torch.ones(2))], runtime, tg.Clock(runtime))
+    exchange.begin(0, 0.0, 0)
+    for step in range(9):
+        exchange.read(step - late)  # as training does
+        if step > late:
+            assert [row.wait_ms for row in exchange.rows] == [step - late - 1]
+        exchange.all_reduce(step, row_of(0, step), torch.tensor(1.0))
+    exchange.read(9)
+    assert [row.wait_ms for row in exchange.rows] == [8]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_data_crc_is_that_of_the_rows_for_any_number_of_ranks(
+    data: dict[str, str], count: int
+) -> None:
+    config = config_of(**{**TINY, **data, "ITERATIONS": 3})
+    ranks = SimulatedRanks(config, count)
+    trainers = trainers_of(ranks, config)
+    ranks.run(lambda rank: trainers[rank].train())
+    tokens = np.fromfile(next(Path(data["DATA_PATH"]).glob("*train*")), "<u2", offset=1024)
+    expected, length = 0, config.train_seq_len
+    for row in range(3 * 16):  # 16 rows a step, 2 a span: each span has one token more
+        first = row * length + row // 2
+        expected += zlib.crc32(tokens[first : first + length + 1].tobytes(), row)
+    said = [e["data_crc"] for e in trainers[0].log.events if e["event"] == "step"]
+    assert said[-1] == f"{expected & 0xFFFFFFFF:08x}"
+
+
+# --- The end of all ranks, at one step --------------------------------------------------------
+
+
+def disturbed(trainer: tg.Trainer, kind: str, step: int) -> None:
+    """In step `step` (from 0) alone: a loss or a gradient that is not finite, or a signal."""
+    model, runtime = trainer.model, trainer.runtime
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if trainer.step != step:
+            return model(x, y)
+        if kind == "loss":
+            return model(x, y) * math.nan
+        if kind == "gradient":
+            return model(x, y) + (0 * model.tok_emb.weight.sum()).sqrt()  # 0, its slope infinite
+        runtime.hear(signal.SIGTERM, None)
+        return model(x, y)
+
+    trainer.loss = loss
+
+
+def watch(trainer: tg.Trainer, step: int) -> list[list[torch.Tensor]]:
+    """Fills with the state before and after the step before `step`."""
+    states, train_step = [], trainer.train_step
+
+    def watched(batches: tg.Pipeline) -> None:
+        if step - 1 <= trainer.step <= step:
+            states.append(state_of(trainer))
+        train_step(batches)
+
+    trainer.train_step = watched
+    return states
+
+
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("kind", ["loss", "gradient", "signal"])
+def test_after_a_fault_or_a_signal_of_any_rank_nothing_changes(
+    data: dict[str, str], kind: str, late: int
+) -> None:
+    config = config_of(**{**TINY, **data, "ITERATIONS": 12})
+    ranks = SimulatedRanks(config, 2)
+    for runtime in ranks.runtimes:
+        runtime.steps_late = late
+    trainers = trainers_of(ranks, config)
+    states = [watch(trainer, 3) for trainer in trainers]
+    for trainer in trainers:
+        trainer.log_step = lambda: None  # it would read at once
+    disturbed(trainers[1], kind, 3)
+    halts = ranks.run(lambda rank: trainers[rank].train())
+    assert [type(halt) for halt in halts] == [tg.HaltError] * 2
+    assert halts[0].args == halts[1].args
+    if kind == "signal":
+        assert halts[0].args == (signal.SIGTERM,)
+    else:
+        assert halts[0].args[0].startswith("rank 1: step 4: ")
+    assert [trainer.step for trainer in trainers] == [4 + late] * 2  # issued before it was known
+    for trainer, (earlier, good) in zip(trainers, states, strict=True):
+        assert not any(torch.equal(a, b) for a, b in zip(earlier, good, strict=True) if b.numel())
+        assert all(torch.equal(a, b) for a, b in zip(state_of(trainer), good, strict=True))
+
+
+# --- The schedule, by a clock that only work moves --------------------------------------------
+
+
+class Device:
+    """A host that issues a step in `host_ms`, and a device that works for `device_ms` on each.
+
+    With device_ms = 0 it is a CPU: what is issued is done. Else torch.cuda's events are played.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, host_ms: float, device_ms: float) -> None:
+        self.host_s, self.device_s = host_ms / 1e3, device_ms / 1e3
+        self.now = self.busy_until = 1000.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        if device_ms:
+            monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.wait(self.busy_until))
+            monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: self)
+            monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(self))
+
+    def record_event(self, event: "Event") -> "Event":
+        event.at = self.busy_until
+        return event
+
+    def wait(self, until: float) -> None:
+        self.now = max(self.now, until)
+
+    def issue(self) -> None:
+        self.busy_until = max(self.busy_until, self.now) + self.device_s
+        self.now += self.host_s
+
+    def elapsed_ms(self) -> float:
+        """What the steps issued so far will have taken."""
+        return 1e3 * (max(self.now, self.busy_until) - 1000.0)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, math.inf
+
+    def query(self) -> bool:
+        return self.device.now >= self.at
+
+    def record(self) -> None:
+        self.device.record_event(self)
+
+    def synchronize(self) -> None:
+        self.device.wait(self.at)
+
+
+class NoInput:
+    """Batches without an end and without a thread."""
+
+    waits_ms, bytes_read, digest, rows, x, y = (), 0, 0, range(1), None, None
+
+    def __iter__(self) -> Iterator["NoInput"]:
+        return self
+
+    def __next__(self) -> "NoInput":
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+def published(config: tg.Config, step: int, elapsed_ms: float) -> float:
+    """The rule of the challenge's script."""
+    warmdown_ms = config.warmdown_iters * elapsed_ms / max(step, 1)
+    left_ms = max(1e3 * config.max_wallclock_seconds - elapsed_ms, 0)
+    return left_ms / max(warmdown_ms, 1e-9) if left_ms <= warmdown_ms else 1.0
+
+
+def simulate(
+    config: tg.Config, device: Device, first_s: float = 0.0
+) -> tuple[tg.Trainer, list[tuple[float, float]]]:
+    """Trains on `device`, all work left out; (used, published) multiplier of every step from 1 on.
+
+    The first step takes the host `first_s` more.
+    """
+    runtime, pairs = runtime_of(config), []
+    runtime.steps_late = 2 if device.device_s else 0
+    trainer = tg.Trainer(config, runtime, Recorder())
+    runtime.cuda, weight = device.device_s > 0, trainer.model.skip_weights
+    train_step, (adam, muon) = trainer.train_step, trainer.optimizers
+    adam.step = muon.step = lambda: None
+    trainer.batches = NoInput
+    trainer.validation.evaluate = lambda *_: (1.0, 1.0, 1.0)
+
+    def loss(x: None, y: None) -> torch.Tensor:
+        device.issue()
+        device.now += first_s * (trainer.step == 0)
+        return weight.sum()
+
+    def timed_step(batches: NoInput) -> None:
+        step, elapsed_ms = trainer.step, device.elapsed_ms()
+        train_step(batches)
+        rates = {g["lr"] / g["base_lr"] for o in (adam, muon) for g in o.param_groups}
+        if step:
+            pairs.append((min(rates), published(config, step, elapsed_ms)))
+            assert max(rates) == pytest.approx(min(rates), rel=1e-9)
+
+    trainer.loss, trainer.train_step = loss, timed_step
+    trainer.train()
+    return trainer, pairs
+
+
+WORK = {"cpu": (1.0, 0.0), "ahead": (0.02, 1.0), "behind": (1.0, 0.02)}  # host, device: shares
+SCHEDULES = [
+    pytest.param(
+        work, ms, warmdown, every, marks=[pytest.mark.slow] * (ms == 45 and work != "ahead")
+    )
+    for work in WORK
+    for ms, warmdown, every in ((9000, 3500, 0), (9000, 1200, 200), (650, 1200, 0), (45, 1200, 0))
+] + [
+    pytest.param("cpu", 650, 3500, 200),
+    pytest.param("ahead", 45, 3500, 200, marks=[pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize(("work", "ms", "warmdown", "every"), SCHEDULES)
+def test_the_learning_rate_is_the_published_one_whatever_is_known_late(
+    data: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    work: str,
+    ms: float,
+    warmdown: int,
+    every: int,
+) -> None:
+    """On a CPU, by a host ahead of its device, and by one that its device waits for."""
+    length = {"MAX_WALLCLOCK_SECONDS": 600, "WARMDOWN_ITERS": warmdown, "ITERATIONS": 20000}
+    config = config_of(
+        **{**TINY, **data, **length, "TRAIN_LOG_EVERY": every, "GRAD_ACCUM_STEPS": 1}
+    )
+    device = Device(monkeypatch, *(share * ms for share in WORK[work]))
+    trainer, pairs = simulate(config, device)
+    assert len(pairs) == trainer.step - 1
+    for step, (used, wanted) in enumerate(pairs, 1):
+        assert used == pytest.approx(wanted, rel=0.02), step
+    assert 600e3 - 2 * ms < device.elapsed_ms() < 600e3 + ms
+    assert any(line.startswith("stopping_early: wallclock_cap") for line in trainer.log.lines)
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_a_slow_first_step_does_not_end_a_run_early(
+    data: dict[str, str], monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    length = {"MAX_WALLCLOCK_SECONDS": 10, "WARMDOWN_ITERS": 20, "ITERATIONS": 1000}
+    config = config_of(**{**TINY, **data, **length, "GRAD_ACCUM_STEPS": 1})
+    device = Device(monkeypatch, *(share * 100 for share in WORK[work]))
+    simulate(config, device, first_s=6.0)
+    assert 9.5e3 < device.elapsed_ms() < 10.1e3
+
+
+def test_ranks_with_other_clocks_take_the_same_steps_at_the_same_rates(
+    data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0's clock is the one that counts."""
+    length = {"MAX_WALLCLOCK_SECONDS": 2, "WARMDOWN_ITERS": 10, "ITERATIONS": 100}
+    config = config_of(**{**TINY, **data, **length, "TRAIN_LOG_EVERY": 0})
+    ranks = SimulatedRanks(config, 2)
+    trainers, rates = trainers_of(ranks, config), ([], [])
+    for trainer, pace_ms in zip(trainers, (100.0, 170.0), strict=True):
+        trainer.clock.now_ms = lambda trainer=trainer, pace_ms=pace_ms: pace_ms * trainer.step
+        step, groups = trainer.optimizers[1].step, trainer.optimizers[1].param_groups
+        mine = rates[trainer.runtime.rank]
+        trainer.optimizers[1].step = lambda step=step, groups=groups, mine=mine: (
+            mine.append(groups[0]["lr"]),
+            step(),
+        )
+    ranks.run(lambda rank: trainers[rank].train())
+    assert trainers[0].step == trainers[1].step == 20
+    assert rates[0] == rates[1] and rates[0][0] > rates[0][-1]
+    for ours, theirs in zip(*map(state_of, trainers), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_priming_counts_for_nothing_also_when_a_signal_ends_it(
+    data: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = config_of(**{**TINY, **data, "WARMUP_STEPS": 6, "RUN_ID": "primed"})
+    trainer = tg.Trainer(config, runtime_of(config), Recorder())
+    before = copy.deepcopy(trainer.model.state_dict())
+    disturbed(trainer, "signal", 3)
+    with pytest.raises(tg.HaltError) as halt:
+        trainer.train()
+    code, status, _ = trainer.halt(*halt.value.args)
+    state = trainer.snapshot()
+    assert (code, status) == (128 + signal.SIGTERM, "interrupted")
+    assert (state["step"], state["data_crc"]) == (0, 0)
+    assert all(torch.equal(t, before[name]) for name, t in state["model"].items())
