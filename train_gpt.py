@@ -1245,6 +1245,9 @@ class Validation:
 
 
 # === ARTIFACT: the challenge's format; int8 with a scale a row, then zlib ===
+QUANT_FORMAT = "int8_clean_per_row_v1"
+
+
 def quantize(t):
     """Floats -> (int8 of the same shape, scale): float16 (rows,) of a matrix, else a float32."""
     t, matrix = t.float(), t.ndim == 2
@@ -1285,7 +1288,7 @@ def pack(state, config):
             kept[name] = t.float()
         else:
             kept[name], originals[name] = t.half(), dtype
-    file = {"__quant_format__": "int8_clean_per_row_v1", "quantized": quantized, "scales": scales}
+    file = {"__quant_format__": QUANT_FORMAT, "quantized": quantized, "scales": scales}
     file |= {"dtypes": dtypes, "passthrough": kept, "qmeta": meta}
     raw = torch_bytes(file | {"passthrough_orig_dtypes": originals})
     payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
@@ -1300,6 +1303,8 @@ def unpack(data, expected):
         if not stream.eof:
             raise ValueError("it is cut short, or unpacks to too much")
         file = torch_load(raw)
+        if file["__quant_format__"] != QUANT_FORMAT:
+            raise ValueError("it has another format")
         state = {**file["passthrough"], **file["quantized"]}
         if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in expected.items()}:
             raise ValueError("its tensors are those of another model")

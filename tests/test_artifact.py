@@ -161,15 +161,15 @@ def test_a_file_is_what_the_challenges_script_would_write() -> None:
 def test_size_dtype_and_name_decide_how_a_tensor_is_stored() -> None:
     """And each comes back in the dtype that it had."""
     state = {
-        "small": torch.randn(256, 256),
-        "large": torch.randn(1, LARGEST_SMALL + 1),
-        "line": torch.randn(70_000),
-        "bf": torch.randn(300, 300).bfloat16(),
-        "bf_small": torch.randn(4).bfloat16(),
-        "kept.a": torch.randn(3).bfloat16(),
-        "kept.large": torch.randn(300, 300),
+        "small": torch.rand(256, 256),
+        "large": torch.rand(1, LARGEST_SMALL + 1),
+        "line": torch.rand(70_000),
+        "bf": torch.rand(300, 300).bfloat16(),
+        "bf_small": torch.rand(4).bfloat16(),
+        "kept.a": torch.rand(3).bfloat16(),
+        "kept.large": torch.rand(300, 300),
         "count": torch.arange(70_000),
-        "turned": torch.randn(200, 400).t(),
+        "turned": torch.rand(200, 400).t(),
     }
     config = config_of(INT8_KEEP_FLOAT_FP32_NAME_PATTERNS="kept,other")
     data = tg.pack(state, config)[0]
