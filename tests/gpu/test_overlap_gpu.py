@@ -171,9 +171,8 @@ def test_a_trace_shows_uploads_beside_the_work_of_the_model(tmp_path: Path, corp
 
 def test_every_log_says_how_long_the_device_waited(tmp_path: Path, corpus: Corpus) -> None:
     text = run(tmp_path, corpus).text
-    found = re.search(
-        r"^input_wait total_ms:([\d.]+) percent:([\d.]+).* read_bytes:(\d+)", text, re.M
-    )
+    pattern = r"^input_wait total:([\d.]+)ms share:([\d.]+)%.* read_bytes:(\d+)"
+    found = re.search(pattern, text, re.M)
     total, percent, read = map(float, found.groups())
     assert total > 0 and 0 < percent < 100  # two events are never at the same time
     step_bytes = 2 * (MODEL["TRAIN_BATCH_TOKENS"] + train_gpt.SPANS_PER_STEP)
