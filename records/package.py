@@ -11,6 +11,11 @@ settings come from the .jsonl beside each log. Nothing is made that records/chec
 and no folder is overwritten. In track_non_record_16mb logs of several configurations are arms of
 one study: the first log's is the one submitted.
 
+    python3 records/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
+    python3 records/package.py --unpack FILE            and back: FILE's readable script
+
+The packed form runs itself, to the digit as the readable script does, and its log names its size.
+
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
 
@@ -31,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _code import look, pack, promised_sha256
 from _reader import (
     Run,
     differences,
@@ -576,22 +582,51 @@ def package(about: About, logs: Sequence[Log], source: bytes, records: Path) -> 
     return target, report
 
 
+# --- the submitted form ---
+
+
+def write_form(options: argparse.Namespace) -> str:
+    """--pack and --unpack: what was written, in words. Raises RefusedError."""
+    given = options.pack or options.unpack
+    suffix = "packed" if options.pack else "readable"
+    target = options.output or given.with_name(f"{given.stem}_{suffix}.py")
+    try:
+        text = read_bytes(given)
+        result = pack(text) if options.pack else readable(text)
+        if target.exists() and promised_sha256(read_bytes(target)) is None:
+            raise ValueError(f"{target} exists and is no packed script: name another --output")
+        target.write_bytes(result)
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"{given}: {reason(error)}") from error
+    run = f": run it as you would {given}, its log names this size" if options.pack else ""
+    return f"{target}: {len(text):,} bytes have become {len(result):,}{run}"
+
+
+def readable(text: bytes) -> bytes:
+    script = look(text)
+    if not script.packed:
+        raise ValueError("no packed script: it is readable as it is")
+    return script.text
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("logs", nargs="+", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
+    add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
+    add("--pack", type=Path, metavar="SCRIPT", help="write its submitted form")
+    add("--unpack", type=Path, metavar="SCRIPT", help="write the script inside a packed one")
+    add("--output", type=Path, metavar="FILE", help="where (default: SCRIPT_packed.py)")
     add(
         "--track",
-        required=True,
         type=track_argument,
         help="track_10min_16mb or track_non_record_16mb",
     )
-    add("--name", required=True, help="the title; its words make the folder's name")
-    add("--author", required=True)
-    add("--github-id", required=True, help="your GitHub login")
-    add("--description", required=True, help="a sentence or two")
+    add("--name", help="the title; its words make the folder's name")
+    add("--author")
+    add("--github-id", help="your GitHub login")
+    add("--description", help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)")
     add(
         "--script",
@@ -607,19 +642,35 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="where the track's folder is (default: here)",
     )
     options = parser.parse_args(arguments)
+    if options.pack or options.unpack:
+        return options
+    for name in ("logs", "track", "name", "author", "github_id", "description"):
+        if not getattr(options, name):
+            parser.error(f"{name if name == 'logs' else option(name)}: needed to make a record")
     options.day = datetime.date.today() if options.date is None else parsed_date(options.date)
     if options.day is None or options.date not in (None, str(options.day)):
         parser.error(f"--date {options.date}: YYYY-MM-DD is expected")
     for name in ("name", "author", "github_id", "description"):
         if not getattr(options, name).strip():
-            parser.error(f"--{name.replace('_', '-')} is empty")
+            parser.error(f"{option(name)} is empty")
     if not slug(options.name):
         parser.error(f"--name {options.name}: letters or digits are needed for the folder's name")
     return options
 
 
+def option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    if options.pack or options.unpack:
+        try:
+            print(write_form(options))
+        except RefusedError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        return 0
     about = About(
         options.track,
         options.name.strip(),

@@ -14,7 +14,8 @@ from conftest import ROOT, SMALL_MODEL, byte_data, clean_environment, run_traine
 from test_check import ARTIFACT, SCRIPT, log_text
 
 sys.path.append(str(ROOT / "records"))
-import check  # noqa: E402  (the room is no package)
+import _code as code  # noqa: E402  (the room is no package)
+import check  # noqa: E402
 import package  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
@@ -305,6 +306,77 @@ def test_runs_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         one.rule for one in check.check_folder(folder).findings if one.level == "refused"
     } == set()
     assert last[0] == last[1] and last[0].startswith("final_int8_zlib_roundtrip_exact")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_packed_script_is_the_same_run(
+    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the digit; its log holds it and its size, and check.py has nothing against either."""
+    script = tmp_path / "train_gpt.py"
+    script.write_bytes((ROOT / "train_gpt.py").read_bytes())
+    assert package.main(["--pack", str(script)]) == 0
+    packed = tmp_path / "train_gpt_packed.py"
+    assert packed.stat().st_size < script.stat().st_size / 2
+    small = SMALL_MODEL | byte_data(tmp_path / "data") | {"ITERATIONS": 4, "RUN_ID": "a"}
+    runs = [
+        run_trainer(tmp_path / one.stem, script=one, ranks=ranks, VAL_LOSS_EVERY=2, **small)
+        for one in (script, packed)
+    ]
+    assert [run.code for run in runs] == [0, 0], runs[1].err
+    for word in ("train_loss", "val_loss", "val_bpb", "data_crc"):
+        assert len(runs[0].values(word)) > 2 and runs[0].values(word) == runs[1].values(word)
+    assert f"Code size: {packed.stat().st_size} bytes" in runs[1].text
+    made = pack(capsys, tmp_path, runs[1].log_path, track=check.OPEN)
+    assert made[0] == 0, made
+    assert (made[3] / "train_gpt.py").read_bytes() == packed.read_bytes()
+    assert package.main(["--unpack", str(packed), "--output", str(tmp_path / "back.py")]) == 0
+    assert (tmp_path / "back.py").read_bytes() == script.read_bytes()
+
+
+def test_the_packed_script_shows_its_readable_lines(tmp_path: Path) -> None:
+    """--help reads the source of Config; a traceback, the line that fails."""
+    texts = []
+    for text in ((ROOT / "train_gpt.py").read_bytes(),) * 2:
+        path = tmp_path / "train_gpt.py"
+        path.write_bytes(code.pack(text) if texts else text)
+        texts.append(run_trainer(tmp_path, script=path, args=("--help",)).out)
+    assert texts[0] == texts[1] and "NUM_LAYERS=9" in texts[0]
+    path.write_bytes(
+        code.pack(
+            b"import traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n"
+            b"    traceback.print_exc()\n"
+        )
+    )
+    assert f'{path}", line 3, in <module>\n    1 / 0\n' in run_trainer(tmp_path, script=path).err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"def f(:\n", "does not compile: line 1"),
+        (b"x = '\xff'\n", "byte 5 is not UTF-8"),
+        (code.packed_form(b"import os\n" * 500), "packed already"),
+    ],
+)
+def test_what_is_not_packed(
+    text: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.py"
+    path.write_bytes(text)
+    assert package.main(["--pack", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_packing_keeps_the_files_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "a_packed.py").write_text("mine\n")
+    assert package.main(["--pack", str(tmp_path / "a.py")]) == 1
+    assert "name another --output" in capsys.readouterr().err
+    assert (tmp_path / "a_packed.py").read_text() == "mine\n"
 
 
 def test_settings_without_events_are_those_of_the_text(
