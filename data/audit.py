@@ -1,9 +1,9 @@
-"""Prove bits per byte: are the bytes counted for a validation split the bytes of its text?
+"""Prove bits per byte: are the bytes counted for a validation split the bytes of its documents?
 
     python3 data/audit.py --tokenizer data/tokenizers/fineweb_1024_bpe.model \\
-        --data data/datasets/fineweb10B_sp1024
-    # compare with the originals, too
-    python3 data/audit.py --tokenizer M --data DIR --docs data/docs_selected.jsonl
+        --data data/datasets/fineweb10B_sp1024 --docs data/docs_selected.jsonl
+    # without the documents: looks for mistakes, and proves nothing
+    python3 data/audit.py --tokenizer M --data DIR
     # audit another script's table
     python3 data/audit.py --tokenizer M --data DIR --table luts.npz
 
@@ -12,10 +12,12 @@ Trainers count by look-up:
     bytes(previous -> target) = base[target] + (space[target] and not boundary[previous])
 
 The split is decoded by the tokenizer's own library, document by document; each text must be as long
-in UTF-8 as the table says, but for a space right behind BOS, which the rule leaves out. A table is
-an .npz or .json file with base_bytes, has_leading_space and is_boundary, an entry an id.
+in UTF-8 as the table says, but for a space right behind BOS, which the rule leaves out. Another
+tokenizer of the same size gives other text and other bytes: the documents show it, or
+tokenizer.sha256 beside the shards. A table is an .npz or .json file with base_bytes,
+has_leading_space and is_boundary, an entry an id.
 
-Exit code: 0 proved, 1 a mistake found, 2 wrong usage.
+Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """
 
 import argparse
@@ -28,22 +30,24 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from producer import TOKENIZER_RECORD, Parser, run_tool
 from tokenize_docs import (
     BYTE_TOKENIZER,
     PROGRESS_SECONDS,
     SHARD_HEADER_WORDS,
     SHARD_MAGIC,
     SHARD_VERSION,
+    SPACE,
     DataError,
     Source,
     Tokenizer,
     positive,
+    sha256,
 )
 
 # isort: split
 import numpy as np  # after tokenize_docs, which says in one line what is to be installed
 
-SPACE = "\u2581"  # SentencePiece's mark for a space
 CHUNK_TOKENS = 1 << 20  # tokens read, counted and decoded at once
 ROWS = 1 << 16  # the ids a shard can hold; those a tokenizer lacks are unused
 TEXT, BYTE, CONTROL, UNKNOWN, UNUSED = range(5)  # what an id stands for
@@ -88,6 +92,7 @@ MISTAKES = {  # first those of a table, then those of the tokenizer or the split
     "missing_bos": "a document does not begin with BOS",
     "dropped_tail": "the end of the split is missing",
     "truncated_shard": "a shard is not as long as its header says, so nothing was audited",
+    "other_tokenizer": "the shards were made with another tokenizer, says the file beside them",
     "ids_outside_vocabulary": "another tokenizer made this split; the audit ended there",
     "lost_text": "unknown or unused ids stand for text that is lost and count nothing",
     "broken_characters": (
@@ -226,7 +231,8 @@ def read_table(path: Path, size: int) -> Table:
             )
     except Exception as error:  # whatever a damaged file raises, people get one line
         raise DataError(
-            f"{path}: not a table ({type(error).__name__}: {' '.join(str(error).split())})"
+            f"{path}: not a table ({' '.join(str(error).split())}); write one with numpy.savez("
+            f"{path.stem!r}, base_bytes=..., has_leading_space=..., is_boundary=...)"
         ) from None
     base, space, boundary = (np.pad(part, (0, ROWS - len(part))) for part in columns)
     return Table(base.astype(np.int64), space.astype(bool), boundary.astype(bool))
@@ -286,8 +292,8 @@ class Originals:
         from which its pieces are cut.
         """
         for block in source.blocks():
-            for index, data in enumerate(block.documents()):
-                text = block.parse(index, data)[0]
+            for index in range(len(block.documents)):
+                text = block.parse(index)[0]
                 normal = processor.normalize(text).replace(SPACE, " ") if processor else text
                 values = (1, len(text.encode()), normal != text, len(normal.encode()))
                 for name, value in zip(self.sums, values, strict=True):
@@ -513,6 +519,14 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
             "give a lower --seq-len"
         )
     run = Audit(split, vocabulary, table, originals)
+    recorded = options.data / TOKENIZER_RECORD
+    if recorded.exists():
+        wanted, _, name = recorded.read_text("utf-8", "replace").strip().partition("  ")
+        found = sha256(options.tokenizer.read_bytes())
+        if found != wanted:
+            run.find(
+                "other_tokenizer", detail=f"{name} has {wanted:.12}, {found:.12} is this one's"
+            )
     run.run(predicted)
     published = {name: size for name, (tokens, size) in PUBLISHED.items() if tokens == predicted}
     matches = [name for name, size in published.items() if abs(run.sums["true_bytes"] - size) <= 1]
@@ -522,8 +536,9 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
             detail=" or ".join(f"{name} has {published[name]:,}" for name in published),
         )
     return {
-        "verdict": "mistake" if run.findings else "proved",
+        "verdict": "mistake" if run.findings else "proved" if originals else "not proved",
         "tokenizer": str(options.tokenizer),
+        "recorded": recorded.exists(),
         "ids": vocabulary.size,
         "data": str(options.data),
         "shards": len(split.paths),
@@ -541,8 +556,11 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
 
 def report(r: dict[str, Any]) -> Iterator[str]:
     """The result for people; the verdict is the last line."""
+    record = (
+        "the shards' tokenizer.sha256 was compared" if r["recorded"] else "the shards name none"
+    )
     yield (
-        "tokenizer   {tokenizer}: {ids:,} ids\n"
+        f"tokenizer   {{tokenizer}}: {{ids:,}} ids; {record}\n"
         "split       {data}: {shards} shards, {documents:,} documents, {tokens:,} tokens\n"
         "predicted   {predicted_tokens:,} tokens in sequences of {seq_len:,}\n"
         "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes behind them, "
@@ -573,17 +591,19 @@ def report(r: dict[str, Any]) -> Iterator[str]:
         if counted > 0
         else ""
     )
-    yield (
-        f"mistake: {names}{factor}"
-        if names
-        else f"proved: the text of all {r['documents']:,} documents has the bytes that are counted"
-    )
+    if names:
+        yield f"mistake: {names}{factor}"
+    elif r["originals"]:
+        yield f"proved: the text of all {r['documents']:,} documents has the bytes that are counted"
+    else:
+        yield (
+            "not proved: no mistake was found, but another tokenizer of this size would show none; "
+            "give the documents with --docs"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
     add(
         "--tokenizer",
@@ -617,8 +637,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     print(json.dumps(result, indent=2) if options.json else "\n".join(report(result)))
-    return int(result["verdict"] != "proved")
+    return {"proved": 0, "mistake": 1, "not proved": 3}[result["verdict"]]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -10,7 +10,9 @@ manifest, tokenizer and shards, and on request the documents.
 
 A file gets its final name only when its size, checksum and shard header are right: half a file is
 never trained on. Run again, the command fetches what is missing and goes on inside a file that
-broke off. MATCHED_FINEWEB_REPO_ID and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository
+broke off. Nothing is written but shards below data/datasets, tokenizers in data/tokenizers, and
+manifest.json and the documents in data/; a tokenizer or document that was not fetched here is never
+replaced. MATCHED_FINEWEB_REPO_ID and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository
 and folder in it, HF_ENDPOINT another hub.
 """
 
@@ -21,6 +23,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -34,18 +37,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
-from producer import DataError, Producer, locked, write_json
+from producer import (
+    DataError,
+    Parser,
+    Producer,
+    locked,
+    missing_package,
+    record_tokenizer,
+    run_tool,
+    to_train,
+    write_json,
+)
 from tokenize_docs import SHARD_HEADER_WORDS, SHARD_MAGIC, SHARD_VERSION, STATE_NAME
-from tqdm import tqdm
+
+try:
+    from huggingface_hub import HfApi, constants, get_session, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
+    from tqdm import tqdm
+except ImportError as error:
+    sys.exit(missing_package(error))
 
 DATA = Path(__file__).resolve().parent
 MANIFEST, KINDS = DATA / "manifest.json", ("datasets", "tokenizers")
 PREFIX, DOCS = "fineweb10B_", ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
 LINE_SECONDS, API_SECONDS = 10.0, 30.0
+# What a data set consists of. No file of another name is written, whatever a manifest says.
+WORD = r"\w[\w.-]*"
+FILE_NAMES = re.compile(
+    rf"datasets/{WORD}/fineweb_(train|val)_\d{{6}}\.bin|tokenizers/{WORD}\.(model|vocab|json)", re.A
+)
 
 
 @dataclass
@@ -129,7 +151,8 @@ class Record:
         if item.path == MANIFEST:  # may list more than the hub's
             return "" if known else "another one"
         fault = item.fault(item.path, read_all or not known)
-        if item.digest and (read_all or not known):
+        # A wrong file is noted only where we had a right one before: others may be somebody's own.
+        if item.digest and (read_all or not known) and (not fault or item.name in self.files):
             self.save(item, fault)
         return fault
 
@@ -257,7 +280,10 @@ class Hub:
         """
         if item.size is None:
             return "not on the hub"
-        if self.record.check(item, read_all=False):
+        if fault := self.record.check(item, read_all=False):
+            is_ours = item.path == MANIFEST or item.name.endswith(".bin")
+            if size_of(item.path) and not (is_ours or item.name in self.record.files):
+                return f"{fault}, and it was not fetched here; move it away"
             item.path.parent.mkdir(parents=True, exist_ok=True)
             if item.path != MANIFEST:
                 item.path.unlink(missing_ok=True)  # training must not meet what is not the hub's
@@ -331,8 +357,8 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
             for key in ("model_path", "vocab_path", "path")
             if tokenizer.get(key)
         ]
-        if any(name.startswith("/") or ".." in name.split("/") for name in names):
-            raise ValueError(f"a path outside {DATA}")
+        if max(num_val, num_train) > 1_000_000:
+            raise ValueError(f"{max(num_val, num_train)} shards")
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{MANIFEST}: its entry of {dataset} is not usable ({error!r})") from None
     wanted = min(80, num_train) if train_shards is None else train_shards
@@ -345,6 +371,11 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
         for split, count in (("val", num_val), ("train", wanted))
         for number in range(count)
     ]
+    if foreign := [name for name in names if not FILE_NAMES.fullmatch(name)]:
+        raise DataError(
+            f"{MANIFEST}: {dataset} is to have {foreign[0]!r}, which is no shard and no tokenizer; "
+            "nothing was fetched: trust another repository"
+        )
     return list(dict.fromkeys(names)), wanted
 
 
@@ -421,6 +452,11 @@ def run(options: argparse.Namespace) -> None:
         faults = for_each(hub.items([MANIFEST.name]), hub.complete, 1)
         if faults:
             raise DataError(f"{MANIFEST}: {faults[MANIFEST.name]}")
+    if hub.offline and not MANIFEST.exists():
+        raise DataError(
+            f"{hub.offline}; check the network and HF_ENDPOINT, and run again; "
+            "to train without a network: python3 data/quickstart.py"
+        )
     names, train_shards = wanted_names(options.variant, options.train_shards)
     items = hub.items(names + DOCS * options.with_docs)
     known = f" as far as is known here ({hub.offline})" if hub.offline else ""
@@ -434,21 +470,27 @@ def run(options: argparse.Namespace) -> None:
         demand_all(items, known, faults)
     else:
         need_disk(items)
+        tokenizer = items[0]
+
+        def complete(item: Item) -> str:
+            fault = hub.complete(item)
+            if item is tokenizer and not fault:
+                record_tokenizer(folder, item.path)
+            return fault
+
         with downloading(folder, train_shards) as producer:
-            faults = for_each(items, hub.complete, options.jobs, advance=producer.advance)
+            faults = for_each(items, complete, options.jobs, advance=producer.advance)
             demand_all(items, known, faults)
+    vocab_size = "".join(filter(str.isdecimal, options.variant))
     print(
         f"{folder}: all {len(items)} files are right{known}\n"
-        f"to train: DATA_PATH={folder} TOKENIZER_PATH={items[0].path} "
-        f"VOCAB_SIZE={''.join(filter(str.isdecimal, options.variant))}",
+        f"{to_train(folder, items[0].path, vocab_size)}",
         flush=True,
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("number", nargs="?", type=int, metavar="TRAIN_SHARDS", help="the same as --train-shards")
     add(
@@ -495,4 +537,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

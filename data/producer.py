@@ -1,5 +1,5 @@
 """What the tools that make shards share:
-faults in one line, files that appear whole, word of the work to training.
+faults in one line, files that appear whole, word of the work and of the tokenizer to training.
 
 While a tool adds shards to a data set's folder, the file .producing in it says so,
 and training waits for what is to come:
@@ -11,21 +11,29 @@ is 30 s old, the tool has died. "shards_promised" counts the training shards of 
 null where nobody knows yet. "progress" (bytes or tokens) grows as long as the work advances. The
 file goes away when the set is complete. Where the work ended before that, it stays and has one key
 more: "error", which goes on after "the producer ".
+
+Beside the shards lies tokenizer.sha256: the tokenizer they were made with, as `sha256sum -c` reads
+it, one line of 64 hexadecimal digits, two spaces and the path from there:
+
+    5cbdde...  ../../tokenizers/mine_1024_bpe.model
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
 import os
+import shlex
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 5.0
 PROGRESS_NEWS_SECONDS = 0.25
 MAX_ERROR_CHARACTERS = 300
+TOKENIZER_RECORD = "tokenizer.sha256"
 
 
 class DataError(Exception):
@@ -44,6 +53,43 @@ class StoppedEarlyError(Exception):
 
     Its text goes on after "the producer ".
     """
+
+
+# === COMMANDS =====================================================================================
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows a tool's own text as its help, and says in one line what is wrong with the options."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see --help\n")
+
+
+def missing_package(error: ImportError) -> str:
+    """One line on a package that is not there."""
+    root = Path(__file__).resolve().parent.parent
+    pip = shlex.join([sys.executable, "-m", "pip", "install", "-r", str(root / "requirements.txt")])
+    return f"error: {error}; install what is needed: {pip}; or use an environment that has it"
+
+
+def run_tool(main: Callable[[], int | None]) -> NoReturn:
+    """Run a tool's main and exit; what the console cannot show (a path that is not UTF-8) is
+    printed with escapes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
+    sys.exit(main())
+
+
+def to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
+    """The settings for the trainer, to be pasted."""
+    paths = f"DATA_PATH={shlex.quote(str(folder))} TOKENIZER_PATH={shlex.quote(str(tokenizer))}"
+    return f"to train: {paths} VOCAB_SIZE={vocab_size}"
 
 
 # === FILES ========================================================================================
@@ -73,6 +119,13 @@ def write_json(path: Path, value: dict[str, Any], *, sync: bool = True) -> None:
 
 
 # === WORD TO TRAINING =============================================================================
+
+
+def record_tokenizer(folder: Path, tokenizer: Path) -> None:
+    """Note in a data set's folder which tokenizer made it: one of the folder tokenizers/."""
+    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    line = f"{digest}  ../../tokenizers/{tokenizer.name}\n"
+    write_atomic(folder / TOKENIZER_RECORD, os.fsencode(line))
 
 
 @contextmanager
@@ -166,6 +219,9 @@ class Producer:
         self.over.set()
         self.news.set()
         self.thread.join()
+        made = sum(1 for _ in self.path.parent.glob("fineweb_train_*.bin"))
+        if error is None and made < (self.shards_promised or 0):
+            error = StoppedEarlyError(f"left after {made} of {self.shards_promised} shards")
         if error is None:
             self.path.unlink(missing_ok=True)
             return

@@ -3,7 +3,7 @@ Python's own sources, from files to bits per byte.
 
     python3 data/quickstart.py                    corpus, tokenizer, shards, training in one process
     python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
-    python3 data/quickstart.py --prepare-only     stop before training
+    python3 data/quickstart.py --prepare-only     stop before training, and say what to set for it
     ITERATIONS=2000 python3 data/quickstart.py    with any setting of train_gpt.py
 
 The corpus is the standard library of the Python that runs this script, one document a file. It is
@@ -13,7 +13,6 @@ or a built file has changed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -31,6 +30,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import producer
 import tokenize_docs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ class Recipe:
     max_val_document_bytes: int = 64_000  # a large file in a small split would weigh too much
     min_bytes: int = 4_000_000
     seed: int = 1337
-    version: int = 1  # to be raised when this script makes other data of the same sources
+    version: int = 2  # to be raised when this script makes other data of the same sources
 
 
 # === CORPUS, TOKENIZER, SHARDS ====================================================================
@@ -201,6 +201,7 @@ def build(
     tokenize_docs.write_atomic(
         tokenizer, tokenize_docs.train_tokenizer(source, recipe.vocab_size, "identity")
     )
+    producer.record_tokenizer(folder, tokenizer)
     print(
         f"tokenizer: {recipe.vocab_size} pieces from the {len(train)} training documents "
         f"({time.monotonic() - started:.1f} s)",
@@ -348,9 +349,7 @@ def train(ranks: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = producer.Parser(__doc__)
     parser.add_argument(
         "--ranks", type=int, default=1, choices=(1, 2, 4, 8), help="processes (default: 1)"
     )
@@ -364,7 +363,11 @@ def main() -> int:
         prepare(
             ROOT / "data", Path(sysconfig.get_path("stdlib")), workers=min(4, os.cpu_count() or 1)
         )
-        return 0 if options.prepare_only else train(options.ranks)
+        if not options.prepare_only:
+            return train(options.ranks)
+        paths = [ROOT / SETTINGS[name] for name in ("DATA_PATH", "TOKENIZER_PATH")]
+        print(producer.to_train(*paths, SETTINGS["VOCAB_SIZE"]))
+        return 0
     except (tokenize_docs.DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -373,4 +376,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    producer.run_tool(main)

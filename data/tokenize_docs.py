@@ -6,13 +6,14 @@
     python3 data/tokenize_docs.py docs_selected.jsonl --live -- \\
         torchrun --nproc_per_node=8 train_gpt.py
 
-Input: .jsonl files with one {"text": ...} a line; any other file is UTF-8 text and one document.
+Input: .jsonl files with one {"text": ...} a line; any other file is UTF-8 text and one document,
+but a single text file is cut into documents, behind blank lines (or lines, where none is blank).
 The first --num-val-docs documents are the validation split. Tokenizers are trained on the others
 only, and a later document that repeats a validation document is left out. Output, under --out:
 
     tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json)
     datasets/<name>_sp<vocabulary>/ (or <name>_byte260/):
-        fineweb_val_*.bin, fineweb_train_*.bin, export.json
+        fineweb_val_*.bin, fineweb_train_*.bin, export.json, tokenizer.sha256
     manifest.json: tokenizers and data sets, with counts and hashes
 
 Shard k of a split holds its tokens [k * shard_tokens, (k + 1) * shard_tokens), so its content
@@ -23,7 +24,7 @@ Training may run meanwhile: the file .producing in the data set's folder (see pr
 to wait for what is to come. --live makes that short: small shards, half of the cores. A command
 after -- is started with DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE set as soon as the validation
 split and a training shard are there. The exit code is the command's. Where it ends first, no more
-shards are made; an interrupt or a fault here ends both.
+shards are made; an interrupt, a fault or a death (kill -9) here ends both.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -47,22 +49,39 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from producer import (
+    DataError,
+    Parser,
+    Producer,
+    StoppedEarlyError,
+    locked,
+    missing_package,
+    record_tokenizer,
+    run_tool,
+    to_train,
+    write_atomic,
+    write_json,
+)
 
 try:
     import numpy as np
     import sentencepiece
 except ImportError as error:
-    sys.exit(f"error: {error}; install what is needed: python3 -m pip install -r requirements.txt")
-
-from producer import DataError, Producer, StoppedEarlyError, locked, write_atomic, write_json
+    sys.exit(missing_package(error))
 
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_WORDS = 20240520, 1, 256
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}
 BYTE_VOCAB_SIZE, BYTE_BOS_ID = 260, 1
 STATE_NAME = "export.json"
 BLOCK_BYTES = 1 << 18
-MAX_DOCUMENT_BYTES = 64 << 20  # with the bounded number of blocks in flight, this bounds memory
+MAX_DOCUMENT_BYTES = 64 << 20  # this, and that many bytes in flight, bound memory
+PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
+BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
+SPACE = "\u2581"  # SentencePiece's mark for a space
+CUT_CHARACTERS = 1 << 20  # SentencePiece takes about 45 bytes of memory for each
+CUT_HERE = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a lone space between letters or digits
 # At most 16,000 bytes: SentencePiece drops longer sentences without a word.
 SENTENCE_CHARACTERS = 4000
 PROGRESS_SECONDS = 10.0
@@ -98,51 +117,73 @@ def write_shard(path: Path, tokens: np.ndarray) -> str:
 
 # === DOCUMENTS ====================================================================================
 
+LINE_FORM = 'each line must be an object like {"text": "..."}'
+
 
 class Block(NamedTuple):
-    """One text file, or some whole lines of a .jsonl file;
-    the first four fields say where reading can start again.
-    """
+    """Some documents of a file; the first four fields say where reading can start again."""
 
     number: int  # of its first document in the whole input, from 0
     file: int  # index of its file
     offset: int  # its first byte in that file
     line: int  # its first line, from 1
     path: str
-    data: bytes
-
-    def documents(self) -> list[bytes]:
-        if not self.path.endswith(".jsonl"):
-            return [self.data]
-        lines = self.data.split(b"\n")
-        return lines if lines[-1] else lines[:-1]
+    documents: list[bytes]  # with all that separates them, as in the file
 
     def place(self, index: int) -> list[int]:
-        """Where the block's index-th document begins,
-        as its first four fields say it for the first one.
-        """
-        before = sum(len(line) + 1 for line in self.documents()[:index])
-        return [self.number + index, self.file, self.offset + before, self.line + index]
+        """Where the block's index-th document begins, as its first four fields say it."""
+        before = self.documents[:index]
+        lines = sum(data.count(b"\n") for data in before)
+        return [self.number + index, self.file, self.offset + self.size(index), self.line + lines]
 
-    def parse(self, index: int, data: bytes) -> tuple[str, bytes]:
+    def size(self, count: int | None = None) -> int:
+        """Bytes of its first `count` documents, or of all."""
+        return sum(map(len, self.documents[:count]))
+
+    def parse(self, index: int) -> tuple[str, bytes]:
         """(text, digest) of the index-th document. Raises DataError with file and line number."""
-        line = self.line + index
+        data, lines_before = self.documents[index], 0
         try:
             text = data.decode("utf-8")
             if self.path.endswith(".jsonl"):
                 text = json.loads(text)["text"]
             return text, hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
         except UnicodeError as error:
+            fault = f"not UTF-8 ({error}); convert it"
             if isinstance(error, UnicodeDecodeError):
-                line += data.count(b"\n", 0, error.start)
-            raise DataError(f"{self.path}:{line}: not UTF-8 ({error}); convert it") from None
+                lines_before = data.count(b"\n", 0, error.start)
         except (LookupError, TypeError, AttributeError):
-            fault = 'no "text" that is a string'
+            fault = f'no "text" that is a string; {LINE_FORM}'
         except (ValueError, RecursionError) as error:
-            fault = f"not JSON ({getattr(error, 'msg', error)})"
-        raise DataError(
-            f'{self.path}:{line}: {fault}; each line must be an object like {{"text": "..."}}'
-        )
+            fault = f"not JSON ({getattr(error, 'msg', error)}); {LINE_FORM}"
+        raise DataError(f"{self.path}:{self.place(index)[3] + lines_before}: {fault}")
+
+
+def passages(handle: BinaryIO) -> Iterator[bytes]:
+    """A single text file as documents; from the beginning of any of them on, the same ones."""
+    data, start, more = b"", 0, b"-"
+    while more:
+        more = handle.read(BLOCK_BYTES)
+        data, start = data[start:] + more, 0
+        while start < len(data) and (not more or len(data) > start + PASSAGE_BYTES):
+            end = passage_end(data, start)
+            yield data[start:end]
+            start = end
+
+
+def passage_end(data: bytes, start: int) -> int:
+    """Behind the next blank lines; where none come soon, behind a line, a word or a character."""
+    limit = start + PASSAGE_BYTES
+    if blank := BLANK_LINES.search(data, start, limit):
+        return blank.end()
+    if len(data) <= limit:
+        return len(data)
+    for separator in (b"\n", b" "):
+        if end := data.rfind(separator, start, limit) + 1:
+            return end
+    while data[limit] & 0xC0 == 0x80 and limit > start + 1:  # inside a character
+        limit -= 1
+    return limit
 
 
 @dataclass(frozen=True)
@@ -151,6 +192,14 @@ class Source:
 
     files: tuple[str, ...]
     num_val_docs: int
+
+    def documents(self, handle: BinaryIO, path: str) -> Iterator[bytes]:
+        """The documents from where the handle stands on, none longer than it may be and a byte."""
+        if path.endswith(".jsonl"):
+            return iter(lambda: handle.readline(MAX_DOCUMENT_BYTES + 1), b"")
+        if len(self.files) == 1:
+            return passages(handle)
+        return iter([handle.read(MAX_DOCUMENT_BYTES + 1)])
 
     def blocks(
         self, number: int = 0, file: int = 0, offset: int = 0, line: int = 1
@@ -161,26 +210,23 @@ class Source:
         """
         for index in range(file, len(self.files)):
             path = self.files[index]
-            is_jsonl = path.endswith(".jsonl")
+            block, size = Block(number, index, offset, line, path, []), 0
             with open(path, "rb") as handle:
                 handle.seek(offset)
-                data = handle.read(BLOCK_BYTES if is_jsonl else MAX_DOCUMENT_BYTES + 1)
-                # An empty text file is a document too.
-                while data or (offset == 0 and not is_jsonl):
-                    data += handle.readline(MAX_DOCUMENT_BYTES + 1) if is_jsonl else b""
-                    block = Block(number, index, offset, line, path, data)
-                    documents = data.count(b"\n") + (not data.endswith(b"\n")) if is_jsonl else 1
-                    if len(data) > MAX_DOCUMENT_BYTES:
+                for document in self.documents(handle, path):
+                    block.documents.append(document)
+                    size += len(document)
+                    if len(document) > MAX_DOCUMENT_BYTES:
                         raise DataError(
-                            f"{path}:{line + documents - 1}: a document over "
+                            f"{path}:{block.place(len(block.documents) - 1)[3]}: a document over "
                             f"{MAX_DOCUMENT_BYTES:,} bytes; split it"
                         )
+                    if size >= BLOCK_BYTES:
+                        yield block
+                        block, size = Block(*block.place(len(block.documents)), path, []), 0
+                if block.documents:
                     yield block
-                    number += documents
-                    offset += max(1, len(data))
-                    line += documents
-                    data = handle.read(BLOCK_BYTES)
-            offset, line = 0, 1
+            number, offset, line = block.number + len(block.documents), 0, 1
 
     def val_digests(self) -> frozenset[bytes]:
         """Digests of the validation documents.
@@ -189,13 +235,15 @@ class Source:
         """
         digests: list[bytes] = []
         for block in self.blocks():
-            for index, data in enumerate(block.documents()):
+            for index in range(len(block.documents)):
                 if len(digests) == self.num_val_docs:
                     return frozenset(digests)
-                digests.append(block.parse(index, data)[1])
+                digests.append(block.parse(index)[1])
+        count = len(digests)
+        remedy = f"set --num-val-docs {max(1, count // 20)}" if count > 1 else "give more documents"
         raise DataError(
-            f"{self.files[0]}: {len(digests)} documents in all, and validation takes the first "
-            f"{self.num_val_docs}: none left for training; give more, or a smaller --num-val-docs"
+            f"{self.files[0]}: {count} documents in all, and validation takes the first "
+            f"{self.num_val_docs}: none left for training; {remedy}"
         )
 
 
@@ -210,7 +258,8 @@ class Tokenizer:
         self.kind, self.vocab_size, self.bos_id = "byte", BYTE_VOCAB_SIZE, BYTE_BOS_ID
         try:
             if path.suffix != ".json":
-                self.processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+                # Its own reading of the file takes no path that is not UTF-8.
+                self.processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
                 self.kind, self.vocab_size = "sentencepiece_bpe", self.processor.vocab_size()
                 self.bos_id = self.processor.bos_id()
             elif json.loads(path.read_bytes()) != BYTE_TOKENIZER:
@@ -226,26 +275,56 @@ class Tokenizer:
                 "shards need a BOS piece and at most 65,536 pieces"
             )
 
+        self.can_cut = self.processor is not None and has_words(self.processor)
+
     def encode_block(self, block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
         """The uint16 tokens of all its documents, each begun by BOS,
         and the length and digest of each.
         """
         ids, digests = [], []
-        for index, data in enumerate(block.documents()):
-            text, digest = block.parse(index, data)
+        for index in range(len(block.documents)):
+            text, digest = block.parse(index)
             ids.append(self.encode(text))
             digests.append(digest)
-        return np.concatenate(ids).astype(np.uint16), [len(part) for part in ids], digests
+        return np.concatenate(ids), [len(part) for part in ids], digests
 
     def encode(self, text: str) -> np.ndarray:
-        """BOS and the tokens of one document."""
+        """BOS and the tokens of one document, as uint16."""
+        if self.processor is None:
+            data = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8)
+            ids = data + np.uint16(BYTE_TOKENIZER["offset"])
+            ids[0] = self.bos_id
+            return ids
+        end = self.cut(text, 0)
         # As lists, or of many documents a call, it would hold other threads up.
-        if self.processor is not None:
-            return self.processor.encode(text, add_bos=True, out_type="numpy")
-        data = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8)
-        ids = data + np.uint16(BYTE_TOKENIZER["offset"])
-        ids[0] = self.bos_id
-        return ids
+        ids = self.processor.encode(text[:end], add_bos=True, out_type="numpy")
+        parts = [ids.astype(np.uint16)]
+        while end < len(text):
+            start, end = end, self.cut(text, end)
+            # Behind a letter the space is not at the start of a text, where it may be dropped.
+            ids = self.processor.encode("a" + text[start:end], out_type="numpy")
+            parts.append(ids[len(self.processor.encode("a")) :].astype(np.uint16))
+        return np.concatenate(parts)
+
+    def cut(self, text: str, start: int) -> int:
+        """The end of the part from `start` on: a long text is encoded in parts of bounded memory,
+        with the ids of the whole.
+        """
+        found = self.can_cut and CUT_HERE.search(text, start + CUT_CHARACTERS)
+        return found.start() if found else len(text)
+
+
+def has_words(processor: sentencepiece.SentencePieceProcessor) -> bool:
+    """Whether no piece goes on across a space, so that what is before it cannot change the ids
+    behind it. Only of BPE, whose scores are ranks: others add scores up, and round.
+    """
+    ids = range(processor.vocab_size())
+    pieces = [processor.id_to_piece(i) for i in ids]
+    return (
+        SPACE in pieces
+        and not any(SPACE in piece.lstrip(SPACE) or " " in piece for piece in pieces)
+        and all(processor.get_score(i).is_integer() for i in ids)
+    )
 
 
 def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
@@ -255,11 +334,11 @@ def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
     val_digests = source.val_digests()
     threshold = sample_bytes / max(1, sum(os.path.getsize(path) for path in source.files)) * 2**32
     for block in source.blocks():
-        for index, data in enumerate(block.documents()):
+        for index in range(len(block.documents)):
             # The choice hangs on the number alone: a repeated command trains the same tokenizer.
             if zlib.crc32(b"%d" % (block.number + index)) >= threshold:
                 continue
-            text, digest = block.parse(index, data)
+            text, digest = block.parse(index)
             if digest not in val_digests:
                 # The trainer drops sentences that hold these.
                 text = text.replace("\0", " ").replace("\t", " ")
@@ -329,15 +408,19 @@ def train_tokenizer(
 def encode_in_order(
     blocks: Iterator[Block], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[Block, np.ndarray, list[int], list[bytes]]]:
-    """Each block with its encode_block;
-    at most 2 blocks a thread are in flight, which bounds memory.
+    """Each block with its encode_block; at most 2 blocks a thread are in flight, and of large
+    documents fewer, which bounds memory.
     """
     pending: deque[tuple[Block, Future]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         while True:
-            while len(pending) < 2 * workers and (block := next(blocks, None)):
+            in_flight = sum(block.size() for block, _ in pending)
+            while len(pending) < 2 * workers and in_flight < MAX_DOCUMENT_BYTES:
+                if not (block := next(blocks, None)):
+                    break
                 pending.append((block, pool.submit(tokenizer.encode_block, block)))
+                in_flight += block.size()
             if not pending:
                 return
             block, future = pending.popleft()
@@ -458,7 +541,7 @@ class Command:
     """The words after --, run beside the export; without words, nothing ever happens here."""
 
     def __init__(self, words: list[str]) -> None:
-        self.words, self.process = words, None
+        self.words, self.process, self.guard = words, None, None
         self.starting, self.pending = False, 0
 
     def on_signal(self, number: int, frame: object) -> None:
@@ -500,6 +583,12 @@ class Command:
             self.process = subprocess.Popen(
                 self.words, env={**os.environ, **settings}, start_new_session=True
             )
+            # However we die, this shell's input ends, and it ends the command.
+            self.guard = subprocess.Popen(
+                ["sh", "-c", f"read over || kill {self.process.pid} 2>/dev/null"],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
         finally:
             self.starting = False
         if self.pending:
@@ -523,7 +612,10 @@ class Command:
         """Its exit code once it has ended, 128 and the signal where one killed it,
         as shells have it.
         """
-        code = self.process.wait() if self.process else 0
+        if self.process is None:
+            return 0
+        code = self.process.wait()
+        self.guard.communicate(b"over\n")
         return code if code >= 0 else 128 - code
 
     def interrupt(self, number: int) -> None:
@@ -564,7 +656,7 @@ def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[
         if now - printed < (0.5 if terminal else PROGRESS_SECONDS):
             return
         printed, seconds = now, now - started
-        read = sum(sizes[: block.file]) + block.offset + len(block.data)
+        read = sum(sizes[: block.file]) + block.offset + block.size()
         left = int((sum(sizes) - read) * seconds / max(1, read - first))
         print(
             f"{label}: {100 * read / sum(sizes):.1f} % of {sum(sizes) / 1e6:,.1f} MB, "
@@ -597,12 +689,16 @@ def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> 
         for path in [*sorted(folder.glob("fineweb_*.bin")), tokenizer_path]:
             if path.exists():
                 raise DataError(f"{path}: was not made by this command; choose another --name")
-    for key, value in settings.items():
-        if state["settings"][key] != value:
-            raise DataError(
-                f"{folder}: made with another {key} ({state['settings'][key]}, now {value}); "
-                "choose another --name or remove the folder"
-            )
+    changed = [key for key, value in settings.items() if state["settings"][key] != value]
+    if changed and not state["shards"]["val"]:
+        return new_state(settings)  # nothing was made yet
+    if changed:
+        key = changed[0]
+        words = f"another {key} ({state['settings'][key]}, now {settings[key]})"
+        raise DataError(
+            f"{folder}: made with {'other input files' if key == 'inputs' else words}; "
+            "choose another --name or remove the folder"
+        )
     for name, shard in [*state["shards"]["val"].items(), *state["shards"]["train"].items()]:
         path = folder / name
         if not path.exists() or path.stat().st_size != 4 * SHARD_HEADER_WORDS + 2 * shard["tokens"]:
@@ -666,20 +762,21 @@ def run_export(
         if not state["complete"] or not has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
             with Producer(made.folder) as producer:
                 state = make_tokenizer(source, made, state, recipe)
+                record_tokenizer(made.folder, made.tokenizer_path)
                 make_shards(
                     source, made, state, options=options, producer=producer, command=command
                 )
                 # Before .producing goes away: it then says that the set is complete.
                 update_manifest(made, state)
         else:
+            record_tokenizer(made.folder, made.tokenizer_path)
             update_manifest(made, state)
     docs, tokens = state["docs"], state["tokens"]
     print(
         f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, "
         f"{docs['train']:,} training documents with {tokens['train']:,}; "
         f"{docs['repeats_of_val_left_out']:,} repeats of validation left out\n"
-        f"to train: DATA_PATH={made.folder} TOKENIZER_PATH={made.tokenizer_path} "
-        f"VOCAB_SIZE={made.settings()['VOCAB_SIZE']}",
+        f"{to_train(*made.settings().values())}",
         flush=True,
     )
     command.start(made.settings())  # where no shard was left to be made
@@ -876,9 +973,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
     Exits where they are wrong.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     add_set_arguments(parser)
     add_work_arguments(parser)
     is_live = "--live" in words[: words.index("--")] if "--" in words else False
@@ -1011,4 +1106,4 @@ def export_all(options: argparse.Namespace, command: Command) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "data"))
 import audit  # noqa: E402  (the data folder is not a package)
+from producer import record_tokenizer  # noqa: E402
 from tokenize_docs import write_shard  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
@@ -228,7 +229,9 @@ class World:
             sys.stdout = stdout
         result = json.loads(output.getvalue())
         found = {finding["name"]: finding for finding in result["findings"]}
-        assert code == bool(found) and result["verdict"] == ("mistake" if found else "proved")
+        verdict = "mistake" if found else "proved" if "--docs" in more else "not proved"
+        assert result["verdict"] == verdict
+        assert code == {"proved": 0, "mistake": 1, "not proved": 3}[verdict]
         return SimpleNamespace(found=found, names=[*found], **result)
 
     def table(self, table: dict[str, np.ndarray], form: str = "npz") -> Path:
@@ -655,6 +658,24 @@ def test_names_ids_of_another_tokenizer(world, models):
     assert (first["document"], first["token"], first["id"]) == (2, 2, size)
 
 
+def test_another_tokenizer_of_the_same_size_is_never_proved(world, models, capsys):
+    """Its ids have other text and other bytes; only the documents, or the record, can show it."""
+    right, wrong = models["nmt_nfkc"], models["dummy_prefix"]
+    data = world("nmt_nfkc")
+    true_bytes, data.model = data.audit().true_bytes, wrong
+    result = data.audit()
+    assert result.verdict == "not proved" and result.true_bytes != true_bytes
+    assert "other_text" in data.audit("--docs", data.docs(DOCUMENTS)).names
+    record_tokenizer(data.folder, right)
+    assert data.audit().names == ["other_tokenizer"]
+    capsys.readouterr()
+    assert audit.main(data.arguments()) == 1
+    assert "../../tokenizers/nmt_nfkc.model" in capsys.readouterr().out
+    data.model = right
+    assert data.audit().verdict == "not proved"
+    assert data.audit("--docs", data.docs(DOCUMENTS)).verdict == "proved"
+
+
 def test_names_text_that_is_lost(world, models):
     data = world("no_byte_fallback", ["the count", "x 日本 😀", "of bytes"])
     result = data.audit(seq_len=1)
@@ -785,12 +806,14 @@ def test_says_whether_this_is_a_published_split(world, monkeypatch):
 
 def test_report_ends_in_one_verdict(world, capsys):
     data = world("nmt_nfkc")
-    assert audit.main(data.arguments()) == 0
+    assert audit.main(data.arguments("--docs", data.docs(DOCUMENTS))) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("proved: ") and f"{len(DOCUMENTS)} documents" in lines[-1]
-    assert not any("mistake" in line for line in lines) and any(
-        "not compared (--docs)" in line for line in lines
-    )
+    assert not any("mistake" in line for line in lines)
+    assert audit.main(data.arguments()) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("not proved: ") and lines[-1].endswith("--docs")
+    assert any("not compared (--docs)" in line for line in lines)
     wrong = right_table(data.model)
     leading_space_twice(wrong, data.model)
     assert (
@@ -817,7 +840,7 @@ def test_shows_progress_and_time_left(world, monkeypatch, capsys):
     data = world("nmt_nfkc")
     monkeypatch.setattr(audit, "PROGRESS_SECONDS", 0)
     monkeypatch.setattr(audit, "CHUNK_TOKENS", 100)
-    assert audit.main(data.arguments()) == 0
+    assert audit.main(data.arguments()) == 3
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     assert len(lines) == -(-len(data.tokens) // 100) and all("s to go" in line for line in lines)
@@ -827,8 +850,9 @@ def test_shows_progress_and_time_left(world, monkeypatch, capsys):
 def test_runs_as_a_script_without_torch(world, tmp_path):
     data = world("nmt_nfkc")
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    docs = data.docs(DOCUMENTS)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "data" / "audit.py"), *data.arguments()],
+        [sys.executable, str(ROOT / "data" / "audit.py"), *data.arguments("--docs", docs)],
         cwd=tmp_path,
         text=True,
         capture_output=True,
@@ -912,7 +936,7 @@ def test_wrong_usage_is_one_line(world, capsys, tmp_path, fault):
     if fault == "docs":
         assert "docs_selected.jsonl:2" in lines[0]
     if "table" in fault:
-        assert "table" in lines[0]
+        assert "not a table" in lines[0] and "numpy.savez(" in lines[0]
 
 
 def test_missing_arguments_are_wrong_usage():

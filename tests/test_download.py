@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pty
+import shlex
 import shutil
 import signal
 import struct
@@ -75,11 +76,13 @@ class Place:
     """A repository with the tool in its data/ folder, and the hub that it talks to."""
 
     def __init__(self, root: Path, hub: FakeHub, prefix: str = "datasets/") -> None:
-        self.data, self.hub, self.prefix = root / "data", hub, prefix
-        self.data.mkdir()
+        # A folder that is not UTF-8, as some are; the console below shows no more than ASCII.
+        self.data, self.hub, self.prefix = root / os.fsdecode(b"caf\xe9") / "data", hub, prefix
+        self.data.mkdir(parents=True)
         for name in ("cached_challenge_fineweb.py", "tokenize_docs.py", "producer.py"):
             shutil.copy(ROOT / "data" / name, self.data / name)
-        (root / "home").mkdir()
+        self.home = root / "home"
+        self.home.mkdir()
         left_out = {
             "HF_TOKEN",
             "HF_HUB_OFFLINE",
@@ -91,6 +94,7 @@ class Place:
             "HF_ENDPOINT": hub.endpoint,
             "HF_HOME": str(root / "home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "PYTHONIOENCODING": "ascii",
             "PYTHONPATH": os.pathsep.join([str(root / "home"), os.environ.get("PYTHONPATH", "")]),
         }
         hub.observers.append(lambda transfer: self.final_names_are_right())
@@ -116,7 +120,7 @@ class Place:
     ) -> subprocess.CompletedProcess[str]:
         """Runs the tool to its end, after the statements `first`;
         forgets the hub's earlier requests; checks what holds after every run."""
-        (self.data.parent / "home" / "sitecustomize.py").write_text(IMPATIENT + first)
+        (self.home / "sitecustomize.py").write_text(IMPATIENT + first)
         self.hub.transfers.clear()
         self.hub.requests.clear()
         env = {**self.env, **env}
@@ -177,6 +181,7 @@ def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.syspath_prepend(str(ROOT / "data"))
     module = importlib.import_module("cached_challenge_fineweb")
     monkeypatch.setattr(module, "DATA", tmp_path)
+    monkeypatch.setattr(module, "MANIFEST", tmp_path / "manifest.json")
     return module
 
 
@@ -202,8 +207,15 @@ def test_files_come_in_the_order_training_needs_them_and_a_second_run_moves_no_b
     assert "\r" not in done.stdout and "MB/s" in done.stdout, (
         "plain lines with a rate, away from a terminal"
     )
-    folder, model = place.data / "datasets" / NAME, place.data / TOKENIZER[0]
+    folder, model = (
+        shlex.quote(str(place.data / name)).encode("ascii", "backslashreplace").decode()
+        for name in (f"datasets/{NAME}", TOKENIZER[0])
+    )
     assert done.stdout.endswith(f"DATA_PATH={folder} TOKENIZER_PATH={model} VOCAB_SIZE=1024\n")
+    check = ["sha256sum", "-c", "tokenizer.sha256"]
+    assert not subprocess.run(
+        check, cwd=place.data / "datasets" / NAME, stdout=subprocess.DEVNULL
+    ).returncode
     assert not list(place.data.rglob("*.partial"))
 
     place.damage(TRAIN[2])  # a run that read the files again would see this
@@ -287,6 +299,76 @@ def test_a_data_set_made_here_is_not_touched(place: Place) -> None:
     (own.parent / "export.json").write_text("{}")
     assert "tokenize_docs.py" in place.run(code=1).stderr
     assert own.read_bytes() == CONTENT[TRAIN[1]] and place.hub.requests == []
+
+
+def test_nothing_is_written_elsewhere(place: Place) -> None:
+    """A manifest may name what it likes: data/producer.py, and the next tool would have run it."""
+    named = manifest()
+    named["tokenizers"][0]["model_path"] = "producer.py"
+    place.hub.files["datasets/manifest.json"] = json.dumps(named).encode()
+    place.hub.files["datasets/producer.py"] = b"print('the next tool runs this')" * 100
+    before = {path: path.read_bytes() for path in place.data.glob("*.py")}
+    stderr = place.run(code=1).stderr
+    assert stderr.startswith("error: ") and stderr.count("\n") == 1 and "'producer.py'" in stderr
+    assert place.transferred() == ["manifest.json"]
+    assert {path: path.read_bytes() for path in place.data.parent.rglob("*.py")} == before
+
+
+@pytest.mark.parametrize(
+    "model_path, data_set",
+    [
+        ("tokenizers/producer.py", "sp1024"),
+        ("tokenizers/../producer.py", "sp1024"),
+        ("tokenizers/../../a.model", "sp1024"),
+        ("/tmp/a.model", "sp1024"),
+        ("tokenizers/.a.model", "sp1024"),
+        ("tokenizers/a.model\n", "sp1024"),
+        ("datasets/x/export.json", "sp1024"),
+        ("manifest.json", "sp1024"),
+        ("tokenizers/a.model", "x/../../../x"),
+    ],
+)
+def test_only_shards_and_tokenizers_are_fetched(tool, model_path: str, data_set: str) -> None:
+    stats = {"files_train": 1, "files_val": 1}
+    named = {
+        "datasets": [{"name": f"fineweb10B_{data_set}", "tokenizer_name": "m", "stats": stats}],
+        "tokenizers": [{"name": "m", "model_path": model_path}],
+    }
+    tool.MANIFEST.write_text(json.dumps(named))
+    with pytest.raises(tool.DataError, match="no shard and no tokenizer"):
+        tool.wanted_names(data_set, 1)
+    named["tokenizers"][0]["model_path"] = "tokenizers/a_1024.model"
+    named["datasets"][0]["name"] = "fineweb10B_sp1024"
+    tool.MANIFEST.write_text(json.dumps(named))
+    assert len(tool.wanted_names("sp1024", 1)[0]) == 3
+
+
+def test_own_tokenizers_and_documents_are_not_replaced(place: Place) -> None:
+    own = [place.data / TOKENIZER[0], place.data / DOCS[0]]
+    for path in own:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"own")
+    lines = place.run("--with-docs", "1", code=1).stderr.splitlines()
+    assert len(lines) == 3 and all("not fetched here; move it away" in line for line in lines[1:])
+    assert [path.read_bytes() for path in own] == [b"own", b"own"]
+    place.run("--verify", "--with-docs", "1", code=1)  # which must not make them ours
+    place.run("--with-docs", "1", code=1)
+    assert [path.read_bytes() for path in own] == [b"own", b"own"]
+    for path in own:
+        path.rename(path.with_suffix(".own"))
+    place.run("--with-docs", "1")
+    place.holds_exactly([*TOKENIZER, *DOCS, VAL, TRAIN[0]])
+    place.damage(TOKENIZER[0])
+    place.run("--verify", code=1)
+    place.run("1")
+    place.holds_exactly([*TOKENIZER, *DOCS, VAL, TRAIN[0]])
+
+
+def test_without_a_network_there_is_a_remedy(place: Place) -> None:
+    for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
+        stderr = place.run("--retries", "0", code=1, **env).stderr
+        assert stderr.startswith("error: ") and stderr.endswith("python3 data/quickstart.py\n")
+        assert stderr.count("\n") == 1
 
 
 # --- While it runs --------------------------------------------------------------------------------

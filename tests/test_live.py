@@ -158,10 +158,11 @@ def first_sight(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards that are there at the moment at which the command is started, once it is."""
     names, real = [], subprocess.Popen
 
-    def popen(*arguments: object, **options: object) -> subprocess.Popen:
-        assert not names, "once"
-        names.extend(place.names())
-        return real(*arguments, **options)
+    def popen(words: list[str], **options: object) -> subprocess.Popen:
+        if words[0] == sys.executable:
+            assert not names, "once"
+            names.extend(place.names())
+        return real(words, **options)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     return names
@@ -296,12 +297,12 @@ def test_it_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert producer.HEARTBEAT_SECONDS == 5
     monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(producer, "PROGRESS_NEWS_SECONDS", 0.01)
-    with producer.Producer(tmp_path, shards_promised=9):
+    with producer.Producer(tmp_path, shards_promised=None):
         first = word_of(tmp_path)
         assert first == {
             "pid": os.getpid(),
             "time": first["time"],
-            "shards_promised": 9,
+            "shards_promised": None,
             "progress": 0,
         }
 
@@ -351,6 +352,16 @@ def test_a_failure_stays_until_the_next_begins(
     assert word_of(tmp_path)["error"] == words and word_of(tmp_path)["progress"] == 4
     with producer.Producer(tmp_path):
         assert "error" not in word_of(tmp_path)
+    assert word_of(tmp_path) is None
+
+
+def test_who_leaves_before_the_promised_shards_says_so(tmp_path: Path) -> None:
+    """Training must not take what is there for the complete set."""
+    for made, left in ((2, "left after 2 of 3 shards"), (3, None)):
+        with producer.Producer(tmp_path, shards_promised=3):
+            (tmp_path / f"fineweb_train_{made - 2:06d}.bin").touch()
+            (tmp_path / f"fineweb_train_{made - 1:06d}.bin").touch()
+        assert (word_of(tmp_path) or {}).get("error") == left
     assert word_of(tmp_path) is None
 
 
@@ -568,6 +579,16 @@ def test_a_signal_while_the_command_is_being_started_is_not_lost(
     )
     command.interrupt(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
+
+
+def test_a_producer_that_is_killed_takes_its_command_along(place: Place) -> None:
+    """No more shards will come: training ends at once, and by a signal, so with a checkpoint."""
+    process = place.start(place.live("--tokens-per-second", 20_000, then="until signal"))
+    until(place.report.exists)
+    process.kill()
+    until(lambda: "at_end" in place.seen())
+    assert [number for number, _ in place.seen()["signals"]] == [signal.SIGTERM]
+    process.communicate(timeout=30)
 
 
 # === WRONG USE AND RATE ===========================================================================

@@ -7,11 +7,12 @@ import io
 import json
 import os
 import random
-import resource
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,16 @@ def test_the_byte_tokenizer(exported: Path, texts: list[str]) -> None:
         ] == part
 
 
+def test_the_tokenizer_is_recorded_beside_the_shards(exported: Path) -> None:
+    for folder in (exported / "datasets").iterdir():
+        check = subprocess.run(["sha256sum", "-c", "tokenizer.sha256"], cwd=folder, text=True)
+        assert check.returncode == 0
+        digest, path = (folder / "tokenizer.sha256").read_text().removesuffix("\n").split("  ")
+        tokenizer = (folder / path).resolve()
+        assert tokenizer.stem.replace("_bpe", "").split("_")[1] in folder.name
+        assert digest == hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+
+
 def test_threads_and_files_change_nothing(tmp_path: Path, documents: Path, exported: Path) -> None:
     lines = documents.read_bytes().splitlines(keepends=True)
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines[:37]))
@@ -200,9 +211,9 @@ def test_blocks_cover_the_input_and_any_document_can_be_gone_back_to(
 
     def read(*place: int) -> list[tuple[int, str, list[int]]]:
         return [
-            (block.number + index, block.parse(index, data)[0], block.place(index))
+            (block.number + index, block.parse(index)[0], block.place(index))
             for block in source.blocks(*place)
-            for index, data in enumerate(block.documents())
+            for index in range(len(block.documents))
         ]
 
     whole = read()
@@ -410,6 +421,7 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
         (["{docs}", "--num-val-docs", "4", "--model", "{docs}"], 1, "not a usable tokenizer"),
         (["{docs}", "--num-val-docs", "4", "--model", "nowhere.model"], 1, "nowhere.model"),
         (["nowhere.jsonl"], 2, "nowhere.jsonl: no such file"),
+        (["{docs}", "--vocab", "many"], 2, "--help"),
         (["{docs}", "--shard-tokens", "3000000000"], 2, "--shard-tokens 3000000000"),
     ],
 )
@@ -604,30 +616,204 @@ def test_a_reader_fault_arrives_and_leaves_no_thread(tmp_path: Path, exported: P
     assert seen > 0 and threading.active_count() == before
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_million_documents_within_a_gigabyte(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    words = ["".join(rng.choices("etaoinshrdlucmfw", k=rng.randint(2, 9))) for _ in range(5000)]
-    texts = [" ".join(rng.choices(words, k=40)) for _ in range(1000)]
-    with open(tmp_path / "docs.jsonl", "w", encoding="utf-8") as handle:
-        for number in range(2_000_000):
-            handle.write(f'{{"text": "{number} {texts[number % 1000]}"}}\n')
-    done = subprocess.run(
-        [sys.executable, SCRIPT, tmp_path / "docs.jsonl", "--out", tmp_path],
-        timeout=800,
-        capture_output=True,
-        text=True,
+# A child is charged with what its parent has when it is started, so a small one starts it.
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def peak_bytes(*arguments: object) -> int:
+    """The most memory that the command took."""
+    command = [sys.executable, "-c", PEAK, sys.executable, SCRIPT, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=110)
+    return int(done.stdout) * (1 if sys.platform == "darwin" else 1024)
+
+
+def test_memory_does_not_grow_with_the_number_of_documents(tmp_path: Path) -> None:
+    lines = [f'{{"text": "{number} {"word " * 80}"}}\n' for number in range(100_000)]
+    (tmp_path / "docs.jsonl").write_text("".join(lines))
+    less = tmp_path / "less.jsonl"
+    less.write_text("".join(lines[:10_000]))
+    options = ["--num-val-docs", "9", "--shard-tokens", "1000000", "--bytes", "--out"]
+    small = peak_bytes(less, *options, tmp_path / "less")
+    large = peak_bytes(tmp_path / "docs.jsonl", *options, tmp_path / "out")
+    print(f"peak {small / 1e6:.0f} and {large / 1e6:.0f} MB")
+    assert large < small + 30e6
+
+
+def test_a_large_document_takes_few_bytes_of_memory_a_byte(tmp_path: Path, exported: Path) -> None:
+    """So that one of 50 MB is done within a gigabyte; uncut, SentencePiece takes 45 a character."""
+    size = 20_000_000
+    write_jsonl(tmp_path / "docs.jsonl", ["validation", ("some words, " * size)[:size]])
+    options = ["--num-val-docs", "1", "--model", exported / "tokenizers/docs_380_bpe.model"]
+    peak = peak_bytes(tmp_path / "docs.jsonl", *options, "--out", tmp_path)
+    print(f"peak {peak / 1e6:.0f} MB")
+    assert peak < 120e6 + 15 * size
+
+
+def trained(**settings: object) -> tokenize_docs.Tokenizer:
+    """A tokenizer of SentencePiece's, of other settings than this tool's own."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(make_texts(200)),
+        model_writer=model,
+        minloglevel=2,
+        **{"model_type": "bpe", "vocab_size": 600, **settings},
     )
-    assert done.returncode == 0, done.stderr
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
+    with tempfile.NamedTemporaryFile(suffix=".model") as file:
+        file.write(model.getvalue())
+        file.flush()
+        return tokenize_docs.Tokenizer(Path(file.name))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalization_rule_name": "nmt_nfkc"},
+        {"add_dummy_prefix": False, "byte_fallback": True},
+        {
+            "add_dummy_prefix": False,
+            "normalization_rule_name": "identity",
+            "remove_extra_whitespaces": False,
+            "allow_whitespace_only_pieces": True,
+        },
+    ],
+    ids=["plain", "as the published ones", "identity"],
+)
+def test_a_long_document_has_the_ids_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, settings: dict
+) -> None:
+    tokenizer, rng = trained(**settings), random.Random(5)
+    words = [*make_texts(300, seed=4), "\ufdfa", "e\u0301", "\u200b", "a", "\u00a8", "ﬁ", "　"]
+    monkeypatch.setattr(tokenize_docs, "CUT_CHARACTERS", 200)
+    for _ in range(30):
+        text = rng.choice(["", " ", "x"]).join(f" {word} "[rng.randint(0, 1) :] for word in words)
+        rng.shuffle(words)
+        assert 0 < tokenizer.cut(text, 0) < 2000
+        whole = tokenizer.processor.encode(text, add_bos=True)
+        assert tokenizer.encode(text).tolist() == whole
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"split_by_whitespace": False},
+        {"user_defined_symbols": ["two words"]},
+        {"treat_whitespace_as_suffix": True},
+        {"model_type": "unigram", "vocab_size": 300},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_tokenizer_that_looks_across_spaces_gets_the_whole(settings: dict) -> None:
+    assert trained(**settings).can_cut is False
+
+
+# === A SINGLE TEXT FILE ===========================================================================
+
+
+def sonnets(count: int, between: str) -> str:
+    """Real lines of several lengths, in stanzas."""
+    lines = [text[:60].replace("\n", " ") for text in make_texts(count * 3, seed=9)]
+    return between.join("\n".join(lines[i : i + 3]) + "\n" for i in range(0, len(lines), 3))
+
+
+@pytest.mark.parametrize("between", ["\n", " \n\n", "\r\n\n", ""], ids=repr)
+def test_a_single_text_file_is_cut_into_documents(tmp_path: Path, between: str) -> None:
+    """Behind its blank lines; without any, behind lines. The error says what to set, and it helps.
+    Together the documents are the file."""
+    path = tmp_path / "play.txt"
+    path.write_bytes(sonnets(1000, between).encode())
+    error = run(path, "--out", tmp_path, "--bytes", code=1)
+    documents, set_to = map(
+        int, re.search(r"(\d+) documents in all.* set --num-val-docs (\d+)\n", error).groups()
     )
-    (entry,) = json.loads((tmp_path / "manifest.json").read_text())["datasets"]
-    print(f"peak {peak / 1e6:.0f} MB, {entry['stats']}")
-    assert entry["stats"]["docs_train"] == 1_950_000
-    assert peak < 1e9
-    shutil.rmtree(tmp_path / "datasets")
+    run(path, "--out", tmp_path, "--bytes", "--num-val-docs", set_to)
+    folder = tmp_path / "datasets/docs_byte260"
+    split = [cut_documents(np.concatenate(read_shards(folder, name))) for name in ("val", "train")]
+    texts = [bytes(token - 4 for token in ids[1:]) for part in split for ids in part]
+    assert b"".join(texts) == path.read_bytes() and len(split[0]) == set_to
+    assert len(texts) == documents and all(text.endswith(b"\n") for text in texts)
+    if between:
+        assert documents == 1000
+    else:
+        size = path.stat().st_size / tokenize_docs.PASSAGE_BYTES
+        assert size < documents < 1.1 * size + 1
+
+
+def test_passages_are_the_same_from_any_of_them_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the file holds, and whatever is read at once."""
+    monkeypatch.setattr(tokenize_docs, "PASSAGE_BYTES", 50)
+    rng, path = random.Random(3), tmp_path / "text.txt"
+    pieces = ["\n", "\n\n", " ", " \n \n", "word", "é日🙂" * 30, "x" * 70]
+    for _ in range(20):
+        path.write_text("".join(rng.choices(pieces, k=100)), encoding="utf-8")
+        monkeypatch.setattr(tokenize_docs, "BLOCK_BYTES", rng.randint(1, 300))
+        source = tokenize_docs.Source((str(path),), 1)
+        whole = [
+            (block.place(index), block.parse(index)[0])
+            for block in source.blocks()
+            for index in range(len(block.documents))
+        ]
+        assert "".join(text for _, text in whole) == path.read_text(encoding="utf-8")
+        assert all(0 < len(text.encode()) <= 50 for _, text in whole)
+        monkeypatch.setattr(tokenize_docs, "BLOCK_BYTES", 1000)
+        for number, (place, _) in enumerate(whole):
+            (block, *_) = source.blocks(*place)
+            assert block.place(0) == place
+            assert block.parse(0)[0] == whole[number][1]
+            assert place[3] == 1 + "".join(text for _, text in whole[:number]).count("\n")
+
+
+# === OTHER MACHINES ===============================================================================
+
+
+def test_paths_and_consoles_that_are_not_utf8(tmp_path: Path, exported: Path) -> None:
+    """A folder of a Latin-1 name, and a console that shows ASCII: tokenised and audited."""
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    docs = write_jsonl(place / os.fsdecode(b"\xffdocs.jsonl"), make_texts(60))
+    model = shutil.copy(exported / "tokenizers/docs_380_bpe.model", place / "é日.model")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    def spoken(script: str, *arguments: object, code: int = 0) -> str:
+        command = [sys.executable, SCRIPT.with_name(script), *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, timeout=60)
+        assert done.returncode == code and b"Traceback" not in done.stderr, done.stderr
+        return (done.stdout + done.stderr).decode("ascii")
+
+    common = [docs, "--out", place, "--num-val-docs", "9"]
+    assert "caf\\udce9" in spoken("tokenize_docs.py", *common, "--model", model)
+    folder, made = place / "datasets/docs_sp380", place / "tokenizers/docs_380_bpe.model"
+    audit = ["audit.py", "--tokenizer", made, "--data", folder, "--docs", docs, "--seq-len", 8]
+    assert "proved: " in spoken(*map(str, audit))
+    with open(docs, "ab") as handle:
+        handle.write(b"{}\n")
+    error = spoken("tokenize_docs.py", *common, "--bytes", code=1)
+    assert error.startswith("error: ") and "udcffdocs.jsonl:61: no " in error
+
+
+@pytest.mark.parametrize(
+    "script, package",
+    [
+        ("tokenize_docs.py", "numpy"),
+        ("quickstart.py", "sentencepiece"),
+        ("cached_challenge_fineweb.py", "huggingface_hub"),
+        ("cached_challenge_fineweb.py", "tqdm"),
+        ("audit.py", "sentencepiece"),
+    ],
+)
+def test_a_missing_package_is_one_line_with_the_command(script: str, package: str) -> None:
+    code = f"import runpy, sys; sys.modules[{package!r}] = None; "
+    code += f"sys.path.insert(0, {str(SCRIPT.parent)!r}); "
+    code += f"runpy.run_path({str(SCRIPT.with_name(script))!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and package in done.stderr
+    assert f"{sys.executable} -m pip install -r {ROOT}/requirements.txt" in done.stderr
 
 
 # === THE TRAINER READS IT =========================================================================
