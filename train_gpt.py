@@ -10,7 +10,7 @@ compute stream trains on them. Overlap off is a setting of that same pipeline, n
 CONFIG RUNTIME DATA MODEL OPTIMIZERS EXCHANGE EVALUATION ARTIFACT INSTRUMENTS TRAINING MAIN
 
 To change        edit
-a setting        a line in Config; its range in find_faults; BOUND if it decides shapes or data
+a setting        a line in Config; BOUND, if it decides shapes or data
 the schedule     lr_multiplier (priming steps call it, too)
 the step line    Trainer.log_step: a `name:value` there is in the .jsonl as well
 data's order     Shards.__init__ for that of shards, BatchPlan.rows for that of batches
@@ -26,7 +26,6 @@ import math
 import os
 import queue
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -56,8 +55,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import record_function
 
 # === CONFIG: a line `name: kind = default  # unit; meaning` is a setting; NAME=value sets it ===
-Count = NewType("Count", int)  # 1 or more; only an annotation
-LEAST = {int: 0, Count: 1, float: -1e300}  # of a setting's kind; read_config demands it
+Count = NewType("Count", int)  # these three are only annotations
+Share = NewType("Share", float)
+Positive = NewType("Positive", float)
+KINDS = {  # the least value, the first one that is too large, and what to say
+    int: (0, 2**63, "a whole number from 0 on"),
+    Count: (1, 2**63, "a whole number from 1 on"),
+    float: (-1e300, math.inf, "a number"),
+    Share: (0, 1, "0 or more, below 1"),
+    Positive: (1e-300, math.inf, "more than 0"),
+}
 # Parts of tensors' names; some are names of the challenge's other scripts.
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight"
 CONTROLS += ",skip_weights"
@@ -93,8 +100,8 @@ class Config:
     num_kv_heads: Count = 4  # heads; of keys and values
     mlp_mult: Count = 2  # times; MLP width over MODEL_DIM
     tie_embeddings: bool = True  # 0/1; the output head is the token embedding
-    rope_base: float = 10000.0  # number; base of the rotary wavelengths
-    logit_softcap: float = 30.0  # number; logits = cap * tanh(logits / cap)
+    rope_base: Positive = 10000.0  # number; base of the rotary wavelengths
+    logit_softcap: Positive = 30.0  # number; logits = cap * tanh(logits / cap)
     qk_gain_init: float = 1.5  # number; initial gain of each query head
     # optimizer
     embed_lr: float = 0.6  # rate; Adam, untied embedding
@@ -103,13 +110,13 @@ class Config:
     tied_embed_init_std: float = 0.005  # number; initial deviation of the tied embedding
     matrix_lr: float = 0.04  # rate; Muon, matrices of the blocks
     scalar_lr: float = 0.04  # rate; Adam, vectors and scalars
-    muon_momentum: float = 0.95  # number; Muon, after its warm-up
+    muon_momentum: Share = 0.95  # number; Muon, after its warm-up
     muon_backend_steps: Count = 5  # iterations; Newton-Schulz
-    muon_momentum_warmup_start: float = 0.85  # number; Muon, at step 0
+    muon_momentum_warmup_start: Share = 0.85  # number; Muon, at step 0
     muon_momentum_warmup_steps: int = 500  # steps; linear ramp between the two
-    beta1: float = 0.9  # number; Adam
-    beta2: float = 0.95  # number; Adam
-    adam_eps: float = 1e-8  # number; Adam
+    beta1: Share = 0.9  # number; Adam
+    beta2: Share = 0.95  # number; Adam
+    adam_eps: Positive = 1e-8  # number; Adam
     grad_clip_norm: float = 0.0  # number; largest norm of the whole gradient; 0: off
     # artifact
     control_tensor_name_patterns: str = CONTROLS  # names; tensors of the blocks trained by Adam
@@ -123,7 +130,7 @@ class Config:
     val_copy_stream: bool = True  # 0/1; as TRAIN_COPY_STREAM, in validation
     gpu_prefetch: Count = 2  # batches; in flight on the device; 2: double buffering, 1: on demand
     val_bytecount_device: Literal["cpu", "cuda"] = "cpu"  # device; that counts val_bpb's bytes
-    data_stall_seconds: float = 60.0  # seconds; a read that takes longer ends the run
+    data_stall_seconds: Positive = 60.0  # seconds; a read that takes longer ends the run
     training_timing_breakdown: bool = False  # 0/1; every phase timed alone, all overlap off
     training_timing_every: Count = 200  # steps; between its lines (steps 1-10 always)
     trace_steps: int = 0  # steps; traced with overlap on, to logs/<RUN_ID>.trace.json.gz; 0: none
@@ -162,14 +169,13 @@ def read_config(env):
     for name in filter(env.get, SETTINGS):  # an empty value is none
         kind, text = SETTINGS[name], env[name]
         words = {"0": False, "1": True} if kind is bool else {word: word for word in get_args(kind)}
+        least, end, wanted = KINDS.get(kind, (0, 0, " or ".join(words)))
         try:
             value = words[text] if words else getattr(kind, "__supertype__", kind)(text)
-            if kind in LEAST and not LEAST[kind] <= value < 2**63:
+            if kind in KINDS and not least <= value < end:
                 raise ValueError
             values[name.lower()] = value
         except (KeyError, ValueError):
-            number = "a number" if kind is float else f"a whole number from {LEAST.get(kind)} on"
-            wanted = " or ".join(words) or number
             faults.append(f"{name}={text}: set {wanted}, see --help")
     not_meant = {"MODEL_DIR", "NUM_THREADS"}  # common names, a letter or two from ours
     for name in sorted(env.keys() - SETTINGS.keys() - not_meant):
@@ -212,30 +218,28 @@ def find_faults(config, world_size, env):
         (crowd, "device", "fewer than processes: see --nproc_per_node"),
         (config.val_bytecount_device == "cuda" and not cuda, "val_bytecount_device", "set cpu"),
     ]
-    for name in ("beta1", "beta2", "muon_momentum", "muon_momentum_warmup_start"):
-        checks.append((not 0 <= getattr(config, name) < 1, name, "set 0 or more, below 1"))
-    for name in ("rope_base", "logit_softcap", "adam_eps", "data_stall_seconds"):
-        checks.append((getattr(config, name) <= 0, name, "set more than 0"))
     faults = [f"{name.upper()}={getattr(config, name)}: {fix}" for bad, name, fix in checks if bad]
-    for part in DATA_PARTS:
+    return faults + read_data(config)[1]
+
+
+def read_data(config):
+    """({what: what all ranks must have alike of it}, faults) of the data that settings name."""
+    facts, faults = {}, []
+    try:
+        facts["the tokenizer"] = zlib.crc32(np.stack(ByteTable.of(config)).astype("<i4"))
+    except RunError as error:
+        faults.append(str(error))
+    for split in "train", "val":
         try:
-            read_part(config, part)
+            shards = Shards(config, split)
+            if not shards.growing:  # else on another machine there may be more of them by now
+                facts[f"the {split} shards"] = np.diff(shards.ends).tolist()
+            tokens = min(shards.ends[-1], config.val_tokens or 2**63)
+            if split == "val" and tokens <= config.train_seq_len:
+                faults.append(f"VAL_TOKENS={config.val_tokens}: too few for a row: set 0")
         except RunError as error:
             faults.append(str(error))
-    return faults
-
-
-def read_part(config, part):
-    """What all ranks must have alike of the data; RunError if it cannot be used."""
-    if part == "tokenizer":
-        return zlib.crc32(np.stack(ByteTable.of(config)).astype("<i4"))
-    shards = Shards(config, part.split()[0])
-    if (
-        part == "val shards"
-        and min(shards.ends[-1], config.val_tokens or 2**63) <= config.train_seq_len
-    ):
-        raise RunError(f"VAL_TOKENS={config.val_tokens}: too few for a row of TRAIN_SEQ_LEN: set 0")
-    return None if shards.growing else np.diff(shards.ends).tolist()  # elsewhere it may have grown
+    return facts, faults
 
 
 def print_help():
@@ -284,6 +288,7 @@ class Runtime:
         self.steps_late = 2 if self.cuda else 0
 
     def start(self, env):
+        """Signals, device, process group: from here on others can be met."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self.hear)
@@ -302,6 +307,8 @@ class Runtime:
     def hear(self, signum, frame):
         """Only noted: the next exchange tells all ranks, and they end after the same step."""
         self.signum = self.signum or signum
+        if signum == signal.SIGINT:
+            signal.signal(signum, signal.SIG_DFL)  # a second Ctrl-C ends this process at once
 
     def synchronize(self):
         """Synchronisation point: returns when the device has done all that it was given."""
@@ -326,9 +333,9 @@ class Runtime:
         everyone = [facts] * self.world_size
         if dist.is_initialized():
             dist.all_gather_object(everyone, facts)
-        for name in facts:
-            told = [(rank, theirs[name]) for rank, theirs in enumerate(everyone)]
-            ranks = {str(value): rank for rank, value in told if value is not None}
+        for name in sorted(set().union(*everyone)):
+            told = [(rank, theirs[name]) for rank, theirs in enumerate(everyone) if name in theirs]
+            ranks = {str(value): rank for rank, value in told}
             if len(ranks) > 1:
                 who = ", ".join(f"{value} on rank {rank}" for value, rank in ranks.items())
                 raise RunError(f"ranks differ in {name}: {who}: make it the same on all")
@@ -348,18 +355,18 @@ class RunLog:
         if self.enabled:
             tell(text)
 
-    def line(self, text, event=None):
+    def line(self, text, event=None, **values):
         """For people. As an event it is for tools, too: train_time:9ms is "train_time_ms": 9."""
         self.console(text)
         self.write(".txt", text)
         if event:
             # A number with its unit, of step:9/60 the 9; a checksum is no number.
             number = r"(?<!crc:)(-?[\d.]+(?:e[-+]?\d+)?|nan|inf)(ms|s|%|)(?=[\s/]|$)"
-            values, suffixes = {}, {"": "", "ms": "_ms", "s": "_s", "%": "_percent"}
+            words, suffixes = {}, {"": "", "ms": "_ms", "s": "_s", "%": "_percent"}
             for name, value, unit, word in re.findall(rf"(\w+):(?:{number}|(\S+))", text):
                 suffix = suffixes[unit]
-                values[name.removesuffix(suffix) + suffix] = word or float(value)
-            self.event(event, **values)
+                words[name.removesuffix(suffix) + suffix] = word or float(value)
+            self.event(event, **words | values)
 
     def event(self, name, **values):
         self.write(".jsonl", json.dumps({"event": name, "time": round(time.time(), 3), **values}))
@@ -374,9 +381,12 @@ class RunLog:
             tell(f"warning: {self.path}: lines are lost: {error}", "stderr")
 
 
-def write_atomic(path, data):
+def write_atomic(path, data, stall_seconds=60.0):
     """The file appears whole, or not at all and an older one stays. Returns what went wrong."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    slow = threading.Timer(stall_seconds, tell, [f"still writing {path}: is its disk gone?"])
+    slow.daemon = True
+    slow.start()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
@@ -389,6 +399,8 @@ def write_atomic(path, data):
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         return f"{path}: cannot write {len(data)} bytes: {error.strerror}"
+    finally:
+        slow.cancel()
 
 
 def read_json(path):
@@ -399,10 +411,10 @@ def read_json(path):
 
 
 # === DATA: from shards to batches, ahead of time ===
-#  shard files --readinto--> host slot --copy--> device slot --widen--> x, y --> the model
-#               reader thread (pinned uint16) copy stream (uint16)  compute stream (int64)
-# Training and validation, overlap on and off are settings of one Pipeline. On a CPU the reader
-# widens, too, and the model works on the host slot.
+#  shard files --readinto--> slot.read (pinned) --copy--> slot.tokens --widen--> slot.x, slot.y
+#               reader thread      (uint16)   copy stream   (uint16) compute stream  (int64)
+# Training and validation, overlap on and off are settings of one Pipeline. On a CPU there is no
+# copy, and the reader widens, too.
 #
 # The order is the challenge's, made for 8 ranks. A step's tokens are 8 spans, one behind the other.
 # In a span x is all but the last token and y all but the first, so its rows share one token more
@@ -410,7 +422,6 @@ def read_json(path):
 #    row 0: tokens 0-4   row 1: tokens 4-8   |   row 2: tokens 9-13   row 3: tokens 13-17   | ...
 SPANS_PER_STEP = 8
 HEADER_BYTES = 1024  # of a shard: 256 int32: magic number, version, number of tokens; then uint16
-DATA_PARTS = "tokenizer", "train shards", "val shards"
 GET_DATA = "run `python3 data/quickstart.py`, or data/cached_challenge_fineweb.py"
 
 
@@ -426,47 +437,46 @@ class Shards:
         self.stall_seconds, self.vocab_size = config.data_stall_seconds, config.vocab_size
         self.paths, self.ends = [], [0]  # ends[i]: tokens in the first i shards
         producer = read_json(self.folder / ".producing") if split == "train" else {}
-        self.growing = bool(producer) and "error" not in producer  # more come: data/producer.py
+        self.growing = bool(producer) and "error" not in producer  # more shards will come
         self.promised = producer.get("shards_promised") or 0
         with suppress(AttributeError, TypeError, ValueError):  # a manifest of another kind
             for entry in read_json(self.folder / "../../manifest.json").get("datasets", []):
                 if entry.get("name") == self.folder.name and not self.growing:
                     self.promised = int(entry.get("stats", {}).get(f"files_{split}", 0))
         for path in sorted(self.folder.glob(f"fineweb_{split}_*.bin")):
-            if not self.growing or path.name == f"fineweb_train_{len(self.paths):06d}.bin":
+            if not self.growing or path == self.next_path():
                 self.add(path)
         wanted = max(1, self.promised) if split == "val" else 1
         if not self.growing and len(self.paths) < wanted:
             files = f"{len(self.paths)} of {wanted} or more fineweb_{split}_*.bin"
             raise RunError(f"DATA_PATH={config.data_path}: {files}: {GET_DATA}")
 
+    def next_path(self):
+        return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
+
     def add(self, path):
         try:
             size = path.stat().st_size if path.is_file() else 0  # a pipe would be waited for
-            magic, version, tokens = np.fromfile(path, "<i4", 3).tolist() if size else (0, 0, 0)
-        except (OSError, ValueError) as error:
+            magic, version, tokens = np.fromfile(path, "<i4", 3).tolist() if size > 11 else [0] * 3
+        except OSError as error:
             raise RunError(f"{path}: no shard: {first_line(error)}: move it away") from error
         if (magic, version, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
             begins = f"{magic}, {version}, {tokens} tokens in {size} bytes"
             raise RunError(f"{path}: no whole shard ({begins}): fetch it anew, or move it away")
         self.paths, self.ends = [*self.paths, path], [*self.ends, self.ends[-1] + tokens]
 
-    def is_complete(self, said):
-        """As many shards as were promised; without a promise, when the producer has gone."""
-        return len(self.paths) == self.promised if self.promised else not said
-
     def wait_for(self, token, told_to_stop):
         """Returns when `token` is on the disk, or when the set is complete without it."""
         progress, since = None, time.monotonic()  # a producer whose progress moves is at work
         while self.growing and token >= self.ends[-1] and not told_to_stop():
-            said = read_json(self.folder / ".producing")
-            path = self.folder / f"fineweb_train_{len(self.paths):06d}.bin"  # no other before it
+            said, path = read_json(self.folder / ".producing"), self.next_path()
             self.promised = said.get("shards_promised") or self.promised
             if said.get("progress") != progress:
                 progress, since = said.get("progress"), time.monotonic()
+            complete = len(self.paths) == self.promised or not (self.promised or said)
             if path.is_file():
                 self.add(path)
-            elif self.paths and self.is_complete(said):
+            elif self.paths and complete:
                 self.growing = False
             elif not said or "error" in said or time.monotonic() - since > self.stall_seconds:
                 reason = said.get("error", "makes no progress" if said else "has left")
@@ -515,8 +525,6 @@ class BatchPlan:
         total = (min(tokens, config.val_tokens or tokens) - 1) // seq_len
         first, end = total * rank // ranks, total * (rank + 1) // ranks
         rows = min(config.val_batch_size // (ranks * runtime.micro_steps) // seq_len, end - first)
-        if total < 1:
-            raise RunError(f"VAL_TOKENS={config.val_tokens}: no row of {seq_len} tokens: set 0")
         return cls(seq_len, total, first, max(1, rows), max(1, rows), end)
 
     @property
@@ -543,7 +551,7 @@ class BatchPlan:
     def widen(self, rows, tokens, x, y):
         """uint16 tokens of some rows -> int64 x and y (B, T), in numpy or torch."""
         filled, (_, count, spans) = len(rows), self.tokens(rows)
-        by_span = tokens[:count].reshape(spans, -1)
+        by_span = tokens[:count].reshape(spans, -1)  # several, where a rank has more than its 8th
         x[:filled].reshape(spans, -1)[:] = by_span[:, :-1]
         y[:filled].reshape(spans, -1)[:] = by_span[:, 1:]
         x[filled:], y[filled:] = 0, -100  # no targets; another shape would be compiled anew
@@ -554,18 +562,6 @@ def data_crc(plan, rows, tokens):
     data, first, T = memoryview(tokens), plan.first_token(rows.start), plan.seq_len
     starts = {row: plan.first_token(row) - first for row in rows}
     return sum(zlib.crc32(data[i : i + T + 1], row) for row, i in starts.items()) & 0xFFFFFFFF
-
-
-class Slot:
-    """Room for one batch, made once: uint16 tokens as read, and int64 x and y made of them."""
-
-    def __init__(self, plan, device, pinned=False):
-        count = plan.tokens(range(plan.batch_rows))[1]
-        self.tokens = torch.empty(count, dtype=torch.uint16, device=device, pin_memory=pinned)
-        self.x = torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device)
-        self.y = torch.zeros_like(self.x)
-        self.rows, self.digest = range(0), 0  # digest: data_crc, or the bytes the tokens stand for
-        self.copied = self.widened = None  # events: its upload is over; its tokens have been read
 
 
 class Overlap(NamedTuple):
@@ -587,31 +583,58 @@ class Overlap(NamedTuple):
         slots = (config.gpu_prefetch if queue else 1) if cuda else 0
         words = f"overlap:{queue > 0 or copy_stream} " if split == "val" else ""
         words += f"prefetch:{queue > 0}{timing if prefetch else ''} "
-        words += f"copy_stream:{copy_stream}{no_stream if stream else ''} "
-        words += f"prefetch_queue:{queue} "
+        words += f"copy_stream:{copy_stream}{no_stream if stream else ''} prefetch_queue:{queue} "
         words += f"bytecount_device:{config.val_bytecount_device} " if split == "val" else ""
-        words += f"gpu_prefetch:{slots}"
-        return cls(queue, copy_stream, slots, words)
+        return cls(queue, copy_stream, slots, f"{words}gpu_prefetch:{slots}")
+
+
+class Slot:
+    """Room for one batch, made once: its tokens where they are read and on the device, its x, y."""
+
+    def __init__(self, plan, runtime):
+        count, shape = plan.tokens(range(plan.batch_rows))[1], (plan.batch_rows, plan.seq_len)
+        self.read = torch.empty(count, dtype=torch.uint16, pin_memory=runtime.cuda)
+        self.tokens = self.read
+        if runtime.cuda:
+            self.tokens = torch.empty(count, dtype=torch.uint16, device=runtime.device)
+        self.x = torch.zeros(shape, dtype=torch.int64, device=runtime.device)  # (B, T)
+        self.y = torch.zeros_like(self.x)
+        self.rows, self.digest = range(0), 0  # digest: data_crc, or the bytes the tokens stand for
+        self.copied = self.widened = None  # events: its upload is over; its tokens have been read
 
 
 class Pipeline:
     """Iterates over this rank's batches of a split: slots with x, y (B, T), rows and digest.
 
-    A batch is valid until the next one is asked for; a signal ends the iteration. The reader's
-    thread fills the host slots that it is given: `queue` of them at the start, and one with each
-    batch that is taken from it. So with a queue of 0 nothing is read ahead.
+    A batch is valid until the next one is asked for; a signal ends the iteration. Slots go round:
+    to_fill -> (the reader's thread) -> filled -> (the copy) -> uploaded -> in use -> to_fill.
+    There are as many as are read and uploaded ahead, and the one in use. So without any ahead a
+    batch is read and uploaded when it is asked for.
+
+    A stream is a queue of work that runs on its own; only events order two. Who writes to a slot
+    waits for who read it, and who reads it waits for who wrote it:
+      `copied`, on the copy stream: then the compute stream may widen the tokens, and the reader
+      may read the next ones over those that were copied.
+      `widened`, on the compute stream: then the copy stream may overwrite the device's tokens.
+    x and y need no event: they are written and read on the compute stream alone, in its order.
+    Each use has a new event. A wait for one that was recorded long ago would not wait.
     """
 
-    def __init__(self, shards, plan, overlap, runtime, digest=data_crc, phase=nullcontext):
+    def __init__(self, shards, plan, overlap, runtime, *, digest=data_crc, phase=nullcontext):
         self.shards, self.plan, self.runtime = shards, plan, runtime
         self.digest, self.phase = digest, phase
-        self.to_fill, self.filled = queue.SimpleQueue(), queue.SimpleQueue()  # host slots, in order
-        for _ in range(overlap.queue):
-            self.to_fill.put(Slot(plan, "cpu", runtime.cuda))
-        self.in_use = Slot(plan, "cpu", runtime.cuda)  # of the batch that was taken last
-        self.ring = DeviceRing(plan, overlap, runtime.device) if runtime.cuda else None
-        self.num_done, self.bytes_read, self.read_ms = plan.first_batch, 0, 0.0
+        self.to_fill, self.filled, self.uploaded = queue.SimpleQueue(), queue.SimpleQueue(), deque()
+        self.uploads_ahead = max(0, overlap.device_slots - 1)
+        for _ in range(overlap.queue + self.uploads_ahead):
+            self.to_fill.put(Slot(plan, runtime))
+        self.in_use = Slot(plan, runtime)
+        if runtime.cuda:
+            self.compute = torch.cuda.current_stream(runtime.device)
+            self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
+            self.copy.wait_event(self.compute.record_event())  # for who had the slots' memory
+        self.num_done, self.bytes_read = plan.first_batch, 0
         self.waits_ms = []  # for input, a batch: of the device, or without one of the host
+        self.edges = deque()  # (asked, there): events around waits that may not be over
         self.closed, self.error = threading.Event(), None  # what ends the reader; what ended it
         self.reading = "", math.inf  # where it reads, since when
         self.thread = threading.Thread(target=self._read_all, name="reader", daemon=True)
@@ -624,52 +647,75 @@ class Pipeline:
         if self.num_done == self.plan.num_batches or self.runtime.signum:
             raise StopIteration
         self.num_done += 1
-        if not self.ring:
-            self._take()
-            return self.in_use
-        asked = self.ring.compute.record_event(torch.cuda.Event(enable_timing=True))
-        if not self.ring.uploaded:
-            self._take()
-        batch = self.ring.hand_out(asked)
-        # What has been read already goes up at once; this batch does not wait for a later one.
-        # The last free slot is that of this batch.
-        while len(self.ring.free) > 1 and not self.filled.empty():
-            self._take()
-        self.waits_ms += self.ring.settled_waits()
-        return batch
-
-    def _take(self):
-        """Takes the next slot from the reader and gives back the last. On CUDA it goes up."""
         self.to_fill.put(self.in_use)
-        start, limit = time.perf_counter(), self.shards.stall_seconds
+        if self.runtime.cuda:
+            asked = self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        if not self.uploaded:
+            self._upload(self._next_filled())
+        self.in_use = self.uploaded.popleft()
+        if self.runtime.cuda:
+            self._widen(self.in_use, asked)
+        # What has been read already goes up at once; this batch does not wait for a later one.
+        while len(self.uploaded) < self.uploads_ahead and not self.filled.empty():
+            self._upload(self.filled.get())
+        return self.in_use
+
+    def _next_filled(self):
+        """From the reader. Its error comes after the good batches; no wait is without a bound."""
+        start = time.perf_counter()
         with self.phase("input_wait"):
             while True:
                 with suppress(queue.Empty):
-                    self.in_use = self.filled.get(timeout=0.2)
+                    slot = self.filled.get(timeout=0.2)
                     break
-                who, (where, since) = f"rank {self.runtime.rank}: the reader", self.reading
-                if self.runtime.signum or self.closed.is_set():
-                    raise StopIteration
-                if self.error and self.filled.empty():  # good batches come first
-                    told = isinstance(self.error, RunError) or not where
-                    place = "" if told else f"{where}: "
-                    raise RunError(f"{who}: {place}{first_line(self.error)}") from self.error
-                if time.monotonic() - since > limit:
-                    raise RunError(f"{who} waits for {where} over DATA_STALL_SECONDS={limit:g}")
-        if not self.ring:
+                self._check_reader()
+        if not self.runtime.cuda:
             self.waits_ms.append(1e3 * (time.perf_counter() - start))
-            return
-        with self.phase("h2d"):
-            self.ring.upload(self.in_use)
+        return slot
+
+    def _check_reader(self):
+        who, limit = f"rank {self.runtime.rank}: the reader", self.shards.stall_seconds
+        where, since = self.reading
+        if self.runtime.signum or self.closed.is_set():
+            raise StopIteration
+        if self.error and self.filled.empty():
+            place = "" if isinstance(self.error, RunError) or not where else f"{where}: "
+            raise RunError(f"{who}: {place}{first_line(self.error)}") from self.error
+        if time.monotonic() - since > limit:
+            raise RunError(f"{who} waits for {where} over DATA_STALL_SECONDS={limit:g}")
+
+    def _upload(self, slot):
+        """Queues the copy to the device; waits for nothing."""
+        if self.runtime.cuda:
+            with self.phase("h2d"), torch.cuda.stream(self.copy):
+                if slot.widened:
+                    self.copy.wait_event(slot.widened)
+                slot.tokens.copy_(slot.read, non_blocking=True)
+                slot.copied = self.copy.record_event(torch.cuda.Event(blocking=True))
+        self.uploaded.append(slot)
+
+    def _widen(self, slot, asked):
+        """The compute stream waits for the copy, the host does not; how long, it tells later."""
+        self.compute.wait_event(slot.copied)
+        there = self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        self.edges.append((asked, there))
+        self.plan.widen(slot.rows, slot.tokens, slot.x, slot.y)
+        slot.widened = self.compute.record_event()
+        self._measure_waits()
+
+    def _measure_waits(self):
+        while self.edges and self.edges[0][1].query():  # as far as the device has come
+            asked, there = self.edges.popleft()
+            self.waits_ms.append(asked.elapsed_time(there))
 
     def close(self):
         """Ends the reader, from any state within a second; a stuck one is left behind."""
         self.closed.set()
         self.to_fill.put(None)  # wakes it
         self.thread.join(0.5)
-        if self.ring:
-            self.ring.copy.synchronize()  # synchronisation point: no upload outlives its slots
-            self.waits_ms += self.ring.settled_waits()
+        if self.runtime.cuda:
+            self.copy.synchronize()  # synchronisation point: no copy outlives its slots
+            self._measure_waits()
 
     # From here on: the reader's thread
     def _read_all(self):
@@ -684,15 +730,15 @@ class Pipeline:
                     return
                 if slot.copied:
                     slot.copied.synchronize()  # synchronisation point, of this thread only
-                with record_function("disk_read"):
+                with self.phase("disk_read"):
                     self._fill(slot, rows)
                 self.filled.put(slot)
         except BaseException as error:  # whatever it is, or the main thread would wait for ever
             self.error = error
 
     def _fill(self, slot, rows):
-        start, (first, count, _) = time.perf_counter(), self.plan.tokens(rows)
-        tokens, ids = slot.tokens.numpy()[:count], self.shards.vocab_size
+        first, count, _ = self.plan.tokens(rows)
+        tokens, ids = slot.read.numpy()[:count], self.shards.vocab_size
         data = memoryview(tokens).cast("B")
         for path, offset, left in self.shards.pieces(first, count):
             self.reading = f"{path} at byte {offset}", time.monotonic()
@@ -709,59 +755,9 @@ class Pipeline:
             path, offset, _ = next(self.shards.pieces(first + at, 1))
             raise RunError(f"{path} at byte {offset}: token {tokens[at]}: VOCAB_SIZE={ids} is less")
         slot.rows, slot.digest = rows, self.digest(self.plan, rows, tokens)
-        if not self.ring:
+        if not self.runtime.cuda:
             self.plan.widen(rows, tokens, slot.x.numpy(), slot.y.numpy())
         self.bytes_read += 2 * count
-        self.read_ms += 1e3 * (time.perf_counter() - start)
-
-
-class DeviceRing:
-    """Slots on the device, used in turn: the next batches upload while one is at work.
-
-    A stream is a queue of work that runs on its own; only events order two. Who writes to a slot
-    waits for who read it, and who reads it waits for who wrote it:
-      `copied`, on the copy stream: then the compute stream may widen the tokens, and the reader
-      may fill the host slot that they came from.
-      `widened`, on the compute stream: then the copy stream may overwrite the tokens.
-    x and y need no event: they are written and read on the compute stream alone, in its order.
-    Each use has a new event. A wait for one that was never recorded, or long ago, would not wait.
-    """
-
-    def __init__(self, plan, overlap, device):
-        self.plan, self.compute = plan, torch.cuda.current_stream(device)
-        self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-        self.free = deque(Slot(plan, device) for _ in range(overlap.device_slots))
-        for slot in self.free:
-            slot.widened = self.compute.record_event()  # what used its memory before is over then
-        self.uploaded = deque()  # slots; their copies may still be at work
-        self.waits = deque()  # (asked, there): events around the compute stream's waits
-
-    def upload(self, host):
-        """Queues the copy of a host slot; waits for nothing."""
-        slot = self.free.popleft()
-        with torch.cuda.stream(self.copy):
-            self.copy.wait_event(slot.widened)
-            slot.tokens.copy_(host.tokens, non_blocking=True)
-            slot.copied = host.copied = self.copy.record_event(torch.cuda.Event(blocking=True))
-        slot.rows, slot.digest = host.rows, host.digest
-        self.uploaded.append(slot)
-
-    def hand_out(self, asked):
-        """The batch that was uploaded first. The compute stream waits for it, the host does not."""
-        slot = self.uploaded.popleft()
-        self.compute.wait_event(slot.copied)
-        there = self.compute.record_event(torch.cuda.Event(enable_timing=True))
-        self.waits.append((asked, there))
-        self.plan.widen(slot.rows, slot.tokens, slot.x, slot.y)
-        slot.widened = self.compute.record_event()
-        self.free.append(slot)  # for the next tokens; x and y stay until it is handed out again
-        return slot
-
-    def settled_waits(self):
-        """How long the device has waited for batches, in ms, as far as it has come."""
-        while self.waits and self.waits[0][1].query():
-            asked, there = self.waits.popleft()
-            yield asked.elapsed_time(there)
 
 
 # === MODEL: the challenge's baseline; B sequences, T tokens, D channels ===
@@ -957,9 +953,8 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups, runtime, config):
         super().__init__(groups, {"momentum": config.muon_momentum})
         self.runtime, self.iterations = runtime, config.muon_backend_steps
-        self.newton_schulz, self.dtype = newton_schulz, torch.float32
-        if runtime.cuda:
-            self.dtype = torch.bfloat16
+        self.newton_schulz = newton_schulz
+        self.dtype = torch.bfloat16 if runtime.cuda else torch.float32
         matrices = [p for group in self.param_groups for p in group["params"]]
         self.mine = set(matrices[runtime.rank :: runtime.world_size])
         size = sum(p.numel() for p in matrices)
@@ -1138,6 +1133,12 @@ class Exchange:
             self.done = step + 1 + later, self.clock.now_ms()
             self.agreed = max(self.agreed, (rows[0].steps, rows[0].elapsed_ms))
 
+    def agree(self, step, ms):
+        """All ranks know, just now, that `step` steps took so long."""
+        self.agreed = step, ms
+        if step == 1:
+            self.first = self.agreed
+
     def elapsed_ms(self, step):
         """Training time of `step` steps: what all ranks know, carried on at the pace since then."""
         (steps, ms), (first_steps, first_ms) = self.agreed, self.first
@@ -1160,11 +1161,11 @@ class ByteTable(NamedTuple):
     @classmethod
     def of(cls, config):
         """Of TOKENIZER_PATH; RunError if it does not fit."""
+        path = config.tokenizer_path
         try:
-            table, path = cls.load(config.tokenizer_path), config.tokenizer_path
+            table = cls.load(path)
         except Exception as error:  # whatever a missing or a damaged file raises
-            problem = f"TOKENIZER_PATH={config.tokenizer_path}: {first_line(error)}: {GET_DATA}"
-            raise RunError(problem) from error
+            raise RunError(f"TOKENIZER_PATH={path}: {first_line(error)}: {GET_DATA}") from error
         size = len(table.base)
         if size != config.vocab_size:
             raise RunError(f"VOCAB_SIZE={config.vocab_size}: {path} has {size} tokens: set {size}")
@@ -1176,9 +1177,7 @@ class ByteTable(NamedTuple):
         if path.endswith(".json"):
             form = json.loads(Path(path).read_bytes())
             offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
-            if not 0 <= offset <= 65_536 - 256:
-                raise ValueError(f"offset {offset} is not 0 to 65280")
-            boundary = np.arange(256 + offset) < offset  # ids below are controls
+            boundary = np.arange(256 + min(offset, 2**16)) < offset  # ids below are controls
             return cls(1 - boundary, np.zeros_like(boundary), boundary)
         model = sentencepiece.SentencePieceProcessor(model_file=path)
         ids = list(range(len(model)))
@@ -1222,9 +1221,10 @@ class Validation:
         start = time.perf_counter()
         # nats, bytes, and the signals that each rank has heard
         sums = torch.zeros(2 + runtime.world_size, dtype=torch.float64, device=runtime.device)
-        pipeline = Pipeline(self.shards, plan, self.overlap, runtime, self.count_bytes, phase)
-        with closing(pipeline), phase("validate"):
-            for done, batch in enumerate(pipeline, 1):
+        how = {"digest": self.count_bytes, "phase": phase}
+        batches = Pipeline(self.shards, plan, self.overlap, runtime, **how)
+        with closing(batches), phase("validate"):
+            for done, batch in enumerate(batches, 1):
                 rows = len(batch.rows)
                 with phase("forward"):
                     sums[0] += loss(batch.x, batch.y).double() * (rows * plan.seq_len)
@@ -1369,7 +1369,7 @@ class Phases:
     def begin_trace(self):
         """From here on, on rank 0: what runs when on all threads and streams, overlap on."""
         steps, options = self.config.trace_steps, {}
-        if not steps or self.runtime.rank:
+        if steps == 0 or self.runtime.rank > 0:
             return
         with suppress(AttributeError, TypeError):  # private names: else a trace without the reader
             private = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -1408,6 +1408,7 @@ class Phases:
 
 
 # === TRAINING ===
+FINAL = "final_int8_zlib_roundtrip"
 PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312}  # dense bfloat16, data sheets
 
 
@@ -1432,11 +1433,10 @@ class Trainer:
         self.begin(step=0, data_crc=0)
         self.loss = self.model  # x, y -> mean nats
         if config.torch_compile == "1" or config.torch_compile == "auto" and runtime.cuda:
-            plan, device = BatchPlan.train(config, runtime), runtime.device
-            x = torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device)
-            self.loss = try_compile(self.model, (x, x), log)
+            slot = Slot(BatchPlan.train(config, runtime), runtime)
+            self.loss = try_compile(self.model, (slot.x, slot.y), log)
             if self.loss is not self.model:  # else one warning is enough
-                matrices = torch.zeros(2, 64, 32, device=device), 1, self.muon.dtype
+                matrices = torch.zeros(2, 64, 32, device=runtime.device), 1, self.muon.dtype
                 self.muon.newton_schulz = try_compile(newton_schulz, matrices, log)
 
     def begin(self, step, data_crc):
@@ -1446,7 +1446,7 @@ class Trainer:
 
     def batches(self):
         plan = BatchPlan.train(self.config, self.runtime, self.step)
-        return Pipeline(self.shards, plan, self.overlap, self.runtime, data_crc, self.phase)
+        return Pipeline(self.shards, plan, self.overlap, self.runtime, phase=self.phase)
 
     def train_step(self, batches):
         """Issues one step. Nothing here waits for the device, and only `batches` for input."""
@@ -1526,10 +1526,8 @@ class Trainer:
         if self.phase.profiler:
             self.phase.profiler.stop()  # the run was shorter than TRACE_STEPS
         if capped:
-            ms = f"train_time:{clock.total_ms:.0f}ms"
-            self.log.line(
-                f"stopping_early: wallclock_cap {ms} step:{self.step}/{config.iterations}"
-            )
+            at = f"train_time:{clock.total_ms:.0f}ms step:{self.step}/{config.iterations}"
+            self.log.line(f"stopping_early: wallclock_cap {at}")
         self.report(batches)
 
     def evaluate(self, scope):
@@ -1558,29 +1556,25 @@ class Trainer:
         self.runtime.synchronize()
         exchange.read(step)
         ms = self.runtime.broadcast(self.clock.now_ms())
-        exchange.agreed = step, ms
-        if step == 1:
-            exchange.first = exchange.agreed
+        exchange.agree(step, ms)
         now = step, ms, max(row.wait_ms for row in exchange.rows)
         (steps, since_ms, wait_ms), self.logged = np.subtract(now, self.logged), now
         tok_s = 1e3 * steps * config.train_batch_tokens / since_ms
-        cap_ms = (
-            1e3 * config.max_wallclock_seconds if config.max_wallclock_seconds > 0 else math.inf
-        )
-        eta_s = max(0.0, min((config.iterations - step) * ms / step, cap_ms - ms)) / 1e3
+        left_ms = (config.iterations - step) * ms / step
+        if config.max_wallclock_seconds > 0:
+            left_ms = min(left_ms, 1e3 * config.max_wallclock_seconds - ms)
         loss = sum(row.loss for row in exchange.rows)
         line = (
             f"step:{step}/{config.iterations} train_loss:{loss:.4f} train_time:{ms:.0f}ms "
             f"step_avg:{ms / step:.2f}ms tok_s:{tok_s:.0f} "
-            f"input_wait:{100 * wait_ms / since_ms:.2f}% "
-            f"data_crc:{exchange.data_crc():08x} eta:{eta_s:.0f}s"
+            f"input_wait:{100 * wait_ms / since_ms:.2f}% data_crc:{exchange.data_crc():08x} "
+            f"eta:{max(0.0, left_ms / 1e3):.0f}s"
         )
-        peak = [tflops for gpu, tflops in PEAK_TFLOPS.items() if gpu in self.runtime.hardware]
-        if peak:
-            rank_tok_s = tok_s / self.runtime.world_size
-            tflops = 1e-12 * rank_tok_s * self.model.flops_per_token(config)
-            line += f" mfu:{100 * tflops / peak[0]:.1f}%"
-        self.log.line(line, event="step")
+        for gpu, peak in PEAK_TFLOPS.items():
+            if gpu in self.runtime.hardware:
+                flops = tok_s / self.runtime.world_size * self.model.flops_per_token(config)
+                line += f" mfu:{100 * 1e-12 * flops / peak:.1f}%"
+        self.log.line(line, "step", train_loss=loss)
 
     def report(self, batches):
         """What the run has cost, and what its input has: a line and a sentence."""
@@ -1590,16 +1584,15 @@ class Trainer:
         if percent >= 0.5:
             more = "raise TRAIN_PREFETCH_QUEUE, or move DATA_PATH to a faster disk"
             advice = more if self.overlap.queue else "nothing overlaps: set TRAIN_PREFETCH=1"
-        tokens = self.step * (self.config.train_batch_tokens + SPANS_PER_STEP)
+        step_tokens = self.config.train_batch_tokens + SPANS_PER_STEP
+        epochs = self.step * step_tokens / self.shards.ends[-1]
         peaks = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
-        if not self.runtime.cuda:
-            peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10] * 2  # on Linux
         self.log.line(
             f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{self.val_ms:.0f}ms\n"
             f"input_wait total:{waits.sum():.3f}ms share:{percent:.3f}% "
             f"p99:{np.percentile(waits, 99):.3f}ms max:{waits.max():.3f}ms "
             f"worst_step:{self.step - len(waits) + waits.argmax() + 1} "
-            f"read_bytes:{batches.bytes_read} epochs:{tokens / self.shards.ends[-1]:.3f}\n"
+            f"read_bytes:{batches.bytes_read} epochs:{epochs:.3f}\n"
             f"input cost {percent:.2f} % of training: {advice}\n"
             f"peak memory allocated: {peaks[0]} MiB reserved: {peaks[1]} MiB",
             event="input",
@@ -1615,17 +1608,20 @@ class Trainer:
         parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
         return state | {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
 
-    def restore(self, state):
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
-            groups = [dict(group) for group in optimizer.param_groups]
-            optimizer.load_state_dict(saved)
-            for group, mine in zip(optimizer.param_groups, groups, strict=True):
-                group.update(mine)  # rates and the like are this run's
-        for generator, random in zip(self.generators, state["random"], strict=False):
-            generator.set_state(random)
-        self.clock.total_ms, self.val_ms = state["train_ms"], state["val_ms"]
-        self.begin(state["step"], state["data_crc"])
+    def restore(self, path, state, changed):
+        """Goes on from a snapshot; RunError where it is that of another script."""
+        try:
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
+                mine = {"param_groups": optimizer.state_dict()["param_groups"]}
+                optimizer.load_state_dict(saved | mine)  # rates and the like are this run's
+            for generator, random in zip(self.generators, state["random"], strict=False):
+                generator.set_state(random)
+            self.clock.total_ms, self.val_ms = state["train_ms"], state["val_ms"]
+            self.begin(state["step"], state["data_crc"])
+        except Exception as error:
+            raise RunError(f"RESUME={path}: of another script: {first_line(error)}") from error
+        self.log.line(f"resumed: step:{self.step} resumed_from:{path} {changed}", "checkpoint")
 
     def checkpoint(self):
         """A thread writes it: training does not wait for the disk."""
@@ -1639,7 +1635,7 @@ class Trainer:
     def save(self, state):
         """step_<n>.pt; the last CHECKPOINT_KEEP stay. True: it is on the disk."""
         path = Path("checkpoints", self.config.run_id, f"step_{state['step']:08d}.pt")
-        problem = write_atomic(path, torch_bytes(state))
+        problem = self.write(path, torch_bytes(state))
         if problem:
             self.log.line(f"warning: no checkpoint: {problem}")
             return False
@@ -1647,6 +1643,9 @@ class Trainer:
             old.unlink(missing_ok=True)
         self.log.event("checkpoint", step=state["step"], path=str(path))
         return True
+
+    def write(self, path, data):
+        return write_atomic(path, data, self.config.data_stall_seconds)
 
     def halt(self, reason):
         """All ranks have left the same step: (exit code, status, problem); the state is saved."""
@@ -1667,14 +1666,10 @@ class Trainer:
         """
         self.final, problems, data = self.snapshot(), [], None
         state = {name: t.cpu() for name, t in self.final["model"].items()}
-        model, tag, partial = (
-            torch_bytes(state),
-            "final_int8_zlib_roundtrip",
-            self.validation.partial,
-        )
+        model, tag, partial = torch_bytes(state), FINAL, self.validation.partial
         if self.runtime.rank == 0:
             data, payload, raw = pack(state, self.config)
-            problems.append(write_atomic(Path("final_model.int8.ptz"), data))
+            problems.append(self.write(Path("final_model.int8.ptz"), data))
             total, ratio = len(data) + code_bytes, sum(t.nbytes for t in state.values()) / payload
             self.log.line(
                 f"Serialized model: {len(model)} bytes\nCode size: {code_bytes} bytes\n"
@@ -1689,7 +1684,7 @@ class Trainer:
         self.model.load_state_dict(unpack(self.runtime.broadcast(data), state))
         loss, bpb, ms = self.evaluate(tag)
         if self.runtime.rank == 0:
-            problems.append(write_atomic(Path("final_model.pt"), model))
+            problems.append(self.write(Path("final_model.pt"), model))
         self.log.line(
             f"{tag} val_loss:{loss:.4f} val_bpb:{bpb:.4f} eval_time:{ms:.0f}ms{partial}\n"
             f"{tag}_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}{partial}",
@@ -1703,6 +1698,7 @@ def is_due(every, step):
     return every > 0 and step % every == 0
 
 
+# === MAIN ===
 def checkpoints(run_id):
     """The files of a run, the newest first."""
     return sorted(Path("checkpoints", run_id).glob("step_????????.pt"), reverse=True)
@@ -1721,14 +1717,9 @@ def find_checkpoint(config):
             tell(f"warning: {path} is damaged: taking the one before", "stderr")
             continue
         changed = {}
-        for (
-            name,
-            mine,
-        ) in config.texts().items():  # paths by name: a machine keeps them where it likes
-            if Path(mine).name != Path(theirs.get(name, "")).name and name not in (
-                "RUN_ID",
-                "RESUME",
-            ):
+        for name, mine in config.texts().items():
+            same = Path(mine).name == Path(theirs.get(name, "")).name  # of paths only the name
+            if not same and name not in ("RUN_ID", "RESUME"):
                 changed[name] = f"{name} was {theirs.get(name)}, is {mine}"
         bound = [change for name, change in changed.items() if name in BOUND.split()]
         if bound:
@@ -1737,7 +1728,6 @@ def find_checkpoint(config):
     return None
 
 
-# === MAIN ===
 def log_source(log, warnings):
     """What a log begins with, as the challenge's do: the script's text and the versions."""
     smi, rule, source = "", "=" * 100, Path(__file__).read_text("utf-8")
@@ -1775,15 +1765,11 @@ def log_header(run, backends):
     if len(shards.paths) < shards.promised:
         state = "the others are being made" if shards.growing else "WARNING: no more will come"
         log.line(f"train_shards: {len(shards.paths)} of {shards.promised}: {state}")
-    machine = {"device": runtime.hardware, "cpus": os.cpu_count(), "world_size": runtime.world_size}
-    versions = {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": sys.version.split()[0],
-    }
     log.event("run", run_id=config.run_id, argv=sys.argv)
     log.event("config", **asdict(config))
-    log.event("hardware", **machine, **versions)
+    machine = {"device": runtime.hardware, "cpus": os.cpu_count(), "world_size": runtime.world_size}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    log.event("hardware", **machine, **versions, python=sys.version.split()[0])
 
 
 def run_to_the_end(config, runtime, log, found):
@@ -1792,16 +1778,9 @@ def run_to_the_end(config, runtime, log, found):
     with sdpa_kernel(list(backends), set_priority=True):
         run = Trainer(config, runtime, log)
         log_header(run, ",".join(backends.values()))
+        if found:
+            run.restore(*found)
         try:
-            if found:
-                path, state, changed = found
-                try:
-                    run.restore(state)
-                except Exception as error:
-                    raise RunError(
-                        f"RESUME={path}: of another script: {first_line(error)}"
-                    ) from error
-                log.line(f"resumed: step:{run.step} resumed_from:{path} {changed}", "checkpoint")
             run.train()
             problem = run.export_and_score(Path(__file__).stat().st_size)
         except HaltError as halt:
@@ -1821,8 +1800,7 @@ def execute(config, env, warnings):
     try:
         runtime.start(env)
         own = {"DATA_PATH": "", "TOKENIZER_PATH": "", "RUN_ID": ""}  # a machine's, a rank's own
-        parts = {f"the {part}": read_part(config, part) for part in DATA_PARTS}
-        runtime.require_equal(config.texts() | own | parts)
+        runtime.require_equal(config.texts() | own | read_data(config)[0])
         found = find_checkpoint(config) if runtime.rank == 0 else None
         run_id, found = runtime.broadcast((config.run_id, found))
         log = RunLog(run_id, runtime.rank == 0, found)

@@ -1,5 +1,5 @@
 """On CUDA a batch goes from a host slot over a device slot to the model, by streams that run on
-their own. Here the trainer's own Pipeline and DeviceRing work on a stand-in for CUDA, which does
+their own. Here the trainer's own Pipeline works on a stand-in for CUDA, which does
 what it is given late, in random orders that CUDA allows: no batch is ever wrong. Each of the waits
 that order the streams is needed. What is ready goes up at once, and waits for input are measured.
 """
