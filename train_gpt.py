@@ -384,7 +384,7 @@ class RunLog:
 def write_atomic(path, data, stall_seconds=60.0):
     """The file appears whole, or not at all and an older one stays. Returns what went wrong."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    slow = threading.Timer(stall_seconds, tell, [f"still writing {path}: is its disk gone?"])
+    slow = threading.Timer(stall_seconds, tell, [f"waiting for the disk: {path}", "stderr"])
     slow.daemon = True
     slow.start()
     try:
@@ -1608,20 +1608,16 @@ class Trainer:
         parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
         return state | {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
 
-    def restore(self, path, state, changed):
-        """Goes on from a snapshot; RunError where it is that of another script."""
-        try:
-            self.model.load_state_dict(state["model"])
-            for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
-                mine = {"param_groups": optimizer.state_dict()["param_groups"]}
-                optimizer.load_state_dict(saved | mine)  # rates and the like are this run's
-            for generator, random in zip(self.generators, state["random"], strict=False):
-                generator.set_state(random)
-            self.clock.total_ms, self.val_ms = state["train_ms"], state["val_ms"]
-            self.begin(state["step"], state["data_crc"])
-        except Exception as error:
-            raise RunError(f"RESUME={path}: of another script: {first_line(error)}") from error
-        self.log.line(f"resumed: step:{self.step} resumed_from:{path} {changed}", "checkpoint")
+    def restore(self, state):
+        """Goes on from a snapshot. Rates and the like are this run's."""
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
+            mine = {"param_groups": optimizer.state_dict()["param_groups"]}
+            optimizer.load_state_dict(saved | mine)
+        for generator, random in zip(self.generators, state["random"], strict=False):
+            generator.set_state(random)
+        self.clock.total_ms, self.val_ms = state["train_ms"], state["val_ms"]
+        self.begin(state["step"], state["data_crc"])
 
     def checkpoint(self):
         """A thread writes it: training does not wait for the disk."""
@@ -1635,7 +1631,8 @@ class Trainer:
     def save(self, state):
         """step_<n>.pt; the last CHECKPOINT_KEEP stay. True: it is on the disk."""
         path = Path("checkpoints", self.config.run_id, f"step_{state['step']:08d}.pt")
-        problem = self.write(path, torch_bytes(state))
+        finite = all(tensor.isfinite().all() for tensor in state["model"].values())
+        problem = self.write(path, torch_bytes(state)) if finite else "weights are not finite"
         if problem:
             self.log.line(f"warning: no checkpoint: {problem}")
             return False
@@ -1654,9 +1651,9 @@ class Trainer:
         self.step = self.exchange.taken
         saved = self.runtime.rank == 0 and self.save(self.final or self.snapshot())
         saved = self.runtime.broadcast(saved)  # the others wait for the disk, too
-        if isinstance(reason, str):
-            return 1, "nonfinite", f"{reason}: lower the learning rates"
         again = f": RUN_ID={self.config.run_id} RESUME=auto goes on" if saved else ""
+        if isinstance(reason, str):
+            return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
         return 128 + reason, "interrupted", f"interrupted after step {self.step}{again}"
 
     def export_and_score(self, code_bytes):
@@ -1710,7 +1707,9 @@ def find_checkpoint(config):
     for path in paths if config.resume else []:
         try:
             state = torch_load(path.read_bytes())
-            theirs = {name: str(value)[:4096] for name, value in state["settings"].items()}
+            theirs = state["settings"]
+            if not all(isinstance(value, str) for value in theirs.values()):
+                raise ValueError("its settings are not texts")
         except Exception as error:  # whatever a missing or a damaged file raises
             if config.resume != "auto":
                 raise RunError(f"RESUME={path}: no checkpoint: {first_line(error)}") from error
@@ -1724,6 +1723,13 @@ def find_checkpoint(config):
         bound = [change for name, change in changed.items() if name in BOUND.split()]
         if bound:
             raise RunError(f"RESUME={path}: of another configuration: {'; '.join(bound)}")
+        with torch.device("meta"):
+            expected = {
+                name: t.shape for name, t in GPT(config, torch.float32).state_dict().items()
+            }
+        found = {name: t.shape for name, t in state.get("model", {}).items()}
+        if found != expected or not {"adam", "muon", "step"} <= state.keys():
+            raise RunError(f"RESUME={path}: of another script: its tensors are not this model's")
         return path, state, "; ".join(changed.values())
     return None
 
@@ -1779,7 +1785,9 @@ def run_to_the_end(config, runtime, log, found):
         run = Trainer(config, runtime, log)
         log_header(run, ",".join(backends.values()))
         if found:
-            run.restore(*found)
+            path, state, changed = found
+            run.restore(state)
+            log.line(f"resumed: step:{run.step} resumed_from:{path} {changed}", "checkpoint")
         try:
             run.train()
             problem = run.export_and_score(Path(__file__).stat().st_size)
@@ -1815,12 +1823,12 @@ def execute(config, env, warnings):
     except Exception as error:  # that nobody foresaw, or another rank that has gone
         tell(traceback.format_exc(), "stderr")
         problem = f"{type(error).__name__}: {first_line(error)}"
-    if problem and (runtime.rank == 0 or not together):
-        alone = not together and not problem.startswith("rank")
-        complain(f"rank {runtime.rank}: {problem}" if alone else problem)
     if log:
         log.event("end", status=status, exit_code=code, error=problem)
         log.console(f"{status}: see {log.path}")
+    if problem and (runtime.rank == 0 or not together):  # last: it says how to go on
+        alone = not together and not problem.startswith("rank")
+        complain(f"rank {runtime.rank}: {problem}" if alone else problem)
     if together and dist.is_initialized():  # else others may sit in a collective: NCCL would wait
         dist.destroy_process_group()
     return code

@@ -111,6 +111,8 @@ def inject_into_the_system(fault: dict) -> None:
         return plain_open(path, *arguments, **options)
 
     def noting(number, handler):
+        if not callable(handler):
+            return listen(number, handler)
         return listen(number, lambda *arguments: [HEARD.append(number), handler(*arguments)])
 
     os.fsync, train_gpt.Runtime.start, signal.signal = faulty_fsync, faulty_start, noting

@@ -52,7 +52,8 @@ class Live:
     """A run of the trainer in `folder`, with a fault in it.
 
     ranks=0: one process without a process group; else as many, each told its rank as a launcher
-    does. restarts: torchrun starts them, and starts them again so often.
+    does. shell: a command of bash that starts it. restarts: torchrun starts them, and starts them
+    again so often.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Live:
         fault: dict | None = None,
         *,
         restarts: int | None = None,
+        shell: str = "",
         file_limit: int = 0,
         **settings: object,
     ) -> None:
@@ -70,6 +72,9 @@ class Live:
         self.since, self.took = time.monotonic(), 0.0  # the fault; seconds from it to the end
         self.launcher, self.pids, self.codes = None, [], {}
         fault = fault or {}
+        if shell:
+            self.launch(["bash", "-c", shell], INJECT=json.dumps(fault), **settings)
+            return
         if restarts is not None:
             self.launch(torchrun(ranks, restarts), INJECT=json.dumps(fault), **settings)
             return

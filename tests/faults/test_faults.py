@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import SMALL_MODEL, byte_data, write_split
 
-from faults.live import Live, assert_same_result
+from faults.live import DRIVER, Live, assert_same_result
 
 pytestmark = pytest.mark.timeout(400)
 slow = pytest.mark.slow
@@ -211,13 +213,60 @@ def test_a_signal_while_starved(tmp_path: Path, data: dict, reference: Live, end
     assert_same_result(again, reference, exact=False)
 
 
-@row("a second Ctrl-C while the checkpoint is written", "it is written to the end")
-def test_a_second_signal(tmp_path: Path, data: dict, ended: Ended) -> None:
-    fault = {"kind": "hold", "place": "fsync", "call": 1, "deaf": True}
+@row("the disk hangs in the last save", "a line after DATA_STALL_SECONDS; a 2nd Ctrl-C ends it")
+def test_a_second_ctrl_c(tmp_path: Path, data: dict, ended: Ended) -> None:
+    fault = {"kind": "hold", "place": "fsync", "call": 2, "deaf": True, "settled": True}
+    settings = data | {"ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0, "DATA_STALL_SECONDS": 1}
+    run = Live(tmp_path, 0, fault, **settings | {"CHECKPOINT_EVERY": 2, "CHECKPOINT_KEEP": 9})
+    run.until_held().send(signal.SIGTERM)
+    run.until(lambda: "waiting for the disk: checkpoints/r/step_00000004.pt" in run.err)
+    assert not run.poll(), "SIGTERM alone leaves it the time to write"
+    while not run.poll():  # as often as a person would
+        run.send(signal.SIGINT)
+        time.sleep(0.5)
+    assert run.end() == [-signal.SIGINT]
+    assert run.checkpoints() == [2], "what was whole is whole"
+    ended(run)
+
+
+@row("a slow disk at the last save", "all ranks wait for it; the last line says how to go on")
+def test_a_slow_disk_at_the_last_save(tmp_path: Path, data: dict, ended: Ended) -> None:
+    fault = {"kind": "slow", "place": "fsync", "call": 1, "seconds": 12}
     settings = data | {"ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0}
-    run = Live(tmp_path, 0, fault, **settings).until_line("step:3/").send(signal.SIGINT)
-    run.until_held().send(signal.SIGINT).send(signal.SIGTERM).go()
-    interrupted(run, signal.SIGINT, [130])
+    run = Live(tmp_path, 2, fault, **settings).until_line("step:3/").send(signal.SIGTERM)
+    saved = interrupted(run, signal.SIGTERM, [143, 143])
+    assert run.took > 12 and saved
+    assert run.err.splitlines()[-1].endswith("RUN_ID=r RESUME=auto goes on")
+    ended(run)
+
+
+@slow
+@row("SIGHUP under nohup", "the run goes on to its end")
+def test_a_terminal_that_closes_under_nohup(tmp_path: Path, data: dict, ended: Ended) -> None:
+    command = f"trap '' HUP; exec {sys.executable} {DRIVER}"
+    fault = {"kind": "hold", "place": "train", "call": 9}
+    run = Live(tmp_path, 0, fault, shell=command, **data).until_held().send(signal.SIGHUP)
+    run.go()
+    assert run.end() == [0] and run.status == ("finished", 0)
+    ended(run)
+
+
+CONSOLES = {"full": "/dev/full", "gone": "a pipe that nobody reads"}
+
+
+@pytest.mark.parametrize("console", CONSOLES)
+@row("stdout and stderr are ..", "the log goes on, the run finishes; exit 0")
+def test_a_console_that_takes_nothing(
+    tmp_path: Path, data: dict, reference: Live, ended: Ended, console: str
+) -> None:
+    exec_it = f"exec {sys.executable} {DRIVER}"
+    full = f"{exec_it} > /dev/full 2>&1"
+    command = full if console == "full" else f"{{ {exec_it}; }} 2>&1 | head -3"
+    run = Live(tmp_path, 0, shell=f"set -o pipefail; {command}", **data)
+    assert run.end() == [0]
+    assert run.status == ("finished", 0)
+    assert "final_int8_zlib_roundtrip_exact" in run.log
+    assert_same_result(run, reference, exact=True)
     ended(run)
 
 
