@@ -1687,7 +1687,9 @@ class Trainer:
             f"{tag}_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}{partial}",
             event="score",
         )
-        problems.append("" if math.isfinite(loss) else f"the score is {loss}")
+        if not math.isfinite(loss):
+            problems.append(f"the score is {loss}: lower the learning rates")
+            self.final = None  # no state to go on from
         return "; ".join(filter(None, problems))
 
 
@@ -1796,7 +1798,7 @@ def run_to_the_end(config, runtime, log, found):
     if run.writer.is_alive():
         run.writer.join()
     problem = runtime.broadcast(problem)  # rank 0's, and the others wait for its disk
-    if problem and runtime.rank == 0:
+    if problem and runtime.rank == 0 and run.final:
         run.save(run.final)
     return (1, "failed", problem) if problem else (0, "finished", "")
 
