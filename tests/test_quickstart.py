@@ -487,6 +487,7 @@ def test_the_real_trainer_gets_to_bits_per_byte(tmp_path: Path, checkout: Path) 
             "VAL_TOKENS": "4096",
             "DEVICE": "cpu",
             "HOME": str(tmp_path),
+            "OMP_NUM_THREADS": "1",
         },
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

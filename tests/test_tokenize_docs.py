@@ -580,10 +580,15 @@ def test_shards_of_others_are_not_touched(tmp_path: Path, documents: Path) -> No
 # === MEMORY =======================================================================================
 
 
-def test_the_number_of_blocks_in_flight_is_bounded(documents: Path, exported: Path) -> None:
+@pytest.mark.parametrize("large, bound", [(False, 4), (True, 1)])
+def test_the_number_of_blocks_in_flight_is_bounded(
+    documents: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, large: bool, bound: int
+) -> None:
     """The consumer is slow: what is read ahead stays at two blocks a thread,
-    however long the input."""
+    however long the input; of the largest documents at one."""
     block = next(tokenize_docs.Source((str(documents),), 1).blocks())
+    if large:
+        monkeypatch.setattr(tokenize_docs, "MAX_DOCUMENT_BYTES", block.size())
     read = 0
 
     def endless() -> Iterator[tokenize_docs.Block]:
@@ -596,7 +601,7 @@ def test_the_number_of_blocks_in_flight_is_bounded(documents: Path, exported: Pa
     results = tokenize_docs.encode_in_order(endless(), tokenizer, workers=2)
     for consumed in range(20):
         next(results)
-        assert read - consumed <= 4
+        assert read - consumed <= bound
     results.close()
 
 
