@@ -1,5 +1,5 @@
-"""Reads training logs of the parameter-golf family:
-one Run record a run, and in words what could not be read.
+"""Reads training logs of the parameter-golf family: a Run for each run, and in words what could
+not be read.
 
     from read_log import read_logs
     logs = read_logs(["logs/", "train_seed42.log"])
@@ -7,14 +7,12 @@ one Run record a run, and in words what could not be read.
     for problem in logs.problems: print(problem)
 
 Understood: our <RUN_ID>.jsonl, and text logs of the challenge's script and its descendants: lines
-of `key:value` or `key: value` or `key=value`, times in ms, s or m, something in front of each line
-(a time, [rank0]:, a level), the script's text at the start or in the middle, several runs behind
-each other, a log that ends anywhere. A damaged file raises nothing. The text of the script is no
-log: its lines are left out, its length and SHA-256 are kept. Nothing that a log contains is ever
-executed. At most `max_bytes` of a file are read: of a larger one the first and the last half.
+of `key:value`, `key: value` or `key=value`, times in ms, s or m, something in front of each line
+(a time, [rank0]:, a level), the script's text anywhere, several runs behind each other, a log that
+ends anywhere. A damaged file raises nothing, and nothing that it contains is executed. At most
+`max_bytes` of a file are read: of a larger one the first and the last half.
 """
 
-import bisect
 import hashlib
 import json
 import math
@@ -22,24 +20,51 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 << 20  # read of one file
-MAX_EVENT, MAX_LINE = 1 << 16, 1 << 12  # bytes of one JSON line, of any other
+MAX_EVENT, MAX_LINE = 1 << 16, 1 << 12  # characters of one JSON line, of any other
 MAX_HEADER = 20_000  # lines looked at for settings
-MAX_RULES = 8  # rules of ==== looked at inside one script
-MAX_POINTS = 200_000  # training lines kept of one run; of more, every second one is left out
 MAX_PROBLEMS = 20  # named of one file; the others are counted
-# Settings of a run, characters of a value, results of a run.
-MAX_SETTINGS, MAX_VALUE, MAX_SCORES = 500, 400, 200
+MAX_SETTINGS, MAX_VALUE, MAX_SCORES = 500, 400, 500  # of one run; MAX_VALUE: characters
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
-# Of the published shards: what epochs are estimated from where a log does not say.
-SHARD_TOKENS = 100_000_000
-KINDS = ("pre_quant", "roundtrip", "sliding", "ttt", "other")
-SCORED = ("ttt", "sliding", "roundtrip")  # results of the decoded artifact, the latest stage first
+SHARD_TOKENS = 100_000_000  # of the published shards: epochs are estimated where a log says none
+# A last evaluation has failed that is this much worse than the one before it; adaptation at test
+# time is there to make it better.
+FAILED, TTT_FAILED = 1.1, 1.001
+
+# What a result is, by the first pattern that is found in what the log calls it. What stands in
+# front of the others never counts as a result that is submitted.
+NAMES = (
+    (
+        "progress",
+        r"chunk|progress|batch|running|windows|cumul|\d\s*/\s*\d|\d\s?%|^\W*(step|iter|epoch)",
+    ),
+    (
+        "diagnostic",
+        r"delta|gain|diff|gap|improv|chang|reduc|penalt|std|target|sota|baseline|record\b|leader|"
+        r"thresh|best.so.far|expect|probe|debug|train.?bpb|calib|mean|average|"
+        r"(pre|before|without|no)[-_ ]?(ttt|slot|adapt)|^\W*(#|//|-{2})",
+    ),
+    ("pre_quant", r"pre[-_ ]?(quant|gptq|export)|un-?quant|full.?prec|(fp|bf|float)_?(16|32)\b"),
+    (
+        "pre_quant",
+        r"^(?!.*(round_?trip|quantized|post.?quant|int\d))(.*[\W_])?(post[-_ ]?)?"
+        r"(ema|swa|lawa|raw)\b",
+    ),
+    ("pre_quant", r"post_ema"),
+    ("diagnostic", r"diag"),
+    ("ttt", r"ttt|test.?time"),
+    ("sliding", r"slid|stride|(^|[\W_])sw([\W_\d]|$)"),
+    ("roundtrip", r"round_?trip|quant|int\d|zlib|zstd|lzma|brotli|decoded|artifact"),
+    ("other", r""),
+)
+KINDS = ("pre_quant", "diagnostic", "roundtrip", "sliding", "ttt", "other")
+SUBMITTED = ("roundtrip", "sliding", "ttt", "other")
+_NAMES = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in NAMES)
 
 
 @dataclass(slots=True)
@@ -80,8 +105,6 @@ class Score:
     eval_ms: float | None = None
     digits: int | None = None  # decimals of val_bpb as printed; None: full precision
     loss_digits: int | None = None
-    # Other tags under which the log repeats this very result.
-    aliases: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -90,8 +113,7 @@ class Sizes:
 
     model: int | None = None  # the raw model
     code: int | None = None  # the script as it is
-    # The script as compressed for the artifact, where a log knows both.
-    packed_code: int | None = None
+    packed_code: int | None = None  # as compressed for the artifact, where a log knows both
     artifact: int | None = None  # the compressed model
     total: int | None = None  # what is held against the cap
     codec: str | None = None  # such as int8+zlib
@@ -100,10 +122,8 @@ class Sizes:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Milliseconds a step.
-
-    Percentiles and maximum are of the means between two training lines, weighted by steps.
-    """
+    """Milliseconds a step. Percentiles and maximum are of the means between two training lines,
+    weighted by steps."""
 
     mean: float | None = None
     p50: float | None = None
@@ -118,13 +138,11 @@ class Run:
 
     path: str
     number: int = 1  # of the runs in its file, from 1
-    first_line: int = 1
     run_id: str | None = None
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)  # settings: lower-case name, typed value
     versions: dict[str, str] = field(default_factory=dict)  # python, torch, cuda, driver, nccl
-    # Device (its name), gpus (seen), cpus, platform.
-    hardware: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)  # device (its name), gpus (seen), cpus
     world_size: int | None = None
     grad_accum_steps: int | None = None  # in effect
     model_params: int | None = None
@@ -149,10 +167,9 @@ class Run:
     source_sha256: str | None = None
     resumed_at: list[int] = field(default_factory=list)  # first step of each continuation
     partial_val: bool = False  # scored on a part of the validation split
-    status: str = "unfinished"  # finished, failed, interrupted, unfinished
+    status: str = "unfinished"  # finished, failed, interrupted, nonfinite, unfinished
     error: str | None = None
     warnings: list[str] = field(default_factory=list)
-    partner: str | None = None  # the other file of the same run, merged into this record
 
     @property
     def name(self) -> str:
@@ -165,71 +182,41 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max(
-            [
-                0,
-                self.stop_step or 0,
-                *(line.step for line in (*self.steps[-1:], *self.validations[-1:])),
-            ]
-        )
+        lines = (*self.steps[-1:], *self.validations[-1:])
+        return max([0, self.stop_step or 0, *(line.step for line in lines)])
 
     @property
     def iterations(self) -> int | None:
-        stated = [
-            line.iterations
-            for line in (*self.steps[-1:], *self.validations[-1:])
-            if line.iterations is not None
-        ]
+        lines = (*self.steps[-1:], *self.validations[-1:])
+        stated = [line.iterations for line in lines if line.iterations is not None]
         return stated[0] if stated else _whole(self.config.get("iterations"))
 
     @property
     def final_validation(self) -> Validation | None:
-        return next(
-            (
-                v
-                for v in reversed(self.validations)
-                if v.val_loss is not None or v.val_bpb is not None
-            ),
-            None,
-        )
+        told = (v for v in reversed(self.validations) if (v.val_loss, v.val_bpb) != (None, None))
+        return next(told, None)
 
     @property
     def headline(self) -> Score | None:
-        """The result to be submitted:
-        the lowest of the decoded artifact's, plain, with sliding windows or TTT.
-        """
-        found = [
-            score for kind in SCORED if (score := self.score(kind)) and score.val_bpb is not None
-        ]
-        return min(
-            found,
-            key=lambda score: math.inf if math.isnan(score.val_bpb) else score.val_bpb,
-            default=None,
-        )
+        """The result that is submitted: the last one of the decoded artifact, unless that
+        evaluation has failed and an earlier one has not."""
+        found = [score for score in self.scores if score.kind in SUBMITTED]
+        finite = [score for score in found if math.isfinite(score.val_bpb)]
+        while len(finite) > 1:
+            bound = TTT_FAILED if finite[-1].kind == "ttt" else FAILED
+            if finite[-1].val_bpb <= bound * finite[-2].val_bpb:
+                break
+            finite.pop()
+        return finite[-1] if finite else found[-1] if found else None
 
     def score(self, kind: str) -> Score | None:
-        """The last result of a kind.
-
-        Without one of its own, pre_quant is the validation of the last step.
-        """
+        """The last result of a kind; of "pre_quant" else the validation of the last step."""
         found = next((score for score in reversed(self.scores) if score.kind == kind), None)
         last = self.final_validation
-        if (
-            found is None
-            and kind == "pre_quant"
-            and last is not None
-            and last.step == self.last_step > 0
-        ):
-            return Score(
-                "pre_quant",
-                "validation",
-                last.val_loss,
-                last.val_bpb,
-                last.val_ms,
-                last.digits,
-                last.digits,
-            )
-        return found
+        if found or kind != "pre_quant" or last is None or not last.step == self.last_step > 0:
+            return found
+        figures = (last.val_loss, last.val_bpb, last.val_ms, last.digits, last.digits)
+        return Score("pre_quant", "validation", *figures)
 
     def step_times(self) -> StepTimes:
         """From the times of the training lines: of a mean alone no stall can be seen."""
@@ -246,13 +233,9 @@ class Run:
         mean = ms / last if last else None
         if not parts:
             return StepTimes(mean)
-        return StepTimes(
-            mean,
-            _weighted(parts, 0.5),
-            _weighted(parts, 0.99),
-            parts[-1][0],
-            max(n for _, n in parts),
-        )
+        each = [pace for pace, count in parts for _ in range(count)]
+        middle, late = each[math.ceil(0.5 * len(each)) - 1], each[math.ceil(0.99 * len(each)) - 1]
+        return StepTimes(mean, middle, late, each[-1], max(count for _, count in parts))
 
     def tokens(self) -> int | None:
         """Tokens trained on: stated, else steps times tokens a step."""
@@ -262,9 +245,7 @@ class Run:
         return self.last_step * batch
 
     def epochs_seen(self) -> float | None:
-        """Passes over the training shards:
-        stated, else estimated for published shards (100,000,000 tokens each).
-        """
+        """Passes over the training shards: stated, else estimated for the published shards."""
         tokens = self.tokens()
         if self.epochs is not None or tokens is None or not self.train_shards:
             return self.epochs
@@ -278,14 +259,8 @@ class Run:
 
     @property
     def empty(self) -> bool:
-        return not (
-            self.steps
-            or self.validations
-            or self.scores
-            or self.sizes.stated
-            or self.error
-            or self.status != "unfinished"
-        )
+        told = self.steps or self.validations or self.scores or self.sizes.stated or self.error
+        return not told and self.status == "unfinished"
 
 
 @dataclass
@@ -300,113 +275,30 @@ class LogFile:
 
 @dataclass
 class Logs:
-    """Several files: their runs (a .txt and a .jsonl of one run are one), and the problems,
-    each with its file.
-    """
+    """Several files, all their runs, and the problems, each with its file."""
 
     files: list[LogFile] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-# A time, a rank or a level in front of a line.
-PREFIX = (
-    r"(?:(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|"
-    r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d{9,11}\.\d+\]?|"
-    r"\[\s*\d+(?:\.\d+)?s?\]|\d+\.\d+s?\s*(?=\|)|"
-    r"\[?(?:rank|default|worker|node)[ _]?\d+\]?(?=[:\]| ])|"
-    r"\[(?:modal|local)\]|\[?(?:INFO|DEBUG)\]?(?=[:\]| -]))"
-    r"[ \t]*[:|-]?[ \t]?)+"
-)
-AT_PREFIX = re.compile(PREFIX)
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# Where the script's text may begin, and the lines that begin a log where no rule ends that text.
-SOURCE_START = re.compile(
-    rb"^(?:import [\w.]+(?: as \w+)?(?:, [\w., ]+)?\s*(?:#[^\n]*)?$|from [\w.]+ import [\w(]|#!/|"
-    rb"[rR]?\"\"\"|[rR]?'''|(?P<inside>(?:def|class) \w+[(:]))",
-    re.MULTILINE,
-)
-SOURCE_END = re.compile(
-    rb"^(?:={20,}[ \t]*$|logs/[^\n]{1,300}\.txt[ \t]*$|val_bpb:enabled |Running Python |"
-    rb"Hyperparameters:[ \t]*$|\{\"event\": )",
-    re.MULTILINE,
-)
-DEFINITION = re.compile(rb"^(?:def|class) \w", re.MULTILINE)
-LINE = re.compile(rb"[^\n]{4,}")  # shorter ones say nothing
-RULE = re.compile(r"={20,}\s*$")
-
-NUMBER = r"-?(?:\d[\d,]{0,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
-# Names and gaps are bounded, so that no line takes more time than its length.
-PAIR = re.compile(
-    r"(?<![\w/.])([A-Za-z_][\w/.]{0,60})[ \t]{0,20}[:=][ \t]{0,20}"
-    rf"({NUMBER})(ms|min|m|s|h|%)?(?![\w.])"
-)
-STEP = re.compile(
-    r"(?:step|iter|iteration)\s*[:= ]\s*(\d{1,12})(?:\s*/\s*(\d{1,12}))?(?![\w.])(.*)"
-)
-BARE_STEP = re.compile(r"(\d{1,12})/(\d{1,12})\s+((?:train_|val_)?loss\s*[:=].*)")
-CRC = re.compile(r"\bdata_crc:([0-9a-f]{8})\b")
-BYTES = re.compile(
-    r"(Serialized model|Code size|Total submission size|Total submission|Raw model|artifact_bytes|"
-    r"[\w.+-]{1,40} model)(?: ?\(?([\w+.-]{1,40})\)?)?\s*:\s*(\d[\d,]{0,20})(?: bytes)?(?![\w.])"
-)
-STOP = re.compile(r"stopping_early\s*:\s*(\S+)")
-WORDS = re.compile(r"[a-z_]\w*[:=]\S+(?:\s+[a-z_]\w*[:=]\S+)*\s*$")
-SETTING = re.compile(r"([a-z_]\w*):(?:\s+(.*?))?\s*$")
-GPU = re.compile(r"\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce|Quadro|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|")
-DRIVER = re.compile(r"NVIDIA-SMI.*Driver Version:\s*([\d.]+)\s+CUDA Version:\s*([\d.]+)")
-VERSION = re.compile(r"(?:Running )?(Python|PyTorch)[: ]+(\d[\w.+]*)")
-RAISED = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*))?$")
-# A cheap look at a line before the dear ones:
-# lines without any of these words say nothing that is kept.
-TELLING = re.compile(
-    r"loss|bpb|step:|bytes|size|Running |NVIDIA|PyTorch|NCCL version|stopping|time|peak memory|"
-    r"tokens|epochs|shards|seed|_|:|logs/|Traceback|Error|Exception|Interrupt|input"
-)
-NOT_SETTINGS = {
-    "step",
-    "warmup_step",
-    "loop_warmup_step",
-    "error",
-    "warning",
-    "logs",
-    "peak",
-    "input",
-    "val_bpb",
-    "val_progress",
-    "timing_breakdown",
-    "train_io",
-    "val_io",
-    "train_loader",
-    "val_loader",
-    "shards",
-    "sdp_backends",
-    "trace",
-    "overlappable",
-    "data_verify",
-}
-TIME_MS = {"ms": 1.0, None: 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6}
-
-
 def read_logs(paths: Iterable[str | os.PathLike[str]], *, max_bytes: int = MAX_BYTES) -> Logs:
-    """Files, and folders of .txt, .log, .jsonl files (not deeper);
-    a .txt and a .jsonl of one run become one record.
-    """
-    result, seen, by_stem = Logs(), set(), {}
+    """Files, and folders of .txt, .log, .jsonl files (not deeper). Of a run's .jsonl and .txt, the
+    .txt adds what only it says: the script, sizes, tokens."""
+    result, seen = Logs(), {}
     for path in _expand(paths, result.problems):
         real = os.path.realpath(path)
         if real in seen:
             result.problems.append(f"{path}: named twice: read once")
             continue
-        seen.add(real)
-        log = read_log(path, max_bytes=max_bytes)
+        log = seen[real] = read_log(path, max_bytes=max_bytes)
         result.files.append(log)
         result.problems += [f"{path}: {problem}" for problem in log.problems]
-        partner = by_stem.get(os.path.splitext(real)[0])
-        if partner and _same_run(partner, log):
-            merge(partner.runs[0], log.runs[0])
+        twin = seen.get(os.path.splitext(real)[0] + ".jsonl")
+        pair = [*twin.runs, *log.runs] if twin and twin is not log else []
+        if len(pair) == 2 and pair[0].seed == pair[1].seed:
+            merge(*pair)
         else:
-            by_stem[os.path.splitext(real)[0]] = log
             result.runs += log.runs
     return result
 
@@ -415,68 +307,28 @@ def read_log(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Log
     """One file. Never raises for what the file is or contains: LogFile.problems says it."""
     log = LogFile(os.fspath(path))
     try:
-        data, gap, log.bytes = _load(Path(path), max_bytes)
+        data, log.bytes = _load(Path(path), max_bytes)
     except (OSError, ValueError) as error:
         log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         return log
     if data[:2] == b"\x1f\x8b" or data[:4] in (b"PK\x03\x04", b"\x89PNG"):
-        log.problems.append("not a text file (compressed, or an image)")
+        log.problems.append("not a text file (compressed, or an image): name the log itself")
         return log
-    if gap:
-        log.problems.append(
-            f"{log.bytes:,} bytes: only the first and the last {max_bytes // 2:,} were read"
-        )
+    if log.bytes > max_bytes:
+        half = max_bytes // 2
+        log.problems.append(f"{log.bytes:,} bytes: only the first and the last {half:,} were read")
     reader = _Reader(log)
     reader.feed(_as_utf8(data))
     reader.finish()
     return log
 
 
-def merge(run: Run, other: Run) -> None:
-    """Fills `run` with what only `other`, another log of the same run, says;
-    events are more exact than text.
-    """
-    exact, coarse = (run, other) if run.path.endswith(".jsonl") else (other, run)
-    _fill(run, exact, coarse)
-    run.partner = other.path
+def score_kind(name: str) -> str:
+    """What a log calls a result: one of KINDS, or progress."""
+    return next(kind for kind, pattern in _NAMES if pattern.search(name))
 
 
-def _fill(run: Run, exact: Run, coarse: Run) -> None:
-    """Makes `run`, one of the two, say what `exact` says,
-    and where that is silent what `coarse` says.
-    """
-    for name in ("config", "versions", "hardware"):
-        setattr(run, name, {**getattr(coarse, name), **getattr(exact, name)})
-    for name in Run.__dataclass_fields__:
-        best, rest = getattr(exact, name), getattr(coarse, name)
-        if name in ("config", "versions", "hardware", "path", "number", "first_line", "partner"):
-            continue
-        if name == "sizes":
-            best = Sizes(*map(_either, astuple(best), astuple(rest)))
-        elif name == "status":
-            best = rest if best == "unfinished" else best
-        elif name == "partial_val":
-            best = best or rest
-        setattr(run, name, _either(best, rest))
-
-
-def _either(best: Any, rest: Any) -> Any:
-    return rest if best is None or best == [] else best
-
-
-def score_kind(tag: str) -> str:
-    """One of KINDS, from what a log calls a result."""
-    tag = tag.lower()
-    if "ttt" in tag:
-        return "ttt"
-    if "sliding" in tag or re.search(r"(?:^|_)sw(?:_|$|\d)", tag):
-        return "sliding"
-    if (
-        re.search(r"pre[-_ ]?quant|post[-_ ]?ema|(?:^|[_ ])(?:ema|swa|lawa)(?:[_ ]|$)", tag)
-        and "roundtrip" not in tag
-    ):
-        return "pre_quant"
-    return "roundtrip" if re.search(r"round_?trip|quantized|(?:^|_)int\d", tag) else "other"
+# --- files ---
 
 
 def _expand(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Iterator[str]:
@@ -486,122 +338,103 @@ def _expand(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Ite
             yield os.fspath(given)
             continue
         found = sorted(
-            os.fspath(p)
-            for p in path.iterdir()
-            if p.suffix in LOG_SUFFIXES
-            and p.name not in ("requirements.txt", "README.txt")
-            and p.is_file()
+            os.fspath(one)
+            for one in path.iterdir()
+            if one.suffix in LOG_SUFFIXES
+            and one.name not in ("requirements.txt", "README.txt")
+            and one.is_file()
         )
         if not found:
-            problems.append(f"{path}: a folder without .txt, .log or .jsonl files")
+            problems.append(f"{path}: a folder without .txt, .log or .jsonl files: name the logs")
         yield from found
 
 
-def _load(path: Path, max_bytes: int) -> tuple[bytes, bool, int]:
-    """The file's bytes, whether some in the middle were left out, its size.
-
-    A pipe or a device is refused unopened.
-    """
+def _load(path: Path, max_bytes: int) -> tuple[bytes, int]:
+    """The file's bytes, of a large one both ends, and its size. A pipe is refused unopened."""
     about = path.stat()
     if not stat.S_ISREG(about.st_mode):
         raise ValueError("not a file")
     with open(path, "rb") as file:
         if about.st_size <= max_bytes:
-            return file.read(max_bytes), False, about.st_size
+            return file.read(max_bytes), about.st_size
         half = max_bytes // 2
         head = file.read(half)
         file.seek(-half, os.SEEK_END)
         tail = file.read(half)
-    return head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :], True, about.st_size
+    return head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :], about.st_size
 
 
 def _as_utf8(data: bytes) -> bytes:
-    """Without a byte-order mark;
-    UTF-16 (what some shells redirect into) and carriage returns made plain.
-    """
+    """Without a byte-order mark; UTF-16 (of some shells) and carriage returns made plain."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
     data = data.removeprefix(b"\xef\xbb\xbf")
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
 
 
-def _source_regions(data: bytes) -> Iterator[tuple[int, int, bool]]:
-    """(begin, end, whole) of each script's text.
+# --- the script's text inside a log ---
 
-    Whole: it has its beginning, and a rule follows it.
-    """
-    ends, definitions = (
-        [found.start() for found in pattern.finditer(data)] for pattern in (SOURCE_END, DEFINITION)
-    )
-    at = 0
-    while start := SOURCE_START.search(data, at):
-        begin, place = start.start(), bisect.bisect(ends, start.start())
-        end = next(
-            (
-                one
-                for one in ends[place : place + MAX_RULES]
-                if _ends_script(data, begin, one, definitions)
-            ),
-            None,
-        )
-        stop = len(data) if end is None else end
-        if not _defines(definitions, begin, stop) and not _is_rule(data, end):
+SCRIPT_START = re.compile(
+    rb"^(?:import [\w.]+(?: as \w+)?(?:, ?[\w., ]+)?\s*(?:#[^\n]*)?$|from [\w.]+ import [\w(]|#!/|"
+    rb"[rR]?\"\"\"|[rR]?'''|(?P<inside>(?:def|class) \w+[(:]))",
+    re.MULTILINE,
+)
+# A rule of ====, or the first lines of a log.
+SCRIPT_END = re.compile(
+    rb"^(?:={20,}[ \t]*$|logs/[^\n]{1,300}\.txt[ \t]*$|val_bpb:enabled |Running Python |"
+    rb"Hyperparameters:[ \t]*$|\{\"event\": )",
+    re.MULTILINE,
+)
+DEFINITION = re.compile(rb"^(?:def|class) \w", re.MULTILINE)
+MAX_TRIES = 50  # starts and ends of scripts looked at in one log
+
+
+def scripts(data: bytes) -> Iterator[tuple[int, int, bool]]:
+    """(begin, end, whole) of each script's text in a log; whole: with its beginning, and a rule
+    behind it. Printing added one line end to the script's own."""
+    at, tries = 0, 0
+    while tries < MAX_TRIES and (start := SCRIPT_START.search(data, at)):
+        tries += 1
+        begin, end = start.start(), len(data)
+        for found, _ in zip(SCRIPT_END.finditer(data, begin), range(MAX_TRIES), strict=False):
+            if _ends_script(data, begin, found):
+                end = found.start()
+                break
+        rule = data[end : end + 1] == b"="
+        if not rule and not DEFINITION.search(data, begin, end):
             at = start.end()
             continue
-        yield _leading_comments(data, at, begin), stop, _is_rule(data, end) and not start["inside"]
-        at = stop
+        yield _leading_lines(data, at, begin), end, rule and not start["inside"]
+        at = end
 
 
-def _is_rule(data: bytes, at: int | None) -> bool:
-    return at is not None and data[at : at + 1] == b"="
+def embedded_source(data: bytes) -> bytes | None:
+    """The text of the script that a log holds, exactly; None: it holds none that is whole."""
+    spans = (data[begin:end].removesuffix(b"\n") for begin, end, whole in scripts(data) if whole)
+    return next(spans, None)
 
 
-def _defines(definitions: list[int], begin: int, end: int) -> bool:
-    place = bisect.bisect_left(definitions, begin)
-    return place < len(definitions) and definitions[place] < end
+def _ends_script(data: bytes, begin: int, end: re.Match[bytes]) -> bool:
+    """A rule inside a script (in its docstring) is followed by more of it, the one behind it by
+    versions."""
+    if end[0][:1] != b"=":
+        return DEFINITION.search(data, begin, end.start()) is not None
+    behind = data[end.end() + 1 : end.end() + 400]
+    return b"Running Py" in behind or not SCRIPT_START.search(behind)
 
 
-def _ends_script(data: bytes, begin: int, end: int, definitions: list[int]) -> bool:
-    """A rule inside a script (in its docstring) is followed by more of it;
-    the one behind it by versions.
-    """
-    if not _is_rule(data, end) or _defines(definitions, begin, end):
-        return True
-    behind = data.find(b"\n", end) + 1
-    versions = data.find(b"Running Py", behind, behind + 400) >= 0
-    return versions or not SOURCE_START.search(data, behind, behind + 400)
-
-
-def _leading_comments(data: bytes, floor: int, begin: int) -> int:
-    """Where the comments and empty lines in front of `begin` start: they belong to the script."""
+def _leading_lines(data: bytes, floor: int, begin: int) -> int:
+    """Where the comments, strings and empty lines in front of `begin` start."""
     while begin > floor:
         previous = data.rfind(b"\n", floor, begin - 1) + 1 or floor
         line = data[previous:begin].strip()
-        if line and not line.startswith(b"#"):
+        if line and line[:1] not in b"#\"'":
             break
         begin = previous
     return begin
 
 
-def _same_run(first: LogFile, second: LogFile) -> bool:
-    a, b = first.runs, second.runs
-    return (
-        len(a) == len(b) == 1
-        and {Path(first.path).suffix, Path(second.path).suffix} == {".txt", ".jsonl"}
-        and (a[0].seed == b[0].seed or None in (a[0].seed, b[0].seed))
-    )
-
-
-def _weighted(parts: list[tuple[float, int]], share: float) -> float:
-    """The smallest value that `share` of the steps do not exceed;
-    `parts` are (value, steps), sorted.
-    """
-    wanted, seen = share * sum(n for _, n in parts), 0
-    for value, count in parts:
-        seen += count
-        if seen >= wanted:
-            return value
-    return parts[-1][0]
+# --- values ---
 
 
 def _number(value: object) -> float | None:
@@ -644,66 +477,130 @@ def _event_digits(value: object) -> int | None:
     return count if 0 < count <= 8 else None
 
 
+# --- lines ---
+
+# A time, a rank or a level in front of a line.
+PREFIX = re.compile(
+    r"(?:(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|"
+    r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d{9,11}\.\d+\]?|"
+    r"\[\s*\d+(?:\.\d+)?s?\]|\d+\.\d+s?\s*(?=\|)|"
+    r"\[?(?:rank|default|worker|node)[ _]?\d+\]?(?=[:\]| ])|"
+    r"\[(?:modal|local)\]|\[?(?:INFO|DEBUG)\]?(?=[:\]| -]))"
+    r"[ \t]*[:|-]?[ \t]?)+"
+)
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+NUMBER = r"-?(?:\d[\d,]{0,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
+# Names and gaps are bounded, so that no line takes more time than its length.
+PAIR = re.compile(
+    r"(?<![\w/.])([A-Za-z_][\w/.]{0,60})[ \t]{0,20}[:=][ \t]{0,20}"
+    rf"({NUMBER})(ms|min|m|s|h|%)?(?![\w.])"
+)
+# The name, the number and, where an arrow follows, the number behind it.
+BPB = re.compile(
+    r"(?<![\w/.-])([\w/.-]{0,60}?(?:bpb|bits[ _]?per[ _]?byte))[\"']?(?:[ \t]?\([^()]{0,40}\))?"
+    rf"[ \t]{{0,20}}(?:[:=][ \t]{{0,20}}|(?=\d\.\d{{3}}))({NUMBER})"
+    rf"(?:[ \t]?(?:->|→|=>)[ \t]?({NUMBER}))?(?![\w.]|\.\d)",
+    re.IGNORECASE,
+)
+LOSS = re.compile(rf"(?<![a-zA-Z])(?:val_?|test_)?loss[ \t]{{0,20}}[:=][ \t]{{0,20}}({NUMBER})")
+STEP = re.compile(
+    r"\[?(?:step|iter|iteration)\s*[:= ]\s*(\d{1,12})(?:\s*/\s*(\d{1,12}))?(?![\w.])(.*)",
+    re.IGNORECASE,
+)
+BARE_STEP = re.compile(r"(\d{1,12})/(\d{1,12})\s+((?:train_|val_)?loss\s*[:=].*)")
+CRC = re.compile(r"\bdata_crc:([0-9a-f]{8})\b")
+BYTES = re.compile(
+    r"(Serialized model|Code size|Total submission size|Total submission|Raw model|artifact_bytes|"
+    r"budget|[\w.+-]{1,40} model)(?: ?\(?([\w+.-]{1,40})\)?)?\s*:\s*(\d[\d,]{0,20})(?: bytes)?"
+    r"(?![\w.])"
+)
+STOP = re.compile(r"(?:stopping_early|early_?stop\w*)\s*[:=]\s*(\S+)")
+WORDS = re.compile(r"[a-z_]\w*[:=]\S+(?:\s+[a-z_]\w*[:=]\S+)*\s*$")
+SETTING = re.compile(r"([a-z_]\w*):(?:\s+(.*?))?\s*$")
+GPU = re.compile(r"\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce|Quadro|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|")
+DRIVER = re.compile(r"NVIDIA-SMI.*Driver Version:\s*([\d.]+)\s+CUDA Version:\s*([\d.]+)")
+VERSION = re.compile(r"(?:Running )?(Python|PyTorch)[: ]+(\d[\w.+]*)")
+RAISED = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*))?$")
+LINE = re.compile(rb"[^\n]{4,}")  # shorter ones say nothing
+RULE = re.compile(r"={20,}\s*$")
+TIME_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6}
+# Names of lines, not of settings.
+NOT_SETTINGS = re.compile(
+    r"(?:\w+_)?warmup_step|step|error|warning|logs|peak|input|val_bpb|val_progress|https?|trace|"
+    r"timing_breakdown|(?:train|val)_(?:io|loader)|shards|sdp_backends|overlappable|data_verify"
+)
+VERSIONS = ("torch", "cuda", "python", "nccl", "driver")  # of the event `hardware`
+HARDWARE = ("device", "cpus", "platform", "gpus")
+INPUT = {  # a run's field: its name in the event `input`
+    "train_time_ms": "timing_train_loop_ms",
+    "val_total_ms": "timing_val_total_ms",
+    "epochs": "epochs",
+    "input_wait_percent": "share_percent",
+}
+NUMBERS = ("world_size", "grad_accum_steps", "model_params", "train_shards", "val_tokens", "seed")
+
+
+def _time_ms(pairs: dict[str, tuple[str, str]], *names: str) -> float | None:
+    """The first of `names` in milliseconds, whatever its unit."""
+    for name in names:
+        if name in pairs and pairs[name][1] != "%":
+            value = _number(pairs[name][0])
+            return None if value is None else value * TIME_MS[pairs[name][1]]
+    return None
+
+
+def _pairs(text: str) -> dict[str, tuple[str, str]]:
+    return {name: (value, unit) for name, value, unit in PAIR.findall(text)}
+
+
 class _Reader:
     """A file's lines into its runs, one line at a time."""
 
     def __init__(self, log: LogFile) -> None:
         self.log, self.run, self.opened = log, Run(log.path), set()
-        self.data, self.position, self.counted = b"", 0, (0, 1)
-        self.problem_count, self.broken_lines = 0, 0
-        self.previous, self.mode, self.traceback = "", None, False
+        self.data, self.position = b"", 0
+        self.problem_count, self.broken_lines, self.header_lines = 0, 0, 0
+        self.previous, self.mode = "", ""
+        self.traceback = False
         self.in_block = False  # the indented settings under `Hyperparameters:`
-        self.header_lines = 0
 
     def feed(self, data: bytes) -> None:
         self.data, at = data, 0
-        for begin, end, whole in _source_regions(data):
-            self.lines(data, at, begin)
-            self.source(data, begin, end, whole)
+        for begin, end, whole in scripts(data):
+            self.lines(at, begin)
+            self.script(begin, end, whole)
             at = end
-        self.lines(data, at, len(data))
+        self.lines(at, len(data))
 
-    def source(self, data: bytes, begin: int, end: int, whole: bool) -> None:
+    def script(self, begin: int, end: int, whole: bool) -> None:
         self.position = begin
-        self.open("source")
+        self.open("script")
         if whole:
-            # Printing added one line end to the script's own.
-            text = data[begin:end].removesuffix(b"\n")
+            text = self.data[begin:end].removesuffix(b"\n")
             self.run.source_bytes = len(text)
             self.run.source_sha256 = hashlib.sha256(text).hexdigest()
-        elif end == len(data):
+        elif end == len(self.data):
             self.problem("the log ends inside the script's text")
         self.previous = ""
 
-    def lines(self, data: bytes, at: int, end: int) -> None:
-        for found in LINE.finditer(data, at, end):
-            self.position, stop = found.start(), found.end()
-            limit = MAX_EVENT if data[self.position : self.position + 1] == b"{" else MAX_LINE
-            self.raw_line(data[self.position : min(stop, self.position + limit)], stop == len(data))
-
-    @property
-    def number(self) -> int:
-        """Of the current line, from 1; counted on from where it was last asked for."""
-        line_ends = self.data.count(b"\n", self.counted[0], self.position)
-        self.counted = (self.position, self.counted[1] + line_ends)
-        return self.counted[1]
+    def lines(self, at: int, end: int) -> None:
+        for found in LINE.finditer(self.data, at, end):
+            self.position, stop = found.span()
+            limit = MAX_EVENT if self.data[self.position] == ord("{") else MAX_LINE
+            raw = self.data[self.position : min(stop, self.position + limit)]
+            self.raw_line(raw, stop == len(self.data))
 
     def raw_line(self, raw: bytes, cut: bool) -> None:
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            text = raw.decode("utf-8", "replace")
-            self.broken_lines += 1
-        if "\x1b" in text:
-            text = ANSI.sub("", text)
-        text = text.rstrip()
-        if text == self.previous or not TELLING.search(text) and not RULE.match(text):
+        text = raw.decode("utf-8", "replace")
+        self.broken_lines += "\ufffd" in text
+        text = ANSI.sub("", text).rstrip()
+        if text == self.previous:
             return
         self.previous = text
-        if text.startswith('{"'):
+        if text.startswith('{"event"'):
             self.json_line(text)
             return
-        if text[:1] in "[0123456789rdwnID" and (prefix := AT_PREFIX.match(text)):
+        if text[:1] in "[0123456789rdwnID" and (prefix := PREFIX.match(text)):
             text = text[prefix.end() :]
         self.text_line(text, cut)
 
@@ -718,19 +615,17 @@ class _Reader:
         for number, run in enumerate(log.runs, 1):
             run.number = number
         if not log.runs:
-            log.problems.append(
-                "empty" if not log.bytes else "no training log: no line of one was found"
-            )
+            words = "no training log: no line of one was found" if log.bytes else "empty"
+            log.problems.append(words)
 
     def problem(self, words: str) -> None:
         self.problem_count += 1
         if self.problem_count <= MAX_PROBLEMS:
-            self.log.problems.append(f"line {self.number}: {words}")
+            number = self.data.count(b"\n", 0, self.position) + 1
+            self.log.problems.append(f"line {number}: {words}")
 
     def open(self, kind: str) -> None:
-        """A line that begins a run:
-        a new one if this run has had such a line, or has already trained.
-        """
+        """A line that begins a run: a new one if this run has had such a line, or has trained."""
         if kind in self.opened or self.run.steps or self.run.validations or self.run.scores:
             self.close()
         self.opened.add(kind)
@@ -740,7 +635,7 @@ class _Reader:
         _settle(run)
         if not run.empty or run.config and not self.log.runs and run.seed is not None:
             self.log.runs.append(run)
-        self.run, self.opened, self.mode = Run(self.log.path, first_line=self.number), set(), None
+        self.run, self.opened, self.mode = Run(self.log.path), set(), ""
         self.traceback = self.in_block = False
         self.header_lines = 0
 
@@ -750,16 +645,18 @@ class _Reader:
         if self.begins(text) or self.failure(text):
             return
         bare = text.lstrip()
-        if bare.startswith("val_stage_time_ms"):
-            self.stage_time(bare)
-        elif (found := STEP.match(bare)) or (found := BARE_STEP.match(bare)):
+        if found := re.match(r"val_stage_time_ms:\s*([\d.]+)ms step:\s*(\d{1,12})", bare):
+            if self.run.validations and self.run.validations[-1].step == int(found[2]):
+                self.run.validations[-1].val_ms = _number(found[1])
+        elif (found := STEP.match(bare) or BARE_STEP.match(bare)) and "final" not in found[3]:
             self.step_line(found, cut)
         elif found := STOP.match(bare):
-            self.stop_line(found, bare)
-        elif self.may_be_score(bare):
-            self.score_line(bare, cut)
-        elif found := BYTES.search(bare):
-            self.size_line(bare)
+            self.stop_line(found[1], bare)
+        elif "Size" not in bare and self.result_line(bare, cut):
+            pass
+        elif BYTES.search(bare):
+            for label, codec, digits in BYTES.findall(bare):
+                self.add_size(label, codec, int(digits.replace(",", "")))
         elif not self.report_line(bare):
             self.header_line(text)
 
@@ -772,27 +669,23 @@ class _Reader:
         if text.startswith("Hyperparameters:"):
             self.open("block")
             self.in_block = True
-            return True
-        if re.match(r"logs/[^\s]{1,300}\.txt$", text):
+        elif re.match(r"logs/[^\s]{1,300}\.txt$", text):
             self.open("path")
             self.run.run_id = Path(text).stem
-            return True
-        if found := VERSION.match(text):
+        elif found := VERSION.match(text):
             if text.startswith("Running Python"):
                 self.open("python")
             self.run.versions["python" if found[1] == "Python" else "torch"] = found[2]
-            return True
-        if found := GPU.match(text):
+        elif found := GPU.match(text):
             run.hardware.setdefault("device", found[1])
             run.hardware["gpus"] = run.hardware.get("gpus", 0) + 1
-            return True
-        if found := DRIVER.search(text):
+        elif found := DRIVER.search(text):
             run.versions.update(driver=found[1], driver_cuda=found[2])
-            return True
-        if found := re.match(r"NCCL version ([\w.+]+)", text):
+        elif found := re.match(r"NCCL version ([\w.+]+)", text):
             run.versions["nccl"] = found[1]
-            return True
-        return bool(RULE.match(text))
+        else:
+            return RULE.match(text) is not None
+        return True
 
     def failure(self, text: str) -> bool:
         run = self.run
@@ -802,7 +695,7 @@ class _Reader:
             run.error, self.traceback = text[:MAX_VALUE], False
         elif text.startswith("error: "):
             run.error = text[7:][:MAX_VALUE]
-        elif re.match(r"warning: |WARNING: ", text):
+        elif text.startswith(("warning: ", "WARNING: ")):
             if len(run.warnings) < MAX_PROBLEMS:
                 run.warnings.append(text[9:][:MAX_VALUE])
         else:
@@ -812,57 +705,39 @@ class _Reader:
     def step_line(self, found: re.Match[str], cut: bool) -> None:
         step, rest = int(found[1]), found[3]
         iterations = int(found[2]) if found[2] else None
-        pairs = {name: (value, unit) for name, value, unit in PAIR.findall(rest)}
+        pairs = _pairs(rest)
         if cut and rest and not rest.endswith(("ms", "s", "%")) and "tok/s" not in pairs:
             self.problem("the last line is cut off")
             return
+
+        def figure(*names: str) -> float | None:
+            return next((_number(pairs[name][0]) for name in names if name in pairs), None)
+
         time_ms = _time_ms(pairs, "train_time", "t", "time")
         if "val_loss" in pairs or "val_bpb" in pairs:
-            loss, bpb = (pairs.get(name, ("", ""))[0] for name in ("val_loss", "val_bpb"))
             self.run.partial_val |= "partial_val:1" in rest
-            self.add_validation(
-                Validation(
-                    step, iterations, _number(loss), _number(bpb), time_ms, None, _digits(bpb)
-                )
-            )
+            digits = _digits(pairs.get("val_bpb", ("", ""))[0])
+            scored = figure("val_loss"), figure("val_bpb")
+            self.add_validation(Validation(step, iterations, *scored, time_ms, None, digits))
             return
-        loss = next(
-            (pairs[name][0] for name in ("train_loss", "loss", "train/loss") if name in pairs), None
-        )
+        loss = figure("train_loss", "loss", "train/loss")
         if loss is None:
             if re.search(r"(?:train|val)_loss|val_bpb", rest) and "None" not in rest:
                 self.problem(f"a step without a readable loss: {found[0][:80]}")
             return
-        crc = CRC.search(rest)
-        average = next(
-            (_number(pairs[name][0]) for name in ("step_avg", "avg") if name in pairs), None
-        )
-        speed = next(
-            (_number(pairs[name][0]) for name in ("tok_s", "tok/s") if name in pairs), None
-        )
-        if "train_time" in pairs and pairs["train_time"][1] in ("m", "min"):
+        average, speed = figure("step_avg", "avg"), figure("tok_s", "tok/s")
+        if pairs.get("train_time", ("", ""))[1] in ("m", "min"):
             time_ms = self.finer_time(step, speed, time_ms)
-            average = time_ms / step if step and time_ms is not None else average
-        wait = _number(pairs.get("input_wait", (None,))[0])
-        self.add_step(
-            Step(
-                step,
-                iterations,
-                _number(loss),
-                time_ms,
-                average,
-                speed,
-                wait,
-                crc[1] if crc else None,
-            )
-        )
+            average = time_ms / step if step else average
+        crc = CRC.search(rest)
+        times = time_ms, average, speed, figure("input_wait")
+        self.add_step(Step(step, iterations, loss, *times, crc[1] if crc else None))
 
-    def finer_time(self, step: int, tok_s: float | None, time_ms: float | None) -> float | None:
-        """Tenths of minutes are coarse:
-        where tokens a second so far agree with them, the time follows from those.
-        """
+    def finer_time(self, step: int, tok_s: float | None, time_ms: float) -> float:
+        """Tenths of minutes are coarse: where tokens a second so far agree with them, the time
+        follows from those."""
         batch = _number(self.run.config.get("train_batch_tokens"))
-        if not batch or not tok_s or time_ms is None:
+        if not batch or not tok_s:
             return time_ms
         finer = 1e3 * step * batch / tok_s
         return finer if abs(finer - time_ms) <= 3_100 else time_ms
@@ -874,9 +749,6 @@ class _Reader:
             steps[-1] = line
             return
         steps.append(line)
-        if len(steps) > MAX_POINTS:
-            self.problem(f"more than {MAX_POINTS:,} training lines: every second one is left out")
-            del steps[1:-1:2]
 
     def add_validation(self, line: Validation) -> None:
         self.rewind(line.step)
@@ -886,13 +758,10 @@ class _Reader:
             validations[-1] = line
             return
         validations.append(line)
-        if len(validations) > MAX_POINTS:
-            del validations[1:-1:2]
 
     def rewind(self, step: int) -> None:
-        """A step number that goes back:
-        from the start it is another run, else the run went on from there.
-        """
+        """A step number that goes back: from the start it is another run, else the run went on
+        from there."""
         run = self.run
         last = max([-1, *(s.step for s in run.steps[-1:]), *(v.step for v in run.validations[-1:])])
         if step >= last:
@@ -900,97 +769,82 @@ class _Reader:
         if step <= 1 or run.scores:
             self.close()
             return
-        if not run.resumed_at or len(run.resumed_at) < MAX_PROBLEMS:
+        if len(run.resumed_at) < MAX_PROBLEMS:
             run.resumed_at.append(step)
-        while run.steps and run.steps[-1].step >= step:
-            run.steps.pop()
-        while run.validations and run.validations[-1].step >= step:
-            run.validations.pop()
+        run.steps = [s for s in run.steps if s.step < step]
+        run.validations = [v for v in run.validations if v.step < step]
 
-    def stage_time(self, text: str) -> None:
-        found = re.match(r"val_stage_time_ms:\s*([\d.]+)ms step:\s*(\d{1,12})", text)
-        if found and self.run.validations and self.run.validations[-1].step == int(found[2]):
-            self.run.validations[-1].val_ms = _number(found[1])
-
-    def stop_line(self, found: re.Match[str], text: str) -> None:
-        pairs = {name: (value, unit) for name, value, unit in PAIR.findall(text)}
-        self.run.stopped_early = found[1][:MAX_VALUE]
-        time_ms = _time_ms(pairs, "train_time")
+    def stop_line(self, reason: str, text: str) -> None:
+        self.run.stopped_early = reason[:MAX_VALUE]
+        time_ms = _time_ms(_pairs(text), "train_time")
         self.run.train_time_ms = time_ms if time_ms is not None else self.run.train_time_ms
         if step := re.search(r"\bstep:\s*(\d{1,12})", text):
             self.run.stop_step = int(step[1])
 
-    def may_be_score(self, text: str) -> bool:
-        if text.startswith(("val_bpb:enabled", "val_bpb:byte_sidecar")):
-            return False
+    def result_line(self, text: str, cut: bool) -> bool:
+        """A line with bits per byte, after training or while it is evaluated."""
         if found := re.match(r"final_eval_mode:\s*(\w+)", text):
             self.mode = found[1]
-            return False
-        return "val_bpb" in text or text.startswith("final_") and "val_loss" in text
-
-    def score_line(self, text: str, cut: bool) -> None:
-        pairs = {name: (value, unit) for name, value, unit in PAIR.findall(text)}
-        loss, bpb = (pairs.get(name, ("", ""))[0] for name in ("val_loss", "val_bpb"))
-        tag = re.split(
-            r"\s{0,20}(?:\b(?:val_loss|val_bpb|stride|sliding val_loss)\b\s*[:=]|$)",
-            text,
-            maxsplit=1,
-        )[0]
-        if not bpb:
-            if tag and ("val_bpb:" in text or "val_bpb=" in text):
+            return True
+        found = list(BPB.finditer(text))
+        if not found or text.startswith("val_bpb:byte_sidecar"):
+            if re.search(r"\bval_bpb[:=](?!enabled|byte)", text):
                 self.problem(f"a result without a readable val_bpb: {text[:80]}")
-            return
-        if tag.startswith(("http", "#", "-", "|")) or len(tag) > 80:
-            return
-        exact = tag.endswith("_exact")
-        if cut and (
-            _digits(bpb) < 8 if exact else not text.endswith(("ms", "s", ")")) and _digits(bpb) < 4
-        ):
+                return True
+            return False
+        last = found[-1]
+        digits = _digits(last[3] or last[2])
+        if cut and last.end() == len(text) and digits < (8 if "_exact" in text else 4):
             self.problem("the last line is cut off")
+            return True
+        first_kind, at = None, 0
+        for one in found:
+            front, at = text[at : one.start()], one.end()
+            kind = self.kind_of(front + one[1], text if len(found) == 1 else "")
+            kind = first_kind if kind == "other" and first_kind in SUBMITTED else kind
+            first_kind = first_kind or kind
+            if first_kind == "progress":
+                break
+            self.result(kind, front, one, text)
+        return True
+
+    def result(self, kind: str, front: str, found: re.Match[str], text: str) -> None:
+        printed = found[3] or found[2]
+        value, loss = _number(printed), LOSS.search(text)
+        if kind == "progress" or value is None or value <= 0 or value > 30 or len(front) > 120:
             return
-        kind = score_kind(text if "sliding val_" in text or "ttt" in text else tag)
-        if kind == "roundtrip" and self.mode and self.mode.startswith("sliding"):
-            kind = "sliding"
+        words = re.split(r"(?:\b(?:val_loss|stride|sliding val_loss)\b\s*[:=]|$)", front)[0]
+        tag = words.strip(" :=|-,;([{\"'") or found[1]
+        eval_ms = _time_ms(_pairs(text), "eval_time", "elapsed", "time")
+        digits = _digits(printed), _digits(loss[1]) if loss else None
+        figures = loss and _number(loss[1]), value, eval_ms, *digits
         self.run.partial_val |= "partial_val:1" in text
-        eval_ms = _time_ms(pairs, "eval_time", "elapsed", "time")
-        self.add_score(
-            Score(
-                kind,
-                tag.removesuffix("_exact") or "val_bpb",
-                _number(loss),
-                _number(bpb),
-                eval_ms,
-                _digits(bpb),
-                _digits(loss),
-            )
-        )
+        self.add_score(Score(kind, tag.removesuffix("_exact"), *figures))
+
+    def kind_of(self, name: str, line: str) -> str:
+        kind = score_kind(name)
+        if kind in ("roundtrip", "sliding", "other"):
+            later = score_kind(line)  # such as eval_mode:online_ttt behind the number
+            kind = later if later in ("sliding", "ttt") else kind
+        return "sliding" if kind == "roundtrip" and self.mode.startswith("sliding") else kind
 
     def add_score(self, score: Score) -> None:
-        """A result; the same one again, in more digits or under another name,
-        completes the first.
-        """
+        """A result. The same one again, in more digits or under another name, completes the first;
+        it comes last where it is called final."""
         scores = self.run.scores
-        twins = [old for old in scores if _repeats(old, score)]
-        if not twins:
+        old = next((old for old in reversed(scores) if _same_result(old, score)), None)
+        if old is None:
             if len(scores) < MAX_SCORES:
                 scores.append(score)
             return
-        kept = next((old for old in twins if old.tag == score.tag), twins[0])
-        for other in (score, *twins):
-            if other is kept:
-                continue
-            if kept.digits is not None and (other.digits is None or other.digits > kept.digits):
-                kept.val_loss, kept.loss_digits = other.val_loss, other.loss_digits
-                kept.val_bpb, kept.digits = other.val_bpb, other.digits
-            kept.eval_ms = other.eval_ms if kept.eval_ms is None else kept.eval_ms
-            kept.aliases += [
-                tag for tag in (other.tag, *other.aliases) if tag not in (kept.tag, *kept.aliases)
-            ]
-        self.run.scores = [old for old in scores if old is kept or old not in twins]
-
-    def size_line(self, text: str) -> None:
-        for label, codec, digits in BYTES.findall(text):
-            self.add_size(label, codec, int(digits.replace(",", "")))
+        if old.digits is not None and (score.digits is None or score.digits > old.digits):
+            old.val_bpb, old.digits = score.val_bpb, score.digits
+            if score.val_loss is not None:
+                old.val_loss, old.loss_digits = score.val_loss, score.loss_digits
+        old.eval_ms = score.eval_ms if old.eval_ms is None else old.eval_ms
+        if score.tag.lower().startswith(("final", "val_bpb")) and score.kind in SUBMITTED:
+            scores.remove(old)
+            scores.append(old)
 
     def add_size(self, label: str, codec: str, count: int) -> None:
         sizes = self.run.sizes
@@ -1001,25 +855,21 @@ class _Reader:
                 sizes.packed_code = count
             else:
                 sizes.code = count
-        elif label == "Serialized model" and not codec:
+        elif label == "Raw model" or label == "Serialized model" and not codec:
             sizes.model = count
-        elif label == "Serialized model":
-            sizes.artifact, sizes.codec = count, codec
-        elif label.startswith("Total submission"):
-            raw = label.endswith("size") and not codec  # of the model before compression
+        elif label.startswith("Total") or label == "budget":
+            raw = not codec and sizes.model is not None and count >= sizes.model
             sizes.total = sizes.total if raw else count
         elif label == "artifact_bytes":
             sizes.total = sizes.total if sizes.total is not None else count
-        elif label == "Raw model":
-            sizes.model = count
         else:
-            sizes.artifact, sizes.codec = count, label.removesuffix(" model")
+            sizes.artifact, sizes.codec = count, codec or label.removesuffix(" model")
 
     def report_line(self, text: str) -> bool:
         """The lines on time, memory and input behind training."""
         run = self.run
         if text.startswith("timing_train_loop_ms"):
-            pairs = {name: (value, unit) for name, value, unit in PAIR.findall(text)}
+            pairs = _pairs(text)
             run.train_time_ms = _time_ms(pairs, "timing_train_loop_ms")
             run.val_total_ms = _time_ms(pairs, "timing_val_total_ms")
         elif found := re.match(r"peak memory allocated: (\d{1,12}) MiB", text):
@@ -1032,6 +882,8 @@ class _Reader:
             run.input_wait_percent, run.epochs = (_number(word) for word in found.groups())
         elif found := re.match(r"tokens_seen:(\d{1,18})(?: epochs:([\d.]{1,18}))?", text):
             run.tokens_seen, run.epochs = int(found[1]), _number(found[2])
+        elif found := re.match(r"artifact:[\d.]{1,12}MB .*\bcode:(\d{1,12})", text):
+            run.sizes.code = int(found[1])
         elif found := re.match(r"total_eval_time:\s*([\d.]{1,18})s", text):
             run.eval_total_ms = 1e3 * (_number(found[1]) or 0)
         else:
@@ -1039,22 +891,29 @@ class _Reader:
         return True
 
     def header_line(self, text: str) -> None:
-        """Settings, in the lines before the first step:
-        words of key:value, or an indented block of `key: value`.
-        """
+        """Settings, in the lines before the first step: words of key:value, or an indented block
+        of `key: value`."""
         run, bare = self.run, text.strip()
         self.header_lines += 1
-        if (
-            self.header_lines > MAX_HEADER
-            or run.steps
-            or run.scores
-            or run.sizes.stated
-            or re.match(r"(?:\w+_)?warmup_\w*step", bare)
-        ):
+        trained = run.steps or run.scores or run.sizes.stated
+        if self.header_lines > MAX_HEADER or trained or re.match(r"(?:\w+_)?warmup_\w*step", bare):
             return
+        if not self.stated_line(bare):
+            if WORDS.match(bare):
+                for name, value in re.findall(r"\b([a-z_]\w{0,60})[:=](\S+)", bare):
+                    self.setting(name, value)
+            elif (found := SETTING.match(bare)) and (
+                self.in_block and text != bare or " " not in (found[2] or "")
+            ):
+                self.setting(found[1], found[2] or "")
+
+    def stated_line(self, bare: str) -> bool:
+        """The challenge's own lines on data, attention and, in our logs, overlap."""
+        run = self.run
         if bare.startswith(("train_io:", "val_io:")):
             room, _, words = bare.partition(":")
-            self.settings(re.findall(r"\b(\w{1,60}):(\S+)", words), f"{room}.")
+            for name, value in re.findall(r"\b(\w{1,60}):(\S+)", words):
+                self.setting(f"{room}.{name}", value)
         elif found := re.match(r"train_loader:dataset:(\S+)(?: train_shards:(\d{1,9}))?", bare):
             run.dataset, run.train_shards = found[1][:MAX_VALUE], _whole(found[2])
         elif found := re.match(r"val_loader:.*?\btokens:\s*(\d{1,15})", bare):
@@ -1065,30 +924,16 @@ class _Reader:
         elif bare.startswith(("val_bpb:enabled", "sdp_backends:")):
             for name, value in re.findall(r"\b(\w{1,60})=(\S+)", bare):
                 self.setting(name if name.startswith("tokenizer") else f"sdp.{name}", value)
-        elif WORDS.match(bare):
-            self.settings(re.findall(r"\b([a-z_]\w{0,60})[:=](\S+)", bare))
-        elif (found := SETTING.match(bare)) and (
-            self.in_block and text != bare or " " not in (found[2] or "")
-        ):
-            self.setting(found[1], found[2] or "")
-
-    def settings(self, found: Iterable[tuple[str, str]], room: str = "") -> None:
-        for name, value in found:
-            self.setting(room + name, value)
+        else:
+            return False
+        return True
 
     def setting(self, name: str, value: str) -> None:
         run, value = self.run, value.strip()
-        if name in NOT_SETTINGS or value == "" and not self.in_block:
+        if NOT_SETTINGS.fullmatch(name) or "//" in value or value == "" and not self.in_block:
             return
-        number = _whole(value)
-        if name in (
-            "world_size",
-            "grad_accum_steps",
-            "model_params",
-            "train_shards",
-            "val_tokens",
-            "seed",
-        ):
+        if name in NUMBERS:
+            number = _whole(value)
             if number is None:
                 self.problem(f"{name} is not a number: {value[:40]}")
                 return
@@ -1097,9 +942,10 @@ class _Reader:
             setattr(run, name, number)
             if name in ("model_params", "train_shards", "val_tokens"):
                 return
-        elif name in ("run_id", "datasets_dir"):
-            run.run_id = value if name == "run_id" else run.run_id
-            run.dataset = Path(value).name if name == "datasets_dir" and value else run.dataset
+        elif name == "run_id":
+            run.run_id = value
+        elif name == "datasets_dir" and value:
+            run.dataset = Path(value).name
         if len(run.config) < MAX_SETTINGS:
             run.config[name] = _typed(value)
 
@@ -1111,249 +957,179 @@ class _Reader:
         except (ValueError, RecursionError):
             self.problem(f"not a JSON object: {text[:60]}")
             return
-        if not isinstance(event, dict):
-            return
         handler = getattr(self, f"event_{event.get('event')}", None)
         try:
             if handler:
                 handler(event)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            self.problem(
-                f"a damaged {event.get('event')} event ({type(error).__name__}): {text[:60]}"
-            )
+            words = f"a damaged {event.get('event')} event ({type(error).__name__})"
+            self.problem(f"{words}: {text[:60]}")
 
     def event_run(self, event: dict[str, Any]) -> None:
         self.open("event")
         self.run.run_id = _text(event.get("run_id"))
 
     def event_config(self, event: dict[str, Any]) -> None:
+        run = self.run
         for name, value in list(event.items())[:MAX_SETTINGS]:
-            if name not in ("event", "time") and isinstance(
-                value, (str, int, float, bool, type(None))
-            ):
-                self.run.config[name] = value[:MAX_VALUE] if isinstance(value, str) else value
-        self.run.seed = _whole(event.get("seed"))
-        self.run.dataset = Path(_text(event.get("data_path")) or "").name or None
-        self.run.run_id = self.run.run_id or _text(event.get("run_id"))
+            plain = value is None or isinstance(value, (str, int, float))
+            if plain and name not in ("event", "time"):
+                run.config[name] = value[:MAX_VALUE] if isinstance(value, str) else value
+        run.seed = _whole(event.get("seed"))
+        run.dataset = Path(_text(event.get("data_path")) or "").name or None
+        run.run_id = run.run_id or _text(event.get("run_id"))
 
     def event_hardware(self, event: dict[str, Any]) -> None:
         run = self.run
-        run.versions.update(
-            {
-                k: str(event[k])[:MAX_VALUE]
-                for k in ("torch", "cuda", "python", "nccl", "driver")
-                if event.get(k)
-            }
-        )
-        run.hardware.update(
-            {
-                k: event[k]
-                for k in ("device", "cpus", "platform", "gpus")
-                if event.get(k) is not None
-            }
-        )
+        run.versions |= {k: str(event[k])[:MAX_VALUE] for k in VERSIONS if event.get(k)}
+        run.hardware |= {k: event[k] for k in HARDWARE if event.get(k) is not None}
         run.world_size = _whole(event.get("world_size"))
 
     def event_step(self, event: dict[str, Any]) -> None:
+        names = "train_loss", "train_time_ms", "step_avg_ms", "tok_s", "input_wait_percent"
+        figures = (_number(event.get(name)) for name in names)
         crc = event.get("data_crc")
-        self.add_step(
-            Step(
-                int(event["step"]),
-                _whole(event.get("iterations")),
-                _number(event.get("train_loss")),
-                *(
-                    _number(event.get(k))
-                    for k in ("train_time_ms", "step_avg_ms", "tok_s", "input_wait_percent")
-                ),
-                crc if isinstance(crc, str) else None,
-            )
-        )
+        crc = crc if isinstance(crc, str) else None
+        self.add_step(Step(int(event["step"]), _whole(event.get("iterations")), *figures, crc))
 
     def event_validation(self, event: dict[str, Any]) -> None:
         self.run.partial_val |= bool(event.get("partial_val"))
-        self.add_validation(
-            Validation(
-                int(event["step"]),
-                _whole(event.get("iterations")),
-                *(_number(event.get(k)) for k in ("val_loss", "val_bpb", "train_time_ms")),
-                _first(event, "val_ms", "val_stage_time_ms"),
-                _event_digits(event.get("val_bpb")),
-            )
-        )
-        self.run.val_tokens = _whole(event.get("val_tokens")) or self.run.val_tokens
-        self.run.val_bytes = _whole(event.get("val_bytes")) or self.run.val_bytes
+        names = "val_loss", "val_bpb", "train_time_ms", "val_stage_time_ms"
+        figures = [_number(event.get(name)) for name in names]
+        step, iterations = int(event["step"]), _whole(event.get("iterations"))
+        digits = _event_digits(event.get("val_bpb"))
+        self.add_validation(Validation(step, iterations, *figures, digits))
 
     def event_input(self, event: dict[str, Any]) -> None:
-        run, peak = self.run, event.get("peak_mib")
-        run.stop_step = _whole(event.get("step"))
-        run.train_time_ms = _first(event, "train_time_ms", "timing_train_loop_ms")
-        run.val_total_ms = _first(event, "val_total_ms", "timing_val_total_ms")
-        run.tokens_seen, run.epochs = _whole(event.get("tokens_seen")), _number(event.get("epochs"))
-        waits = "percent_of_slowest_rank", "wait_percent", "share_percent"
-        run.input_wait_percent = _first(event, *waits)
-        run.peak_mib = _whole(peak[0] if isinstance(peak, list) and peak else peak)
+        for field_name, name in INPUT.items():
+            setattr(self.run, field_name, _number(event.get(name)))
 
     def event_artifact(self, event: dict[str, Any]) -> None:
-        for label, codec, name in (
-            ("Serialized model", "", "model_bytes"),
-            ("Code size", "", "code_bytes"),
-            ("Serialized model", "int8+zlib", "artifact_bytes"),
-            ("Total submission size", "int8+zlib", "total_bytes"),
-        ):
-            if (count := _whole(event.get(name))) is not None:
-                self.add_size(label, str(event.get("codec", codec)) if codec else "", count)
+        model, code = (_whole(event.get(name)) for name in ("artifact_bytes", "code_bytes"))
+        if code is not None:
+            self.add_size("Code size", "", code)
+        if model is not None:
+            self.add_size("Serialized model", "int8+zlib", model)
+            self.add_size("Total submission size", "int8+zlib", model + (code or 0))
 
     def event_score(self, event: dict[str, Any]) -> None:
-        tag = str(event.get("tag") or event.get("kind") or "final_int8_zlib_roundtrip")[:80]
-        self.run.partial_val |= bool(event.get("partial") or event.get("partial_val"))
-        self.add_score(
-            Score(
-                score_kind(tag),
-                tag,
-                *(_number(event.get(k)) for k in ("val_loss", "val_bpb")),
-                _first(event, "eval_ms", "eval_time_ms"),
-                _event_digits(event.get("val_bpb")),
-                _event_digits(event.get("val_loss")),
-            )
-        )
+        tag = str(event.get("tag") or "final_int8_zlib_roundtrip")[:80]
+        self.run.partial_val |= bool(event.get("partial_val"))
+        names = "val_loss", "val_bpb"
+        loss, bpb = (_number(event.get(name)) for name in names)
+        digits = [_event_digits(event.get(name)) for name in reversed(names)]
+        if bpb is not None:
+            eval_ms = _number(event.get("eval_time_ms"))
+            self.add_score(Score(score_kind(tag), tag, loss, bpb, eval_ms, *digits))
 
     def event_end(self, event: dict[str, Any]) -> None:
-        status = str(event.get("status"))
-        self.run.status = (
-            status if status in ("finished", "failed", "interrupted") else "unfinished"
-        )
+        status, known = event.get("status"), ("finished", "failed", "interrupted", "nonfinite")
+        self.run.status = status if status in known else "unfinished"
         self.run.error = _text(event.get("error"))
 
 
-def _first(event: dict[str, Any], *names: str) -> float | None:
-    """The number under the first of `names` that is there: they have changed over time."""
-    return next((_number(event[name]) for name in names if event.get(name) is not None), None)
-
-
-def _time_ms(pairs: dict[str, tuple[str, str]], *names: str) -> float | None:
-    """The first of `names` in milliseconds, whatever its unit."""
-    for name in names:
-        if name in pairs and pairs[name][1] != "%":
-            value = _number(pairs[name][0])
-            return None if value is None else value * TIME_MS[pairs[name][1] or None]
-    return None
-
-
-def _repeats(old: Score, new: Score) -> bool:
-    """The same result again:
-    equal digits, under the same name or, to at least six decimals, under another.
-    """
-    digits = min((d for d in (old.digits, new.digits) if d is not None), default=12)
-    return _equal(old.val_bpb, new.val_bpb, (old.digits, new.digits)) and (
-        old.tag == new.tag
-        or digits >= 6
-        and _equal(old.val_loss, new.val_loss, (old.loss_digits, new.loss_digits))
-    )
-
-
-def _equal(
-    first: float | None, second: float | None, digits: tuple[int | None, int | None]
-) -> bool:
-    """As far as the shorter of the two was printed; None: full precision."""
-    if first is None or second is None:
+def _same_result(old: Score, new: Score) -> bool:
+    """Equal as far as both were printed, to four decimals at least."""
+    if (old.kind in SUBMITTED) != (new.kind in SUBMITTED):
         return False
-    printed = [d for d in digits if d is not None]
-    return first == second or bool(printed) and abs(first - second) <= 0.51 * 10.0 ** -min(printed)
+    printed = [digits for digits in (old.digits, new.digits) if digits is not None]
+    if old.val_bpb == new.val_bpb:
+        return min(printed, default=12) >= 4 or old.tag == new.tag
+    near = bool(printed) and min(printed) >= 4
+    return near and abs(old.val_bpb - new.val_bpb) <= 0.51 * 10.0 ** -min(printed)
 
 
 def _settle(run: Run) -> None:
     """What follows from the lines once a run is complete."""
-    last = next(
-        (
-            line
-            for line in sorted(
-                (*run.steps[-1:], *run.validations[-1:]), key=lambda line: -line.step
-            )
-            if line.train_time_ms is not None
-        ),
-        None,
-    )
-    if run.train_time_ms is None and last is not None:
-        run.train_time_ms = last.train_time_ms
-    times = {s.step: s.train_time_ms for s in run.steps}
+    lines = [x for x in (*run.steps[-1:], *run.validations[-1:]) if x.train_time_ms is not None]
+    if run.train_time_ms is None and lines:
+        run.train_time_ms = max(lines, key=lambda line: line.step).train_time_ms
+    times = {s.step: s.train_time_ms for s in run.steps} | {run.last_step: run.train_time_ms}
     for validation in run.validations:
-        if validation.train_time_ms is None:
-            validation.train_time_ms = (
-                run.train_time_ms
-                if validation.step == run.last_step
-                else times.get(validation.step)
-            )
-    if (
-        run.val_total_ms is None
-        and run.validations
-        and all(v.val_ms is not None for v in run.validations)
-    ):
-        run.val_total_ms = sum(v.val_ms for v in run.validations)
+        validation.train_time_ms = validation.train_time_ms or times.get(validation.step)
+    sizes = run.sizes
+    if sizes.artifact is None and None not in (sizes.total, sizes.code):
+        sizes.artifact = sizes.total - sizes.code
+    timed = [v.val_ms for v in run.validations]
+    if run.val_total_ms is None and timed and None not in timed:
+        run.val_total_ms = sum(timed)
     timed = [score.eval_ms for score in run.scores if score.eval_ms is not None]
     if run.eval_total_ms is None and timed:
         run.eval_total_ms = sum(timed)
-    waits = [
-        s for s in run.steps if s.input_wait_percent is not None and s.train_time_ms is not None
-    ]
-    if run.input_wait_percent is None and waits:
-        ends = [0.0, *(s.train_time_ms for s in waits)]
-        spent = sum(
-            step.input_wait_percent * (end - begin)
-            for step, (begin, end) in zip(waits, pairwise(ends), strict=True)
-        )
-        run.input_wait_percent = spent / ends[-1] if ends[-1] else None
-    if (
-        run.config.get("tie_embeddings") is True
-        and "vocab_size" not in run.config
-        and "embed_lr" in run.config
-    ):
-        # The header prints the rate in effect:
-        # with tied embeddings that is TIED_EMBED_LR, and no HEAD_LR.
+    if run.input_wait_percent is None:
+        run.input_wait_percent = _input_wait(run.steps)
+    tied = run.config.get("tie_embeddings") is True and "vocab_size" not in run.config
+    if tied and "embed_lr" in run.config:
+        # The header prints the rate in effect: with tied embeddings TIED_EMBED_LR, no HEAD_LR.
         run.config["tied_embed_lr"] = run.config.pop("embed_lr")
         run.config.pop("head_lr", None)
     if run.status == "unfinished" and run.error:
         run.status = "interrupted" if "nterrupt" in run.error else "failed"
-    if run.headline and (
-        run.status == "unfinished" or run.status == "failed" and run.sizes.total is not None
-    ):
+    scored = run.status == "failed" and run.sizes.total is not None
+    if run.headline and (run.status == "unfinished" or scored):
         run.status = "finished"
 
 
+def _input_wait(steps: list[Step]) -> float | None:
+    """The share of all training time that was spent waiting for input, from those of its parts."""
+    told = [s for s in steps if None not in (s.input_wait_percent, s.train_time_ms)]
+    if not told or not told[-1].train_time_ms:
+        return None
+    begins = [0.0, *(s.train_time_ms for s in told)]
+    parts = zip(told, begins, strict=False)
+    spent = sum(s.input_wait_percent * (s.train_time_ms - begin) for s, begin in parts)
+    return spent / told[-1].train_time_ms
+
+
 def _joined(runs: list[Run]) -> list[Run]:
-    """A run that was resumed into the same file is one run;
-    so is one whose console and log were put into one file.
-    """
+    """One run are: a run and its continuation, a console and a log in one file, a run and an
+    evaluation that was started behind it."""
     result: list[Run] = []
     for run in runs:
-        first = min(
-            [s.step for s in run.steps[:1]] + [v.step for v in run.validations[:1]], default=0
-        )
         old = result[-1] if result else None
-        if old and _copy(old, run):
-            _fill(old, run, old)
-            continue
-        if not (
-            old
-            and first > 1
-            and not old.headline
-            and old.seed == run.seed
-            and old.run_id == run.run_id
-            and first <= old.last_step + 100_000
-        ):
+        if old is None:
             result.append(run)
-            continue
-        run.steps[:0] = [s for s in old.steps if s.step < first]
-        run.validations[:0] = [v for v in old.validations if v.step < first]
-        run.resumed_at = [*old.resumed_at, first, *run.resumed_at]
-        run.config, run.first_line = {**old.config, **run.config}, old.first_line
-        if run.source_sha256 is None:
-            run.source_bytes, run.source_sha256 = old.source_bytes, old.source_sha256
-        result[-1] = run
+        elif _lines(old) == _lines(run) and old.steps and old.seed == run.seed:
+            merge(run, old)
+            result[-1] = run
+        elif _continues(old, run):
+            first = min(line.step for line in (*run.steps[:1], *run.validations[:1]))
+            run.steps[:0] = [s for s in old.steps if s.step < first]
+            run.validations[:0] = [v for v in old.validations if v.step < first]
+            run.resumed_at = [*old.resumed_at, first, *run.resumed_at]
+            run.config = {**old.config, **run.config}
+            if run.source_sha256 is None:
+                run.source_bytes, run.source_sha256 = old.source_bytes, old.source_sha256
+            result[-1] = run
+        elif not (run.steps or run.validations) and old.steps and run.seed in (None, old.seed):
+            merge(run, old)
+            result[-1] = run
+        else:
+            result.append(run)
     return result
 
 
-def _copy(old: Run, new: Run) -> bool:
-    def lines(run: Run) -> list[tuple[int, float | None, float | None]]:
-        return [(s.step, s.train_loss, s.train_time_ms) for s in run.steps]
+def _lines(run: Run) -> list[tuple[int, float | None, float | None]]:
+    return [(s.step, s.train_loss, s.train_time_ms) for s in run.steps]
 
-    return bool(old.steps) and old.seed == new.seed and lines(old) == lines(new)
+
+def _continues(old: Run, new: Run) -> bool:
+    first = min((line.step for line in (*new.steps[:1], *new.validations[:1])), default=0)
+    same = old.seed == new.seed and old.run_id == new.run_id
+    return 1 < first <= old.last_step + 100_000 and not old.headline and same
+
+
+def merge(run: Run, other: Run) -> None:
+    """Makes `run` say what `other`, of the same run, says where it is silent; results add up."""
+    known = [score for score in other.scores if not any(_same_result(score, s) for s in run.scores)]
+    run.scores = known + run.scores
+    for name, value in vars(other).items():
+        mine = getattr(run, name)
+        if isinstance(mine, dict):
+            setattr(run, name, {**value, **mine})
+        elif mine is None or mine == []:
+            setattr(run, name, value)
+    if not run.sizes.stated or len(run.sizes.stated) < len(other.sizes.stated):
+        run.sizes = other.sizes
+    if run.status == "unfinished":
+        run.status = other.status

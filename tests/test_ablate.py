@@ -1,5 +1,5 @@
-"""logs/ablate.py: the plan, runs of a stand-in trainer and of ours, what is kept,
-what is concluded, the preflight."""
+"""logs/ablate.py and logs/preflight.py: the plan, runs of a stand-in trainer and of ours, what is
+kept, what is concluded, what makes a machine ready."""
 
 import fcntl
 import json
@@ -18,9 +18,11 @@ from conftest import ROOT, SMALL_MODEL, byte_data, clean_environment, write_spli
 
 sys.path.append(str(ROOT / "logs"))
 import ablate  # noqa: E402  (the room is no package)
+import launch  # noqa: E402
+import preflight  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
-TOOL = str(ROOT / "logs" / "ablate.py")
+TOOL, PREFLIGHT = ROOT / "logs" / "ablate.py", ROOT / "logs" / "preflight.py"
 DRAW = ablate.compare.draw  # slow: only where a test asks for it
 # Writes logs as train_gpt.py does.
 # Times and losses follow from the settings; FAKE_* say how to misbehave.
@@ -100,11 +102,12 @@ for step in [s for s in range(1, N + 1) if s <= 10 or s % 10 == 0]:
     event("step", step=step, iterations=N, train_loss=now, train_time_ms=step * pace,
           step_avg_ms=pace, tok_s=1.0, input_wait_percent=0.1, data_crc=crc, eta_s=1)
 event("validation", step=N, iterations=N, val_loss=loss, val_bpb=loss / math.log(2) / 2,
-      train_time_ms=N * pace, step_avg_ms=pace, val_ms=70.0, val_tokens=1000, val_bytes=2000)
-event("input", step=N, train_time_ms=N * pace, val_total_ms=70.0, wait_percent=0.1, epochs=0.1,
-      peak_mib=5, peak_reserved_mib=6)
-event("artifact", model_bytes=5000, code_bytes=900, artifact_bytes=3000, total_bytes=3900)
-event("score", val_loss=loss, val_bpb=loss / math.log(2) / 2, eval_ms=40.0, partial=False)
+      train_time_ms=N * pace, step_avg_ms=pace, val_stage_time_ms=70.0)
+event("input", timing_train_loop_ms=N * pace, timing_val_total_ms=70.0, share_percent=0.1,
+      epochs=0.1)
+line("peak memory allocated: 5 MiB reserved: 6 MiB")
+event("artifact", code_bytes=900, artifact_bytes=3000)
+event("score", val_loss=loss, val_bpb=loss / math.log(2) / 2, eval_time_ms=40.0)
 line(f"final_int8_zlib_roundtrip_exact val_loss:{loss:.8f} val_bpb:{loss / math.log(2) / 2:.8f}")
 Path("final_model.pt").write_text(run)
 end("finished", 0)
@@ -125,9 +128,9 @@ class Place:
         (folder / "data" / "tokenizers").mkdir()
         (folder / "data" / "tokenizers" / "fineweb_1024_bpe.model").write_bytes(b"pieces")
 
-    def __call__(self, *words: str, script: str = "fake.py") -> tuple[int, str, str]:
+    def __call__(self, *words: str, tool: Any = ablate) -> tuple[int, str, str]:
         try:
-            code = ablate.main([*words, "--", sys.executable, script])
+            code = tool.main([*words, "--", "python3", "fake.py"])
         except SystemExit as stop:
             code = stop.code
         out = self.capsys.readouterr()
@@ -159,8 +162,8 @@ def place(
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JOURNAL", str(tmp_path / "journal"))
-    monkeypatch.setattr(ablate, "POLL_S", 0.01)
-    monkeypatch.setattr(ablate.compare, "draw", lambda options, runs: None)
+    monkeypatch.setattr(launch, "POLL_S", 0.01)
+    monkeypatch.setattr(ablate.compare, "draw", lambda *_: "no picture in tests")
     return Place(tmp_path, capsys)
 
 
@@ -222,12 +225,12 @@ def test_run_ids_are_names_of_files_and_differ() -> None:
         (("--vary", "RUN_ID=a,b"), "every run has its own RUN_ID"),
         (("--vary", "ITERATIONS=5,6", "--steps", "5"), "--steps sets it"),
         (("--vary", "KNOB=0,1", "--steps", "x"), "above 0"),
-        (("--vary", "KNOB=0,1", "--steps", "5", "--seconds", "5"), "not allowed"),
+        (("--vary", "KNOB=0,1", "--steps", "5", "--seconds", "5"), "name one of them"),
         (("--vary", "KNOB=0,1", "--seeds", "two"), "write how many"),
         (("--vary", "KNOB=0,1", "--seeds", "0"), "one at least"),
         (("--vary", "KNOB=0,1", "--seeds", "4,4"), "each once"),
-        (("--vary", "KNOB=0,1", "--preflight"), "one of them"),
-        ((), "one of them"),
+        (("--vary", "KNOB=0,1", "--sed", "3"), "--help lists"),
+        ((), "such as --vary"),
         (("--vary", "TRAIN_PREFTECH=0,1"), "did you mean TRAIN_PREFETCH"),
         (("--vary", "KNOB=0,99"), "KNOB=99: set less"),
     ],
@@ -236,7 +239,7 @@ def test_wrong_usage_is_told_before_anything_runs(
     place: Place, words: tuple[str, ...], reason: str
 ) -> None:
     code, _, err = place(*words)
-    assert code == 2 and reason in err and "Traceback" not in err
+    assert code == 2 and reason in err and err.count("\n") == 1 + err.count("\n  ")
     assert not place.journal.exists() and not (place.folder / "logs").exists()
 
 
@@ -309,9 +312,9 @@ def test_every_run_has_its_variables_folder_and_logs(
         and place.manifest["order"] == ids
     )
     assert {entry["status"] for entry in place.manifest["runs"].values()} == {"finished"}
-    assert "What differs in configuration" in out and "Verdict: " in out
+    assert out.index("Verdict: ") < out.index("Differences") < out.index("What differs in conf")
     assert (place.folder / "out" / "report.txt").read_text().strip() in out
-    assert (place.folder / "out" / "curves.png").exists() or "pip install matplotlib" in out
+    assert (place.folder / "out" / "picture.png").exists()
 
 
 def test_fixed_time_sets_the_cap_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +433,7 @@ def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
-    command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", sys.executable, "fake.py"]
+    command = [sys.executable, str(TOOL), *TWO, "--seeds", "2", "--", "python3", "fake.py"]
     env = {**os.environ, "FAKE_WAIT": "knob-0_seed1337_again"}
     with subprocess.Popen(
         command,
@@ -465,7 +468,7 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
 
 
 def test_a_run_that_outlived_the_tool_holds_the_folder(place: Place) -> None:
-    command = [sys.executable, TOOL, *TWO, "--seeds", "1", "--", sys.executable, "fake.py"]
+    command = [sys.executable, str(TOOL), *TWO, "--seeds", "1", "--", "python3", "fake.py"]
     with subprocess.Popen(
         command,
         cwd=place.folder,
@@ -526,15 +529,27 @@ def test_differences_are_paired_and_agree_with_scipy(
     assert (
         "KNOB=1 changes step time by +10" in place.manifest["verdict"] and "against KNOB=0" in out
     )
-    assert "no measurable difference in validation time, loss" in place.manifest["verdict"]
+    assert "no measurable difference between KNOB=1 and KNOB=0: " in place.manifest["verdict"]
 
 
 def test_nothing_measurable_is_said_in_one_sentence(place: Place) -> None:
     assert place("--vary", "TRAIN_PREFETCH=1,0", "--out", "out")[0] == 0
-    assert place.manifest["verdict"] == (
-        "Verdict: no measurable difference between TRAIN_PREFETCH=0 and TRAIN_PREFETCH=1 "
-        "(validation time, loss (roundtrip): equal to the digit)"
+    assert place.manifest["verdict"].startswith(
+        "Verdict: no measurable difference between TRAIN_PREFETCH=0 and TRAIN_PREFETCH=1: step time"
     )
+    assert "validation time equal to the digit, loss equal" in place.manifest["verdict"]
+
+
+def test_what_two_seeds_could_not_have_shown_is_said(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_COST", "0.02")
+    monkeypatch.setenv("FAKE_DRIFT", "0.1")
+    code, out, _ = place(*TWO, "--seeds", "2", "--no-control")
+    found = place.difference("step time")
+    reach = (found["high"] - found["low"]) / 2
+    assert code == 0 and not found["measurable"] and found["seen_from"] == pytest.approx(reach)
+    assert f"step time (with 2 seeds from {reach:.3g} ms on it would be seen)" in out
 
 
 def test_a_difference_below_that_of_equal_runs_is_none(
@@ -603,7 +618,7 @@ def test_preflight_passes_and_says_what_matters(
 ) -> None:
     monkeypatch.setenv("MAX_WALLCLOCK_SECONDS", "100")
     monkeypatch.setenv("CHECKPOINT_EVERY", "5")
-    code, out, err = place("--preflight")
+    code, out, err = place(tool=preflight)
     assert (code, err) == (0, "") and out.splitlines()[-1].startswith("READY: ")
     assert [(s["TRAIN_PREFETCH"], s["VAL_COPY_STREAM"]) for s in place.starts()] == [
         ("1", "1"),
@@ -639,7 +654,7 @@ def test_preflight_compares_losses(
     monkeypatch.setenv("FAKE_GAP", gap)
     if device:
         monkeypatch.setenv("FAKE_DEVICE", device)
-    found, out, _ = place("--preflight")
+    found, out, _ = place(tool=preflight)
     assert found == code and words in out
 
 
@@ -682,7 +697,7 @@ def test_preflight_refuses(
 ) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
     spoil(place)
-    code, out, _ = place("--preflight")
+    code, out, _ = place(tool=preflight)
     assert code == 2 and words in out and "NOT READY" in out and len(place.starts()) == starts
 
 
@@ -690,11 +705,11 @@ def test_preflight_holds_processes_against_devices(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        ablate,
+        launch,
         "gpus",
         lambda: [{"name": "H100", "driver": "550", "total_mib": "81559", "used_mib": "9000"}] * 4,
     )
-    out = place("--preflight")[1]
+    out = place(tool=preflight)[1]
     assert (
         "4 x H100, driver 550, 1 of them used" in out
         and "uses 1 of 4: set --nproc_per_node=4" in out
@@ -705,17 +720,17 @@ def test_preflight_holds_processes_against_devices(
         ("--nproc-per-node 2", 2),
         ("--nproc_per_node=gpu", 4),
     ):
-        assert ablate.processes(["torchrun", "--standalone", *words.split(), "t.py"], 4) == count
-    assert ablate.processes(["python", "t.py"], 4) == 1
+        assert preflight.processes(["torchrun", "--standalone", *words.split(), "t.py"], 4) == count
+    assert preflight.processes(["python", "t.py"], 4) == 1
 
 
 # --- the trainer itself ---
 
 
 def real(
-    folder: Path, *words: str, launcher: tuple[str, ...] = ()
+    tool: Path, folder: Path, *words: str, launcher: tuple[str, ...] = ("python3",)
 ) -> subprocess.CompletedProcess[str]:
-    """The tool on train_gpt.py, called in `folder`, with data under a relative path."""
+    """A tool on train_gpt.py, called in `folder`, with data under a relative path."""
     (folder / "train_gpt.py").symlink_to(ROOT / "train_gpt.py")
     data = {
         k: os.path.relpath(v, folder) if k.endswith("PATH") else v
@@ -723,7 +738,7 @@ def real(
     }
     env = clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data)
     return subprocess.run(
-        [sys.executable, TOOL, *words, "--", sys.executable, *launcher, "train_gpt.py"],
+        [sys.executable, tool, *words, "--", *launcher, "train_gpt.py"],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -734,9 +749,8 @@ def real(
 
 @pytest.mark.slow
 def test_our_trainer_is_ablated(tmp_path: Path) -> None:
-    done = real(
-        tmp_path, "--vary", "TRAIN_PREFETCH=1,0", "--seeds", "1", "--steps", "6", "--no-control"
-    )
+    words = ("--vary", "TRAIN_PREFETCH=1,0", "--seeds", "1", "--steps", "6", "--no-control")
+    done = real(TOOL, tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "logs" / "ablate-train_prefetch"
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -750,8 +764,8 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_our_trainer_passes_preflight(tmp_path: Path, ranks: int) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
-    done = real(tmp_path, "--preflight", launcher=torchrun if ranks > 1 else ())
+    torchrun = ("torchrun", "--standalone", f"--nproc_per_node={ranks}")
+    done = real(PREFLIGHT, tmp_path, launcher=torchrun if ranks > 1 else ("python3",))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{ranks} process" in done.stdout
     assert "12 losses agree to the last digit" in done.stdout

@@ -1,5 +1,5 @@
-"""logs/compare.py: what differs, same data, A against B with its refusals, curves,
-and logs of our trainer."""
+"""logs/compare.py and its picture: what differs, same data, A against B with its refusals, two
+runs alone, and logs of our trainer."""
 
 import json
 import math
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 sys.path.append(str(ROOT / "logs"))
 import compare  # noqa: E402  (the room is no package)
+import picture  # noqa: E402
 import stats  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
@@ -135,41 +136,15 @@ def test_the_tables_hold_the_numbers_of_the_logs(
     )
     code, out, _ = call(capsys, tmp_path)
     head, row = block(out, "Time")
-    assert row.split() == [
-        "1",
-        "train_seed9.log",
-        "500",
-        "43.53",
-        "43.53",
-        "43.53",
-        "44.00",
-        "21.8",
-        "262,144,000",
-    ]
-    assert re.split(r"  +", head) == [
-        "#",
-        "log",
-        "steps",
-        "ms/step",
-        "p50",
-        "p99",
-        "max",
+    assert row.split() == "1 train_seed9.log 500 43.53 43.53 43.53 44.00 21.8 262,144,000".split()
+    assert re.split(r"  +", head) == "# log steps ms/step p50 p99 max".split() + [
         "train s",
         "tokens",
     ]
+    nats, bpb = "2.06010", f"{bpb_of(2.0601):.5f}"
     assert block(out, "Results")[1].split() == [
-        "1",
-        "train_seed9.log",
-        "2.1387",
-        "2.1190",
-        "1.2550",
-        "1.25500",
-        f"{bpb_of(2.0601):.5f}",
-        "2.06010",
-        "300,000",
-        "15,702,114",
-        "16,002,114",
-        "-2,114",
+        *("1", "train_seed9.log", "2.1387", "2.1190", "1.2550", "1.25500", bpb, bpb, nats),
+        *("300,000", "15,702,114", "16,002,114", "-2,114"),
     ]
     assert block(out, "Remarks") == [
         "  1: its name says seed 9, its log 3",
@@ -184,9 +159,7 @@ def test_groups_of_seeds_have_mean_and_deviation(
     logs = arm(tmp_path, "a", [2.05, 2.06, 2.07]) + arm(tmp_path, "b", [2.04, 2.08], matrix_lr=0.02)
     _, out, _ = call(capsys, *logs)
     group, (first, second) = stats.summary([2.05, 2.06, 2.07]), block(out, "Groups")
-    assert first.startswith(
-        f"  runs 1-3 (roundtrip): nats {group.mean:.5f} std {group.std:.5f}, bpb "
-    )
+    assert first.startswith(f"  runs 1-3: nats {group.mean:.5f} std {group.std:.5f}, bpb ")
     assert second.startswith("  runs 4-5")
 
 
@@ -237,7 +210,7 @@ def test_a_better_group_is_shown_with_its_test(
         f"A is {test.difference:.5f} nats lower"
     )
     assert (
-        words[0] == f"  A: 3 runs, roundtrip {sum(A) / 3:.5f} nats, std {stats.summary(A).std:.5f}"
+        words[0] == f"  A: 3 runs, submitted {sum(A) / 3:.5f} nats, std {stats.summary(A).std:.5f}"
     )
     code, out, _ = call(capsys, "--a", *a, "--b", *b, "--margin", "0.019", "--alpha", "0.2")
     assert code == 0 and f"p = {stats.welch(A, B, margin=0.019).p:.2g}, not below 0.2" in out
@@ -335,7 +308,9 @@ def test_groups_that_are_no_samples_are_refused(
 ) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B)
     mixed = [*a[:2], *arm(tmp_path, "m", [2.0607], matrix_lr=0.02)]
-    assert refusals(capsys, mixed, b) == ["A mixes configurations: matrix_lr differ"]
+    assert refusals(capsys, mixed, b) == [
+        "A mixes configurations: matrix_lr differ: name the runs of one"
+    ]
     assert refusals(capsys, a[:1], b)[0].startswith("A has 1 run: ")
     copy = write_log(tmp_path / "copy.log", nats=A[0])
     assert refusals(capsys, [*a, str(copy)], b) == [
@@ -348,33 +323,85 @@ def test_groups_that_are_no_samples_are_refused(
     Path(a[1]).write_text(
         Path(a[1]).read_text().split("step:400/")[0] + "error: rank 2: no more shards\n"
     )
-    failed = refusals(capsys, a, b, "--score", "roundtrip")
+    failed = refusals(capsys, a, b)
     assert failed == [
         "A: a_seed2.log failed: rank 2: no more shards",
-        "A: a_seed2.log has no roundtrip to compare (failed, step 300)",
+        "a_seed2.log has no result in bits a byte (failed, step 300): leave it out, or let it end",
     ]
     assert refusals(capsys, [a[0], a[2], str(tmp_path / "gone.log")], b) == [
         f"A: no run was read from {tmp_path / 'gone.log'}"
     ]
 
 
-def test_other_splits_and_parts_of_one_are_not_compared(
+def with_line(path: str, line: str) -> str:
+    """The log with another line at its end."""
+    Path(path).write_text(Path(path).read_text() + line + "\n")
+    return path
+
+
+def test_submitted_results_are_compared_whatever_evaluations_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B, tokens=40_540_160)
-    found = refusals(capsys, a, b)
-    assert len(found) == 1 and "different splits (40,540,160, 62,021,632 tokens)" in found[0]
-    assert "use --metric bpb with a --margin" in found[0]
-    code, out, _ = call(capsys, "--a", *a, "--b", *b, "--metric", "bpb", "--margin", "0.001")
-    assert code == 0 and "by more than 0.001 bits a byte" in out
-    part = arm(tmp_path, "p", B)
+    """A's decoded artifact is worse than B's, its sliding windows, which B has not, are better."""
+    a, b = arm(tmp_path, "a", B), arm(tmp_path, "b", A)
+    for path, nats in zip(a, A, strict=True):
+        nats -= 0.0252
+        line = f"final_int6_sliding_window val_loss:{nats:.8f} val_bpb:{bpb_of(nats):.8f}"
+        with_line(path, line)
+    code, out, _ = call(capsys, "--a", *a, "--b", *b)
+    assert code == 0 and "A is better than B by more than 0.005 nats" in out
+    assert "A is 0.02520 nats lower" in out
+    assert "come from different evaluations (roundtrip, sliding)" in out
+
+
+def test_nats_of_other_tokenizers_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no log tells its tokens: the bytes a token follow from the results."""
+    a = arm(tmp_path, "a", A)
+    b = arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
+    for path in (*a, *b):
+        Path(path).write_text(Path(path).read_text().replace(f" tokens:{TOKENS}", ""))
+    found = refusals(capsys, a, b, "--metric", "nats")
+    assert len(found) == 1 and "tokenizers differ (2.436 to 4.019 bytes a token)" in found[0]
+    assert found[0].endswith("use --metric bpb")
+    code, out, _ = call(capsys, "--a", *a, "--b", *b)
+    assert code == 0 and "note: tokenizers differ: compared in bits a byte" in out
+    assert "A is better than B by more than 0.0018 bits a byte" in out
+    code, out, _ = call(capsys, "--a", *a, "--b", *b, "--margin", "0.5")
+    assert code == 0 and "not shown that A is better than B by more than 0.5 bits a byte" in out
+
+
+def test_a_part_of_the_split_is_not_compared_with_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, part = arm(tmp_path, "a", A), arm(tmp_path, "p", B)
     for path in map(Path, part):
-        path.write_text(
-            path.read_text().replace(f"tokens:{TOKENS}", f"tokens:{TOKENS} partial_val:1")
-        )
+        path.write_text(path.read_text().replace(f":{TOKENS}", f":{TOKENS} partial_val:1"))
     assert refusals(capsys, a, part) == [
-        "some runs were validated on a part of the split (VAL_TOKENS), others on all of it"
+        "some runs were validated on a part of the split: run them again without VAL_TOKENS"
     ]
+
+
+def test_two_runs_alone_get_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (
+        write_log(
+            tmp_path / f"{on}.log", nats=2.05 + 0.01 * on, pace=43 + 2 * on, train_prefetch=on
+        )
+        for on in (0, 1)
+    )
+    out = call(capsys, one, two)[1]
+    assert "run 2 is 0.00592 bits a byte higher than run 1; it takes 2.00 ms a step more" in out
+    assert "not known: no input_wait in these logs; this decides it: python3 logs/ablate.py" in out
+    for path, wait in ((one, 1), (two, 4)):
+        path.write_text(path.read_text().replace(" step_avg", f" input_wait:{wait}% step_avg"))
+    out = call(capsys, one, two)[1]
+    # 4 % of 45.01 ms less 1 % of 43.01 ms
+    assert "waiting for input is +1.37 ms of that" in out
+    assert "ablate.py --vary TRAIN_PREFETCH=0,1 --seeds 3 -- python3 train_gpt.py" in out
+    assert "Two runs" not in call(capsys, one, two, write_log(tmp_path / "c.log"))[1]
 
 
 def test_diverged_runs_are_refused_and_json_stays_json(
@@ -382,7 +409,7 @@ def test_diverged_runs_are_refused_and_json_stays_json(
 ) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [2.08, math.nan, 2.09])
     assert refusals(capsys, a, b) == [
-        "B: b_seed2.log has no roundtrip to compare (finished, step 500)"
+        "b_seed2.log has no result in bits a byte (finished, step 500): leave it out, or let it end"
     ]
     code, out, _ = call(capsys, *a, *b, "--json")
     record = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -399,7 +426,7 @@ def test_diverged_runs_are_refused_and_json_stays_json(
         ([], "name a log"),
         (["--a", "x"], "belong together"),
         (["x", "--varied", "y"], "--varied needs --a"),
-        (["x", "--plot", "y.gif"], ".png, .svg, .pdf"),
+        (["x", "--plot", "y.gif"], ".png or .svg"),
         (["--a", "x", "--b", "y", "--alpha", "2"], "between 0 and 1"),
         (["x", "--margin", "nan"], "a number from 0"),
         (["x", "--metric", "bits"], "invalid choice"),
@@ -409,7 +436,8 @@ def test_wrong_usage_is_said_and_exits_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     code, out, err = call(capsys, *arguments)
-    assert code == 2 and out == "" and words in err.splitlines()[-1] and "Traceback" not in err
+    assert code == 2 and out == "" and words in err and err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 def test_nothing_read_is_a_failure_in_one_line(
@@ -422,69 +450,99 @@ def test_nothing_read_is_a_failure_in_one_line(
     ]
 
 
-def test_without_matplotlib_the_table_stands_and_the_last_line_says_what_to_install(
-    tmp_path: Path,
+@pytest.mark.parametrize("package", ["scipy", "matplotlib", "pandas"])
+def test_a_missing_package_is_one_line_with_the_command_that_brings_it(
+    tmp_path: Path, package: str
 ) -> None:
     write_log(tmp_path / "a.log")
-    (tmp_path / "block.py").write_text(
-        "import sys, importlib.util as u\nreal = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'matplotlib' else real(name, *rest)\n"
-        f"sys.path.insert(0, {str(ROOT / 'logs')!r})\n"
+    (tmp_path / "without.py").write_text(
+        f"import sys\nsys.modules[{package!r}] = None\nsys.path.insert(0, {str(ROOT / 'logs')!r})\n"
         "import compare\nsys.exit(compare.main(sys.argv[1:]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "block.py", "a.log", "--plot", "out.png"],
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-        env=clean_environment(),
-        timeout=60,
-    )
-    assert (
-        done.returncode == 1
-        and done.stdout.startswith("What differs")
-        and not (tmp_path / "out.png").exists()
-    )
-    assert done.stderr == "error: --plot needs matplotlib: python3 -m pip install matplotlib\n"
+    command = [sys.executable, "without.py", "a.log", "--plot", "out.png"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 1 and not (tmp_path / "out.png").exists()
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert package in done.stderr and f"run {sys.executable} -m pip install " in done.stderr
+    assert done.stdout.startswith("What differs") == (package != "scipy"), "the table stands"
 
 
-def test_curves_leave_out_what_is_no_number_and_the_untrained_start(tmp_path: Path) -> None:
-    path = write_log(tmp_path / "a.log", nats=2.0)
-    path.write_text(
-        path.read_text()
-        .replace("train_loss:2.3670", "train_loss:nan")
-        .replace("step:1/", "step:0/20000 val_loss:6.9 val_bpb:4.1 train_time:0ms\nstep:1/", 1)
-    )
-    drawn = compare.curves(compare.read_logs([path]).runs[0])
-    assert [point[0] for point in drawn["bpb"]] == [1, 10, 100, 200, 300, 400, 500]
-    assert [point[0] for point in drawn["loss"]] == [1, 10, 200, 300, 400, 500]
-    assert drawn["loss"][-1][1] == pytest.approx(21.76, abs=0.01)
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that would be saved."""
+    figures: list[Any] = []
+    monkeypatch.setattr(picture, "save", lambda figure, path: figures.append(figure))
+    return figures
 
 
-def test_smoothing_is_a_mean_over_a_window_of_x() -> None:
-    points = [(0.0, 1.0), (1.0, 3.0), (2.0, 5.0), (10.0, 7.0)]
-    assert compare.smoothed(points, 0.2) == [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0), (10.0, 7.0)]
-    assert compare.smoothed(points, 0) == points and compare.smoothed([], 0.1) == []
-    low, high = compare.limits([[(0.0, 9.0), (50.0, 2.0), (100.0, 1.0)]])
-    assert low < 1.0 and 2.0 < high < 2.2, "the fall of the first steps does not set the range"
-    assert compare.limits([[]]) is None
+def three_arms(folder: Path) -> list[str]:
+    values = (A, B, [2.07, 2.071, 2.069])
+    return [
+        log
+        for lr, nats in enumerate(values, 1)
+        for log in arm(folder, f"lr{lr}", nats, matrix_lr=lr / 100)
+    ]
 
 
-def test_twenty_runs_look_different() -> None:
-    runs = [compare.Run(f"{n}.log", seed=1, config={"matrix_lr": n}) for n in range(20)]
-    looks = compare.styles(runs)
-    assert len(set(looks)) == 20
-    grouped = [compare.Run(f"{n}.log", seed=n, config={"matrix_lr": n // 3}) for n in range(6)]
-    colours = [colour for colour, _ in compare.styles(grouped)]
-    assert colours == colours[:1] * 3 + colours[3:4] * 3 and len(set(compare.styles(grouped))) == 6
+def test_a_picture_has_a_title_a_colour_and_a_legend_line_an_arm(
+    tmp_path: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(capsys, *three_arms(tmp_path), "--plot", "x.svg")[0] == 0
+    figure = drawn[0]
+    curves, bars = figure.axes
+    assert figure.get_suptitle() == "matrix_lr: 3 arms, 3 seeds each"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["matrix_lr 0.01", "matrix_lr 0.02", "matrix_lr 0.03"]
+    assert len(curves.lines) == 3 == len({line.get_color() for line in curves.lines})
+    assert [len(line.get_xdata()) for line in curves.lines] == [7, 7, 7]
+    mean = sum(bpb_of(nats + 30 / 509) for nats in A) / 3
+    assert curves.lines[0].get_ydata()[-1] == pytest.approx(mean, abs=1e-4), "the seeds' mean"
+    assert len(curves.collections) == 3, "a band an arm"
+    assert curves.get_xlabel() == "training step" and "bits per byte" in curves.get_ylabel()
+    assert "mean of" not in curves.get_ylabel(), "nothing is smoothed"
+    heights = [bar.get_height() for bar in bars.patches]
+    assert heights[0] == pytest.approx(sum(map(bpb_of, A)) / 3)
+    words = ("--plot", "x.png", "--x", "seconds", "--title", "Mine")
+    assert call(capsys, *three_arms(tmp_path), *words)[0] == 0
+    assert drawn[1].axes[0].get_xlabel() == "training time, seconds"
+    assert drawn[1].get_suptitle() == "Mine"
+    assert drawn[1].axes[0].lines[0].get_xdata()[-1] == pytest.approx(21.8, abs=0.1)
+
+
+def test_two_points_are_no_curve_but_bars(
+    tmp_path: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    long_name = "a_name_that_" + "is_much_too_long_" * 8
+    logs = [Path(path) for path in arm(tmp_path, long_name, A)]
+    for path in logs:
+        lines = path.read_text().splitlines(True)
+        path.write_text("".join(x for x in lines if not re.match(r"step:(1|10|100|200|300)/", x)))
+    assert call(capsys, *logs, "--plot", "x.png")[0] == 0
+    (bars,) = drawn[0].axes
+    assert len(bars.patches) == 1 and "95 % interval" in bars.get_title()
+    assert all(len(text.get_text()) <= 44 for text in drawn[0].legends[0].get_texts())
+    for path in logs:
+        path.write_text(path.read_text().split("final_")[0])
+    code, _, err = call(capsys, *logs, "--plot", "x.png")
+    assert code == 1 and "no run has a result, or 3 points of a curve" in err and len(drawn) == 1
+
+
+def test_a_noisy_training_loss_is_smoothed_and_says_so(
+    tmp_path: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (f"step:{n}/90 train_loss:{2 + n % 2} train_time:{n}ms\n" for n in range(1, 91))
+    (tmp_path / "a.log").write_text("seed:1\n" + "".join(lines))
+    assert call(capsys, tmp_path / "a.log", "--plot", "x.png")[0] == 0
+    (axis,) = drawn[0].axes
+    assert "(running mean of 3 logged points)" in axis.get_ylabel()
+    assert max(axis.lines[0].get_ydata()[5:-5]) == pytest.approx(2 + 2 / 3)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_plots_are_written_whole(
+def test_pictures_are_written_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
 ) -> None:
-    pytest.importorskip("matplotlib")
-    logs = arm(tmp_path, "a", A) + arm(tmp_path, "b", B, matrix_lr=0.02)
+    logs = three_arms(tmp_path)
     code, _, err = call(capsys, *logs, "--plot", tmp_path / f"out{suffix}")
     data = (tmp_path / f"out{suffix}").read_bytes()
     assert (code, err) == (0, "") and data.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
@@ -495,14 +553,7 @@ def test_plots_are_written_whole(
 
 
 def test_a_thousand_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = (
-        "import os\n\n\n"
-        + "def f(x):\n    return f'step:{x}'\n" * 500
-        + "=" * 100
-        + "\nRunning PyTorch 2.9.1\n"
-    )
     write_log(tmp_path / "0.log")
-    (tmp_path / "0.log").write_text(source + (tmp_path / "0.log").read_text())
     for number in range(1, 1000):
         os.link(tmp_path / "0.log", tmp_path / f"{number}.log")
     code, out, _ = call(capsys, tmp_path, "--json")

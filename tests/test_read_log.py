@@ -130,46 +130,23 @@ def only(log: read_log.LogFile) -> Run:
 
 def test_a_baseline_log(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, HEADER + BASELINE))
-    assert (run.run_id, run.seed, run.status, run.last_step, run.iterations) == (
-        "try7",
-        1337,
-        "finished",
-        500,
-        20000,
-    )
-    assert run.versions == {
-        "python": "3.12.3",
-        "torch": "2.9.1+cu128",
-        "driver": "570.124.06",
-        "driver_cuda": "12.8",
-    }
+    about = (run.run_id, run.seed, run.status, run.last_step, run.iterations)
+    assert about == ("try7", 1337, "finished", 500, 20000)
+    drivers = {"driver": "570.124.06", "driver_cuda": "12.8"}
+    assert run.versions == {"python": "3.12.3", "torch": "2.9.1+cu128"} | drivers
     assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 2} and run.world_size == 8
     assert (run.dataset, run.train_shards, run.val_tokens) == ("fineweb10B_sp1024", 80, 62021632)
     assert [s.step for s in run.steps] == [1, 2, 200, 400] and run.steps[1].train_loss == 15.9120
     assert [(v.step, v.val_bpb) for v in run.validations] == [(0, 4.1077), (500, 1.4273)]
-    assert (run.stopped_early, run.stop_step, run.train_time_ms, run.peak_mib) == (
-        "wallclock_cap",
-        500,
-        20500,
-        10210,
-    )
+    stop = (run.stopped_early, run.stop_step, run.train_time_ms, run.peak_mib)
+    assert stop == ("wallclock_cap", 500, 20500, 10210)
     sizes = run.sizes
-    assert (sizes.model, sizes.code, sizes.artifact, sizes.total, sizes.codec) == (
-        67240121,
-        48310,
-        15702114,
-        15750424,
-        "int8+zlib",
-    )
+    assert (sizes.model, sizes.code, sizes.artifact) == (67240121, 48310, 15702114)
+    assert (sizes.total, sizes.codec) == (15750424, "int8+zlib")
     head = run.headline
-    assert (head.kind, head.tag, head.val_loss, head.val_bpb, head.eval_ms, head.digits) == (
-        "roundtrip",
-        "final_int8_zlib_roundtrip",
-        2.42003108,
-        1.43328104,
-        1401,
-        8,
-    )
+    assert (head.kind, head.tag) == ("roundtrip", "final_int8_zlib_roundtrip")
+    figures = (head.val_loss, head.val_bpb, head.eval_ms, head.digits)
+    assert figures == (2.42003108, 1.43328104, 1401, 8)
     assert run.score("pre_quant").val_loss == 2.41 and run.score("ttt") is None
     assert (
         run.config["matrix_lr"] == 0.04
@@ -203,13 +180,8 @@ def test_a_rule_inside_the_script_does_not_end_it(tmp_path: Path) -> None:
 
 def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, MODERN))
-    assert (run.seed, run.run_id, run.dataset, run.train_shards, run.val_tokens) == (
-        42,
-        "5f0d",
-        "fineweb10B_sp8192",
-        80,
-        40540160,
-    )
+    data = (run.seed, run.run_id, run.dataset, run.train_shards, run.val_tokens)
+    assert data == (42, "5f0d", "fineweb10B_sp8192", 80, 40540160)
     assert (
         run.config["adam_eps"] == 1e-8
         and run.config["ttt_enabled"] is True
@@ -230,16 +202,13 @@ def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> 
     ]
     assert {s.kind: s.val_bpb for s in run.scores} == {
         "pre_quant": 1.111464,
-        "roundtrip": 1.1226912,
+        "diagnostic": 1.1226912,
         "ttt": 1.10527,
     }
     assert run.headline.kind == "ttt" and run.eval_total_ms == 372500
-    assert (run.sizes.code, run.sizes.packed_code, run.sizes.total, run.sizes.codec) == (
-        120450,
-        27310,
-        15907712,
-        "quantized+brotli",
-    )
+    sizes = run.sizes
+    assert (sizes.code, sizes.packed_code, sizes.total) == (120450, 27310, 15907712)
+    assert sizes.codec == "quantized+brotli"
 
 
 def test_minutes_that_tokens_a_second_contradict_are_kept(tmp_path: Path) -> None:
@@ -273,148 +242,96 @@ def test_what_stands_in_front_of_lines_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("line", "step", "time_ms", "average"),
+    ("line", "time_ms", "average"),
     [
-        ("step:588/2000 train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588, 588071, 83.1),
-        (
-            "step:588/2000 train_loss: 2.1000 train_time: 588071ms step_avg: 83.10ms",
-            588,
-            588071,
-            83.1,
-        ),
-        ("step: 588/2000 train_loss=2.1000 train_time=588.071s", 588, 588071, None),
-        (
-            "step 588/2000 train_loss:2.1000 lr_mul:1.0 train_time:588071ms "
-            "step_avg:83.10ms tok/s:123456",
-            588,
-            588071,
-            83.1,
-        ),
-        (
-            "step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms step_avg:83.10ms",
-            588,
-            588071,
-            83.1,
-        ),
-        ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588, 588071, 83.1),
-        ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588, 588000, 1000),
-        ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588, 588071, None),
+        ("step:588/2000 train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588071, 83.1),
+        ("step:588/2000 train_loss: 2.1 train_time: 588071ms step_avg: 83.10ms", 588071, 83.1),
+        ("step: 588/2000 train_loss=2.1000 train_time=588.071s", 588071, None),
+        ("step 588/2000 train_loss:2.1 lr_mul:1.0 train_time:588071ms tok/s:123456", 588071, None),
+        ("step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms", 588071, None),
+        ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588071, 83.1),
+        ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588000, 1000),
+        ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588071, None),
     ],
 )
 def test_spellings_of_a_training_line(
-    tmp_path: Path, line: str, step: int, time_ms: float, average: float
+    tmp_path: Path, line: str, time_ms: float, average: float | None
 ) -> None:
     found = only(read_text(tmp_path, line + "\n")).steps[0]
-    assert (found.step, found.iterations, found.train_loss) == (step, 2000, 2.1)
+    assert (found.step, found.iterations, found.train_loss) == (588, 2000, 2.1)
     assert found.train_time_ms == pytest.approx(time_ms)
     assert found.step_avg_ms == (None if average is None else pytest.approx(average))
 
 
-@pytest.mark.parametrize(
-    ("line", "kind", "bpb", "eval_ms"),
-    [
-        (
-            "final_int8_zlib_roundtrip_exact val_loss:2.08110422 val_bpb:1.22940560",
-            "roundtrip",
-            1.2294056,
-            None,
-        ),
-        (
-            "final_int6_roundtrip val_loss:2.0512 val_bpb:1.2149 eval_time:2310ms",
-            "roundtrip",
-            1.2149,
-            2310,
-        ),
-        ("quantized val_loss:2.8 val_bpb:1.1041 eval_time:9710ms", "roundtrip", 1.1041, 9710),
-        (
-            "final_int6_sliding_window_exact val_loss:1.90 val_bpb:1.12801533",
-            "sliding",
-            1.12801533,
-            None,
-        ),
-        (
-            "final_sliding_window_eval stride:64 val_loss:2.0 val_bpb:1.1981 eval_time:301200ms",
-            "sliding",
-            1.1981,
-            301200,
-        ),
-        (
-            "final_sliding val_loss:2.0 val_bpb:1.1602 (stride=16, T=1.00) time:121150ms",
-            "sliding",
-            1.1602,
-            121150,
-        ),
-        (
-            "final_int8_zlib_roundtrip sliding val_loss:2.0 sliding val_bpb:1.1985 eval_time:9ms",
-            "sliding",
-            1.1985,
-            9,
-        ),
-        (
-            "legal_ttt_exact val_loss:1.89104 val_bpb:1.12001822 eval_time:410000ms",
-            "ttt",
-            1.12001822,
-            410000,
-        ),
-        (
-            "ttt_sliding:done val_loss=1.891020 val_bpb=1.120010 elapsed=410.5s",
-            "ttt",
-            1.12001,
-            410500,
-        ),
-        (
-            "final_int8_zlib_roundtrip val_loss:1.9 val_bpb:1.1490 eval_mode:online_ttt "
-            "eval_time:5ms",
-            "ttt",
-            1.1490,
-            5,
-        ),
-        (
-            "DIAGNOSTIC post_ema val_loss:1.9250 val_bpb:1.1401 eval_time:2000ms",
-            "pre_quant",
-            1.1401,
-            2000,
-        ),
-        (
-            "pre-quantization post-ema val_loss:2.8 val_bpb:1.0921 eval_time:6480ms",
-            "pre_quant",
-            1.0921,
-            6480,
-        ),
-        ("final_temped val_loss:3.3010 val_bpb:1.2781 T=1.00", "other", 1.2781, None),
-    ],
-)
-def test_kinds_of_results(
-    tmp_path: Path, line: str, kind: str, bpb: float, eval_ms: float | None
-) -> None:
-    run = only(read_text(tmp_path, "seed:1\n" + line + "\n"))
-    assert [(s.kind, s.val_bpb) for s in run.scores] == [(kind, bpb)]
-    assert run.scores[0].eval_ms == (None if eval_ms is None else pytest.approx(eval_ms))
+# Behind a baseline's log, whose artifact scored 1.43328104: the line, its kind, its bits per byte
+# (none: it is no result), and whether it is what is submitted.
+RESULTS = """
+final_int6_roundtrip_exact val_loss:2.3 val_bpb:1.40000000              | roundtrip  | yes
+quantized val_loss:2.3 val_bpb:1.4 eval_time:9710ms                     | roundtrip  | yes
+final_int6_lzma_roundtrip val_loss:2.3 val_bpb:1.4                      | roundtrip  | yes
+post_quant_ema val_bpb:1.4                                              | roundtrip  | yes
+final_INT7_zlib_roundtrip val_loss:2.3 val_bpb:1.4                      | roundtrip  | yes
+final_int6_sliding_window_exact val_loss:2.3 val_bpb:1.40000000         | sliding    | yes
+final_sliding_window_eval stride:64 val_loss:2.3 val_bpb:1.4 eval_time:9ms | sliding | yes
+final_sliding val_loss:2.3 val_bpb:1.4 (stride=16, T=1.00) time:121150ms | sliding   | yes
+final_int8_zlib_roundtrip sliding val_loss:2.3 sliding val_bpb:1.4      | sliding    | yes
+Sliding window BPB (stride=64): 1.4                                     | sliding    | yes
+legal_ttt_exact val_loss:2.3 val_bpb:1.40000000 eval_time:410000ms      | ttt        | yes
+ttt_sliding:done val_loss=2.3 val_bpb=1.4 elapsed=410.5s                | ttt        | yes
+final_int8_zlib_roundtrip val_loss:2.3 val_bpb:1.4 eval_mode:online_ttt | ttt        | yes
+post_ttt val_bpb:1.4 pre_ttt val_bpb:1.41                               | ttt        | yes
+pre_ttt_bpb=1.41 post_ttt_bpb=1.4                                       | ttt        | yes
+ttt/val_bpb 1.400                                                       | ttt        | yes
+final_temped val_loss:2.3 val_bpb:1.4 T=1.00                            | other      | yes
+ngram_eval val_loss=2.3 val_bpb=1.4 time=90s                            | other      | yes
+final_slot val_loss:2.3 val_bpb:1.4 eval_time:99s                       | other      | yes
+RESULT: val_bpb=1.4 | artifact=15.9MB                                   | other      | yes
+{"val_loss": 2.3, "val_bpb": 1.4, "kind": "last"}                       | other      | yes
+BPB: 1.43328104 -> 1.4                                                  | other      | yes
+legal_ttt val_loss:2.4 val_bpb:1.44                                     | ttt        | no
+final_int4_roundtrip val_loss:3.9 val_bpb:1.9                           | roundtrip  | no
+legal_ttt_exact val_loss:nan val_bpb:nan                                | ttt        | no
+DIAGNOSTIC post_ema val_loss:2.3 val_bpb:1.4 eval_time:2000ms           | pre_quant  | no
+pre-quantization post-ema val_loss:2.3 val_bpb:1.4 eval_time:6480ms     | pre_quant  | no
+raw model val_bpb: 1.4                                                  | pre_quant  | no
+bf16 val_bpb: 1.4                                                       | pre_quant  | no
+diagnostic quantized val_loss:2.3 val_bpb:1.4                           | diagnostic | no
+improvement over the baseline: val_bpb 1.4000                           | diagnostic | no
+mean val_bpb: 1.4                                                       | diagnostic | no
+jepa_diagnostics cos_sim:0.99 probe_bpb:1.4                             | diagnostic | no
+delta_bpb: -0.0031                                                      | none       | no
+ttt_chunk [1871/1893] bpb=1.4 time=405.1s                               | none       | no
+sliding_eval [ 95.1%] 115232/121136 windows running_bpb=1.4             | none       | no
+ttt_progress: batch 44/782 batch_bpb:1.3 running_bpb:1.4                | none       | no
+  [500/969088] bpb=1.4                                                  | none       | no
+the cap is bpb 1.4                                                      | none       | no
+"""
 
 
-def test_a_result_under_several_names_is_one_and_the_lowest_counts(tmp_path: Path) -> None:
-    run = only(
-        read_text(
-            tmp_path,
-            BASELINE
-            + """final_int6_sliding_window val_loss:2.3900 val_bpb:1.4155 eval_time:9ms
+@pytest.mark.parametrize("row", RESULTS.strip().splitlines())
+def test_the_last_result_of_the_artifact_is_submitted(tmp_path: Path, row: str) -> None:
+    line, kind, submitted = (part.strip() for part in row.rsplit("|", 2))
+    run = only(read_text(tmp_path, f"{BASELINE}{line}\n"))
+    kinds = [s.kind for s in run.scores if s.val_bpb not in (1.41, 1.43328104)]
+    assert kinds == ([] if kind == "none" else [kind])
+    assert run.headline.val_bpb == (1.4 if submitted == "yes" else 1.43328104)
+
+
+def test_a_result_that_is_repeated_is_one(tmp_path: Path) -> None:
+    lines = """final_int6_sliding_window val_loss:2.3900 val_bpb:1.4155 eval_time:9ms
 final_int6_sliding_window_exact val_loss:2.39000001 val_bpb:1.41550001
 final_int8_zlib_roundtrip_exact val_loss:2.39000001 val_bpb:1.41550001
-ttt_sliding:done val_loss=2.500000 val_bpb=1.480000 elapsed=410.5s
-legal_ttt val_loss:2.5000 val_bpb:1.4800 eval_time:410500ms
-legal_ttt_exact val_loss:2.50000021 val_bpb:1.48000012
-""",
-        )
-    )
-    assert [(s.kind, s.tag, s.val_bpb) for s in run.scores] == [
-        ("roundtrip", "final_int8_zlib_roundtrip", 1.43328104),
-        ("sliding", "final_int6_sliding_window", 1.41550001),
-        ("ttt", "legal_ttt", 1.48000012),
+ttt_sliding:done val_loss=2.300000 val_bpb=1.400000 elapsed=410.5s
+legal_ttt_exact val_loss:2.30000021 val_bpb:1.40000012
+"""
+    run = only(read_text(tmp_path, BASELINE + lines))
+    assert [(s.kind, s.tag, s.val_bpb, s.eval_ms) for s in run.scores[1:]] == [
+        ("sliding", "final_int6_sliding_window", 1.41550001, 9),
+        ("ttt", "ttt_sliding:done", 1.40000012, 410500),
     ]
-    assert run.scores[1].aliases == ["final_int8_zlib_roundtrip"] and run.scores[2].aliases == [
-        "ttt_sliding:done"
-    ]
-    assert run.headline.kind == "sliding", "adaptation that made it worse is not what is submitted"
+    summary = "sliding: val_bpb=1.4155 roundtrip: val_bpb=1.4333\n"
+    again = only(read_text(tmp_path, BASELINE + lines + summary))
+    assert again.headline == run.headline, "a list of all results does not put another one last"
 
 
 def test_a_mode_line_says_what_the_round_trip_was_scored_with(tmp_path: Path) -> None:
@@ -428,21 +345,29 @@ def test_a_mode_line_says_what_the_round_trip_was_scored_with(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("lines", "field", "value"),
     [
-        (
-            "Serialized model int6+zstd-22: 15480112 bytes "
-            "(payload:1 raw_torch:2 payload_ratio:3.9x)",
-            "artifact",
-            15480112,
-        ),
+        ("Serialized model int6+zstd-22: 15480112 bytes (payload:1)", "artifact", 15480112),
         ("Serialized model int6+lzma: 15890217 bytes", "artifact", 15890217),
         ("Total submission size mixed_int5_int6+brotli: 15948801 bytes", "total", 15948801),
         ("INT7+zlib model: 15377000 bytes | Total submission: 15431007 bytes", "total", 15431007),
         ("artifact_bytes:   15920833", "total", 15920833),
         ("Total submission size int8+zlib: 15,750,424 bytes", "total", 15750424),
+        ("budget:15991000/16000000 (15.99/16.00MB) FITS", "total", 15991000),
+        (
+            "artifact:15.92MB ternary:6(7B) code:70000\nbudget:15990000/16000000",
+            "artifact",
+            15920000,
+        ),
+        ("Serialized model: 99\nTotal submission size: 99\nTotal submission size: 88", "total", 88),
+        ("Serialized model: 99\nTotal submission size: 120", "total", None),
     ],
 )
-def test_spellings_of_sizes(tmp_path: Path, lines: str, field: str, value: int) -> None:
+def test_spellings_of_sizes(tmp_path: Path, lines: str, field: str, value: int | None) -> None:
     assert getattr(only(read_text(tmp_path, f"seed:1\n{lines}\n")).sizes, field) == value
+
+
+def test_an_address_is_no_setting(tmp_path: Path) -> None:
+    run = only(read_text(tmp_path, f"see: https://x.org/y\nhttps://x.org/z\n{BASELINE}"))
+    assert "https" not in run.config and "https://x.org/y" not in run.config.values()
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
@@ -453,14 +378,11 @@ def test_several_runs_in_one_file(tmp_path: Path) -> None:
     )
     third = BASELINE.replace("train_time:8000", "train_time:8001")
     log = read_text(tmp_path, HEADER + BASELINE + HEADER + second + third)
-    assert [(r.number, r.seed, r.last_step) for r in log.runs] == [
-        (1, 1337, 500),
-        (2, 42, 510),
-        (3, 1337, 500),
-    ]
+    numbers = [(r.number, r.seed, r.last_step) for r in log.runs]
+    assert numbers == [(1, 1337, 500), (2, 42, 510), (3, 1337, 500)]
     assert [r.source_bytes for r in log.runs] == [len(SOURCE), len(SOURCE), None]
     assert [r.name for r in log.runs] == ["train.log", "train.log#2", "train.log#3"]
-    assert log.runs[1].first_line == len((HEADER + BASELINE).splitlines()) + 1
+    assert [r.headline.val_bpb for r in log.runs] == [1.43328104, 1.42, 1.43328104]
     assert [len(r.steps) for r in log.runs] == [4, 4, 4] and log.problems == []
 
 
@@ -478,10 +400,15 @@ def test_steps_alone_begin_another_run_when_they_start_again(tmp_path: Path) -> 
 def test_console_and_log_in_one_file_are_one_run(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, BASELINE + HEADER + BASELINE))
     assert run.source_bytes == len(SOURCE) and run.seed == 1337 and len(run.steps) == 4
-    doubled = only(
-        read_text(tmp_path, "".join(2 * (line + "\n") for line in BASELINE.splitlines()))
-    )
-    assert dataclasses.asdict(doubled) == dataclasses.asdict(only(read_text(tmp_path, BASELINE)))
+    doubled = "".join(2 * (line + "\n") for line in BASELINE.splitlines())
+    plain = only(read_text(tmp_path, BASELINE))
+    assert dataclasses.asdict(only(read_text(tmp_path, doubled))) == dataclasses.asdict(plain)
+
+
+def test_an_evaluation_started_behind_a_run_is_its_own(tmp_path: Path) -> None:
+    later = "seed:1337\nquantized_ttt val_loss:2.3 val_bpb:1.4 eval_time:9ms\n"
+    run = only(read_text(tmp_path, HEADER + BASELINE + HEADER + later))
+    assert run.headline.val_bpb == 1.4 and len(run.steps) == 4 and len(run.scores) == 2
 
 
 def test_a_resumed_run_is_one_run(tmp_path: Path) -> None:
@@ -561,15 +488,6 @@ def test_of_a_huge_file_both_ends_are_read(tmp_path: Path) -> None:
     assert [s.step for s in log.runs[0].steps] == [1, 2, 200, 400]
 
 
-def test_the_lines_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_log, "MAX_POINTS", 50)
-    log = read_text(
-        tmp_path, "".join(f"step:{n}/999 train_loss:2.5 train_time:{n}ms\n" for n in range(1, 201))
-    )
-    assert len(log.runs[0].steps) <= 50 and "every second one is left out" in log.problems[0]
-    assert (log.runs[0].steps[0].step, log.runs[0].steps[-1].step) == (1, 200)
-
-
 def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"\x1f\x8b\x08\x00rest")
     (tmp_path / "b.log").write_text("nothing of the kind\n" * 9)
@@ -580,12 +498,12 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     logs = read_log.read_logs([tmp_path / name for name in names])
     words = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
     assert words == [
-        "a.log: not a text file (compressed, or an image)",
+        "a.log: not a text file (compressed, or an image): name the log itself",
         "b.log: no training log: no line of one was found",
         "c.log: empty",
         "pipe: cannot be read: not a file",
         "none.log: cannot be read: No such file or directory",
-        "empty: a folder without .txt, .log or .jsonl files",
+        "empty: a folder without .txt, .log or .jsonl files: name the logs",
         "a.log: named twice: read once",
     ]
     assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)
@@ -625,13 +543,8 @@ def test_damaged_events_are_named_and_the_others_kept(tmp_path: Path) -> None:
         'line 9: not a JSON object: {"event": "step", "step": 3, "train',
     ]
     run = log.runs[0]
-    assert (run.seed, run.dataset, run.status, run.error, run.last_step) == (
-        7,
-        "x",
-        "interrupted",
-        "interrupted",
-        1,
-    )
+    about = (run.seed, run.dataset, run.status, run.error, run.last_step)
+    assert about == (7, "x", "interrupted", "interrupted", 1)
     assert "odd" not in run.config
 
 
@@ -681,29 +594,16 @@ def test_our_text_and_our_events_say_the_same(own: Finished) -> None:
 
 
 def test_our_older_logs_are_read(tmp_path: Path) -> None:
-    """Their input report had other lines and fields."""
+    """Their input report had other lines."""
     text = BASELINE + (
-        "host_wait total_ms:0.5 percent:0.012 median_ms:0.1 p99_ms:0.2 max_ms:0.3 worst_step:2\n"
-        "input_bytes read:508896 read_gb_s:0.08 copied:0\n"
         "input: input cost 0.25 % of training: overlap settings do not matter here\n"
         "tokens_seen:4096 epochs:0.054\n"
         "peak memory allocated: 793 MiB reserved: 800 MiB\n"
         "overlappable: 0.24 ms of 267.44 ms a step (0.09 %)\n"
     )
-    wait = {"total_ms": 0.5, "percent": 0.012}
-    report = {"host_wait": wait, "percent_of_slowest_rank": 0.25, "verdict": "x", "epochs": 0.054}
-    events = jsonl(
-        {"event": "step", "step": 1, "train_loss": 3.0, "train_time_ms": 5.0},
-        {"event": "input", "step": 1, **report, "tokens_seen": 4096, "peak_mib": [793, 800]},
-    )
-    for run in (only(read_text(tmp_path, text)), only(read_text(tmp_path, events, "r.jsonl"))):
-        assert (run.input_wait_percent, run.epochs, run.tokens(), run.peak_mib) == (
-            0.25,
-            0.054,
-            4096,
-            793,
-        )
-        assert "overlappable" not in run.config
+    run = only(read_text(tmp_path, text))
+    cost = (run.input_wait_percent, run.epochs, run.tokens(), run.peak_mib)
+    assert cost == (0.25, 0.054, 4096, 793) and "overlappable" not in run.config
 
 
 def test_our_text_and_our_events_become_one_record(own: Finished) -> None:
@@ -711,7 +611,7 @@ def test_our_text_and_our_events_become_one_record(own: Finished) -> None:
     assert len(logs.files) == 2 and len(logs.runs) == 1 and logs.problems == []
     run = logs.runs[0]
     source = (ROOT / "train_gpt.py").read_bytes()
-    assert run.path.endswith("own.jsonl") and run.partner.endswith("own.txt")
+    assert run.path.endswith("own.jsonl") and len(run.scores) == 1
     assert run.source_bytes == len(source) == run.sizes.code and run.train_shards == 1
     assert run.config["embed_lr"] == 0.6 and run.config["train_prefetch"] is True
     assert run.config["train_io.prefetch"] is True and run.hardware["cpus"] > 0

@@ -1,0 +1,284 @@
+"""Runs a trainer's command for ablate.py and preflight.py: found, made independent of the folder
+in which it is started, watched, and ended with whoever started it."""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+PATH_SETTINGS = ("DATA_PATH", "TOKENIZER_PATH", "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "RESUME")
+OURS = ("RUN_ID", "SEED")  # set a run, so never part of what runs have in common
+LAST_LINES = 12  # shown of a run that failed
+POLL_S = 0.5  # between two looks at a run's progress
+PATIENCE_S = 20.0  # for a run to end after each signal
+
+
+class ToolError(Exception):
+    """What is wrong, for people: one line, or the trainer's own list."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}: --help lists the options\n")
+
+
+class Trainer:
+    """A command that starts a run. `python3` and `torchrun` mean those of the Python that runs this
+    tool, whether or not its environment is activated."""
+
+    def __init__(self, command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+        """Raises ToolError where the program or the script is not found."""
+        self.given, self.folder = list(command), folder
+        words = [*_launcher(command[0]), *command[1:]]
+        program = shutil.which(words[0], path=environ.get("PATH"))
+        if program is None:
+            raise ToolError(f"{command[0]}: no such program: write -- python3 train_gpt.py")
+        self.argv = [os.path.join(folder, program), *(self._absolute(word) for word in words[1:])]
+        scripts = [word for word in self.argv[1:] if word.endswith(".py")]
+        lost = next((word for word in scripts if not os.path.isfile(word)), None)
+        if lost:
+            raise ToolError(f"{lost}: no such script in {folder}: name it with its folder")
+        self.script = Path(scripts[0]) if scripts else None
+        self.python = program if re.match(r"python[\d.]*$", Path(program).name) else sys.executable
+        self.environ = {name: value for name, value in environ.items() if name not in OURS}
+        for name in ("PATH", "PYTHONPATH"):
+            if name in environ:
+                parts = environ[name].split(os.pathsep)
+                absolute = (os.path.join(folder, part) if part else part for part in parts)
+                self.environ[name] = os.pathsep.join(absolute)
+
+    def _absolute(self, word: str) -> str:
+        """Words that name a file here, such as train_gpt.py; nothing that only looks like one."""
+        names_file = not word.startswith("-") and re.search(r"[./]", word)
+        here = names_file and (self.folder / word).is_file()
+        return os.path.join(self.folder, word) if here else word
+
+    @property
+    def words(self) -> str:
+        return shlex.join(self.given)
+
+    def source(self) -> str:
+        return self.script.read_text(encoding="utf-8", errors="replace") if self.script else ""
+
+    def variables(self, **settings: str) -> dict[str, str]:
+        """The environment of a run. Relative paths are those of the folder of the command."""
+        found = {**self.environ, **settings}
+        for name in PATH_SETTINGS:
+            value = found.get(name)
+            if value and (name != "RESUME" or (self.folder / value).exists()):
+                found[name] = os.path.normpath(self.folder / value)
+        return found
+
+    def configuration(self, **settings: str) -> dict[str, dict[str, Any]] | None:
+        """--print-config: name -> {"value", "source"}; None: the script has no such argument.
+
+        Raises ToolError with the script's own words where it refuses the settings.
+        """
+        if self.script is None or "--print-config" not in self.source():
+            return None
+        command = [self.python, str(self.script), "--print-config"]
+        name, environ = f"{self.script.name} --print-config", self.variables(**settings)
+        streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+        try:
+            done = subprocess.run(command, cwd=self.folder, timeout=300, env=environ, **streams)
+        except subprocess.TimeoutExpired as error:
+            raise ToolError(f"{name}: no answer in 300 s: is its disk at work?") from error
+        if done.returncode:
+            raise ToolError(done.stderr.strip() or f"{name}: exit code {done.returncode}")
+        try:
+            found = json.loads(done.stdout[done.stdout.index("{") :])
+            return {name: dict(entry) for name, entry in found.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ToolError(f"{name}: not the JSON object expected ({error})") from error
+
+    def settings(self, configuration: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:
+        """The trainer's settings in the environment; without --print-config those of the names
+        that its text quotes."""
+        if configuration is not None:
+            found = configuration.items()
+            names = {k.upper() for k, entry in found if entry.get("source") == "environment"}
+        else:
+            names = set(re.findall(r"""["']([A-Z][A-Z0-9_]{2,})["']""", self.source()))
+            names -= {"PATH", "HOME", "RANK"}
+        return {name: self.environ[name] for name in sorted(names & set(self.environ))}
+
+
+def _launcher(word: str) -> list[str]:
+    own = importlib.util.find_spec("torch") is not None
+    if word in ("python", "python3"):
+        return [sys.executable]
+    return [sys.executable, "-m", "torch.distributed.run"] if word == "torchrun" and own else [word]
+
+
+def fresh_folder(path: Path, trainer: Trainer) -> Path:
+    """An empty working folder, in which the defaults ./data/... are found, too."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    if (trainer.folder / "data").is_dir():
+        (path / "data").symlink_to(trainer.folder / "data")
+    return path
+
+
+def run_child(
+    trainer: Trainer,
+    work: Path,
+    settings: Mapping[str, str],
+    *,
+    watch: Callable[[Path], None] = lambda output: None,
+    held: Sequence[int] = (),
+) -> int:
+    """Runs the command in `work` to its exit code, its output in output.txt. Whatever ends this
+    ends it, too.
+
+    `held` are open files that it keeps open: a lock that lasts as long as the run, should this
+    process be killed.
+    """
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a background job starts ignores it
+
+    output = work / "output.txt"
+    with open(output, "wb") as out:
+        child = subprocess.Popen(
+            trainer.argv,
+            cwd=work,
+            env=trainer.variables(**settings),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=held,
+            preexec_fn=heed_interrupts,
+        )
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return child.wait(POLL_S)
+                watch(output)
+        finally:
+            if child.poll() is None:
+                end(child)
+
+
+def end(child: "subprocess.Popen[bytes]") -> None:
+    """Ends a command and its group: politely first, as torchrun has to end its workers."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(PATIENCE_S)
+            return
+
+
+def last_lines(output: Path, count: int = LAST_LINES) -> list[str]:
+    try:
+        with open(output, "rb") as file:
+            file.seek(max(0, output.stat().st_size - 20_000))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return [line[:300] for line in lines if line.strip()][-count:]
+
+
+def indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"      {line}" for line in lines) or "      it printed nothing"
+
+
+def gpus() -> list[dict[str, str]]:
+    """Name, driver, MiB in all and in use of each NVIDIA device; none without nvidia-smi."""
+    query = "--query-gpu=name,driver_version,memory.total,memory.used"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        names = ("name", "driver", "total_mib", "used_mib")
+        rows = (re.split(r"\s*,\s*", line.strip()) for line in done.stdout.splitlines())
+        return [dict(zip(names, row, strict=True)) for row in rows if len(row) == 4]
+    return []
+
+
+def machine() -> dict[str, Any]:
+    """What step times depend on; not the host's name, which a rented machine changes."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        cpu = found[1] if found else cpu
+    found = gpus()
+    driver = found[0]["driver"] if found else None
+    names = [gpu["name"] for gpu in found]
+    return {"cpu": cpu, "cpus": os.cpu_count(), "gpus": names, "driver": driver}
+
+
+def versions(trainer: Trainer) -> dict[str, str]:
+    """Of the trainer's Python and packages; torch itself is not imported."""
+    code = (
+        "import importlib.metadata as m, json, platform\n"
+        "found = {'python': platform.python_version()}\n"
+        "for name in ('torch', 'numpy', 'sentencepiece', 'flash_attn'):\n"
+        "    try: found[name] = m.version(name)\n"
+        "    except m.PackageNotFoundError: pass\n"
+        "print(json.dumps(found))"
+    )
+    streams = {"capture_output": True, "text": True, "env": trainer.environ}
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        done = subprocess.run([trainer.python, "-c", code], timeout=60, check=True, **streams)
+        return dict(json.loads(done.stdout))
+    return {}
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end as Ctrl-C does, unless whoever started this ignores them (nohup)."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in old.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A tool's own words, and the trainer's command: all that follows the first --."""
+    words = list(arguments)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def run_tool(work: Callable[[], int]) -> int:
+    """A tool's exit code; what goes wrong is one line."""
+    try:
+        with ended_by_signals():
+            return work()
+    except ToolError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

@@ -1,0 +1,390 @@
+"""Is this machine ready for a run? Settings, data, tokenizer, devices and disk are looked at, and
+20 real steps are run, with overlap on and off: about a minute.
+
+    python3 logs/preflight.py -- python3 train_gpt.py
+    python3 logs/preflight.py -- torchrun --standalone --nproc_per_node=8 train_gpt.py
+
+Give it the command and the variables of the real run. Exit code: 0 ready, 2 not ready.
+"""
+
+import argparse
+import hashlib
+import math
+import os
+import platform
+import re
+import shutil
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import launch
+from launch import ToolError, Trainer, clock
+from read_log import Run, read_logs
+
+# Each of the first ten steps is logged, and waits for the device; the rest run on.
+STEPS, TIMED_FROM = 20, 10
+OVERLAP_SWITCHES = ("TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_COPY_STREAM")
+# Of train and val loss on CUDA, whose sums are not repeatable: nats at the first step, and later,
+# when differences have grown. A batch overwritten in flight has been seen to cost 0.4 nats at
+# step 2.
+CUDA_TOLERANCE = (1e-3, 2e-2)
+SPARE_BYTES = 1 << 30  # of disk, beyond the files of a run
+CAP_BYTES = 16_000_000
+DEFAULT_PATHS = {
+    "DATA_PATH": "./data/datasets/fineweb10B_sp1024",  # the challenge's
+    "TOKENIZER_PATH": "./data/tokenizers/fineweb_1024_bpe.model",
+}
+GET_DATA = (
+    "run python3 data/cached_challenge_fineweb.py, or set DATA_PATH to a folder that has them"
+)
+
+
+class Checks:
+    """What was looked at, printed as it is found."""
+
+    def __init__(self) -> None:
+        self.faults = 0
+
+    def say(self, level: str, name: str, words: str) -> None:
+        self.faults += level == "FAULT"
+        print(f"{level:<6}{name:<10}{words}", flush=True)
+
+    def ok(self, name: str, words: str) -> None:
+        self.say("ok", name, words)
+
+    def note(self, name: str, words: str) -> None:
+        self.say("note", name, words)
+
+    def fault(self, name: str, words: str) -> None:
+        self.say("FAULT", name, words)
+
+
+@dataclass
+class Settings:
+    """A setting's value as the trainer resolves it, else the environment's, else None."""
+
+    environ: Mapping[str, str]
+    configuration: Mapping[str, Mapping[str, Any]] | None
+
+    def __call__(self, name: str) -> Any:
+        known = (self.configuration or {}).get(name.lower())
+        return known.get("value") if known else self.environ.get(name, DEFAULT_PATHS.get(name))
+
+    def number(self, name: str, default: float) -> float:
+        try:
+            return float(self(name))
+        except (TypeError, ValueError):
+            return default
+
+
+# --- before anything runs ---
+
+
+def shard_tokens(path: Path) -> int:
+    """From a shard's header and size. Raises ValueError with what is wrong."""
+    with open(path, "rb") as file:
+        head, size = file.read(1024), os.fstat(file.fileno()).st_size
+    magic, version, count = struct.unpack("<3i", head[:12]) if len(head) == 1024 else (0, 0, 0)
+    if (magic, version) != (20240520, 1):
+        raise ValueError(f"{path.name}: {size:,} bytes, no shard of version 1: fetch it again")
+    if size != 1024 + 2 * count:
+        promised = f"its header promises {1024 + 2 * count:,}"
+        raise ValueError(f"{path.name}: {size:,} bytes, but {promised}: fetch it again")
+    return count
+
+
+def check_data(checks: Checks, trainer: Trainer, settings: Settings) -> dict[str, int]:
+    """Shards and tokenizer; returns the tokens of each split."""
+    folder, tokens = trainer.folder / str(settings("DATA_PATH")), {"train": 0, "val": 0}
+    for split in tokens:
+        paths, faults = sorted(folder.glob(f"fineweb_{split}_*.bin")), []
+        for path in paths:
+            try:
+                tokens[split] += shard_tokens(path)
+            except (OSError, ValueError) as error:
+                faults.append(str(error))
+        if faults:
+            more = f" and {len(faults) - 3} more" * (len(faults) > 3)
+            checks.fault("data", f"{folder}: {'; '.join(faults[:3])}{more}")
+        elif paths:
+            count = f"{len(paths)} {split} shard{'s' * (len(paths) != 1)}"
+            checks.ok("data", f"{count}, {tokens[split]:,} tokens in {folder}")
+        elif split == "train" and (folder / ".producing").exists():
+            checks.note("data", f"{folder}: no fineweb_train_*.bin so far: they are being made")
+        else:
+            checks.fault("data", f"{folder}: no fineweb_{split}_*.bin: {GET_DATA}")
+    path = trainer.folder / str(settings("TOKENIZER_PATH"))
+    data = path.read_bytes() if path.is_file() else b""
+    if data:
+        digest = hashlib.sha256(data).hexdigest()[:12]
+        checks.ok("tokenizer", f"{path}, {len(data):,} bytes, sha256 {digest}")
+    else:
+        wrong = "is empty" if path.is_file() else "no such file"
+        checks.fault("tokenizer", f"{path}: {wrong}: set TOKENIZER_PATH to the data set's")
+    return tokens
+
+
+def processes(command: Sequence[str], devices: int) -> int:
+    """That a command starts on this machine: one, or torchrun's --nproc_per_node."""
+    given = re.search(r"(?:^| )--nproc[-_]per[-_]node[= ](\w+)", " ".join(command))
+    if not given:
+        return 1
+    return int(given[1]) if given[1].isdigit() else devices or 1  # gpu, auto
+
+
+def check_devices(checks: Checks, trainer: Trainer, settings: Settings) -> None:
+    """NVIDIA devices against what the command starts."""
+    found = launch.gpus()
+    count = processes(trainer.given, len(found))
+    started = f"{count} process{'es' * (count != 1)}"
+    remedy = f"set --nproc_per_node={len(found)}"
+    if not found:
+        cores = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+        checks.note("devices", f"no NVIDIA device: {started} on the CPU, {cores}")
+        return
+    name = ", ".join(dict.fromkeys(gpu["name"] for gpu in found))
+    driver = found[0]["driver"]
+    checks.ok("devices", f"{len(found)} x {name}, driver {driver}, {count} of them used")
+    if str(settings("DEVICE")) == "cpu":
+        checks.note("devices", "DEVICE=cpu: the devices stay idle")
+    elif count < len(found) and "CUDA_VISIBLE_DEVICES" not in trainer.environ:
+        checks.note("devices", f"the command uses {count} of {len(found)}: {remedy}")
+    elif count > len(found):
+        checks.fault("devices", f"{started} for {len(found)} devices: {remedy}")
+    used = [int(gpu["used_mib"]) if gpu["used_mib"].isdigit() else 0 for gpu in found]
+    busy = ", ".join(f"{i} ({mib} MiB)" for i, mib in enumerate(used) if mib > 1500)
+    if busy:
+        checks.note("devices", f"memory is in use on device {busy}: see nvidia-smi for by whom")
+
+
+# --- two short runs ---
+
+
+def short_settings(settings: Settings) -> dict[str, str]:
+    """20 steps that a run of any length begins with, on a part of the validation split; nothing
+    else is written."""
+    batch = int(settings.number("VAL_BATCH_SIZE", 524_288))
+    val_tokens = min(4 * batch + 1, int(settings.number("VAL_TOKENS", 0)) or 4 * batch + 1)
+    return {
+        "ITERATIONS": str(STEPS),
+        "MAX_WALLCLOCK_SECONDS": "0",
+        "WARMDOWN_ITERS": "0",
+        "WARMUP_STEPS": str(int(min(3, settings.number("WARMUP_STEPS", 20)))),
+        "TRAIN_LOG_EVERY": "10",
+        "VAL_LOSS_EVERY": "0",
+        "VAL_TOKENS": str(val_tokens),
+    }
+
+
+def short_runs(checks: Checks, trainer: Trainer, settings: Settings, out: Path) -> dict[str, Run]:
+    """The runs with overlap `on` and `off` that finished; how others ended is said."""
+    for name in ("CHECKPOINT_EVERY", "RESUME", "TRACE_STEPS", "TRAINING_TIMING_BREAKDOWN"):
+        trainer.environ.pop(name, None)  # of the real run, not of this trial
+    found: dict[str, Run] = {}
+    for name in ("on", "off"):
+        work, started = launch.fresh_folder(out / name, trainer), time.monotonic()
+        run_id = f"preflight_overlap_{name}"
+        switches = {switch: str(int(name == "on")) for switch in OVERLAP_SWITCHES}
+        print(f"...   run       {STEPS} steps with overlap {name}", flush=True)
+        variables = {**short_settings(settings), **switches, "RUN_ID": run_id}
+        code = launch.run_child(trainer, work, variables)
+        runs = read_logs([work / "logs"]).runs
+        for model in work.glob("final_model.*"):
+            model.unlink()
+        lines = launch.indented(launch.last_lines(work / "output.txt", 40 if code == 2 else 12))
+        if code == 2:
+            checks.fault("settings", f"the trainer refuses them:\n{lines}")
+            return found
+        if code or not runs or runs[-1].status != "finished" or runs[-1].last_step < STEPS:
+            checks.fault("run", f"overlap {name}: ended with exit code {code}, see {work}\n{lines}")
+            return found
+        found[name] = runs[-1]
+        seconds = f"{time.monotonic() - started:.0f} s, compilation and all"
+        checks.ok("run", f"overlap {name}: finished in {seconds}")
+    return found
+
+
+def on_cpu(run: Run) -> bool:
+    return run.hardware.get("device") in (platform.machine(), "cpu", "CPU")
+
+
+def check_data_used(checks: Checks, on: Run, off: Run) -> None:
+    """Overlap may change when a batch is read, never which."""
+    first, second = on.crc_at(), off.crc_at()
+    common = sorted(first.keys() & second.keys())
+    wrong = next((step for step in common if first[step] != second[step]), None)
+    if wrong is not None:
+        words = f"data_crc {first[wrong]} and {second[wrong]} at step {wrong}"
+        remedy = "run with TRAIN_PREFETCH=0, and report it"
+        checks.fault("data", f"overlap on and off trained on different batches: {words}: {remedy}")
+    elif common:
+        words = f"data_crc {first[common[-1]]} at step {common[-1]}"
+        checks.ok("overlap", f"the same batches with overlap on and off: {words}")
+    else:
+        checks.note("overlap", "no data_crc in these logs: that batches were equal is not shown")
+
+
+def check_losses(checks: Checks, on: Run, off: Run) -> None:
+    """Losses as equal as the device repeats."""
+    early, late = (0.0, 0.0) if on_cpu(on) else CUDA_TOLERANCE
+    losses = {s.step: s.train_loss for s in off.steps}
+    pairs = [
+        (
+            f"train_loss at step {s.step}",
+            s.train_loss,
+            losses[s.step],
+            late if s.step > 1 else early,
+        )
+        for s in on.steps
+        if None not in (s.train_loss, losses.get(s.step))
+    ]
+    ends = [run.final_validation for run in (on, off)]
+    if all(end is not None and end.val_loss is not None for end in ends):
+        pairs.append(("val_loss", ends[0].val_loss, ends[1].val_loss, late))
+    bound = f"within {early:g} nats at step 1 and {late:g} later" if late else "to the last digit"
+    wrong = next((pair for pair in pairs if not abs(pair[1] - pair[2]) <= pair[3]), None)
+    if wrong:
+        words = f"{wrong[0]} is {wrong[1]:.6f} with overlap on, {wrong[2]:.6f} off"
+        checks.fault("overlap", f"losses differ: {words}; they must agree {bound}: report it")
+    elif pairs:
+        largest = f"largest difference {max(abs(pair[1] - pair[2]) for pair in pairs):.2g}"
+        checks.ok("overlap", f"{len(pairs)} losses agree {bound} ({largest})")
+    else:
+        checks.fault("overlap", "the logs tell no common training loss: nothing to compare")
+
+
+# --- what they say of the real run ---
+
+
+def timed_ms(run: Run) -> float | None:
+    """Milliseconds a step after the first ten."""
+    times = {s.step: s.train_time_ms for s in run.steps if s.train_time_ms is not None}
+    if TIMED_FROM not in times or STEPS not in times:
+        return run.step_times().mean
+    return (times[STEPS] - times[TIMED_FROM]) / (STEPS - TIMED_FROM)
+
+
+def say_times(
+    checks: Checks, found: Mapping[str, Run], settings: Settings, tokens: Mapping[str, int]
+) -> None:
+    """Step time, steps that fit, passes over the data, the time of a validation."""
+    on, off = (timed_ms(found[name]) for name in ("on", "off"))
+    if not (on and off):
+        checks.fault("time", "the logs tell no step time")
+        return
+    rough = (
+        f"{100 * (on / off - 1):+.1f} % with it; {STEPS - TIMED_FROM} steps each: a rough figure"
+    )
+    checks.ok("time", f"{on:.2f} ms a step with overlap on, {off:.2f} off ({rough})")
+    cap_s = settings.number("MAX_WALLCLOCK_SECONDS", 600)
+    steps = iterations = int(settings.number("ITERATIONS", 20_000))
+    takes = clock(iterations * on / 1e3)
+    words = f"ITERATIONS={iterations:,} take about {takes}; no cap is set"
+    if cap_s > 0:
+        fit = int(1e3 * cap_s / on)  # a step that would end behind the cap is not begun
+        steps = min(fit, iterations)
+        end = f"of ITERATIONS={iterations:,}"
+        if fit >= iterations:
+            end = f"ITERATIONS={iterations:,} ends it first, after {takes}"
+        words = f"about {fit:,} steps fit MAX_WALLCLOCK_SECONDS={cap_s:g}, {end}"
+    checks.ok("steps", words)
+    used = steps * int(settings.number("TRAIN_BATCH_TOKENS", 524_288))
+    if tokens["train"]:
+        passes = used / tokens["train"]
+        words = f"{used:,} will be trained on: {passes:.2f} passes over the shards here"
+        checks.say("note" if passes > 1 else "ok", "tokens", words)
+    run = found["on"]
+    if run.eval_total_ms and run.val_tokens and tokens["val"]:
+        scored = min(tokens["val"], settings.number("VAL_TOKENS", 0) or math.inf)
+        seconds = run.eval_total_ms / 1e3 * scored / run.val_tokens
+        checks.ok("eval", f"about {seconds:.1f} s a validation of {scored:,} tokens")
+
+
+def say_room(checks: Checks, trainer: Trainer, run: Run, settings: Settings) -> None:
+    """Memory and disk, now that the size of a run is known."""
+    found, memory = launch.gpus(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    of = f"{memory:,} MiB of the machine"
+    if found and not on_cpu(run):
+        of = f"{found[0]['total_mib']} MiB"
+    if run.peak_mib is not None:
+        checks.ok("memory", f"{run.peak_mib:,} MiB at the peak of rank 0, of {of}")
+    model, kept = run.sizes.model or 0, int(settings.number("CHECKPOINT_KEEP", 3)) + 1
+    # Weights and up to two moments each.
+    checkpoints = 3 * model * kept if settings.number("CHECKPOINT_EVERY", 0) > 0 else 0
+    needed = 2 * model + (run.sizes.artifact or 0) * 2 + checkpoints + SPARE_BYTES
+    free = shutil.disk_usage(trainer.folder).free
+    words = f"{free / 1e9:.1f} GB free in {trainer.folder}, about {needed / 1e9:.1f} GB wanted"
+    if free >= needed:
+        checks.ok("disk", f"{words} (1 GiB of it to spare)")
+    else:
+        checks.fault("disk", f"{words}: make room")
+    if run.sizes.total is not None:
+        over = run.sizes.total > CAP_BYTES
+        words = f"{run.sizes.total:,} bytes after {STEPS} steps, the cap is {CAP_BYTES:,}"
+        words += ": a trained model packs to another size"
+        checks.say("note" if over else "ok", "artifact", words)
+
+
+def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
+    """All checks, in the order in which a fault would stop a run."""
+    checks, out = Checks(), options.out
+    checks.ok("command", trainer.words)
+    try:
+        configuration = trainer.configuration()
+    except ToolError as problem:
+        lines = launch.indented(str(problem).splitlines())
+        checks.fault("settings", f"the trainer refuses them:\n{lines}")
+        print("NOT READY: settings are wrong: mend those named above")
+        return 2
+    settings, given = Settings(trainer.environ, configuration), trainer.settings(configuration)
+    words = " ".join(f"{name}={value}" for name, value in given.items())
+    checks.ok("settings", words or "none in the environment: all defaults")
+    if configuration is None:
+        checks.note("settings", "the script has no --print-config: they are not checked beforehand")
+    tokens = check_data(checks, trainer, settings)
+    check_devices(checks, trainer, settings)
+    free = shutil.disk_usage(trainer.folder).free
+    if free < SPARE_BYTES:
+        checks.fault("disk", f"{free / 1e6:.0f} MB free in {trainer.folder}: make room")
+    if not checks.faults:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ToolError(
+                f"{out}: cannot be made: {error.strerror}: name another --out"
+            ) from error
+        found = short_runs(checks, trainer, settings, out)
+        if len(found) == 2:
+            check_data_used(checks, found["on"], found["off"])
+            check_losses(checks, found["on"], found["off"])
+            say_times(checks, found, settings, tokens)
+            say_room(checks, trainer, found["on"], settings)
+    if checks.faults:
+        print(f"NOT READY: {checks.faults} fault{'s' * (checks.faults != 1)}, named above")
+        return 2
+    print(f"READY: {trainer.words}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = launch.Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="preflight.py [--out FOLDER] -- COMMAND",
+    )
+    folder = Path("logs", "preflight")
+    parser.add_argument("--out", type=Path, default=folder, help=f"default: {folder}")
+    ours, command = launch.split_command(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(ours)
+    if not command:
+        parser.exit(2, "error: name the run's command after --: -- python3 train_gpt.py\n")
+    return launch.run_tool(lambda: preflight(options, Trainer(command, Path.cwd(), os.environ)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
