@@ -346,8 +346,11 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
     """
     dataset, manifest = PREFIX + variant, read_manifest(MANIFEST)
     if dataset not in manifest["datasets"]:
-        known = ", ".join(name.removeprefix(PREFIX) for name in manifest["datasets"])
-        raise argparse.ArgumentTypeError(f"--variant {variant}: the manifest lists {known}")
+        names = [name for name in manifest["datasets"] if name.startswith(PREFIX)]
+        known = ", ".join(name.removeprefix(PREFIX) for name in names) or "none"
+        raise argparse.ArgumentTypeError(
+            f"--variant {variant}: {MANIFEST} lists {known}; it is fetched without --skip-manifest"
+        )
     try:
         entry = manifest["datasets"][dataset]
         tokenizer = manifest["tokenizers"][entry["tokenizer_name"]]
@@ -452,7 +455,7 @@ def run(options: argparse.Namespace) -> None:
         faults = for_each(hub.items([MANIFEST.name]), hub.complete, 1)
         if faults:
             raise DataError(f"{MANIFEST}: {faults[MANIFEST.name]}")
-    if hub.offline and not MANIFEST.exists():
+    if hub.offline and not folder.exists():
         raise DataError(
             f"{hub.offline}; check the network and HF_ENDPOINT, and run again; "
             "to train without a network: python3 data/quickstart.py"
@@ -489,13 +492,21 @@ def run(options: argparse.Namespace) -> None:
     )
 
 
+def whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{text} is no number of shards; a data set is named by --variant"
+        )
+    return int(text)
+
+
 def main() -> None:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("number", nargs="?", type=int, metavar="TRAIN_SHARDS", help="the same as --train-shards")
+    add("number", nargs="?", type=whole, metavar="TRAIN_SHARDS", help="the same as --train-shards")
     add(
         "--train-shards",
-        type=int,
+        type=whole,
         metavar="N",
         help="training shards, 200 MB each (default: 80, or all there are)",
     )

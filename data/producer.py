@@ -74,7 +74,9 @@ def missing_package(error: ImportError) -> str:
     """One line on a package that is not there."""
     root = Path(__file__).resolve().parent.parent
     pip = shlex.join([sys.executable, "-m", "pip", "install", "-r", str(root / "requirements.txt")])
-    return f"error: {error}; install what is needed: {pip}; or use an environment that has it"
+    venv = root / ".venv" / "bin" / "python"
+    other = f"; or use {venv}" if venv.exists() and str(venv) != sys.executable else ""
+    return f"error: {error}; install what is needed: {pip}{other}"
 
 
 def run_tool(main: Callable[[], int | None]) -> NoReturn:

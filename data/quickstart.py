@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -359,6 +360,8 @@ def main() -> int:
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
+    if not options.prepare_only and importlib.util.find_spec("torch") is None:
+        sys.exit(producer.missing_package(ImportError("No module named 'torch'")))
     try:
         prepare(
             ROOT / "data", Path(sysconfig.get_path("stdlib")), workers=min(4, os.cpu_count() or 1)

@@ -117,7 +117,7 @@ def write_shard(path: Path, tokens: np.ndarray) -> str:
 
 # === DOCUMENTS ====================================================================================
 
-LINE_FORM = 'each line must be an object like {"text": "..."}'
+LINE_FORM = 'each line must be an object like {"text": "..."}; plain text is to be named .txt'
 
 
 class Block(NamedTuple):
@@ -149,7 +149,7 @@ class Block(NamedTuple):
                 text = json.loads(text)["text"]
             return text, hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
         except UnicodeError as error:
-            fault = f"not UTF-8 ({error}); convert it"
+            fault = f"not UTF-8 ({error}); unpack or convert it"
             if isinstance(error, UnicodeDecodeError):
                 lines_before = data.count(b"\n", 0, error.start)
         except (LookupError, TypeError, AttributeError):
@@ -264,10 +264,12 @@ class Tokenizer:
                 self.bos_id = self.processor.bos_id()
             elif json.loads(path.read_bytes()) != BYTE_TOKENIZER:
                 raise ValueError(f"a byte tokenizer is {json.dumps(BYTE_TOKENIZER)}")
-        except (OSError, ValueError, RuntimeError) as error:
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}; give a SentencePiece .model") from None
+        except (ValueError, RuntimeError) as error:
+            reason = error if isinstance(error, ValueError) else "nothing of SentencePiece's"
             raise DataError(
-                f"{path}: not a usable tokenizer ({' '.join(str(error).split())}); "
-                "give a SentencePiece .model"
+                f"{path}: not a usable tokenizer ({reason}); give a SentencePiece .model"
             ) from None
         if self.bos_id < 0 or self.vocab_size > 1 << 16:
             raise DataError(
@@ -394,9 +396,12 @@ def train_tokenizer(
         )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].strip() or "they hold no text"
+        most, least = (re.search(text, reason) for text in (r"<= (\d+)", r"\d+ vs (\d+)"))
+        remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
+        remedy = f"set --vocab-size {least[1]} or more, or " if least else remedy
         refusal = DataError(
-            f"{source.files[0]}: these documents cannot carry a vocabulary of {vocab_size}: "
-            f"{reason}"
+            f"{source.files[0]}: these documents cannot carry a vocabulary of {vocab_size} "
+            f"({reason.partition('.')[0]}); {remedy}give more text, or --bytes"
         )
         raise (faults[0] if faults else refusal) from None
     return model.getvalue()
@@ -976,15 +981,18 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
     add_set_arguments(parser)
     add_work_arguments(parser)
-    is_live = "--live" in words[: words.index("--")] if "--" in words else False
-    cut = words.index("--") if is_live else len(words)  # else as usual, what follows -- are files
+    cut = words.index("--") if "--" in words else len(words)
+    if "--live" not in words[:cut]:
+        if not all(map(os.path.isfile, words[cut + 1 :])):
+            parser.error(f"a command after -- needs --live: {shlex.join(words[cut + 1 :])}")
+        cut = len(words)  # as usual, what follows -- are files
     options = parser.parse_args(words[:cut])
     options.command = words[cut + 1 :]
     options.shard_tokens = options.shard_tokens or (
         LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS
     )
     options.workers = options.workers or max(1, (os.cpu_count() or 1) // (2 if options.live else 1))
-    if fault := fault_of_options(options, "--" in words):
+    if fault := fault_of_options(options):
         parser.exit(2, f"error: {fault}\n")
     return options
 
@@ -1058,12 +1066,14 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def fault_of_options(options: argparse.Namespace, has_dashes: bool) -> str:
-    """What is wrong with the options, in words; nothing: empty. has_dashes: -- was given."""
+def fault_of_options(options: argparse.Namespace) -> str:
+    """What is wrong with the options, in words; nothing: empty."""
     for path in options.files:
         if not os.path.isfile(path):
-            needs_live = has_dashes and not options.live
-            return f"{path}: no such file" + "; a command after -- needs --live" * needs_live
+            what = "a folder" if os.path.isdir(path) else "no such file"
+            return f"{path}: {what}; give .jsonl or text files of this machine"
+    if not re.fullmatch(r"\w[\w.-]*", options.name):
+        return f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'"
     if options.shard_tokens >= 1 << 31:
         return f"--shard-tokens {options.shard_tokens}: a shard's header counts to 2147483647"
     tokenizers = len(options.vocab_size or []) + len(options.model or []) + options.bytes

@@ -422,6 +422,7 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
         (["{docs}", "--num-val-docs", "4", "--model", "nowhere.model"], 1, "nowhere.model"),
         (["nowhere.jsonl"], 2, "nowhere.jsonl: no such file"),
         (["{docs}", "--vocab", "many"], 2, "--help"),
+        (["{docs}", "--name", "a/b"], 2, "it names files"),
         (["{docs}", "--shard-tokens", "3000000000"], 2, "--shard-tokens 3000000000"),
     ],
 )
