@@ -10,9 +10,11 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 MAX_SCRIPT, MAX_UNPACKED = 4_000_000, 16_000_000  # bytes: parsed, and taken out of a packed one
 MIN_PACKED = 100  # characters of a literal that may be a packed script
+UNKNOWN = object()  # a default that is no plain value
 MAX_DEPTH = 3  # packed inside packed
 # The packed form runs its source under its own name, so that __file__ is the file submitted: its
 # text is what the log begins with, its size is the code size. linecache hands the readable lines to
@@ -32,7 +34,8 @@ FETCHES = re.compile(
     r"hf_hub_download|snapshot_download|load_dataset|urlopen|urlretrieve|get_kernel|"
     r"(?:requests|httpx)\.get|(?:gdown|wget)\.download"
 )
-FETCHING_COMMAND = re.compile(r"(?:^|[\s;&|])(?:curl|wget|git clone|pip3? install)\s")
+COMMAND = re.compile(r"subprocess|popen|os\.system", re.IGNORECASE)
+FETCHING_COMMAND = re.compile(r"\b(curl|wget|git\W{1,4}clone|pip3?\W{1,4}install)\b")
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Script:
 
     text: bytes  # readable: of a packed script that inside
     packed: bool = False
+    opaque: bool = False  # packed by something that this does not unpack
     error: str | None = None  # why it does not parse
     imports: dict[str, tuple[int, bool]] = field(default_factory=dict)  # module: (line, optional)
     fetches: dict[str, int] = field(default_factory=dict)  # by what it downloads: line
@@ -87,6 +91,7 @@ def look(text: bytes, depth: int = MAX_DEPTH) -> Script:
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
         inner = unpack(tree) if depth else None
+        script.opaque = inner is None and max(map(len, literals(tree)), default=0) > len(text) / 2
         if inner is not None:
             script = look(inner, depth - 1)
             script.packed = True
@@ -95,6 +100,9 @@ def look(text: bytes, depth: int = MAX_DEPTH) -> Script:
         script.fetches = fetches(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         script.error = fault(error)
+        # Of a newer Python, perhaps: what it imports is seen, not whether it could do without.
+        named = re.findall(rb"(?m)(?:^|[;:])[ \t]*(?:from|import)[ \t]+([\w.]+)", text)
+        script.imports = {name.decode(): (0, True) for name in named}
     return script
 
 
@@ -103,6 +111,58 @@ def fault(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
     return f"{type(error).__name__}: {error}"[:200]
+
+
+def settings(text: bytes) -> dict[str, Any]:
+    """The settings that a script takes from its environment, by lower-case name: their defaults.
+
+    Those of its class Config, and each os.environ.get("NAME", default); UNKNOWN: no plain value.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        names = re.findall(rb"environ(?:\.get\(|\[)\s*[\"'](\w+)", text)
+        return {name.decode().lower(): UNKNOWN for name in names}
+    constants = string_constants(tree)
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == "Config":
+            for line in node.body:
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                    found[line.target.id] = plain_value(line.value, constants)
+        if isinstance(node, ast.Call) and re.search(
+            r"(environ\.get|getenv)$", ast.unparse(node.func)
+        ):
+            names = [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
+            for name in names:
+                default = node.args[1] if len(node.args) > 1 else None
+                found.setdefault(str(name).lower(), plain_value(default, constants))
+    return found
+
+
+def string_constants(tree: ast.Module) -> dict[str, str]:
+    """NAME = "text" at the top, and what `NAME +=` adds to it."""
+    found: dict[str, str] = {}
+    for node in tree.body:
+        value = getattr(node, "value", None)
+        if not isinstance(value, ast.Constant) or not isinstance(value.value, str):
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = value.value
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = found.get(node.target.id, "") + value.value
+    return found
+
+
+def plain_value(node: ast.AST | None, constants: dict[str, str]) -> Any:
+    if isinstance(node, ast.Name) and node.id in constants:
+        return constants[node.id]
+    if node is None:
+        return UNKNOWN
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return UNKNOWN
 
 
 def imports(tree: ast.AST) -> dict[str, tuple[int, bool]]:
@@ -129,31 +189,36 @@ def fetches(tree: ast.AST) -> dict[str, int]:
     """Calls and commands that download something: their lines."""
     found: dict[str, int] = {}
     for node in ast.walk(tree):
-        words = None
-        if isinstance(node, ast.Call):
-            words = FETCHES.search(ast.unparse(node.func)[-80:])
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            words = FETCHING_COMMAND.search(node.value) if len(node.value) < 500 else None
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)[-80:]
+        words = FETCHES.search(called)
+        if COMMAND.search(called):
+            words = FETCHING_COMMAND.search(ast.unparse(node))
         if words:
-            found.setdefault(words[0].strip(), node.lineno)
+            found.setdefault(re.sub(r"\W+", " ", words[0]), node.lineno)
     return found
 
 
 def unpack(tree: ast.AST) -> bytes | None:
     """The script that a packed one carries as a compressed literal."""
-    literals = [
+    for literal in sorted(literals(tree), key=len, reverse=True)[:3]:
+        for data in decoded(literal):
+            text = inflated(data)
+            if text and b"import" in text:
+                return text
+    return None
+
+
+def literals(tree: ast.AST) -> list[bytes]:
+    """The long texts in a script that may be another one."""
+    return [
         node.value if isinstance(node.value, bytes) else node.value.encode("utf-8", "replace")
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, (str, bytes))
         and len(node.value) >= MIN_PACKED
     ]
-    for literal in sorted(literals, key=len, reverse=True)[:3]:
-        for data in decoded(literal):
-            text = inflated(data)
-            if text and b"import" in text:
-                return text
-    return None
 
 
 def decoded(literal: bytes) -> Iterator[bytes]:

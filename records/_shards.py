@@ -7,16 +7,15 @@ run.
 """
 
 import os
-import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 MAGIC, VERSION, HEADER_BYTES, TOKEN_BYTES = 20240520, 1, 1024, 2
 SPANS = 8  # of a step
-CRC = 0xFFFFFFFF
-# Of one checksum: some minutes.
-MAX_DATA_BYTES, MAX_ROWS, MAX_BATCH = 40_000_000_000, 50_000_000, 1 << 26
+MAX_TOKENS = 20_000_000_000  # of one checksum: some minutes
 
 
 class Shards:
@@ -26,84 +25,59 @@ class Shards:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.paths = sorted(Path(folder).glob("fineweb_train_*.bin"))
-        if not self.paths:
-            raise ValueError(f"{folder}: no fineweb_train_*.bin in it")
-        self.counts = [_tokens(path) for path in self.paths]
-        self.total = sum(self.counts)
-        if self.total == 0:
-            raise ValueError(f"{folder}: its shards hold no token")
+        paths = sorted(Path(folder).glob("fineweb_train_*.bin"))
+        if not paths:
+            raise ValueError(f"{folder}: no fineweb_train_*.bin in it: name a data set's folder")
+        self.parts = [mapped(path) for path in paths]
+        self.ends = np.cumsum([len(part) for part in self.parts])
 
     def read(self, start: int, count: int) -> bytes:
         """The bytes of `count` tokens from token `start` of the stream on."""
-        parts, start = [], start % self.total
+        found, start = [], start % self.ends[-1]
         while count:
-            index, at = self._place(start)
-            taken = min(count, self.counts[index] - at)
-            with open(self.paths[index], "rb") as file:
-                file.seek(HEADER_BYTES + TOKEN_BYTES * at)
-                parts.append(file.read(TOKEN_BYTES * taken))
-            if len(parts[-1]) != TOKEN_BYTES * taken:
-                raise ValueError(f"{self.paths[index]}: became shorter while it was read")
-            count, start = count - taken, (start + taken) % self.total
-        return b"".join(parts)
-
-    def _place(self, token: int) -> tuple[int, int]:
-        for index, count in enumerate(self.counts):
-            if token < count:
-                return index, token
-            token -= count
-        raise ValueError("a token behind the last shard")
+            index = int(np.searchsorted(self.ends, start, side="right"))
+            at = start - self.ends[index] + len(self.parts[index])
+            found.append(self.parts[index][at : at + count].tobytes())
+            taken = len(found[-1]) // TOKEN_BYTES
+            count, start = count - taken, (start + taken) % self.ends[-1]
+        return b"".join(found)
 
 
-def _tokens(path: Path) -> int:
-    with open(path, "rb") as file:
-        header = file.read(12)
-        size = os.fstat(file.fileno()).st_size
-    if len(header) < 12 or struct.unpack("<2i", header[:8]) != (MAGIC, VERSION):
-        raise ValueError(f"{path}: not a shard (its header is another's)")
-    count = struct.unpack("<i", header[8:])[0]
-    if count < 0 or size != HEADER_BYTES + TOKEN_BYTES * count:
+def mapped(path: Path) -> np.ndarray:
+    """A shard's tokens, on the disk."""
+    header = np.fromfile(path, dtype="<i4", count=3)
+    if len(header) < 3 or tuple(header[:2]) != (MAGIC, VERSION):
+        raise ValueError(f"{path}: not a shard (its header is another's): leave it out of --data")
+    size, count = path.stat().st_size, int(header[2])
+    if count < 1 or size != HEADER_BYTES + TOKEN_BYTES * count:
         raise ValueError(
-            f"{path}: {size:,} bytes, but its header promises {count:,} tokens: incomplete"
+            f"{path}: {size:,} bytes, but its header promises {count:,} tokens: download it again"
         )
-    return count
+    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
 
 
 def data_crcs(
     shards: Shards, *, batch_tokens: int, seq_len: int, steps: Iterable[int]
 ) -> dict[int, str]:
-    """data_crc (8 hex digits) at each of `steps`.
-
-    ValueError: no such batch, a broken shard, more than is read.
-    """
+    """data_crc (8 hex digits) at each of `steps`. ValueError: no such batch, or too many steps."""
     wanted = set(steps)
     last = max(wanted, default=0)
     if seq_len < 1 or batch_tokens < 1 or batch_tokens % (SPANS * seq_len):
         raise ValueError(
             f"a batch of {batch_tokens:,} tokens is not {SPANS} spans of rows of {seq_len:,} tokens"
         )
-    tokens = last * batch_tokens
-    if (
-        TOKEN_BYTES * tokens > MAX_DATA_BYTES
-        or tokens // seq_len > MAX_ROWS
-        or batch_tokens > MAX_BATCH
-    ):
-        raise ValueError(
-            f"{last:,} steps of {batch_tokens:,} tokens in rows of {seq_len:,}: "
-            "too much to read again"
-        )
+    if last * batch_tokens > MAX_TOKENS:
+        raise ValueError(f"{last:,} steps of {batch_tokens:,} tokens: too much to read again")
     span_rows = batch_tokens // SPANS // seq_len
     span_tokens = span_rows * seq_len + 1
-    width, stride = TOKEN_BYTES * (seq_len + 1), TOKEN_BYTES * seq_len
+    stride, width = TOKEN_BYTES * seq_len, TOKEN_BYTES * (seq_len + 1)
     result, crc, row = {}, 0, 0
     for step in range(1, last + 1):
         for span in range((step - 1) * SPANS, step * SPANS):
             data = memoryview(shards.read(span * span_tokens, span_tokens))
             for start in range(0, span_rows * stride, stride):
-                crc += zlib.crc32(data[start : start + width], row & CRC)
+                crc += zlib.crc32(data[start : start + width], row & 0xFFFFFFFF)
                 row += 1
-        crc &= CRC
         if step in wanted:
-            result[step] = f"{crc:08x}"
+            result[step] = f"{crc & 0xFFFFFFFF:08x}"
     return result

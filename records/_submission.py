@@ -1,83 +1,26 @@
-"""submission.json, read without trust:
-held against submission.schema.json, with the synonyms that people write.
-
-The schema is JSON Schema (draft 2020-12); `faults` knows the keywords that it uses,
-and refuses any other, so that a schema that says more than is checked cannot go unnoticed.
-"""
+"""submission.json, read without trust, with the names that people write for its keys."""
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from _reader import read_bytes, reason
+try:
+    import jsonschema
+except ImportError as missing:
+    raise SystemExit(
+        "jsonschema is missing: python3 -m pip install -r tests/requirements.txt"
+    ) from missing
 
 SCHEMA_PATH = Path(__file__).resolve().parent / "submission.schema.json"
-MAX_SUBMISSION = 1_000_000  # bytes
-PLACEHOLDER = re.compile(
-    r"\s*(?:todo\b.*|tbd\b.*|fixme\b.*|x{2,}|\?+|n/?a|none|null|<.*>|your[ _-].{0,40}|placeholder|"
-    r"example|name|author)\s*",
-    re.IGNORECASE | re.DOTALL,
-)
-TYPES: dict[str, Callable[[Any], bool]] = {
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
-    "integer": lambda value: (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        or isinstance(value, float)
-        and value.is_integer()
-    ),
-    "null": lambda value: value is None,
-}
-KNOWN = {
-    "$schema",
-    "title",
-    "description",
-    "x-level",
-    "x-synonyms",
-    "type",
-    "enum",
-    "pattern",
-    "minLength",
-    "maxLength",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "required",
-    "properties",
-    "items",
-    "additionalProperties",
-}
-
-
-class Decimal(float):
-    """A number of a JSON text that remembers how many decimals it was written with."""
-
-    decimals: int
-
-    def __new__(cls, text: str) -> "Decimal":
-        number = super().__new__(cls, text)
-        mantissa, _, exponent = text.lower().partition("e")
-        number.decimals = min(30, max(0, len(mantissa.partition(".")[2]) - int(exponent[:6] or 0)))
-        return number
-
-
-def decimals(value: float) -> int:
-    """As written; 0 for a whole number."""
-    return getattr(value, "decimals", 0)
+PLACEHOLDER = re.compile(r"(?i)\s*(todo\b.*|tbd|x{2,}|\?+|<.*>|your[ _-].{0,40}|placeholder)\s*")
 
 
 @dataclass
 class Submission:
-    """The keys of submission.json under their right names,
-    and (level, words) of what is wrong with it.
-    """
+    """The values under their right names, and (level, words) of what is wrong."""
 
     values: dict[str, Any] = field(default_factory=dict)
     faults: list[tuple[str, str]] = field(default_factory=list)
@@ -87,156 +30,75 @@ def schema() -> dict[str, Any]:
     return json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
 
 
-def read_submission(path: str | Path) -> Submission:
-    """Raises nothing: a file that is no JSON object is a fault without values."""
+def read_submission(data: bytes) -> Submission:
+    """Raises nothing: what is no JSON object is a fault without values. Floats are Decimals."""
     result = Submission()
-    repeated: list[str] = []
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: set[str] = set()
-        for name, _ in found:
-            if name in seen:
-                repeated.append(name)
-            seen.add(name)
-        return dict(found)
-
     try:
-        text = read_bytes(path, MAX_SUBMISSION).decode("utf-8-sig")
-        values = json.loads(
-            text,
-            parse_float=Decimal,
-            parse_int=_whole,
-            parse_constant=_no_constant,
-            object_pairs_hook=pairs,
-        )
-    except RecursionError:
-        result.faults.append(("refused", "submission.json is nested too deep"))
-    except (OSError, ValueError, MemoryError) as error:
-        result.faults.append(("refused", f"submission.json is no JSON: {reason(error)}"))
-    else:
-        result.faults += [
-            ("warned", f"submission.json has {name} more than once: the last one counts")
-            for name in repeated[:5]
-        ]
-        if isinstance(values, dict):
-            judge(values, result)
-        else:
-            result.faults.append(
-                ("refused", f"submission.json holds {_kind(values)}, not an object")
-            )
+        given = json.loads(data.decode("utf-8-sig"), parse_float=Decimal, parse_constant=str)
+        if not isinstance(given, dict):
+            raise ValueError(f"it holds a {type(given).__name__}, not an object")
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        result.faults.append(("refused", f"it is no JSON object: {str(error)[:200]}"))
+        return result
+    rules = schema()
+    result.values, renamed = right_names(given, rules["properties"])
+    if renamed:
+        result.faults.append(("note", "by its usual name: " + ", ".join(renamed)))
+    missing = [key for key in rules.pop("required") if result.values.get(key) in (None, "")]
+    if missing:
+        result.faults.append(("warned", f"it does not say {', '.join(missing)}"))
+    checker = jsonschema.Draft202012Validator(rules)
+    for error in list(checker.iter_errors(result.values))[:20]:
+        key = str(error.absolute_path[0])
+        if key not in missing:
+            result.faults.append(("warned", f"{key}: {error.message[:200]}"))
+    for key in ("name", "author", "github_id"):
+        if PLACEHOLDER.fullmatch(str(result.values.get(key, ""))[:200]):
+            result.faults.append(("warned", f"{key} is a placeholder: {result.values[key]}"))
     return result
 
 
-def judge(values: dict[str, Any], result: Submission) -> None:
-    """Fills `result` from a parsed submission.json."""
-    rules = schema()
-    result.values = dict(values)
-    for key, rule in rules["properties"].items():
-        if values.get(key) is not None:
-            continue
-        found = next(
-            (
-                name
-                for name in values
-                if name.lower().replace("-", "_") in (key, *rule["x-synonyms"])
-                and values[name] is not None
-                and name != key
-            ),
-            None,
-        )
-        if found is None:
-            continue
-        level = "warned" if key in rules["required"] else "note"
-        result.faults.append((level, f"submission.json: {found} is to be called {key}"))
-        result.values[key] = (
-            [values[found]] if key == "seeds" and TYPES["integer"](values[found]) else values[found]
-        )
-    for key, words in faults(result.values, rules):
-        level = rules["properties"].get(key, {}).get("x-level", "refused")
-        result.faults.append((level, f"submission.json: {words}"))
-    for key in ("name", "author", "github_id"):
-        value = result.values.get(key)
-        if isinstance(value, str) and PLACEHOLDER.fullmatch(value[:200]):
-            result.faults.append(
-                ("refused", f"submission.json: {key} is a placeholder: {value[:40]}")
-            )
+def right_names(
+    given: dict[str, Any], properties: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values, None left out, and `theirs -> ours` of each key that had another name."""
+    values = {key: value for key, value in given.items() if value is not None}
+    renamed = []
+    for key, rule in properties.items():
+        names = (key, *rule["x-synonyms"])
+        found = next((one for one in values if one.lower().replace("-", "_") in names), None)
+        if key not in values and found is not None:
+            values[key] = values[found]
+            renamed.append(f"{found} -> {key}")
+    return values, renamed
 
 
-def faults(
-    value: Any, rule: dict[str, Any], name: str = "", key: str = ""
-) -> Iterator[tuple[str, str]]:
-    """(top-level key, words) of each way in which a value is not as the schema says."""
-    unknown = set(rule) - KNOWN
-    if unknown:
-        raise ValueError(
-            f"submission.schema.json uses {', '.join(sorted(unknown))}, which is not checked"
-        )
-    if "type" in rule and not _is(value, rule["type"]):
-        wanted = rule["type"] if isinstance(rule["type"], str) else " or ".join(rule["type"])
-        yield key, f"{name or 'it'} is {_kind(value)}, not {_article(wanted)}"
-        return
-    yield from ((key, words) for words in _plain_faults(value, rule, name))
-    if isinstance(value, dict):
-        for inner in rule.get("required", []):
-            if inner not in value:
-                yield key or inner, f"{name + '.' if name else ''}{inner} is missing"
-        others = rule.get("additionalProperties", {})
-        for inner, one in list(value.items())[:1000]:
-            below = rule.get("properties", {}).get(inner, others)
-            if isinstance(below, dict):
-                yield from faults(
-                    one, below, f"{name}.{inner[:40]}" if name else inner[:40], key or inner
-                )
-    elif isinstance(value, list) and "items" in rule:
-        for number, one in enumerate(value[:1000]):
-            yield from faults(one, rule["items"], f"{name}[{number}]", key)
+def decimals(value: object) -> int:
+    """As written in the JSON; 0 for a whole number."""
+    return max(0, -value.as_tuple().exponent) if isinstance(value, Decimal) else 0
 
 
-def _plain_faults(value: Any, rule: dict[str, Any], name: str) -> Iterator[str]:
-    if "enum" in rule and value not in rule["enum"]:
-        yield f"{name} is {_shown(value)}, none of {', '.join(rule['enum'])}"
-    if isinstance(value, str):
-        if len(value) < rule.get("minLength", 0):
-            yield f"{name} is empty"
-        elif len(value) > rule.get("maxLength", len(value)):
-            yield f"{name} has {len(value):,} characters, at most {rule['maxLength']} are taken"
-        elif "pattern" in rule and not re.search(rule["pattern"], value[:1000]):
-            yield f"{name} is {_shown(value)}, not {rule['description'].rstrip('.')}"
-    elif TYPES["number"](value):
-        if not value > rule.get("exclusiveMinimum", -float("inf")):
-            yield (
-                f"{name} is {_shown(value)}: a placeholder? "
-                f"It must be above {rule['exclusiveMinimum']}"
-            )
-        elif not rule.get("minimum", value) <= value <= rule.get("maximum", value):
-            yield f"{name} is {_shown(value)}, out of its range"
+def results_by_seed(values: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """seed_results, from the ways in which people write it (or seeds, as an object)."""
+    given = values.get("seed_results", values.get("seeds"))
+    found: dict[int, dict[str, Any]] = {}
+    if isinstance(given, dict):
+        for key, value in given.items():
+            number = re.search(r"\d{1,12}", key)
+            if number:
+                found[int(number[0])] = value if isinstance(value, dict) else {"val_bpb": value}
+    elif isinstance(given, list):
+        for value in given:
+            if isinstance(value, dict) and isinstance(value.get("seed"), int):
+                found[value["seed"]] = value
+    return found
 
 
-def _is(value: Any, types: str | list[str]) -> bool:
-    return any(TYPES[one](value) for one in ([types] if isinstance(types, str) else types))
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return f"the string {_shown(value)}"
-    kinds = ("boolean", "integer", "number", "object", "array")
-    return _article(next((kind for kind in kinds if TYPES[kind](value)), "value"))
-
-
-def _article(word: str) -> str:
-    return f"a{'n' * (word[0] in 'aio')} {word}"
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value)[:60] if isinstance(value, (str, int, float)) else _kind(value)
-
-
-def _whole(text: str) -> int | float:
-    # Python refuses, or takes very long for, whole numbers of thousands of digits.
-    return int(text) if len(text) < 20 else Decimal(text)
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON number")
+def seeds_named(values: dict[str, Any]) -> list[int]:
+    """The seeds that submission.json says were run."""
+    given = values.get("seeds")
+    if isinstance(given, list):
+        return [seed for seed in given if type(seed) is int]
+    if type(given) is int:
+        return [given]
+    return list(results_by_seed(values))

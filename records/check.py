@@ -1,19 +1,12 @@
-"""Is this record accepted? One line a finding, with the rule behind it;
-nothing of a folder is ever run.
+"""Is this record accepted? One line a finding; nothing of a folder is ever run.
 
-    # records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
-    python3 records/check.py FOLDER...
-    # judged by another track's rules than its place says
-    python3 records/check.py FOLDER --track track_10min_16mb
-    # is it better, by 0.005 nats at p < 0.01?
-    python3 records/check.py FOLDER --previous FOLDER|SCORE
-    # data_crc of the logs, computed again from the shards
-    python3 records/check.py FOLDER --data data/datasets/NAME
-    python3 records/check.py FOLDER... --json
+    python3 records/check.py FOLDER...       records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
+    python3 records/check.py FOLDER --track track_10min_16mb     judged by that track's rules
+    python3 records/check.py FOLDER --previous FOLDER|SCORE      better, by 0.005 nats at p < 0.01?
+    python3 records/check.py FOLDER --data data/datasets/NAME    data_crc of its logs, once more
 
-Verdicts: accepted, warned (a maintainer will ask), refused. SCORE is in bits a byte (1.1228) or in
-nats (1.8957nats). Folders may be anybody's: the script is parsed in a limited process of its own,
-no link is followed out of the folder, at most 64 MB of a file are read.
+refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for you.
+SCORE is in bits a byte (1.1228) or in nats (1.8957nats). records/README.md explains the [rules].
 
 Exit code: 0 no folder refused, 1 one was, 2 wrong usage.
 """
@@ -29,89 +22,58 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from statistics import mean, stdev
 from typing import Any
 
+from _code import Script, look, packed_form, promised_sha256
 from _reader import (
-    CAP_BYTES,
-    MAX_BYTES,
-    Group,
-    Listing,
+    Folder,
     Run,
-    byte_words,
-    differences,
-    embedded_source,
     first_difference,
-    listing,
+    list_folder,
     read_bytes,
     read_log,
     reason,
-    seed_groups,
-    summary,
-    welch,
+    source_in,
 )
-from _script import MAX_SCRIPT, Script, look, packed_size
 from _shards import Shards, data_crcs
-from _submission import Decimal, decimals, read_submission
+from _submission import decimals, read_submission, results_by_seed, seeds_named
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
 LEVELS = ("note", "warned", "refused")
+CAP_BYTES = 16_000_000  # script and model, decimal
 CAP_MS = 600_000.0  # of training, and of evaluation
+LATE_STEPS = 2  # by which a run that stops itself may miss the cap
 MARGIN_NATS, ALPHA = 0.005, 0.01
-CLOSE = 1e-4  # nats or bits: no other result, but a mean of rounded ones
-PUBLISHED_SHARDS = 80  # of the training split that the challenge's download brings
-MAX_LOGS, MAX_LOG_BYTES = 50, 128 << 20  # of a folder
+CLOSE = 1e-4  # nats or bits: no other result, but one rounded elsewhere
+MAX_LOGS = 60
 TODO = "TODO: "  # begins what package.py leaves to be written by hand
 # What the challenge's requirements install.
-COMES_WITH = {
-    "torch",
-    "triton",
-    "numpy",
-    "sentencepiece",
-    "huggingface_hub",
-    "tqdm",
-    "datasets",
-    "tiktoken",
-    "kernels",
-    "setuptools",
-    "typing_extensions",
-    "torchvision",
+COMES_WITH = re.compile(
+    "torch|triton|numpy|sentencepiece|huggingface_hub|tqdm|datasets|tiktoken|kernels|setuptools|"
+    "typing_extensions|torchvision"
+)
+CODE = re.compile(r"\.(py|pyx|c|cc|cpp|cu|cuh|h|hpp|so|sh|xz|lzma)")
+WEIGHTS = re.compile(r"\.(pt|ptz|pth|safetensors|bin|npz|npy|ckpt)")
+PROSE = re.compile(r"\.(md|txt|log|png|svg|jpg|pdf|csv|tsv|jsonl)")
+FOLDER_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})_\S.*")
+NOT_CONFIGURATION = re.compile(
+    r"(run_id|seed|resume|rank|local_rank|distributed|is_main_process|warning|.*(_|log)(dir|path|file|files)"
+    r"|(train|val|checkpoint|trace)_.*(_every|_steps|_keep))"
+)
+# Predicted tokens of published validation splits, and the bytes of their text.
+SPLITS = {
+    62_021_632: 151_080_362,
+    62_013_440: 151_061_140,
+    61_997_056: 151_024_098,
+    45_508_608: 151_074_052,
+    45_514_752: 151_074_923,
+    40_540_160: 151_078_221,
+    47_851_520: 151_074_498,
+    151_130_112: 151_130_112,
+    63_779_840: 155_769_746,
 }
-WEIGHTS = (".pt", ".ptz", ".pth", ".safetensors", ".bin", ".npz", ".npy", ".ckpt")
-FOLDER = re.compile(r"(\d{4}-\d{2}-\d{2})_[A-Za-z0-9][A-Za-z0-9._+-]*")
-# The group: an arm's name.
-LOG_NAME = re.compile(r"train(?:_([A-Za-z0-9._+-]+))?_seed\d+\.log|train\.log")
-SURROUNDINGS = {"torch", "cuda", "driver_cuda", "device", "gpus"}
-DECODED = ("ttt", "sliding", "roundtrip", "other")
-
-RULES = {
-    "name": "a record's folder is called YYYY-MM-DD_Description",
-    "place": "a record lies in records/<track>/",
-    "files": "a record holds README.md, submission.json, train_gpt.py and the log of each seed",
-    "links": "a record is whole without anything outside its folder",
-    "submission": "submission.json is as records/submission.schema.json says",
-    "score": "val_loss and val_bpb are the mean of the logs' results for the decoded artifact",
-    "sizes": "bytes_total is the largest log's total, bytes_code the size of train_gpt.py",
-    "cap": "train_gpt.py and the compressed model are at most 16,000,000 bytes (decimal)",
-    "code size": "`Code size` of every log is the size of the shipped train_gpt.py",
-    "script": "train_gpt.py compiles, and holds all code that counts",
-    "source": "every log was made by the shipped train_gpt.py",
-    "log": "every log is complete, from the settings to the result",
-    "seeds": "several seeds, each once",
-    "configuration": "all seeds ran with one configuration",
-    "training time": (
-        "training takes at most 600 s; a run that stops itself may end within two steps of it"
-    ),
-    "evaluation time": "evaluation takes at most 600 s",
-    "hardware": "the track is run on 8 H100s",
-    "bytes": "val_loss and val_bpb imply the bytes of the validation split",
-    "data": "the whole validation split is scored; training reads the published shards, once",
-    "data_crc": "the logs' data_crc is that of the shards",
-    "significance": (
-        "a record is better than the last by 0.005 nats at p < 0.01 "
-        "(changes of speed alone are exempt)"
-    ),
-    "checker": "a folder that cannot be judged is not accepted",
-}
+BYTES_OFF, BYTES_WRONG = 1e-3, 1e-2  # shares of a split's bytes: asked about, and refused
 
 
 @dataclass
@@ -119,16 +81,123 @@ class Finding:
     """What was found, in one line; in `logs`, or in the folder."""
 
     level: str  # one of LEVELS
-    rule: str  # one of RULES
+    rule: str
     words: str
     logs: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.words, self.logs = plain(self.words), [plain(name) for name in self.logs]
-
     def __str__(self) -> str:
         more = f" and {len(self.logs) - 1} more" if len(self.logs) > 1 else ""
-        return (f"{self.logs[0]}{more}: " if self.logs else "") + self.words
+        return plain((f"{self.logs[0]}{more}: " if self.logs else "") + self.words)
+
+
+@dataclass
+class Log:
+    """A finished run, and the name of its file in the folder."""
+
+    name: str
+    run: Run
+
+    @property
+    def seed(self) -> int | None:
+        return self.run.seed if self.run.seed is not None else self.run.seed_in_name
+
+
+@dataclass
+class Previous:
+    """Results to beat: of each seed, or one number twice; nan where not known."""
+
+    name: str
+    losses: list[float]
+    bpbs: list[float]
+
+
+@dataclass
+class Options:
+    """What a folder is judged by."""
+
+    track: str | None = None  # None: as the folder's place says
+    previous: Previous | None = None
+    shards: Shards | None = None
+
+
+@dataclass
+class Report:
+    """A folder while it is judged, and afterwards."""
+
+    shown: str  # the folder as it was given
+    place: Path
+    options: Options
+    folder: Folder
+    track: str = RECORD
+    findings: list[Finding] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)  # of submission.json
+    script_name: str = "train_gpt.py"
+    text: bytes | None = None  # of the script
+    script: Script | None = None
+    beside: dict[str, int] = field(default_factory=dict)  # code that the script needs: bytes
+    logs: list[Log] = field(default_factory=list)
+    main: list[Log] = field(default_factory=list)  # those that are submitted
+
+    def add(self, level: str, rule: str, words: str, log: str | None = None) -> None:
+        """A finding; the same one of another log is one finding of both."""
+        for one in self.findings:
+            if log and one.logs and (one.level, one.rule, one.words) == (level, rule, words):
+                if log not in one.logs:
+                    one.logs.append(log)
+                return
+        self.findings.append(Finding(level, rule, words, [log] if log else []))
+
+    @property
+    def verdict(self) -> str:
+        level = max((one.level for one in self.findings), key=LEVELS.index, default="note")
+        return "accepted" if level == "note" else level
+
+    @property
+    def strict(self) -> bool:
+        return self.track == RECORD
+
+    @property
+    def severe(self) -> str:
+        """The level of what a record must not have, and another submission may."""
+        return "refused" if self.strict else "warned"
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({log.seed for log in self.main} - {None})
+
+    def results(self, key: str) -> list[float]:
+        found = [getattr(log.run.headline, key) for log in self.main]
+        return found if all(map(is_number, found)) else []
+
+    @property
+    def code_bytes(self) -> int | None:
+        return None if self.text is None else len(self.text) + sum(self.beside.values())
+
+    @property
+    def packed_bytes(self) -> int | None:
+        """Of the code as --pack would write it; as it is where it is packed."""
+        if self.text is None:
+            return None
+        beside = [self.folder.read(name) for name in self.beside]
+        if self.script.packed or self.script.opaque:
+            return len(self.text) + (len(packed_form(b"".join(beside))) if beside else 0)
+        return min(self.code_bytes, len(packed_form(b"".join([self.text, *beside]))))
+
+    @property
+    def model_bytes(self) -> int | None:
+        """Of the largest compressed model that the logs tell of."""
+        for logs in (self.main, self.logs):  # a log of an evaluation alone may not say
+            found = [size for log in logs if (size := model_size(log.run)) is not None]
+            if found:
+                return max(found)
+        return None
+
+
+def model_size(run: Run) -> int | None:
+    sizes = run.sizes
+    if sizes.artifact is None and None not in (sizes.total, sizes.code):
+        return sizes.total - sizes.code
+    return sizes.artifact
 
 
 def plain(text: str) -> str:
@@ -137,102 +206,10 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-@dataclass
-class Options:
-    """What a folder is judged by."""
-
-    track: str | None = None  # None: as the folder's place says
-    previous: "Previous | None" = None  # results of the record to beat
-    shards: Shards | None = None  # of --data
-    margin: float = MARGIN_NATS
-    alpha: float = ALPHA
-
-
-@dataclass
-class Previous:
-    """Results to beat: of each seed, or one number twice. A value that is not known is nan."""
-
-    name: str
-    losses: list[float]
-    bpbs: list[float]
-    val_tokens: int | None = None
-
-
-@dataclass
-class Report:
-    """A judged folder."""
-
-    folder: str
-    track: str = RECORD
-    findings: list[Finding] = field(default_factory=list)
-    logs: int = 0
-    seeds: list[int] = field(default_factory=list)
-    val_loss: Group | None = None
-    val_bpb: Group | None = None
-    code_bytes: int | None = None
-    packed_code_bytes: int | None = None
-    artifact_bytes: int | None = None  # of the largest seed
-
-    @property
-    def level(self) -> str:
-        return max((one.level for one in self.findings), key=LEVELS.index, default="note")
-
-    @property
-    def verdict(self) -> str:
-        return "accepted" if self.level == "note" else self.level
-
-    @property
-    def totals(self) -> tuple[int | None, int | None]:
-        """Bytes of script and compressed model:
-        with the script as it is, with the script packed.
-        """
-        plain_total, packed_total = (
-            None if code is None or self.artifact_bytes is None else code + self.artifact_bytes
-            for code in (self.code_bytes, self.packed_code_bytes)
-        )
-        return plain_total, packed_total
-
-
-@dataclass
-class Case:
-    """A folder while it is judged."""
-
-    report: Report
-    options: Options
-    listing: Listing
-    place: Path
-    values: dict[str, Any] = field(default_factory=dict)  # of submission.json
-    text: bytes | None = None  # of train_gpt.py
-    script: Script | None = None
-    runs: list[Run] = field(default_factory=list)  # all finished ones
-    main: list[Run] = field(default_factory=list)  # those of the configuration that is submitted
-
-    def add(self, level: str, rule: str, words: str, log: str | None = None) -> None:
-        """A finding; the same one of another log is one finding of both."""
-        found = Finding(level, rule, words, [] if log is None else [log])
-        same = next(
-            (
-                one
-                for one in self.report.findings
-                if log is not None
-                and one.logs
-                and (one.level, one.rule, one.words) == (level, rule, found.words)
-            ),
-            None,
-        )
-        if same is None:
-            self.report.findings.append(found)
-        elif found.logs[0] not in same.logs:
-            same.logs += found.logs
-
-    @property
-    def strict(self) -> bool:
-        return self.report.track == RECORD
-
-    @property
-    def severe(self) -> str:
-        """The level of what a record must not have, and another submission may."""
-        return "refused" if self.strict else "warned"
+def is_number(value: object) -> bool:
+    if value is None or isinstance(value, (bool, str, list, dict)):
+        return False
+    return math.isfinite(value)
 
 
 def check_folder(
@@ -242,142 +219,99 @@ def check_folder(
     place: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Judges a folder; `place`: as if it lay there. Raises nothing for what the folder holds."""
-    options = options or Options()
-    case = Case(
-        Report(os.fspath(place or folder)),
-        options,
-        Listing(""),
-        Path(os.path.abspath(place or folder)),
-    )
+    shown = os.fspath(place or folder)
+    report = Report(shown, Path(os.path.abspath(shown)), options or Options(), Folder(Path(folder)))
     if not os.path.isdir(folder):
-        case.add("refused", "files", f"{folder}: no such folder")
-        return case.report
-    case.listing = listing(folder)
-    check_files(case)
-    check_submission(case)
-    check_place(case)
-    check_script(case)
-    check_logs(case)
-    if case.runs:
-        for judge in (
-            check_groups,
-            check_source,
-            check_score,
-            check_seed_results,
-            check_sizes,
-            check_times,
-            check_bytes,
-            check_data,
-            check_crc,
-            check_significance,
-        ):
-            judge(case)
-    case.report.findings.sort(key=lambda one: -LEVELS.index(one.level))
-    return case.report
+        report.add("refused", "files", "no such folder: name one that holds a submission.json")
+        return report
+    report.folder = list_folder(folder)
+    check_files(report)
+    check_submission(report)
+    check_place(report)
+    check_logs(report)
+    check_script(report)
+    check_stated_size(report)
+    if report.logs:
+        judges = (check_seeds, check_source, check_score, check_seed_results, check_sizes)
+        for judge in (*judges, check_times, check_data, check_crc, check_significance):
+            judge(report)
+    return report
 
 
-# --- the folder and its files ---
+# --- the folder ---
 
 
-def check_files(case: Case) -> None:
-    found = case.listing
+def check_files(report: Report) -> None:
+    found = report.folder
     for problem in found.problems:
-        case.add("refused", "files", problem)
-    for name in found.leaving[:10]:
-        case.add(
-            "refused",
-            "links",
-            f"{name} is a link that leaves the folder: put the file itself there",
-        )
-    for name in found.odd[:10]:
-        case.add("refused", "files", f"{name} is neither file nor folder")
-    for name in ("README.md", "submission.json", "train_gpt.py"):
-        if name not in found.files:
-            close = next((other for other in found.files if other.lower() == name.lower()), None)
-            case.add(
-                "refused",
-                "files",
-                f"no {name}" + (f" (but {close}: the name matters)" if close else ""),
-            )
-        elif found.files[name] == 0:
-            case.add("refused", "files", f"{name} is empty")
+        report.add("warned", "files", problem)
+    for name in found.leaving[:5]:
+        report.add("refused", "files", f"{name} is a link that leaves the folder: copy the file")
+    if not found.files:
+        report.add("refused", "files", "the folder is empty")
+        return
     for name, size in found.files.items():
-        if PurePosixPath(name).suffix in WEIGHTS:
-            case.add(
-                "warned",
-                "files",
-                f"{name} ({size:,} bytes): weights and data are not part of a record",
-            )
-    check_readme(case)
-
-
-def check_readme(case: Case) -> None:
-    found = case.listing
-    try:
-        readme = read_bytes(found.path("README.md"), 4 << 20).decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
-        if "README.md" in found.files:
-            case.add("warned", "files", f"README.md cannot be read: {reason(error)}")
+        if WEIGHTS.fullmatch(PurePosixPath(name).suffix):
+            report.add("warned", "files", f"{name} ({size:,} bytes): leave weights and data out")
+    if "README.md" not in found.files:
+        close = [name for name in found.files if name.lower() in ("readme.md", "readme.txt")]
+        report.add("warned" if close else "refused", "files", f"no README.md{but(close)}")
         return
-    if found.files.get("README.md") and len(readme.split()) < 20:
-        case.add(
-            "warned", "files", "README.md says nothing: what was done, the command, the results?"
-        )
+    readme = read_text(report, "README.md")
+    if len(readme.split()) < 20:
+        report.add("warned", "files", "README.md says nothing: what was done, how to run it?")
     if TODO in readme:
-        case.add("warned", "files", "README.md still has a TODO: say what was done")
+        report.add("warned", "files", "README.md still has a TODO: say what was done")
 
 
-def check_submission(case: Case) -> None:
-    if "submission.json" not in case.listing.files:
+def but(names: Sequence[str]) -> str:
+    return f", but {names[0]}: rename it" if names else ""
+
+
+def read_text(report: Report, name: str) -> str:
+    """Of a file of the folder, "" where it cannot be read."""
+    if name not in report.folder.files:
+        return ""
+    try:
+        return report.folder.read(name, 4 << 20).decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        report.add("warned", "files", f"{name} cannot be read: {reason(error)}")
+        return ""
+
+
+def check_submission(report: Report) -> None:
+    name, top = "submission.json", [one for one in report.folder.files if "/" not in one]
+    if name not in top:
+        close = [one for one in top if re.fullmatch(r"submission.*\.json", one.lower())]
+        report.add("warned" if close else "refused", "files", f"no {name}{but(close)}")
+        if not close:
+            return
+        name = close[0]
+    try:
+        submission = read_submission(report.folder.read(name, 1 << 20))
+    except (OSError, ValueError) as error:
+        report.add("refused", "submission", f"{name} cannot be read: {reason(error)}")
         return
-    submission = read_submission(case.listing.path("submission.json"))
-    case.values = submission.values
-    shown = submission.faults[:30]
-    for level, words in shown:
-        case.add(level, "submission", words)
-    if len(submission.faults) > len(shown):
-        worst = max((level for level, _ in submission.faults), key=LEVELS.index)
-        case.add(
-            worst, "submission", f"{len(submission.faults) - len(shown)} more faults like these"
-        )
+    report.values = submission.values
+    for level, words in submission.faults:
+        report.add(level, "submission", f"{name}: {words}")
 
 
-def check_place(case: Case) -> None:
-    """The folder's name and place; which track it is judged by."""
-    name, above = case.place.name, case.place.parent
-    stated = track_named(case.values.get("track"))
-    placed = above.name if above.name in TRACKS else None
-    case.report.track = case.options.track or placed or stated or RECORD
-    if placed and case.options.track and placed != case.options.track:
-        case.add("refused", "place", f"it lies in {placed}, not in records/{case.options.track}/")
-    elif not placed or above.parent.name != "records":
-        level = "refused" if above.parent.name == "records" else "warned"
-        case.add(
-            level,
-            "place",
-            f"it lies in {above.parent.name}/{above.name}/, not in records/{case.report.track}/",
-        )
-    if stated and stated != case.report.track:
-        case.add(
-            "refused",
-            "place",
-            f"submission.json says track {case.values['track']}, it is judged as "
-            f"{case.report.track}",
-        )
-    found = FOLDER.fullmatch(name)
-    date = found and parsed_date(found[1])
-    if not date:
-        case.add(
-            "refused",
-            "name",
-            f"{name}: YYYY-MM-DD, an underscore, and letters, digits and ._+- are expected",
-        )
-        return
-    if date > datetime.date.today() + datetime.timedelta(days=1):
-        case.add("warned", "name", f"{date} is in the future")
-    given = case.values.get("date")
-    if isinstance(given, str) and parsed_date(given[:10]) not in (None, date):
-        case.add("warned", "name", f"the folder says {date}, submission.json {given[:10]}")
+def check_place(report: Report) -> None:
+    """Which track it is judged by; the folder's name."""
+    above = report.place.parent.name
+    stated = track_named(report.values.get("track"))
+    placed = above if above in TRACKS else None
+    report.track = report.options.track or placed or stated or RECORD
+    if placed and placed != report.track:
+        report.add("warned", "place", f"it lies in {placed}: move it to records/{report.track}/")
+    if stated and stated != (placed or stated):
+        said = report.values["track"]
+        report.add("warned", "place", f"it lies in {placed}, submission.json says track {said}")
+    found = FOLDER_NAME.fullmatch(report.place.name)
+    if not found or not parsed_date(found[1]):
+        words = f"{report.place.name}: a record's folder is called YYYY-MM-DD_Description"
+        report.add("warned", "place", words)
 
 
 def parsed_date(text: str) -> datetime.date | None:
@@ -391,720 +325,603 @@ def track_named(text: object) -> str | None:
     """A track of TRACKS from how people write it; None: another, or none."""
     if not isinstance(text, str):
         return None
-    plain = text.lower().replace("-", "_").replace(" ", "_").removeprefix("track_")
-    if plain in ("10min_16mb", "record_16mb", "10min"):
+    words = re.sub(r"[-\s]", "_", text.lower()).removeprefix("track_")
+    if words in ("10min_16mb", "record_16mb", "10min"):
         return RECORD
-    return OPEN if re.fullmatch(r"non_?record(?:_unlimited_compute)?(?:_16mb)?", plain) else None
+    return OPEN if re.match(r"non_?record", words) else None
 
 
-def check_script(case: Case) -> None:
-    size = case.listing.files.get("train_gpt.py")
-    if size is None:
+# --- the script ---
+
+
+def check_script(report: Report) -> None:
+    top = {name: size for name, size in report.folder.files.items() if "/" not in name}
+    report.script_name = name = script_that_ran(report, top)
+    if name not in top:
+        report.add("refused", "files", "no train_gpt.py")
         return
-    case.report.code_bytes = size
-    if size > CAP_BYTES:
-        case.add("refused", "cap", f"train_gpt.py alone has {size:,} bytes")
+    if name != "train_gpt.py":
+        what = "is not what ran" if "train_gpt.py" in top else "is missing"
+        report.add("warned", "files", f"train_gpt.py {what}: {name} is to be called so")
+    if not top[name]:
+        report.add("refused", "script", f"{name} is empty")
         return
     try:
-        case.text = read_bytes(case.listing.path("train_gpt.py"), CAP_BYTES)
+        report.text = report.folder.read(name, CAP_BYTES)
     except (OSError, ValueError) as error:
-        case.add("refused", "script", f"train_gpt.py cannot be read: {reason(error)}")
+        report.add("refused", "script", f"{name} cannot be read: {reason(error)}")
         return
-    case.script = look(case.text)
-    inside = case.script.unpacked_bytes is not None
-    if inside or size <= MAX_SCRIPT:
-        case.report.packed_code_bytes = size if inside else packed_size(case.text)
-    if inside:
-        case.add(
-            "note", "script", f"train_gpt.py is packed: {case.script.unpacked_bytes:,} bytes inside"
-        )
-    if case.script.unsure:
-        case.add(
-            "warned",
-            "script",
-            f"train_gpt.py: whether it compiles is not known: {case.script.unsure}",
-        )
-    check_imports(case)
+    script = report.script = look(report.text)
+    if script.packed:
+        words = f"{name} is packed: {len(script.text):,} readable bytes (package.py --unpack)"
+        report.add("note", "script", words)
+        promised = promised_sha256(report.text)
+        if promised and promised != hashlib.sha256(script.text).hexdigest():
+            report.add("warned", "script", f"{name}: its first line names another source's sha256")
+    if script.error:
+        here = sys.version_info[:2]
+        words = f"Python {here[0]}.{here[1]} cannot parse {name}: {script.error}"
+        words += "" if here >= (3, 12) else "; newer ones take more (f-strings of 3.12, say)"
+        report.add("warned" if here >= (3, 12) else "note", "script", words)
+    if script.opaque:
+        words = f"{name} is packed, and not by lzma, zlib or bz2: what is inside was not judged"
+        report.add("warned", "script", words)
+    check_imports(report)
+    check_beside(report)
 
 
-def check_imports(case: Case) -> None:
-    required: set[str] = set()
-    if "requirements.txt" in case.listing.files:
-        try:
-            data = read_bytes(case.listing.path("requirements.txt"), 1 << 20)
-            required = {
-                re.split(r"[^\w.-]", line.strip(), maxsplit=1)[0].lower().replace("-", "_")
-                for line in data.decode("utf-8", "replace").splitlines()
-            }
-        except (OSError, ValueError) as error:
-            case.add("warned", "files", f"requirements.txt cannot be read: {reason(error)}")
-    others = [
-        name
-        for name in case.listing.files
-        if name.endswith((".py", ".so", ".cu")) and name != "train_gpt.py"
-    ]
-    beside = {PurePosixPath(name).parts[0].split(".")[0] for name in others}
-    for name in others[:5]:
-        case.add(
-            "note",
-            "script",
-            f"{name}: code beside train_gpt.py is not counted, so it must do without",
-        )
-    reported: set[str] = set()
-    for one in case.script.imports:
-        root = one.module.split(".")[0]
-        if one.module.startswith(".") or root in beside:
-            words = (
-                f"line {one.line} imports {one.module} from the folder: its bytes are not counted"
-            )
-            level = "refused"
-        elif (
-            one.guarded or root in sys.stdlib_module_names | COMES_WITH or root.lower() in required
-        ):
+def script_that_ran(report: Report, top: dict[str, int]) -> str:
+    """train_gpt.py; another train*.py where the submitted logs counted that one's bytes."""
+    counted = {log.run.sizes.code for log in report.main}
+    others = [name for name in top if re.fullmatch(r"train.*\.py", name)]
+    ran = [name for name in others if top[name] in counted] or others
+    if "train_gpt.py" in top:
+        named = read_text(report, "train_gpt.py")
+        if top["train_gpt.py"] in counted or ran == others or any(name in named for name in ran):
+            return "train_gpt.py"
+    return max(ran, key=lambda name: (top[name], name), default="train_gpt.py")
+
+
+def check_imports(report: Report) -> None:
+    """Packages that a reader of the folder would not know of, and downloads."""
+    told = read_text(report, "requirements.txt") + read_text(report, "README.md")
+    told = re.sub(r"[^a-z0-9]", "", told.lower())
+    local = {PurePosixPath(name).parts[0].split(".")[0] for name in report.folder.files}
+    for module, (line, optional) in report.script.imports.items():
+        root = module.split(".")[0]
+        if not root or optional or root in sys.stdlib_module_names | local:
             continue
-        else:
+        if COMES_WITH.fullmatch(root):
+            continue
+        # flash_attn_interface is told of as flash-attn, FlashAttention 3 ...
+        if re.sub(r"[^a-z0-9]", "", root.lower().split("_")[0]) not in told:
             words = (
-                f"line {one.line} imports {root}, "
-                "which is not in requirements.txt and not made optional by try"
+                f"line {line} imports {root}, of which requirements.txt and README.md say nothing"
             )
-            level = "warned"
-        if root not in reported:
-            case.add(level, "script", f"train_gpt.py: {words}")
-        reported.add(root)
+            report.add("warned", "script", f"{report.script_name}: {words}")
+    for call, line in report.script.fetches.items():
+        words = f"line {line} downloads ({call}): nothing may be fetched while it is evaluated"
+        report.add("warned", "script", f"{report.script_name}: {words}")
 
 
-def check_compiles(case: Case, runs: Sequence[Run]) -> None:
-    """After the logs: a script that ran on a newer Python than this one may be right."""
-    if case.script is None or not case.script.error:
-        return
-    ran = [
-        tuple(map(int, found.groups()))
-        for run in runs
-        if (found := re.match(r"(\d{1,3})\.(\d{1,3})", run.versions.get("python", "")))
-    ]
-    here = sys.version_info[:2]
-    newer = max(ran, default=here) > here
-    words = f"train_gpt.py does not compile with Python {here[0]}.{here[1]}: {case.script.error}"
-    if newer:
-        words += f" (its log is of Python {max(ran)[0]}.{max(ran)[1]}: check with that)"
-    case.add("warned" if newer else "refused", "script", words)
+def check_beside(report: Report) -> None:
+    """Files that the script needs or reads: code counts as the script itself does."""
+    for name, (by, certain) in needed(report).items():
+        suffix, size = PurePosixPath(name).suffix, report.folder.files[name]
+        if CODE.fullmatch(suffix):
+            report.beside[name] = size
+            level = "warned" if certain else "note"
+            report.add(level, "cap", f"{by} needs {name}: its {size:,} bytes are counted")
+        elif suffix not in (".model", ".vocab"):
+            report.add(
+                "warned",
+                "cap",
+                f"{by} reads {name} ({size:,} bytes): if that is part of "
+                "the model or the code, it counts",
+            )
+
+
+def needed(report: Report) -> dict[str, tuple[str, bool]]:
+    """Files beside the script by name: (by what they are needed, whether it cannot do without)."""
+    found: dict[str, tuple[str, bool]] = {}
+    own = {report.script_name, "submission.json"}
+    rest = {
+        n
+        for n in report.folder.files
+        if n not in own and not PROSE.fullmatch(PurePosixPath(n).suffix)
+    }
+    todo = [(report.script_name, report.script, True)]
+    while todo:
+        by, script, certain = todo.pop()
+        text = script.text.decode("utf-8", "replace")
+        runs = re.search(r"\bexec\s*\(|\brunpy\b", text) is not None
+        for name in sorted(rest - set(found)):
+            how = how_needed(name, script, text)
+            if how is None or WEIGHTS.fullmatch(PurePosixPath(name).suffix):
+                continue
+            sure = certain and (how == "imports" or runs and how == "names")
+            found[name] = (by, sure)
+            if name.endswith(".py"):
+                todo.append((name, look(report.folder.read(name)), sure))
+    return found
+
+
+def how_needed(name: str, script: Script, text: str) -> str | None:
+    """Does a script import this file, or name it in quotes?"""
+    path = PurePosixPath(name)
+    modules = {".".join(path.with_suffix("").parts), path.stem, path.parts[0]}
+    for module, (_, optional) in script.imports.items():
+        module = module.lstrip(".")
+        if path.suffix in (".py", ".so") and (
+            module in modules or module.split(".")[0] == path.parts[0]
+        ):
+            return "may import" if optional else "imports"
+    quoted = rf"[\"'](?:[^\"'\n]*/)?{re.escape(path.name)}[\"']"
+    return "names" if re.search(quoted, text) else None
 
 
 # --- the logs ---
 
 
-def check_logs(case: Case) -> None:
-    """Reads the logs, and keeps the finished runs."""
+def check_logs(report: Report) -> None:
+    """Reads the logs: finished runs, and which of them are submitted."""
     names = [
         name
-        for name in case.listing.files
+        for name in report.folder.files
         if PurePosixPath(name).suffix in (".log", ".txt")
-        and PurePosixPath(name).name.lower()
-        not in ("requirements.txt", "readme.txt", "license.txt")
+        and not re.match(r"(requirements|readme|license)", PurePosixPath(name).name.lower())
     ]
-    top = [name for name in names if "/" not in name]
-    if top:
-        # Such as a run of the script inside its folder leaves behind.
-        for name in [name for name in names if "/" in name][:5]:
-            case.add(
-                "note", "files", "lies in a subfolder: not judged, not part of the record", name
-            )
-    budget, kept = MAX_LOG_BYTES, 0
-    for name in sorted(top or names):
-        size = case.listing.files[name]
-        if kept >= MAX_LOGS or min(size, MAX_BYTES) > budget:
-            case.add(
-                "refused",
-                "log",
-                f"more than {MAX_LOGS} logs or {MAX_LOG_BYTES >> 20} MiB: {name} was not read",
-            )
-            break
-        found = read_log(case.listing.path(name))
+    seen: dict[str, str] = {}
+    broken: list[tuple[str, str]] = []
+    read = 0
+    for name in sorted(names, key=lambda name: (name.count("/"), len(name), name))[:MAX_LOGS]:
+        same = twin_of(report, name, seen)
+        if same:
+            report.add("note", "seeds", f"the same bytes as {same}: one run", name)
+            continue
+        found = read_log(report.folder.root / name)
         if not found.runs and name.endswith(".txt"):
             continue
-        budget, kept = budget - min(size, MAX_BYTES), kept + 1
-        if not LOG_NAME.fullmatch(name):
-            case.add(
-                "warned",
-                "files",
-                "a log is called train_seed<N>.log (train.log when there is one)",
-                name,
-            )
-        for problem in found.problems[:3]:
-            case.add(
-                "warned" if found.runs or not LOG_NAME.fullmatch(name) else "refused",
-                "log",
-                problem,
-                name,
-            )
-        take_runs(case, name, found.runs)
-    case.report.logs = kept
-    if not kept:
-        case.add(
-            "refused",
-            "files",
-            "no log of a run (.log); logs/*.txt is ignored by git: rename it, or git add -f",
-        )
-    elif not case.runs:
-        case.add("refused", "log", "no log holds a finished run")
-    check_compiles(case, case.runs)
+        read += 1
+        take_runs(report, name, found.runs, broken)
+        if not found.runs:
+            broken.append((name, "; ".join(found.problems[:1]) or "no run in it"))
+    if len(names) > MAX_LOGS:
+        report.add("warned", "log", f"{len(names)} logs: only {MAX_LOGS} were read")
+    if not read:
+        words = "no log of a run (.log; git ignores logs/*.txt: rename it, or git add -f)"
+        report.add("refused", "files", words)
+    for name, words in broken:
+        level = "note" if "/" in name else "warned"
+        report.add(level if report.logs else "refused", "log", words, name)
+    report.main = submitted(report.logs, report.values)
 
 
-def take_runs(case: Case, name: str, runs: Sequence[Run]) -> None:
-    finished = []
+def twin_of(report: Report, name: str, seen: dict[str, str]) -> str | None:
+    """The name under which the very same bytes were read already."""
+    try:
+        digest = hashlib.sha256(report.folder.read(name)).hexdigest()
+    except (OSError, ValueError):
+        return None  # the log reader says why, or reads a part
+    first = seen.setdefault(digest, name)
+    return first if first != name else None
+
+
+def take_runs(
+    report: Report, name: str, runs: Sequence[Run], broken: list[tuple[str, str]]
+) -> None:
     for run in runs:
         head = run.headline
-        usable = head is not None and math.isfinite(head.val_bpb) and head.val_bpb > 0
-        if run.status == "finished" and usable:
-            finished.append(run)
+        if head is not None and is_number(head.val_bpb) and head.val_bpb > 0:
+            report.logs.append(Log(name if run.number == 1 else f"{name}#{run.number}", run))
             continue
-        why = run.error or (
-            "it ends before the result" if head is None else "its result is no number"
-        )
-        level = "refused" if len(runs) == 1 else "warned"
-        case.add(level, "log", f"{run.status} at step {run.last_step:,}: {why}", name)
-    if len(runs) > 1:
-        case.add("warned", "log", f"{len(runs)} runs in one file, {len(finished)} finished", name)
-        if not finished:
-            case.add("refused", "log", "none of its runs is finished", name)
-    for run in finished:
+        why = run.error or ("it ends before the result" if head is None else "no number as result")
+        broken.append((name, f"{run.status} at step {run.last_step:,}: {why}"))
+
+
+def arm_of(log: Log) -> tuple[str, str]:
+    """Folder and name of a log without its seed: equal for the seeds of one arm."""
+    path = PurePosixPath(log.name.partition("#")[0])
+    stem = re.sub(r"(?i)[_-]?(?<![a-z])(seed|s)[_-]?\d+", "", path.stem)
+    stem = re.sub(rf"(?:(?<=train)|[_-]){log.seed}(?!\.?\d)", "", stem)
+    return str(path.parent), f"{stem}#{log.run.number}"
+
+
+def submitted(logs: Sequence[Log], values: dict[str, Any]) -> list[Log]:
+    """The runs that submission.json speaks of: of one arm, of a folder, or of all.
+
+    The results that it names for each seed tell, or its val_bpb; where neither fits, they are the
+    largest group that is highest up.
+    """
+    named = runs_named(logs, results_by_seed(values))
+    if named:
+        return named
+    groups: dict[tuple[str, ...], list[Log]] = {}
+    for log in logs:
+        folder, arm = arm_of(log)
+        for key in ((folder, arm), (folder,)):
+            groups.setdefault(key, []).append(log)
+    given = values.get("val_bpb")
+
+    def fit(key: tuple[str, ...]) -> tuple[int, ...]:
+        depth = 0 if key[0] == "." else key[0].count("/") + 1
+        distance = 2
+        if is_number(given):
+            off = abs(mean(log.run.headline.val_bpb for log in groups[key]) - float(given))
+            distance = 0 if off <= half_unit(given) else 1 if off <= CLOSE else 2
+        return distance, depth, -len(key), -len(groups[key])
+
+    return groups[min(groups, key=fit)] if groups else []
+
+
+def runs_named(logs: Sequence[Log], results: dict[int, dict[str, Any]]) -> list[Log]:
+    """The run of each seed whose result is the one that submission.json gives for it."""
+    found = []
+    for seed, values in results.items():
+        given = values.get("val_bpb")
+        if not is_number(given):
+            return []
+        same = [log for log in logs if log.seed == seed]
+        near = [log for log in same if abs(log.run.headline.val_bpb - float(given)) <= CLOSE / 2]
+        if not near:
+            return []
+        found.append(near[0])
+    return found
+
+
+def check_seeds(report: Report) -> None:
+    """Which runs are judged; several seeds, each once, of one configuration."""
+    main = report.main
+    others = len(report.logs) - len(main)
+    if others:
+        names = ", ".join(log.name for log in main[:3]) + (" ..." if len(main) > 3 else "")
+        report.add("note", "seeds", f"submitted is {names}; {others} other runs were not judged")
+    for log in main:
+        run = log.run
+        if None not in (run.seed, run.seed_in_name) and run.seed != run.seed_in_name:
+            report.add("warned", "seeds", f"this run's seed is {run.seed}", log.name)
         if run.resumed_at:
-            case.add(
-                case.severe,
-                "log",
-                f"resumed at step {run.resumed_at[-1]:,}: its clock is two runs'",
-                name,
-            )
-        if (
-            None not in (run.seed, run.seed_in_name)
-            and run.seed != run.seed_in_name
-            and len(runs) == 1
-        ):
-            case.add("refused", "seeds", f"this run's seed is {run.seed}", name)
-    case.runs += finished
+            report.add(report.severe, "log", f"resumed at step {run.resumed_at[-1]:,}", log.name)
+    seeds = [log.seed for log in main if log.seed is not None]
+    for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        report.add("warned", "seeds", f"seed {seed} is in {seeds.count(seed)} different runs")
+    if len(main) < 3:
+        found = f"{len(main)} run{'s' * (len(main) > 1)}"
+        report.add("warned" if report.strict else "note", "seeds", f"{found}: three are usual")
+    check_seeds_named(report)
+    told = [telling(log.run.config, log.run) for log in main]
+    for name in sorted(set.intersection(*map(set, told))):
+        values = list(dict.fromkeys(str(one[name])[:30] for one in told))
+        if len(values) > 1:
+            report.add("warned", "seeds", f"its runs differ in {name}: {' | '.join(values)}")
 
 
-def seed_of(run: Run) -> int | None:
-    return run.seed if run.seed is not None else run.seed_in_name
+def check_seeds_named(report: Report) -> None:
+    """Those of submission.json have logs, and those of the logs are named."""
+    named = seeds_named(report.values)
+    for seed in [seed for seed in named if seed not in {log.seed for log in report.logs}][:5]:
+        report.add("warned", "seeds", f"submission.json names seed {seed}, which has no log")
+    missing = [str(seed) for seed in report.seeds if seed not in named]
+    if named and missing:
+        report.add("warned", "seeds", f"submission.json leaves out seed {', '.join(missing)}")
 
 
-def check_groups(case: Case) -> None:
-    """One configuration, several seeds; a submission that is no record may hold several arms."""
-    report, runs = case.report, case.runs
-    telling = [
-        one
-        for one in differences(runs)[0]
-        if not one.harmless and one.name not in SURROUNDINGS | {"code", "code_bytes"}
-    ]
-    around = [one.name for one in differences(runs)[0] if one.name in SURROUNDINGS]
-    if around:
-        case.add("warned", "configuration", f"the seeds differ in {', '.join(around)}")
-    arms = arms_of(runs)
-    case.main = runs if case.strict or len(arms) == 1 else submitted_arm(case, arms)
-    words = ", ".join(
-        f"{one.name} ({' | '.join(str(value)[:30] for value, _ in one.values[:4])})"
-        for one in telling[:6]
-    )
-    if case.strict and telling:
-        case.add("refused", "configuration", f"the logs differ in {words}")
-    elif case.main is not runs:
-        case.add(
-            "note",
-            "configuration",
-            f"{len(arms)} arms that differ in {words or 'what their logs do not tell'}; "
-            f"submitted: {Path(case.main[0].path).name} and its seeds",
-        )
-    seeds = [seed_of(run) for run in case.main]
-    report.seeds = sorted(set(seeds) - {None})
-    if None in seeds:
-        case.add(
-            "warned",
-            "seeds",
-            "does not tell its seed",
-            Path(case.main[seeds.index(None)].path).name,
-        )
-    repeated = sorted({seed for seed in seeds if seed is not None and seeds.count(seed) > 1})
-    if repeated:
-        case.add("refused", "seeds", f"seed {repeated[0]} more than once")
-    if len(case.main) < 3:
-        runs_found = f"{len(case.main)} run{'s' * (len(case.main) > 1)}"
-        case.add("warned" if case.strict else "note", "seeds", f"{runs_found}: three are usual")
-    report.val_bpb = summary([run.headline.val_bpb for run in case.main])
-    losses = [run.headline.val_loss for run in case.main]
-    report.val_loss = (
-        summary(losses)
-        if all(value is not None and math.isfinite(value) for value in losses)
-        else None
-    )
+def telling(config: dict[str, Any], run: Run) -> dict[str, Any]:
+    """What all seeds should have been run with alike."""
+    found = {name: value for name, value in config.items() if not NOT_CONFIGURATION.fullmatch(name)}
+    found |= {"world_size": run.world_size, "val_tokens": run.val_tokens}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def arms_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one configuration each, and of one arm's name:
-    a text log does not tell every setting. Unnamed first.
-    """
-    arms: dict[tuple[str, int], list[Run]] = {}
-    for number, group in enumerate(seed_groups(runs)):
-        for index in group:
-            name = LOG_NAME.fullmatch(Path(runs[index].path).name)
-            arms.setdefault((name[1] or "" if name else "", number), []).append(runs[index])
-    return [arms[key] for key in sorted(arms)]
-
-
-def submitted_arm(case: Case, arms: list[list[Run]]) -> list[Run]:
-    """The arm whose mean is that of submission.json; else the largest, the first of such."""
-    given = case.values.get("val_bpb")
-    if is_number(given):
-        near = min(
-            arms, key=lambda arm: abs(summary([run.headline.val_bpb for run in arm]).mean - given)
-        )
-        if abs(summary([run.headline.val_bpb for run in near]).mean - given) <= CLOSE:
-            return near
-    return max(arms, key=len)
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def check_source(case: Case) -> None:
-    """Each log's embedded script is the shipped one, to the byte."""
-    if case.text is None:
+def check_source(report: Report) -> None:
+    """Which script the logs hold: the shipped one, or the one packed in it."""
+    if report.text is None:
         return
-    right = {
-        hashlib.sha256(case.text).hexdigest(),
-        hashlib.sha256(case.text.replace(b"\r\n", b"\n")).hexdigest(),
-    }
-    told = set()
-    for run in case.runs:
-        name, sha = Path(run.path).name, run.source_sha256
-        if sha is None:
-            level = "warned" if case.strict else "note"
-            case.add(level, "source", "without the script's text: what ran is not proved", name)
-        elif sha not in right | {case.script.unpacked_sha256} | told:
-            told.add(sha)
-            different = where_other(case.text, run)
-            if different is not None:
-                case.add("refused", "source", f"holds another train_gpt.py{different}", name)
-        check_code_size(case, run, name)
-    if len({run.source_sha256 for run in case.runs} - {None}) > 1:
-        case.add("refused", "source", "the logs are of different scripts")
+    silent, wrong = [], []
+    for log in report.main:
+        try:
+            data = read_bytes(log.run.path).replace(b"\r\n", b"\n")
+        except (OSError, ValueError):
+            data = b""
+        text = source_in(data, log.run)
+        shipped = report.text.replace(b"\r\n", b"\n").strip()
+        if shipped in data and len(text or b"") <= len(report.text):
+            continue  # wherever the log's reader sees its beginning
+        if text is None:
+            silent.append(log.name)
+            check_code_size(report, log)
+            continue
+        words = another_script(report, text)
+        if words:
+            wrong.append((log.name, words))
+    for name in silent:
+        report.add("note", "source", "does not hold its script: what ran is not proved", name)
+    level = "refused" if len(wrong) == len(report.main) and report.strict else "warned"
+    for name, words in wrong:
+        report.add(level, "source", words, name)
 
 
-def where_other(text: bytes, run: Run) -> str | None:
-    """In which line the log's script is another, as far as can be told;
-    None: it is the same after all.
-    """
-    try:
-        other = embedded_source(read_bytes(run.path), run)
-    except (OSError, ValueError):
-        return ""
-    if other is None or text.count(b"\n") > 100_000:
-        return ""
-    number, here, there = first_difference(text, other)
-    return f": line {number} is {there!r} in the log, {here!r} in the folder" if number else None
-
-
-def check_code_size(case: Case, run: Run, name: str) -> None:
-    stated, shipped = run.sizes.code, case.report.code_bytes
-    if stated is None and run.sizes.packed_code is None:
-        case.add("warned", "code size", "no line `Code size`", name)
-    elif shipped not in (stated, run.sizes.packed_code):
-        inside = " (it counted the unpacked script)" if stated == case.script.unpacked_bytes else ""
-        said = run.sizes.packed_code if stated is None else stated
-        case.add(
-            "refused",
-            "code size",
-            f"Code size: {said:,}, but train_gpt.py has {shipped:,}{inside}",
-            name,
-        )
+def another_script(report: Report, text: bytes) -> str | None:
+    """In what a log's script is another than the shipped one; None: in nothing that counts."""
+    theirs = look(text)
+    pairs = [(text, report.text), (theirs.text, report.script.text)]
+    found = [first_difference(here, there) for here, there in pairs]
+    if not all(number for number, _, _ in found):
+        return None
+    number, here, there = found[1]
+    return f"holds another script: line {number} is {here!r}, in {report.script_name} {there!r}"
 
 
 # --- submission.json against the logs ---
 
 
-def stages(runs: Sequence[Run], key: str) -> dict[str, list[tuple[float, int]]]:
-    """(value, decimals) of each run, for every kind of result that all runs have;
-    the one that counts first.
-    """
-    result: dict[str, list[tuple[float, int]]] = {}
-    for kind in ("headline", *DECODED, "pre_quant"):
-        found = [run.headline if kind == "headline" else run.score(kind) for run in runs]
-        values = [score and getattr(score, key) for score in found]
-        if all(value is not None and math.isfinite(value) for value in values):
-            places = [score.digits if key == "val_bpb" else score.loss_digits for score in found]
-            result[kind] = [
-                (value, 12 if digits is None else digits)
-                for value, digits in zip(values, places, strict=True)
-            ]
-    return result
+def half_unit(given: object) -> float:
+    """What rounding to the digits written leaves open; four at least."""
+    return 0.51 * 10.0 ** -max(4, decimals(given))
 
 
-def agrees(given: float, value: float, digits: int) -> bool:
-    """Equal, as far as both were written out; to three decimals at least."""
-    return abs(given - value) <= 0.51 * (10.0 ** -max(3, decimals(given)) + 10.0**-digits)
-
-
-def check_score(case: Case) -> None:
-    means = {}
+def check_score(report: Report) -> None:
     for key in ("val_bpb", "val_loss"):
-        given, found = case.values.get(key), stages(case.main, key)
+        given, found = report.values.get(key), report.results(key)
         if not found:
-            case.add("warned", "score", f"the logs tell no {key}")
-            continue
-        mean = math.nan
-        if "headline" in found:
-            mean = summary([value for value, _ in found["headline"]]).mean
-        means[key] = mean
-        if not is_number(given):
-            continue
-        level, words = verdict_on(given, key, found, case.main)
-        if (
-            key == "val_loss"
-            and level == "refused"
-            and abs(given - means.get("val_bpb", math.nan)) <= CLOSE
-        ):
-            words = f"val_loss {shown(given)} is val_bpb: the mean loss is {mean:.8f}"
-        if level:
-            case.add(level, "score", words)
+            report.add("note", "score", f"the logs do not tell {key} of each run")
+        elif is_number(given) and given > 0:
+            level, words = verdict_on(report, key, float(given), half_unit(given))
+            asked = any(one.rule == "score" and one.level != "note" for one in report.findings)
+            if level and not (key == "val_loss" and asked):  # once is enough
+                report.add(level, "score", f"{key} {given}{words}")
 
 
-def verdict_on(
-    given: float, key: str, found: dict[str, list[tuple[float, int]]], runs: Sequence[Run]
-) -> tuple[str, str]:
+def verdict_on(report: Report, key: str, given: float, open_: float) -> tuple[str, str]:
     """What the given number is, going by the logs: ("", "") where it is what it should be."""
-    whole = "the mean of the logs" if len(runs) > 1 else "the log's"
-    means = {
-        kind: (summary([value for value, _ in values]).mean, min(digits for _, digits in values))
-        for kind, values in found.items()
-    }
-    right = f"{means['headline'][0]:.8f}" if "headline" in means else "unknown"
-    for kind, (mean, digits) in means.items():
-        if not agrees(given, mean, digits):
-            continue
-        if kind == "pre_quant":
-            return (
-                "refused",
-                f"{key} {shown(given)} is the result before quantisation: {whole} is {right}",
-            )
-        if decimals(given) < 4 and abs(given - mean) > CLOSE:
-            return "warned", f"{key} {shown(given)} is rounded: {whole} is {mean:.8f}"
-        if kind == "headline":
-            return "", ""
-        level = "warned" if kind == "other" else "note"
-        return (
-            level,
-            f"{key} {shown(given)} is the {kind} result; the lowest in the logs is {right}",
-        )
-    for kind in means:
-        for run, (value, digits) in zip(runs, found[kind], strict=True):
-            if agrees(given, value, max(4, digits)) and kind != "pre_quant":
-                return (
-                    "warned",
-                    f"{key} {shown(given)} is that of seed {seed_of(run)} alone: "
-                    f"{whole} is {right}",
-                )
-    if any(abs(given - mean) <= CLOSE for kind, (mean, _) in means.items() if kind != "pre_quant"):
-        return "warned", f"{key} {shown(given)} is only nearly {whole}, {right}"
-    return "refused", f"{key} is {shown(given)}, {whole} is {right}"
+    found = report.results(key)
+    right = mean(found)
+    whole = f"{'the mean of the logs' if len(found) > 1 else 'the log'} is {right:.8f}"
+    digits = [log.run.headline.digits for log in report.main]
+    open_ += max([0.51 * 10.0**-places for places in digits if places is not None], default=0)
+    if abs(given - right) <= open_:
+        return "", ""
+    if abs(given - right) <= CLOSE:
+        return "note", f" is nearly right: {whole}"
+    bpbs = report.results("val_bpb")
+    if key == "val_loss" and bpbs and abs(given - mean(bpbs)) <= CLOSE:
+        return "warned", f" is the bits a byte: {whole}"
+    for log, value in zip(report.main, found, strict=True):
+        if abs(given - value) <= open_:
+            return "warned", f" is that of seed {log.seed} alone: {whole}"
+    for tag, value in stages(report, key).items():
+        if abs(given - value) <= open_:
+            return "warned", f" is {tag}: {whole} for what ran last"
+    before = [getattr(log.run.score("pre_quant"), key, None) for log in report.main]
+    if all(map(is_number, before)) and abs(given - mean(before)) <= open_:
+        return "refused", f" is the result before quantisation: {whole}"
+    level = "refused" if given < right else "warned"
+    return level, f" is in no log: {whole}"
 
 
-def shown(value: float) -> str:
-    return f"{value:.{min(8, decimals(value))}f}" if isinstance(value, Decimal) else str(value)[:40]
-
-
-def check_seed_results(case: Case) -> None:
-    runs: dict[int, list[Run]] = {}
-    for run in case.runs:
-        runs.setdefault(seed_of(run), []).append(run)
-    seeds = case.values.get("seeds")
-    named = [value for value in seeds if is_number(value)] if isinstance(seeds, list) else []
-    results = per_seed(case.values.get("seed_results"))
-    for key, given in (("seeds", named), ("seed_results", [seed for seed, _ in results])):
-        for seed in [one for one in dict.fromkeys(given) if one not in runs][:5]:
-            case.add(
-                "refused", "seeds", f"submission.json: {key} has {str(seed)[:20]}, which has no log"
-            )
-        missing = [seed for seed in case.report.seeds if seed not in given]
-        if missing and (given or len(case.main) > 1):
-            case.add(
-                "warned",
-                "seeds",
-                f"submission.json: {key} is without {', '.join(map(str, missing[:5]))}",
-            )
-    for seed, values in results[:MAX_LOGS]:
-        for key in ("val_bpb", "val_loss", "bytes_total"):
-            given = values.get(key)
-            if (
-                seed in runs
-                and is_number(given)
-                and not any(told(run, key, given) for run in runs[seed])
-            ):
-                case.add(
-                    "refused",
-                    "score",
-                    f"submission.json: {key} of seed {seed} is {shown(given)}, not the log's",
-                )
-
-
-def per_seed(results: object) -> list[tuple[int, dict[str, Any]]]:
-    """(seed, results) from the ways in which people write seed_results."""
-    found: list[tuple[int, dict[str, Any]]] = []
-    if isinstance(results, dict):
-        for key, value in list(results.items())[:1000]:
-            number = re.search(r"\d{1,10}", key)
-            if number:
-                found.append(
-                    (int(number[0]), value if isinstance(value, dict) else {"val_bpb": value})
-                )
-    elif isinstance(results, list):
-        found = [
-            (one["seed"], one)
-            for one in results[:1000]
-            if isinstance(one, dict) and isinstance(one.get("seed"), int)
-        ]
+def stages(report: Report, key: str) -> dict[str, float]:
+    """Results other than those that ran last, in words: of all runs, then of each."""
+    told = [
+        {score.tag: getattr(score, key) for score in log.run.scores if score.kind != "pre_quant"}
+        for log in report.main
+    ]
+    found = {}
+    for tag in told[0]:
+        values = [one.get(tag) for one in told]
+        if all(map(is_number, values)):
+            found[f"the result called {tag}"] = mean(values)
+    for log, one in zip(report.main, told, strict=True):
+        known = {tag: value for tag, value in one.items() if is_number(value)}
+        found |= {f"{log.name}'s {tag}": value for tag, value in known.items()}
     return found
 
 
-def told(run: Run, key: str, given: float) -> bool:
-    """Does the log say this of its run, at any stage?"""
-    if key == "bytes_total":
-        return run.sizes.total is None or given in {count for _, count in run.sizes.stated}
-    values = [
-        (getattr(score, key), score.digits)
-        for score in (*run.scores, run.final_validation)
-        if score is not None
-    ]
-    return any(
-        value is not None
-        and math.isfinite(value)
-        and (agrees(given, value, 12 if digits is None else digits) or abs(given - value) <= CLOSE)
-        for value, digits in values
-    )
+def check_seed_results(report: Report) -> None:
+    results = results_by_seed(report.values)
+    for log in report.main:
+        given, run = results.get(log.seed, {}), log.run
+        sizes = run.sizes
+        known: dict[str, set[float | None]] = {
+            "val_bpb": {score.val_bpb for score in run.scores},
+            "val_loss": {score.val_loss for score in run.scores},
+            "steps": {run.last_step or None},
+            "artifact_bytes": {sizes.artifact, sizes.total},
+            "bytes_total": {sizes.artifact, sizes.total},
+        }
+        if sizes.artifact is not None:
+            codes = (sizes.code, sizes.packed_code, report.code_bytes)
+            known["artifact_bytes"] |= {sizes.artifact + code for code in codes if code}
+            known["bytes_total"] |= known["artifact_bytes"]
+        for key, values in known.items():
+            values = values - {None}
+            # People round as they copy; steps may be counted from 0.
+            open_ = {"steps": 1, "val_bpb": CLOSE, "val_loss": 10 * CLOSE}.get(key, 0)
+            said = given.get(key)
+            if values and is_number(said) and min(abs(float(said) - v) for v in values) > open_:
+                log_says = " or ".join(f"{value:,}" for value in sorted(values)[:2])
+                words = f"seed_results: {key} of seed {log.seed} is {said}, its log says {log_says}"
+                report.add("warned", "score", words)
 
 
-# --- sizes ---
+# --- sizes, time, data ---
 
 
-def check_sizes(case: Case) -> None:
-    report, runs = case.report, case.main
-    artifacts = [run.sizes.artifact for run in runs if run.sizes.artifact is not None]
-    totals = [run.sizes.total for run in runs if run.sizes.total is not None]
-    report.artifact_bytes = max(artifacts, default=None)
-    if report.artifact_bytes is None and totals and all(run.sizes.code is not None for run in runs):
-        report.artifact_bytes = max(
-            run.sizes.total - run.sizes.code for run in runs if run.sizes.total is not None
-        )
-    for run in case.runs:
-        check_run_size(case, run, Path(run.path).name)
-    largest = max([*totals, *([] if report.totals[0] is None else report.totals[:1])], default=None)
-    given = case.values.get("bytes_total")
-    if is_number(given) and largest is not None:
-        mean = round(sum(totals) / len(totals)) if totals else None
-        if given in (max(totals, default=None), largest):
-            pass
-        elif given in artifacts:
-            case.add(
-                "warned",
-                "sizes",
-                f"bytes_total {given:,} is the model alone: with the script it is {largest:,}",
-            )
-        elif given in totals or mean is not None and abs(given - mean) <= 1:
-            case.add(
-                "warned",
-                "sizes",
-                f"bytes_total {given:,} is not that of the largest seed, {largest:,}",
-            )
+def check_sizes(report: Report) -> None:
+    """The cap holds for what is shipped; what the logs and submission.json say of it."""
+    model, code = report.model_bytes, report.code_bytes
+    if model is None:
+        report.add("warned", "cap", "no log says how large the compressed model is")
+        return
+    for log in report.main:
+        check_run_size(report, log)
+    if code is None:
+        return
+    total = model + code
+    if total > CAP_BYTES:
+        theirs = [log.run.sizes.packed_code for log in report.main if log.run.sizes.packed_code]
+        forms = {"with the script that --pack makes": report.packed_bytes}
+        forms |= {"with the script packed as the log counts it": min(theirs)} if theirs else {}
+        words = f"as shipped {total:,} bytes, {total - CAP_BYTES:,} too many"
+        fits = [(how, model + size) for how, size in forms.items() if model + size <= CAP_BYTES]
+        if fits:
+            words += f"; {fits[0][0]} {fits[0][1]:,}: ship that"
+            report.add("warned", "cap", words)
         else:
-            case.add("refused", "sizes", f"bytes_total is {given:,}, the logs say {largest:,}")
-    given = case.values.get("bytes_code")
-    if is_number(given) and report.code_bytes is not None and given != report.code_bytes:
-        case.add(
-            "refused",
-            "sizes",
-            f"bytes_code is {given:,}, train_gpt.py has {report.code_bytes:,} bytes",
+            certain = len(report.text) + model > CAP_BYTES
+            report.add("refused" if certain else "warned", "cap", words)
+    stated = report.values.get("bytes_total")
+    totals = [log.run.sizes.total for log in report.main if log.run.sizes.total]
+    if is_number(stated) and totals and stated < min(*totals, total) and stated != model:
+        report.add(
+            "warned", "cap", f"bytes_total {stated:,} is in no log: they say {max(totals):,}"
         )
 
 
-def check_run_size(case: Case, run: Run, name: str) -> None:
-    sizes, shipped = run.sizes, case.report.code_bytes
-    counted = None if sizes.artifact is None or shipped is None else sizes.artifact + shipped
-    worst = max((count for count in (sizes.total, counted) if count is not None), default=None)
-    if worst is None:
-        case.add("refused", "cap", "does not say how large the artifact is", name)
-    elif worst > CAP_BYTES:
-        mebi = " (below 16 MiB, but MB are decimal)" if worst <= 16 << 20 else ""
-        case.add("refused", "cap", f"{worst:,} bytes, {worst - CAP_BYTES:,} too many{mebi}", name)
-    codes = [code for code in (sizes.code, sizes.packed_code) if code is not None]
-    if sizes.total is None and worst is not None:
-        case.add("warned", "cap", "no line `Total submission size` of the compressed model", name)
-    elif (
-        codes
-        and sizes.artifact is not None
-        and sizes.total not in [sizes.artifact + code for code in codes]
+def check_stated_size(report: Report) -> None:
+    """bytes_total and bytes_code of submission.json."""
+    stated = report.values.get("bytes_total")
+    if is_number(stated) and stated > CAP_BYTES:
+        words = (
+            f"bytes_total {stated:,}: {CAP_BYTES:,} are allowed (package.py --pack: smaller code)"
+        )
+        report.add("refused", "cap", words)
+    stated = report.values.get("bytes_code")
+    if (
+        report.text is not None
+        and is_number(stated)
+        and stated
+        not in (
+            len(report.text),
+            report.code_bytes,
+        )
     ):
-        parts = f"model {sizes.artifact:,} + code {codes[0]:,}"
-        case.add("warned", "cap", f"its total {sizes.total:,} is not {parts}", name)
+        words = f"bytes_code {stated:,}: {report.script_name} has {len(report.text):,} bytes"
+        report.add("warned", "cap", words)
 
 
-# --- time, data, bytes ---
+def check_run_size(report: Report, log: Log) -> None:
+    sizes = log.run.sizes
+    if sizes.total is not None and sizes.total > CAP_BYTES:
+        words = f"its total is {sizes.total:,} bytes, {sizes.total - CAP_BYTES:,} too many"
+        report.add("refused", "cap", words, log.name)
 
 
-def check_times(case: Case) -> None:
-    if not case.strict:
-        return
-    for run in case.runs:
-        name, ms = Path(run.path).name, run.train_time_ms
-        if ms is None or not math.isfinite(ms):
-            case.add("refused", "training time", "does not tell the training time", name)
-        elif ms > CAP_MS:
-            mean = ms / run.last_step if run.last_step else 0.0
-            late = f"{ms / 1e3:,.3f} s, {ms - CAP_MS:,.0f} ms above the cap"
-            if run.stopped_early and ms - CAP_MS <= 2 * mean:
-                case.add(
-                    "note",
-                    "training time",
-                    f"{late}, {(ms - CAP_MS) / mean:.1f} steps, stopping_early",
-                    name,
-                )
-            else:
-                unsaid = "" if run.stopped_early else ", without stopping_early"
-                case.add("refused", "training time", late + unsaid, name)
-        ms = run.eval_total_ms
-        if ms is None or not math.isfinite(ms):
-            case.add("warned", "evaluation time", "does not tell the time of evaluation", name)
-        elif ms > CAP_MS:
-            case.add("refused", "evaluation time", f"{ms / 1e3:,.1f} s", name)
+def check_code_size(report: Report, log: Log) -> None:
+    """Of a log without its script, the code size alone says which one ran."""
+    counted = {log.run.sizes.code, log.run.sizes.packed_code} - {None}
+    shipped = {len(report.text), report.code_bytes, len(report.script.text)}
+    if counted and not counted & (shipped | set(report.beside.values())):
+        words = f"Code size {max(counted):,}, but {report.script_name} has {len(report.text):,}"
+        report.add("warned", "source", f"{words}: which one ran?", log.name)
+
+
+def check_times(report: Report) -> None:
+    """Ten minutes of training, and of evaluation, on 8 H100s: for the record track."""
+    for log in report.main:
+        run, told = log.run, log.run.train_time_ms
+        by_lines = [line.train_time_ms for line in run.steps if is_number(line.train_time_ms)]
+        longest = max([*by_lines, *([told] if is_number(told) else [])], default=None)
+        if by_lines and is_number(told) and not run.resumed_at and longest > 1.01 * told + 1000:
+            words = (
+                f"its end tells {told / 1e3:,.1f} s of training, its steps {longest / 1e3:,.1f} s"
+            )
+            report.add("warned", "time", words, log.name)
+        if not report.strict:
+            continue
+        if longest is None:
+            report.add("note", "time", "does not tell how long it trained", log.name)
+        elif longest > CAP_MS + LATE_STEPS * longest / max(1, run.last_step):
+            report.add("refused", "time", f"trained for {longest / 1e3:,.1f} s, not 600", log.name)
+        ms = run.headline.eval_ms
+        if is_number(ms) and ms > CAP_MS:
+            report.add("refused", "time", f"evaluated for {ms / 1e3:,.1f} s, not 600", log.name)
         device, gpus = run.hardware.get("device"), run.world_size
-        if gpus not in (None, 8) or isinstance(device, str) and "H100" not in device:
-            case.add("refused", "hardware", f"{gpus or '?'} x {device or 'unknown device'}", name)
+        if gpus not in (None, 8) or device and "H100" not in str(device):
+            words = f"ran on {gpus or '?'} x {device or 'unknown device'}, not on 8 H100s"
+            report.add("refused", "time", words, log.name)
 
 
-def check_bytes(case: Case) -> None:
-    for run in case.runs:
-        name, found = Path(run.path).name, byte_words(run)
-        if found is None:
-            case.add("warned", "bytes", "no result with both val_loss and val_bpb", name)
-        elif found[0] == "differs":
-            case.add("refused", "bytes", found[1], name)
-        elif found[0] != "agrees":
-            case.add(
-                "warned" if case.strict or found[0] == "near" else "note", "bytes", found[1], name
-            )
-
-
-def check_data(case: Case) -> None:
-    for run in case.runs:
+def check_data(report: Report) -> None:
+    """The whole validation split, and its true bytes."""
+    for log in report.main:
+        run, head = log.run, log.run.headline
         if run.partial_val:
-            case.add(
-                "refused",
-                "data",
-                "partial_val:1: scored on a part of the validation split",
-                Path(run.path).name,
-            )
-    first, level = case.main[0], "warned" if case.strict else "note"
-    if first.train_shards not in (None, PUBLISHED_SHARDS):
-        guess = (
-            ": the export that leaves validation documents in training?"
-            if first.train_shards == 1499
-            else ""
-        )
-        case.add(
-            level,
-            "data",
-            f"train_shards:{first.train_shards}, {PUBLISHED_SHARDS} are published{guess}",
-        )
-    epochs = max(
-        (epochs for run in case.main if is_number(epochs := run.epochs_seen())), default=None
-    )
-    if epochs is not None and epochs > 1:
-        case.add(level, "data", f"{epochs:.2f} epochs: training saw the same tokens again")
-    paths = " ".join(
-        str(value) for run in case.main for value in run.config.values() if isinstance(value, str)
-    )
-    if "datasets/datasets" in paths:
-        case.add(level, "data", "a path with datasets/datasets: which export is that?")
+            report.add("refused", "data", "partial_val:1: it scored a part of the split", log.name)
+        size = SPLITS.get(run.val_tokens)
+        if size is None or not is_number(head.val_loss) or not head.val_loss > 0:
+            continue
+        share = head.val_loss / math.log(2) * run.val_tokens / head.val_bpb / size - 1
+        if abs(share) > BYTES_OFF:
+            guess = ": the leading space counted twice?" if 0.14 < share < 0.2 else ""
+            words = f"val_loss and val_bpb imply {100 * share:+.2f} % of the split's bytes{guess}"
+            level = "refused" if abs(share) > BYTES_WRONG and report.strict else "warned"
+            report.add(level, "data", words, log.name)
 
 
-def check_crc(case: Case) -> None:
+def check_crc(report: Report) -> None:
     """--data: the logs' data_crc at every logged step, against the shards."""
-    shards = case.options.shards
-    if shards is None:
+    if report.options.shards is None:
         return
-    known: dict[tuple[int, int], dict[int, str]] = {}
-    for run in case.runs:
-        name, crcs = Path(run.path).name, run.crc_at()
-        batch, length = (run.config.get(key) for key in ("train_batch_tokens", "train_seq_len"))
+    for log in report.main:
+        crcs, config = log.run.crc_at(), log.run.config
+        batch, length = (config.get(key) for key in ("train_batch_tokens", "train_seq_len"))
         if not crcs or not isinstance(batch, int) or not isinstance(length, int):
-            case.add(
-                "warned",
-                "data_crc",
-                "no data_crc, or not its batch: its data cannot be proved",
-                name,
-            )
+            report.add("warned", "data_crc", "no data_crc: its data cannot be proved", log.name)
             continue
         try:
-            if not set(crcs) <= set(known.get((batch, length), {})):
-                known[batch, length] = data_crcs(
-                    shards, batch_tokens=batch, seq_len=length, steps=crcs
-                )
+            right = data_crcs(report.options.shards, batch_tokens=batch, seq_len=length, steps=crcs)
         except (OSError, ValueError) as error:
-            case.add("warned", "data_crc", reason(error), name)
+            report.add("warned", "data_crc", reason(error), log.name)
             continue
-        wrong = [step for step, crc in sorted(crcs.items()) if known[batch, length][step] != crc]
+        wrong = [step for step in sorted(crcs) if right[step] != crcs[step]]
         if wrong:
-            case.add(
-                "refused",
-                "data_crc",
-                f"step {wrong[0]:,} has {crcs[wrong[0]]}, the shards give "
-                f"{known[batch, length][wrong[0]]}: other data",
-                name,
-            )
+            words = f"step {wrong[0]:,} has {crcs[wrong[0]]}, the shards give {right[wrong[0]]}"
+            report.add("refused", "data_crc", words, log.name)
         else:
-            case.add(
-                "note",
-                "data_crc",
-                f"{len(crcs)} checksums, to step {max(crcs):,}, are those of the shards",
-                name,
-            )
+            words = f"{len(crcs)} checksums, to step {max(crcs):,}, are those of the shards"
+            report.add("note", "data_crc", words, log.name)
 
 
-def check_significance(case: Case) -> None:
-    """Welch's test against the previous best:
-    in nats where both are known for the same split, else in bits a byte.
-    """
-    previous, level = case.options.previous, "refused" if case.strict else "note"
+def check_significance(report: Report) -> None:
+    """Welch's test against the record to beat: in nats where both have them, else in bits."""
+    previous, level = report.options.previous, "refused" if report.strict else "note"
     if previous is None:
         return
-    bpbs, losses = (
-        [getattr(run.headline, key) for run in case.main] for key in ("val_bpb", "val_loss")
-    )
-    tokens = {run.val_tokens for run in case.main} | {previous.val_tokens}
-    usable = all(map(is_number, [*losses, *previous.losses])) and len(tokens - {None}) < 2
-    if not usable and not all(map(is_number, previous.bpbs)):
-        case.add(
-            "warned", "significance", f"{previous.name} and these logs have no result in one unit"
-        )
-        return
-    unit, margin, ours, theirs = "nats", case.options.margin, losses, previous.losses
-    if not usable:
+    ours, theirs, unit, margin = report.results("val_loss"), previous.losses, "nats", MARGIN_NATS
+    if not ours or not all(map(is_number, theirs)):
         share = 1 / math.log(2)
-        if case.report.val_loss:
-            share = case.report.val_bpb.mean / case.report.val_loss.mean
-        unit, margin, ours, theirs = "bits a byte", margin * share, bpbs, previous.bpbs
-    if len(ours) < 2:
-        case.add(level, "significance", "one run shows no significance: run three seeds")
-        return
+        if ours:
+            share = mean(report.results("val_bpb")) / mean(ours)
+        ours, theirs = report.results("val_bpb"), previous.bpbs
+        unit, margin = "bits a byte", MARGIN_NATS * share
+    if not all(map(is_number, theirs)):
+        words = f"{previous.name} is in nats, these logs are not: give a score in bits a byte"
+        report.add("warned", "significance", words)
+    elif len(ours) < 2:
+        report.add(level, "significance", "one run shows no significance: run three seeds")
+    else:
+        gain, p = mean(theirs) - mean(ours), p_value(ours, theirs, margin)
+        words = f"{gain:+.5f} {unit} better than {previous.name}; by {margin:.5f}: p = {p:.2g}"
+        better = p < ALPHA
+        report.add(
+            "note" if better else level, "significance", words + ": not shown" * (not better)
+        )
+
+
+def p_value(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float:
+    """That the true gain is no more than `margin`: Welch's test, one-sided."""
     try:
-        test = welch(ours, theirs, margin=margin)
-    except ValueError as error:
-        case.add("warned", "significance", f"{previous.name}: {error}")
-        return
-    better = test.p < case.options.alpha
-    words = (
-        f"{test.difference:+.5f} {unit} better than {previous.name} "
-        f"(95 % interval {test.low:+.5f} to {test.high:+.5f}); by {margin:.5g}: p = {test.p:.2g}"
-    )
-    case.add("note" if better else level, "significance", words + ("" if better else ": not shown"))
+        from scipy.stats import ttest_1samp, ttest_ind
+    except ImportError:
+        raise SystemExit(
+            "--previous needs scipy: python3 -m pip install -r tests/requirements.txt"
+        ) from None
+    if len(set(theirs)) == 1:  # a score without seeds: a number to be beaten
+        if len(set(ours)) > 1:
+            return float(ttest_1samp(ours, theirs[0] - margin, alternative="less").pvalue)
+        return 0.0 if theirs[0] - ours[0] > margin else 1.0
+    shifted = [value - margin for value in theirs]
+    return float(ttest_ind(shifted, ours, equal_var=False, alternative="greater").pvalue)
 
 
 # --- command line ---
@@ -1114,121 +931,84 @@ def read_previous(given: str) -> Previous:
     """--previous: a score, or a folder of which the logs count. Raises ValueError, in words."""
     found = re.fullmatch(r"(\d{0,4}\.?\d{1,12})\s*(nats|bpb)?", given)
     if found and not os.path.isdir(given):
-        value = [float(found[1])] * 2
+        value, unknown = [float(found[1])] * 2, [math.nan] * 2
         if not value[0] > 0:
             raise ValueError(f"--previous {given}: a score above 0, such as 1.1228")
-        unknown = [math.nan] * 2
-        return (
-            Previous(given, value, unknown)
-            if found[2] == "nats"
-            else Previous(f"{given} bpb", unknown, value)
-        )
+        if found[2] == "nats":
+            return Previous(given, value, unknown)
+        return Previous(f"{given} bpb", unknown, value)
     if not os.path.isdir(given):
         raise ValueError(
-            f"--previous {given}: neither a folder "
-            "nor a score such as 1.1228 (bits a byte) or 1.8957nats"
+            f"--previous {given}: neither a folder nor a score, such as 1.1228 or 1.8957nats"
         )
-    case = Case(Report(given, OPEN), Options(), listing(given), Path(os.path.abspath(given)))
-    check_submission(case)
-    check_logs(case)
-    name = case.place.name
-    if case.runs:
-        check_groups(case)
-        heads = [run.headline for run in case.main]
-        losses = [math.nan if head.val_loss is None else head.val_loss for head in heads]
-        repeat = 2 if len(heads) == 1 else 1
-        return Previous(
-            name,
-            losses * repeat,
-            [head.val_bpb for head in heads] * repeat,
-            case.main[0].val_tokens,
-        )
-    if not is_number(case.values.get("val_bpb")):
-        raise ValueError(f"--previous {given}: no finished log and no val_bpb in it")
-    loss = case.values.get("val_loss")
-    return Previous(
-        name,
-        [float(loss) if is_number(loss) else math.nan] * 2,
-        [float(case.values["val_bpb"])] * 2,
-    )
+    report = check_folder(given)
+    losses, bpbs = report.results("val_loss"), report.results("val_bpb")
+    if not bpbs and is_number(report.values.get("val_bpb")):
+        bpbs = [float(report.values["val_bpb"])]
+    if not bpbs:
+        raise ValueError(f"--previous {given}: no finished log in it: give its score, as 1.1228")
+    repeat = 2 if len(bpbs) == 1 else 1
+    return Previous(report.place.name, losses * repeat or [math.nan], bpbs * repeat)
 
 
 def lines(report: Report) -> list[str]:
-    counts = [
-        f"{n} {level}"
-        for level in reversed(LEVELS[1:])
-        if (n := sum(one.level == level for one in report.findings))
+    counts = [sum(one.level == level for one in report.findings) for level in LEVELS]
+    told = [
+        f"{n} {level}" for n, level in zip(counts, LEVELS, strict=True) if n and level != "note"
     ]
-    head = f"{plain(report.folder)}: {report.verdict}"
-    result = [head + (f" ({', '.join(counts)})" if counts else "") + f" as {report.track}"]
-    if report.val_bpb is not None:
-        spread = f" +- {report.val_bpb.std:.5f}" if report.val_bpb.n > 1 else ""
-        loss = f", val_loss {report.val_loss.mean:.5f}" if report.val_loss else ""
-        result.append(
-            f"  val_bpb {report.val_bpb.mean:.5f}{spread}{loss}, seeds "
-            f"{', '.join(map(str, report.seeds)) or 'unknown'}"
-        )
+    head = f"{plain(report.shown)}: {report.verdict}"
+    counted = f" ({', '.join(told[::-1])})" if told else ""
+    result = [f"{head}{counted} as {report.track}"]
+    if report.main:
+        result.append(f"  {score_words(report)}")
     result += [f"  {line}" for line in size_lines(report)]
-    return result + [
-        f"  {one.level:8}{one} [{one.rule}: {RULES[one.rule]}]" for one in report.findings
-    ]
+    findings = sorted(report.findings, key=lambda one: -LEVELS.index(one.level))
+    return result + [f"  {one.level:8}{one} [{one.rule}]" for one in findings]
+
+
+def score_words(report: Report) -> str:
+    words = []
+    for key in ("val_bpb", "val_loss"):
+        found = report.results(key)
+        if found:
+            spread = f" +- {stdev(found):.5f}" if len(found) > 1 else ""
+            words.append(f"{key} {mean(found):.5f}{spread}")
+    return f"{', '.join(words)}, seeds {', '.join(map(str, report.seeds)) or 'unknown'}"
 
 
 def size_lines(report: Report) -> list[str]:
-    """Both totals, with the bytes left: with the script as it is, and as it would be packed."""
+    """The total with the bytes left: with the script as it is, and as it would be packed."""
+    if report.model_bytes is None or report.code_bytes is None:
+        return []
     result = []
-    codes = (("code as it is", report.code_bytes), ("code packed (lzma)", report.packed_code_bytes))
-    for (label, code), total in zip(codes, report.totals, strict=True):
-        if total is not None:
-            left = CAP_BYTES - total
-            result.append(
-                f"{label:18} {code:>9,} + model {report.artifact_bytes:>12,} = {total:>12,} bytes, "
-                + (f"{left:,} left" if left >= 0 else f"{-left:,} too many")
-            )
+    forms = {"as it is": report.code_bytes, "packed": report.packed_bytes}
+    for label, code in forms.items():
+        total = code + report.model_bytes
+        left = CAP_BYTES - total
+        words = f"{left:,} left" if left >= 0 else f"{-left:,} too many"
+        parts = f"code {label:8} {code:>9,} + model {report.model_bytes:>12,} = {total:>12,} bytes"
+        if label == "as it is" or code < report.code_bytes:
+            result.append(f"{parts}, {words}")
     return result
 
 
 def as_json(reports: Sequence[Report]) -> str:
-    def group(found: Group | None) -> dict[str, Any] | None:
-        return found and {
-            "n": found.n,
-            "mean": found.mean,
-            "std": found.std if found.n > 1 else None,
+    def record(report: Report) -> dict[str, Any]:
+        return {
+            "folder": report.shown,
+            "track": report.track,
+            "verdict": report.verdict,
+            "logs": [log.name for log in report.main],
+            "seeds": report.seeds,
+            "val_loss": report.results("val_loss"),
+            "val_bpb": report.results("val_bpb"),
+            "code_bytes": report.code_bytes,
+            "packed_code_bytes": report.packed_bytes,
+            "model_bytes": report.model_bytes,
+            "findings": [{**vars(one), "text": str(one)} for one in report.findings],
         }
 
-    return json.dumps(
-        {
-            "folders": [
-                {
-                    "folder": one.folder,
-                    "track": one.track,
-                    "verdict": one.verdict,
-                    "logs": one.logs,
-                    "seeds": one.seeds,
-                    "val_loss": group(one.val_loss),
-                    "val_bpb": group(one.val_bpb),
-                    "code_bytes": one.code_bytes,
-                    "packed_code_bytes": one.packed_code_bytes,
-                    "artifact_bytes": one.artifact_bytes,
-                    "total_bytes": one.totals[0],
-                    "packed_total_bytes": one.totals[1],
-                    "cap_bytes": CAP_BYTES,
-                    "findings": [
-                        {
-                            "level": f.level,
-                            "rule": f.rule,
-                            "words": f.words,
-                            "logs": f.logs,
-                            "because": RULES[f.rule],
-                        }
-                        for f in one.findings
-                    ],
-                }
-                for one in reports
-            ]
-        },
-        indent=1,
-    )
+    return json.dumps({"folders": list(map(record, reports))}, indent=1)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -1237,26 +1017,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("folders", nargs="+", metavar="FOLDER", help="a record's folder")
-    add(
-        "--track",
-        type=track_argument,
-        help=f"{' or '.join(TRACKS)} (default: as the folder's place says)",
-    )
+    add("--track", type=track_argument, help=" or ".join(TRACKS))
     add("--previous", metavar="FOLDER|SCORE", help="the record to beat")
-    add("--margin", type=float, default=MARGIN_NATS, help="by how many nats (default: 0.005)")
-    add(
-        "--alpha",
-        type=float,
-        default=ALPHA,
-        help="the p below which that counts as shown (default: 0.01)",
-    )
     add("--data", type=Path, metavar="DIR", help="the training shards: compute data_crc again")
     add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    if not 0 < options.alpha < 1:
-        parser.error(f"--alpha {options.alpha:g}: a probability between 0 and 1, such as 0.01")
-    if not (math.isfinite(options.margin) and options.margin >= 0):
-        parser.error(f"--margin {options.margin:g}: a number from 0, such as 0.005")
     try:
         options.previous = read_previous(options.previous) if options.previous is not None else None
         options.shards = Shards(options.data) if options.data is not None else None
@@ -1278,31 +1043,23 @@ def guarded(folder: str, judge: Callable[[], Report]) -> Report:
         return judge()
     except Exception as error:
         words = f"the checker failed on it ({type(error).__name__}: {error}): please report this"
-        return Report(folder, findings=[Finding("refused", "checker", words)])
+        report = Report(folder, Path(folder), Options(), Folder(Path(folder)))
+        report.add("warned", "checker", words)
+        return report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    settings = Options(
-        options.track, options.previous, options.shards, options.margin, options.alpha
-    )
+    settings = Options(options.track, options.previous, options.shards)
+    reports = [
+        guarded(folder, lambda folder=folder: check_folder(folder, settings))
+        for folder in options.folders
+    ]
+    text = "\n\n".join("\n".join(lines(one)) for one in reports)
     try:
-        reports = [
-            guarded(folder, lambda folder=folder: check_folder(folder, settings))
-            for folder in options.folders
-        ]
-        if options.json:
-            text = as_json(reports)
-        else:
-            text = "\n\n".join("\n".join(lines(one)) for one in reports)
-        encoding = sys.stdout.encoding or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding))
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of the output, a pager say, has seen enough.
+        print(as_json(reports) if options.json else text)
+    except BrokenPipeError:  # a pager has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return int(any(one.verdict == "refused" for one in reports))
 
 

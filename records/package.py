@@ -1,15 +1,14 @@
 """From the logs of a run's seeds to a record's folder, complete and checked.
 
     python3 records/package.py logs/s1.txt logs/s2.txt logs/s3.txt \\
-        --track track_10min_16mb --name "Wider MLP" \\
-        --author "Ada Lovelace" --github-id ada \\
-        --description "MLP three times as wide, 8 layers." [--date 2026-04-01]
+        --track track_10min_16mb --name "Wider MLP" --author "Ada Lovelace" --github-id ada \\
+        --description "MLP three times as wide, 8 layers." [--date 2026-04-01] [--script FILE]
 
-makes records/<track>/<date>_WiderMLP/ with train_gpt.py as the logs hold it, the logs as
-train_seed<N>.log, submission.json filled from them, and a README.md whose TODO is yours. The
-settings come from the .jsonl beside each log. Nothing is made that records/check.py would refuse,
-and no folder is overwritten. In track_non_record_16mb logs of several configurations are arms of
-one study: the first log's is the one submitted.
+makes records/<track>/<date>_WiderMLP/: the script that the logs hold (or that --script names), the
+logs as train_seed<N>.log, submission.json, and a README.md whose TODO is yours. The settings come
+from the .jsonl beside each log. Nothing is made that records/check.py would refuse, and no folder
+is overwritten. In track_non_record_16mb logs of several configurations are arms of one study: the
+first log's is the one submitted.
 
     python3 records/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
     python3 records/package.py --unpack FILE            and back: FILE's readable script
@@ -20,9 +19,7 @@ Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
 
 import argparse
-import ast
 import contextlib
-import copy
 import datetime
 import json
 import os
@@ -32,53 +29,41 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
-from _code import look, pack, promised_sha256
-from _reader import (
-    Run,
-    differences,
-    embedded_source,
-    first_difference,
-    merge,
-    read_bytes,
-    read_log,
-    reason,
-    seed_groups,
-    summary,
-)
-from _script import packed_size
+from _code import UNKNOWN, look, pack, promised_sha256, settings
+from _reader import Run, first_difference, read_bytes, read_log, reason, source_in
 from check import (
+    OPEN,
     RECORD,
     TODO,
     Options,
     Report,
     check_folder,
     lines,
+    model_size,
     parsed_date,
-    size_lines,
+    telling,
     track_argument,
 )
 
 RECORDS = Path(__file__).resolve().parent
+TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
 # Of the settings: written otherwise, or not.
-NOT_COMMAND = {"run_id", "seed", "data_path", "tokenizer_path", "resume"}
-RESULT_HEAD = (
-    "log",
+NOT_COMMAND = {
+    "run_id",
     "seed",
-    "steps",
-    "ms a step",
-    "train s",
-    "eval s",
-    "val_bpb before quantisation",
-    "val_loss",
-    "val_bpb",
-    "model bytes",
-    "total bytes",
-)
-STATED = {RECORD: "10min_16mb"}  # the track in submission.json, as most records write it
+    "data_path",
+    "tokenizer_path",
+    "resume",
+    "world_size",
+    "local_rank",
+    "rank",
+}
+COLUMNS = ("log", "seed", "steps", "train s", "eval s", "val_loss", "val_bpb", "model", "total")
 
 
 class RefusedError(Exception):
@@ -87,33 +72,16 @@ class RefusedError(Exception):
 
 @dataclass
 class Log:
-    """A log to be packaged: its bytes and run,
-    and the settings, from the events beside it where there are some.
-    """
+    """A log to be packaged, with the settings and the machine that its .jsonl tells of."""
 
     path: Path
     data: bytes
     run: Run
-    full: Run  # with the settings of the .jsonl
-    source: bytes
+    seed: int
+    config: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
     name: str = ""  # in the record's folder
-    arm: str = ""  # "" : the configuration that is submitted
-
-
-@dataclass
-class About:
-    """What is typed by hand."""
-
-    track: str
-    name: str
-    author: str
-    github_id: str
-    description: str
-    date: datetime.date
-
-    @property
-    def folder(self) -> str:
-        return f"{self.date}_{slug(self.name)}"
+    arm: str = ""  # "": the configuration that is submitted
 
 
 def slug(name: str) -> str:
@@ -127,6 +95,16 @@ def slug(name: str) -> str:
 # --- the logs ---
 
 
+def read_all(paths: Sequence[Path]) -> list[Log]:
+    """Each log once: a copy under another name is the same run."""
+    logs: list[Log] = []
+    for path in paths:
+        log = read(path)
+        if log.data not in [one.data for one in logs]:
+            logs.append(log)
+    return logs
+
+
 def read(path: Path) -> Log:
     """Raises RefusedError for a log that cannot be submitted."""
     text = path.with_suffix(".txt") if path.suffix == ".jsonl" else path
@@ -134,98 +112,93 @@ def read(path: Path) -> Log:
         data = read_bytes(text)
     except (OSError, ValueError) as error:
         raise RefusedError(f"{text}: {reason(error)}: name the text log of a run") from error
-    found = read_log(text)
-    if len(found.runs) != 1:
+    runs = read_log(text).runs
+    finished = [run for run in runs if run.headline is not None]
+    if not runs:
+        raise RefusedError(f"{text}: no run in it: name logs/<RUN_ID>.txt")
+    if not finished:
+        why = runs[-1].error or "it ends before the result"
         raise RefusedError(
-            f"{text}: {len(found.runs)} runs in it: a record takes logs of one run each"
+            f"{text}: {runs[-1].status} at step {runs[-1].last_step}: {why}: name a finished run"
         )
-    run = found.runs[0]
-    if run.status != "finished" or run.headline is None:
-        raise RefusedError(
-            f"{text}: {run.status} at step {run.last_step}: "
-            f"{run.error or 'it ends before the result'}"
-        )
-    if run.seed is None:
-        raise RefusedError(f"{text}: it does not tell its seed")
-    source = embedded_source(data, run) if run.source_sha256 else None
-    if source is None:
-        raise RefusedError(
-            f"{text}: it does not begin with the script's text: "
-            "name logs/<RUN_ID>.txt, not what the console printed"
-        )
-    return Log(text, data, run, with_events(run, text.with_suffix(".jsonl")), source)
+    run = finished[-1]
+    seed = run.seed if run.seed is not None else run.seed_in_name
+    if seed is None:
+        raise RefusedError(f"{text}: it does not tell its seed: rename it to train_seed<N>.log")
+    log = Log(text, data, run, seed, dict(run.config), {**run.hardware, **run.versions})
+    add_events(log, text.with_suffix(".jsonl"))
+    return log
 
 
-def with_events(run: Run, path: Path) -> Run:
-    """The run with what its .jsonl tells besides; the run itself where there is none."""
+def add_events(log: Log, path: Path) -> None:
+    """All settings, from the .jsonl beside the log where there is one."""
     if not path.is_file():
-        return run
-    found = read_log(path).runs
-    same = [
-        one
-        for one in found
-        if one.headline
-        and abs(one.headline.val_bpb - run.headline.val_bpb) < 1e-6
-        and one.seed == run.seed
-        and one.last_step == run.last_step
-    ]
-    if not same:
-        raise RefusedError(
-            f"{path}: not of the run of the .txt beside it: move it away, or name another log"
-        )
-    result = copy.deepcopy(run)
-    merge(result, same[-1])
-    return result
+        return
+    known: dict[str, dict[str, Any]] = {}
+    try:
+        for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+            event = json.loads(line)
+            known[event.pop("event")] = event
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RefusedError(f"{path}: {reason(error)}: move it away: the .txt will do") from error
+    score, config = known.get("score", {}), known.get("config", {})
+    same = abs(score.get("val_bpb", 0.0) - log.run.headline.val_bpb) < 1e-4
+    if not same or config.get("seed") not in (None, log.seed):
+        raise RefusedError(f"{path}: of another run than the .txt beside it: move it away")
+    log.config |= {name: value for name, value in config.items() if name != "time"}
+    log.machine |= known.get("hardware", {})
 
 
-def same_source(logs: Sequence[Log], script: Path | None) -> bytes:
-    """The script's text, equal in all logs and to `script`.
+def source_to_ship(logs: Sequence[Log], script: Path | None) -> bytes:
+    """The script of --script, for check.py to hold against the logs; else the one they all hold.
 
-    Raises RefusedError with the first line that differs.
+    Raises RefusedError with the first line in which a log holds another; packed is no difference.
     """
-    first = logs[0]
-    texts = [(str(log.path), log.source) for log in logs[1:]]
     if script is not None:
         try:
-            texts.append((str(script), read_bytes(script)))
+            return read_bytes(script)
         except (OSError, ValueError) as error:
-            raise RefusedError(f"{script}: {reason(error)}") from error
-    for name, text in texts:
-        number, ours, theirs = first_difference(first.source, text)
+            raise RefusedError(f"{script}: {reason(error)}: name the script that ran") from error
+    held = [(log.path, source_in(log.data, log.run)) for log in logs]
+    texts = [(path, text) for path, text in held if text is not None]
+    if not texts:
+        raise RefusedError(
+            f"{logs[0].path}: it does not hold the script that ran: name it: --script FILE"
+        )
+    first, source = texts[0]
+    for path, other in texts[1:]:
+        number, ours, theirs = first_difference(look(source).text, look(other).text)
         if number:
             raise RefusedError(
-                f"{name}: not the script of {first.path}: line {number} is {theirs!r}, "
-                f"not {ours!r}: all seeds must be run with one train_gpt.py"
+                f"{path}: not the script of {first}: line {number} is {theirs!r}, not {ours!r}: "
+                "leave one out, or name the script to ship: --script FILE"
             )
-    return first.source
+    return source
 
 
-def name_logs(logs: Sequence[Log]) -> None:
+def name_logs(logs: Sequence[Log], track: str) -> None:
     """Sorts the logs into arms, the first log's first, and names them for the folder."""
-    runs = [log.full for log in logs]
-    telling = [one.name for one in differences(runs)[0] if not one.harmless]
-    # Effective states (train_io.prefetch) follow from settings where those are known.
-    settings = logs[0].full.config
-    varied = [name for name in telling if "." not in name and name in settings] or telling
-    groups = sorted(seed_groups(runs), key=lambda group: 0 not in group)
-    for number, group in enumerate(groups):
-        for index in group:
-            logs[index].arm = arm_name(logs[index].full, varied, number) if number else ""
-    for log in logs:
+    told = [telling(log.config, log.run) for log in logs]
+    common = set.intersection(*map(set, told))
+    varied = [name for name in told[0] if name in common and len({str(t[name]) for t in told}) > 1]
+    if varied and track == RECORD:
+        words = f"{varied[0]} ({' | '.join(dict.fromkeys(str(one[varied[0]]) for one in told))})"
+        raise RefusedError(f"the logs differ in {words}: name those of one configuration")
+    arms = list(dict.fromkeys(tuple(str(one[name]) for name in varied) for one in told))
+    for log, one in zip(logs, told, strict=True):
+        values = tuple(str(one[name]) for name in varied)
+        if values != arms[0]:
+            words = [f"{name}{value_word(one[name])}" for name in varied]
+            plain = "-".join(re.sub(r"[^A-Za-z0-9._+]", "", word) for word in words)
+            short = len(words) <= 3 and len(plain) <= 60
+            log.arm = plain if short else f"arm{arms.index(values) + 1}"
         arm = f"{log.arm}_" if log.arm else ""
-        log.name = "train.log" if len(logs) == 1 else f"train_{arm}seed{log.run.seed}.log"
-    for index, log in enumerate(logs):
-        twin = next((one for one in logs[:index] if one.name == log.name), None)
-        if twin:
+        log.name = "train.log" if len(logs) == 1 else f"train_{arm}seed{log.seed}.log"
+        twins = [two for two in logs if two.name == log.name and two is not log]
+        if twins:
             raise RefusedError(
-                f"{log.path}: seed {log.run.seed} again, configured as {twin.path}: each seed once"
+                f"{log.path}: seed {log.seed} again, as {twins[0].path}: leave one out"
             )
-
-
-def arm_name(run: Run, varied: Sequence[str], number: int) -> str:
-    words = [f"{name}{value_word(run.config.get(name, 'none'))}" for name in varied]
-    plain = "-".join(re.sub(r"[^A-Za-z0-9._+]", "", word) for word in words)
-    return plain if len(words) <= 3 and 0 < len(plain) <= 60 else f"arm{number + 1}"
 
 
 def value_word(value: object) -> str:
@@ -235,128 +208,99 @@ def value_word(value: object) -> str:
 # --- the files ---
 
 
-def submission(about: About, logs: Sequence[Log], source: bytes) -> dict[str, Any]:
+def results(logs: Sequence[Log], key: str) -> list[float]:
+    return [getattr(log.run.headline, key) for log in logs]
+
+
+def total_bytes(log: Log, source: bytes) -> int | None:
+    size = model_size(log.run)
+    return log.run.sizes.total if size is None else size + len(source)
+
+
+def submission(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> dict[str, Any]:
     """submission.json from the logs of the submitted arm."""
-    heads = [log.run.headline for log in logs]
-    loss, bpb = (summary([getattr(head, key) for head in heads]) for key in ("val_loss", "val_bpb"))
-    run = logs[0].full
-    result: dict[str, Any] = {
-        "author": about.author,
-        "github_id": about.github_id,
-        "name": about.name,
-        "blurb": about.description,
-        "date": str(about.date),
-        "track": STATED.get(about.track, "non_record_16mb"),
-        "val_loss": round(loss.mean, 8),
-        "val_bpb": round(bpb.mean, 8),
+    totals = [total for log in logs if (total := total_bytes(log, source)) is not None]
+    found: dict[str, Any] = {
+        "author": options.author.strip(),
+        "github_id": options.github_id.strip(),
+        "name": options.name.strip(),
+        "blurb": options.description.strip(),
+        "date": str(options.day),
+        "track": "10min_16mb" if options.track == RECORD else "non_record_16mb",
     }
-    if loss.n > 1:
-        result |= {"val_loss_std": round(loss.std, 8), "val_bpb_std": round(bpb.std, 8)}
-    result |= {
-        "bytes_total": max(log.run.sizes.total or 0 for log in logs),
+    for key in ("val_loss", "val_bpb"):
+        values = results(logs, key)
+        if None not in values:
+            found[key] = round(mean(values), 8)
+            if len(values) > 1:
+                found[f"{key}_std"] = round(stdev(values), 8)
+    found |= {
+        "bytes_total": max(totals, default=None),
         "bytes_code": len(source),
-        "seeds": [log.run.seed for log in logs],
-        "seed_results": {str(log.run.seed): seed_result(log.run) for log in logs},
-    }
-    if hardware(logs[0]):
-        result["hardware"] = hardware(logs[0])
-    if run.versions.get("torch"):
-        result["pytorch_version"] = run.versions["torch"]
-    return result
-
-
-def seed_result(run: Run) -> dict[str, Any]:
-    head, before = run.headline, run.score("pre_quant")
-    found = {
-        "val_loss": head.val_loss,
-        "val_bpb": head.val_bpb,
-        "pre_quant_val_bpb": before and before.val_bpb,
-        "bytes_total": run.sizes.total,
-        "artifact_bytes": run.sizes.artifact,
-        "steps": run.last_step,
-        "train_time_ms": run.train_time_ms,
-        "eval_time_ms": run.eval_total_ms,
+        "seeds": [log.seed for log in logs],
+        "seed_results": {str(log.seed): seed_result(log, source) for log in logs},
+        "hardware": hardware(logs[0]),
+        "pytorch_version": logs[0].machine.get("torch"),
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def hardware(log: Log) -> str:
-    run = log.full
-    device = {**run.hardware, **log.run.hardware}.get("device")
-    return f"{run.world_size or 1}x {device}" if device else ""
+def seed_result(log: Log, source: bytes) -> dict[str, Any]:
+    run, before = log.run, log.run.score("pre_quant")
+    found = {
+        "val_loss": run.headline.val_loss,
+        "val_bpb": run.headline.val_bpb,
+        "pre_quant_val_bpb": before and before.val_bpb,
+        "bytes_total": total_bytes(log, source),
+        "artifact_bytes": model_size(run),
+        "steps": run.last_step or None,
+        "train_time_ms": run.train_time_ms,
+        "eval_time_ms": run.headline.eval_ms,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def defaults(source: bytes) -> dict[str, Any]:
-    """The script's own defaults, read from its class Config without running it;
-    {}: it has no such class.
-    """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    constants: dict[str, Any] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            constants |= {
-                target.id: node.value.value
-                for target in node.targets
-                if isinstance(target, ast.Name)
-            }
-        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
-            name = getattr(node.target, "id", "")
-            if isinstance(constants.get(name), str) and isinstance(node.value.value, str):
-                constants[name] += node.value.value
-    config = next(
-        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config"),
-        None,
-    )
+def hardware(log: Log) -> str | None:
+    device = log.machine.get("device")
+    return f"{log.run.world_size or 1}x {device}" if device else None
+
+
+def changed_settings(log: Log, source: bytes) -> dict[str, str]:
+    """The script's own settings that this run gave another value than the script does."""
     found = {}
-    for node in config.body if config else []:
-        if (
-            isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and node.value is not None
-        ):
-            if isinstance(node.value, ast.Name) and node.value.id in constants:
-                found[node.target.id] = constants[node.value.id]
-                continue
-            with contextlib.suppress(ValueError):
-                found[node.target.id] = ast.literal_eval(node.value)
+    for name, default in settings(look(source).text).items():
+        value = log.config.get(name, UNKNOWN)
+        if value is UNKNOWN or name in NOT_COMMAND or same_value(value, default):
+            continue
+        found[name.upper()] = value_word(value)
     return found
 
 
-def changed_settings(log: Log) -> dict[str, Any]:
-    """The settings that differ from the script's defaults;
-    all that are known where it has no readable ones.
-    """
-    known = defaults(log.source)
-    found = {k: v for k, v in log.full.config.items() if k not in NOT_COMMAND}
-    if not known:
-        return {k: v for k, v in found.items() if "." not in k}
-    return {name: value for name, value in found.items() if name in known and value != known[name]}
+def same_value(value: object, default: object) -> bool:
+    """A setting's value is its default, as text or as a number ("1" is True, "0.50" is 0.5)."""
+    try:
+        return float(value) == float(default)
+    except (TypeError, ValueError):
+        return str(value) == str(default)
 
 
-def command(log: Log, seeds: Sequence[int]) -> list[str]:
+def command(logs: Sequence[Log], source: bytes) -> list[str]:
     """The shell lines that run it again, in the record's folder."""
-    run, config = log.full, log.full.config
-    data, model = (Path(str(config.get(key) or "")).name for key in ("data_path", "tokenizer_path"))
+    first, taken = logs[0], settings(look(source).text)
     words = ['RUN_ID="seed$seed" SEED="$seed"']
-    words += [f"DATA_PATH=../../../data/datasets/{shlex.quote(data or run.dataset or 'NAME')}"]
-    words += [f"TOKENIZER_PATH=../../../data/tokenizers/{shlex.quote(model)}"] if model else []
-    words += [
-        f"{name.upper()}={shlex.quote(value_word(value))}"
-        for name, value in changed_settings(log).items()
-    ]
-    ranks = run.world_size or 1
-    launch = (
-        f"torchrun --standalone --nproc_per_node={ranks} train_gpt.py"
-        if ranks > 1
-        else "python3 train_gpt.py"
-    )
+    for name, folder in (("data_path", "datasets"), ("tokenizer_path", "tokenizers")):
+        last = Path(str(first.config.get(name) or "")).name
+        last = last or (first.run.dataset or "NAME" if name == "data_path" else "")
+        if name in taken and last:
+            words.append(f"{name.upper()}={shlex.quote(f'../../../data/{folder}/{last}')}")
+    changed = changed_settings(first, source)
+    words += [f"{name}={shlex.quote(value)}" for name, value in changed.items()]
+    ranks = first.run.world_size or 1
+    launch = f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3"
     return [
-        f"for seed in {' '.join(map(str, seeds))}; do",
+        f"for seed in {' '.join(str(log.seed) for log in logs)}; do",
         *(f"  {word} \\" for word in words),
-        f"  {launch}",
+        f"  {launch} train_gpt.py",
         "done",
     ]
 
@@ -370,216 +314,100 @@ def cell(value: float | None, form: str = "") -> str:
     return "-" if value is None else format(value, form)
 
 
-def result_rows(logs: Sequence[Log]) -> list[list[str]]:
-    rows = []
-    for log in logs:
-        run, head, before = log.run, log.run.headline, log.run.score("pre_quant")
-        seconds = [
-            None if ms is None else ms / 1e3 for ms in (run.train_time_ms, run.eval_total_ms)
-        ]
-        rows.append(
-            [
-                log.name,
-                str(run.seed),
-                f"{run.last_step:,}",
-                cell(run.step_times().mean, ".2f"),
-                *(cell(one, ",.1f") for one in seconds),
-                cell(before and before.val_bpb, ".4f"),
-                cell(head.val_loss, ".8f"),
-                cell(head.val_bpb, ".8f"),
-                cell(run.sizes.artifact, ","),
-                cell(run.sizes.total, ","),
-            ]
-        )
-    return rows
+def result_row(log: Log, source: bytes) -> list[str]:
+    run = log.run
+    times = (run.train_time_ms, run.headline.eval_ms)
+    return [
+        log.name,
+        str(log.seed),
+        f"{run.last_step:,}",
+        *(cell(None if ms is None else ms / 1e3, ",.1f") for ms in times),
+        cell(run.headline.val_loss, ".8f"),
+        cell(run.headline.val_bpb, ".8f"),
+        cell(model_size(run), ","),
+        cell(total_bytes(log, source), ","),
+    ]
 
 
-def arm_rows(logs: Sequence[Log]) -> list[list[str]]:
-    rows = []
-    for arm in dict.fromkeys(log.arm for log in logs):
-        members = [log.run for log in logs if log.arm == arm]
-        groups = [
-            summary([getattr(run.headline, key) for run in members])
-            for key in ("val_loss", "val_bpb")
-        ]
-        paces = [pace for run in members if (pace := run.step_times().mean) is not None]
-        rows.append(
-            [
-                arm or "submitted",
-                ", ".join(str(run.seed) for run in members),
-                *(
-                    f"{one.mean:.5f}" + (f" +- {one.std:.5f}" if one.n > 1 else "")
-                    for one in groups
-                ),
-                cell(summary(paces).mean if paces else None, ".2f"),
-            ]
-        )
-    return rows
-
-
-def readme(about: About, logs: Sequence[Log], source: bytes) -> str:
+def readme(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> str:
     """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
     main = [log for log in logs if not log.arm]
-    todo = (
-        f"{TODO}what was changed against which record, why it helps, "
-        "what was tried without success."
-    )
-    return "\n".join(
-        [
-            f"# {about.name}",
-            "",
-            about.description,
-            "",
-            f"{about.author} (@{about.github_id}), {about.date}, {about.track}.",
-            "",
-            *result_section(logs, main, source),
-            "## What was done",
-            "",
-            todo,
-            "",
-            *command_section(main),
-            *machine_section(main[0]),
-        ]
-    )
-
-
-def result_section(logs: Sequence[Log], main: Sequence[Log], source: bytes) -> list[str]:
-    """The results of all runs, and what the submitted ones come to."""
-    arms = []
-    if len(main) < len(logs):
-        arms = [*table(["arm", "seeds", "val_loss", "val_bpb", "ms a step"], arm_rows(logs)), ""]
-    sizes = Report(
-        "",
-        code_bytes=len(source),
-        packed_code_bytes=packed_size(source),
-        artifact_bytes=max((log.run.sizes.artifact or 0 for log in main), default=None),
-    )
-    return [
-        "## Result",
-        "",
-        *table(RESULT_HEAD, result_rows(logs)),
-        "",
-        *arms,
-        *mean_lines(main),
-        "```",
-        *size_lines(sizes),
-        "```",
-        "",
+    means = [
+        f"{key} {mean(values):.5f} +- {stdev(values):.5f}"
+        for key in ("val_loss", "val_bpb")
+        if None not in (values := results(main, key)) and len(values) > 1
     ]
-
-
-def command_section(main: Sequence[Log]) -> list[str]:
-    """The command that runs it again, and what it sets."""
     first = main[0]
-    told = ""
-    if first.full is first.run:
-        told = "As far as the text log tells; the .jsonl beside it would have told all.\n"
-    settings = ["All settings are the script's defaults."]
-    if changed := changed_settings(first):
-        rows = [[name.upper(), value_word(value)] for name, value in changed.items()]
-        settings = [
-            "Settings other than the script's defaults:",
-            "",
-            *table(["setting", "value"], rows),
-        ]
-    return [
-        "## Run it again",
-        "",
-        "In this folder:",
-        "```bash",
-        *command(first, [log.run.seed for log in main]),
-        "```",
-        told,
-        *settings,
-        "",
-    ]
-
-
-def machine_section(first: Log) -> list[str]:
-    """On what it was run."""
-    run, steps = first.full, first.run.steps
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    run, steps = first.run, first.run.steps
     facts = {
         "data": f"{run.dataset or 'unknown'}, {cell(run.train_shards)} training shards, "
-        f"{cell(run.epochs_seen(), '.3f')} epochs, {cell(run.tokens(), ',')} tokens",
-        "validation": f"{cell(run.val_tokens, ',')} predicted tokens",
+        f"{cell(run.val_tokens, ',')} validation tokens",
         "machine": hardware(first) or "not in the logs",
-        "versions": versions or "not in the logs",
+        "versions": ", ".join(
+            f"{name} {first.machine[name]}"
+            for name in ("python", "torch", "cuda")
+            if first.machine.get(name)
+        ),
         "data_crc": f"{steps[-1].data_crc or '-'} at step {steps[-1].step:,}" if steps else "-",
     }
-    return [
-        "## Data and machine",
-        "",
-        *(f"- {key}: {value}" for key, value in facts.items()),
-        "",
-    ]
-
-
-def mean_lines(logs: Sequence[Log]) -> list[str]:
-    loss, bpb = (
-        summary([getattr(log.run.headline, key) for log in logs]) for key in ("val_loss", "val_bpb")
+    todo = f"{TODO}what was changed against which record, why it helps, what failed."
+    return "\n".join(
+        [
+            f"# {options.name.strip()}\n\n{options.description.strip()}\n",
+            f"{options.author.strip()} (@{options.github_id.strip()}), {options.day}, "
+            f"{options.track}.\n\n## Result\n",
+            *table(COLUMNS, [result_row(log, source) for log in logs]),
+            *([f"\nMean of {len(main)} seeds: {', '.join(means)}."] if means else []),
+            f"\n## What was done\n\n{todo}\n\n## Run it again\n\nIn this folder:\n```bash",
+            *command(main, source),
+            "```\n\n## Data and machine\n",
+            *(f"- {key}: {value or '-'}" for key, value in facts.items()),
+            "",
+        ]
     )
-    if bpb.n < 2:
-        return []
-    return [
-        f"Mean of {bpb.n} seeds: val_loss {loss.mean:.5f} +- {loss.std:.5f}, "
-        f"val_bpb {bpb.mean:.5f} +- {bpb.std:.5f} (standard deviation).",
-        "",
-    ]
 
 
 # --- the folder ---
 
 
-def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    folder.mkdir(parents=True)
-    for name, data in files.items():
-        with open(folder / name, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes a rename inside outlive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def package(about: About, logs: Sequence[Log], source: bytes, records: Path) -> tuple[Path, Report]:
+def package(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> tuple[Path, Report]:
     """Makes the folder, whole or not at all.
 
     Raises RefusedError where it exists; a refused report means: not made.
     """
-    target = records / about.track / about.folder
+    target = options.records / options.track / f"{options.day}_{slug(options.name)}"
     if os.path.lexists(target):
         raise RefusedError(f"{target}: exists: remove it, or give another --name or --date")
     main = [log for log in logs if not log.arm]
+    values = submission(options, main, source)
     files = {
         "train_gpt.py": source,
         **{log.name: log.data for log in logs},
-        "submission.json": (json.dumps(submission(about, main, source), indent=2) + "\n").encode(),
-        "README.md": readme(about, logs, source).encode(),
+        "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
+        "README.md": readme(options, logs, source).encode(),
     }
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    first_here = not target.parent.exists()
+    made = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
     try:
         write_folder(temporary, files)
-        report = check_folder(temporary, Options(about.track), place=target)
+        report = check_folder(temporary, Options(options.track), place=target)
         if report.verdict != "refused":
             os.rename(temporary, target)
-            sync_folder(target.parent)
     except OSError as error:
         raise RefusedError(f"{target}: cannot be written: {reason(error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if first_here and not target.exists():
-            with contextlib.suppress(OSError):
-                target.parent.rmdir()
+        if not target.exists():
+            for folder in made[::-1]:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
     return target, report
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
 
 
 # --- the submitted form ---
@@ -609,6 +437,9 @@ def readable(text: bytes) -> bytes:
     return script.text
 
 
+# --- command line ---
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -618,72 +449,40 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--pack", type=Path, metavar="SCRIPT", help="write its submitted form")
     add("--unpack", type=Path, metavar="SCRIPT", help="write the script inside a packed one")
     add("--output", type=Path, metavar="FILE", help="where (default: SCRIPT_packed.py)")
-    add(
-        "--track",
-        type=track_argument,
-        help="track_10min_16mb or track_non_record_16mb",
-    )
+    add("--track", type=track_argument, help=f"{RECORD} or {OPEN}")
     add("--name", help="the title; its words make the folder's name")
-    add("--author")
+    add("--author", help="as it is to be shown")
     add("--github-id", help="your GitHub login")
     add("--description", help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)")
-    add(
-        "--script",
-        type=Path,
-        metavar="FILE",
-        help="refuse unless this is the script that the logs hold",
-    )
-    add(
-        "--records",
-        type=Path,
-        default=RECORDS,
-        metavar="DIR",
-        help="where the track's folder is (default: here)",
-    )
+    add("--script", type=Path, metavar="FILE", help="ship this one (default: that of the logs)")
+    add("--records", type=Path, default=RECORDS, metavar="DIR", help="where the tracks are")
     options = parser.parse_args(arguments)
     if options.pack or options.unpack:
         return options
-    for name in ("logs", "track", "name", "author", "github_id", "description"):
-        if not getattr(options, name):
-            parser.error(f"{name if name == 'logs' else option(name)}: needed to make a record")
+    if not options.logs:
+        parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
+    for name in TYPED:
+        if not (getattr(options, name) or "").strip():
+            parser.error(f"--{name.replace('_', '-')} is needed")
     options.day = datetime.date.today() if options.date is None else parsed_date(options.date)
     if options.day is None or options.date not in (None, str(options.day)):
         parser.error(f"--date {options.date}: YYYY-MM-DD is expected")
-    for name in ("name", "author", "github_id", "description"):
-        if not getattr(options, name).strip():
-            parser.error(f"{option(name)} is empty")
     if not slug(options.name):
         parser.error(f"--name {options.name}: letters or digits are needed for the folder's name")
     return options
 
 
-def option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if options.pack or options.unpack:
-        try:
-            print(write_form(options))
-        except RefusedError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        return 0
-    about = About(
-        options.track,
-        options.name.strip(),
-        options.author.strip(),
-        options.github_id.strip(),
-        options.description.strip(),
-        options.day,
-    )
     try:
-        logs = [read(path) for path in options.logs]
-        source = same_source(logs, options.script)
-        name_logs(logs)
-        target, report = package(about, logs, source, options.records)
+        if options.pack or options.unpack:
+            print(write_form(options))
+            return 0
+        logs = read_all(options.logs)
+        source = source_to_ship(logs, options.script)
+        name_logs(logs, options.track)
+        target, report = package(options, logs, source)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

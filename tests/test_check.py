@@ -1,17 +1,14 @@
-"""records/check.py: what is accepted, warned about and refused;
-folders made by others, and by nobody's friends."""
+"""records/check.py: what is accepted, warned about and refused, in folders made by anybody."""
 
-import copy
-import functools
+import base64
 import hashlib
 import json
 import lzma
 import math
-import os
 import random
 import sys
 import tempfile
-from base64 import b85encode
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +21,10 @@ from hypothesis import strategies as st
 
 sys.path.append(str(ROOT / "records"))
 import check  # noqa: E402  (the room is no package)
-from _reader import embedded_source, first_difference, welch  # noqa: E402
-from _script import look, packed_size  # noqa: E402
+from _code import look, pack  # noqa: E402
+from _reader import first_difference  # noqa: E402
 from _shards import Shards, data_crcs  # noqa: E402
-from _submission import faults, schema  # noqa: E402
+from _submission import schema  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 TOKENS, BYTES = 62_021_632, 151_080_362
@@ -176,15 +173,6 @@ def make_record(
     return folder
 
 
-@pytest.fixture(autouse=True, scope="module")
-def each_script_is_parsed_once() -> Iterator[None]:
-    """check.py looks at a script in a process of its own; here most folders hold the same one."""
-    parsed = functools.cache(look)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "look", lambda text: copy.deepcopy(parsed(text)))
-        yield
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "records" / check.RECORD / NAME
@@ -206,29 +194,40 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 def test_a_record_in_order_is_accepted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, make_record(place))
     assert (code, err) == (0, "") and out.startswith(f"{place}: accepted as track_10min_16mb\n")
-    assert "val_bpb 1.12558 +- 0.00030, val_loss 1.90050, seeds 1, 42, 1337" in out
-    size, packed = len(SCRIPT), packed_size(SCRIPT.encode())
-    for bytes_of_code, total in ((size, ARTIFACT + size), (packed, ARTIFACT + packed)):
-        assert (
-            f"{bytes_of_code:,} + model" in out
-            and f"{total:,} bytes, {16_000_000 - total:,} left" in out
-        )
-    assert "note" not in out.split("left\n", 2)[-1]
+    assert "val_bpb 1.12558 +- 0.00030, val_loss 1.90050 +- 0.00050, seeds 1, 42, 1337" in out
+    total = ARTIFACT + len(SCRIPT)
+    assert f"{len(SCRIPT):,} + model" in out and f"{total:,} bytes, {16_000_000 - total:,} l" in out
+    assert out.count("\n") == 3, "nothing else is said"
 
 
-def edit(**changed: Any) -> Callable[[Path], None]:
-    return lambda folder: make_record(folder, **changed) and None
+Build = Callable[[Path], object]
 
 
-def then(after: Callable[[Path], object], **changed: Any) -> Callable[[Path], None]:
-    return lambda folder: after(make_record(folder, **changed)) and None
+def edit(**changed: Any) -> Build:
+    return lambda folder: make_record(folder, **changed)
 
 
-def submission(**changed: Any) -> Callable[[Path], None]:
+def then(after: Callable[[Path], object], **changed: Any) -> Build:
+    return lambda folder: after(make_record(folder, **changed))
+
+
+def says(**changed: Any) -> Build:
     return edit(changed=changed)
 
 
-def rewrite(name: str, old: str, new: str) -> Callable[[Path], None]:
+def drop(name: str) -> Build:
+    return then(lambda folder: (folder / name).unlink())
+
+
+def add(name: str, text: str = "x", **changed: Any) -> Build:
+    return then(lambda folder: (folder / name).write_text(text), **changed)
+
+
+def move(name: str, new: str) -> Build:
+    return then(lambda folder: (folder / name).rename(folder / new))
+
+
+def rewrite(name: str, old: str, new: str) -> Build:
     def change(folder: Path) -> None:
         text = (make_record(folder) / name).read_text()
         assert old in text
@@ -237,199 +236,116 @@ def rewrite(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
-def one_other(**changed: Any) -> Callable[[Path], None]:
+def log_of_42(**changed: Any) -> Build:
     """A record of which the log of seed 42 is another than its sisters."""
-
-    def change(folder: Path) -> None:
-        make_record(folder)
-        (folder / "train_seed42.log").write_text(log_text(**{"seed": 42, "nats": 1.901} | changed))
-
-    return change
+    text = log_text(**{"seed": 42, "nats": 1.901} | changed)
+    return add("train_seed42.log", text)
 
 
-def mean_bpb(nats: float = 1.9005) -> float:
-    return round(bpb_of(nats), 8)
-
-
-FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
-    "no readme": (then(lambda f: (f / "README.md").unlink()), "refused", "files", "no README.md"),
-    "no script": (
-        then(lambda f: (f / "train_gpt.py").unlink()),
-        "refused",
-        "files",
-        "no train_gpt.py",
-    ),
-    "no submission": (
-        then(lambda f: (f / "submission.json").unlink()),
-        "refused",
-        "files",
-        "no submission.json",
-    ),
-    "another case": (
-        then(lambda f: (f / "README.md").rename(f / "readme.md")),
-        "refused",
-        "files",
-        "readme.md",
-    ),
+ONE = bpb_of(1.9)  # of seed 1
+OTHER = SCRIPT.replace("A trainer", "My trainer")
+NEEDS = SCRIPT + "import helper\nprint(helper)\n"
+LATER = "step:10000/20000 train_loss"
+FAULTS: dict[str, tuple[Build, str, str, str]] = {
+    "no readme": (drop("README.md"), "refused", "files", "no README.md"),
+    "no script": (drop("train_gpt.py"), "refused", "files", "no train_gpt.py"),
+    "no submission": (drop("submission.json"), "refused", "files", "no submission.json"),
+    "another name": (move("train_gpt.py", "train_v2.py"), "warned", "files", "train_v2.py is to"),
+    "another json": (move("submission.json", "submission_2.json"), "warned", "files", "rename it"),
     "no logs": (
         then(lambda f: [log.unlink() for log in f.glob("*.log")]),
         "refused",
         "files",
         "no log of a run",
     ),
-    "weights": (
-        then(lambda f: (f / "final_model.pt").write_bytes(b"x")),
-        "warned",
-        "files",
-        "final_model.pt",
-    ),
-    "misspelt log": (
-        then(lambda f: (f / "train_seed1.log").rename(f / "trarin_seed1.log")),
-        "warned",
-        "files",
-        "trarin_seed1.log: a log is called",
-    ),
+    "weights": (add("final_model.pt"), "warned", "files", "final_model.pt"),
     "todo": (edit(readme="TODO: " + "words " * 30), "warned", "files", "TODO"),
-    "date apart": (submission(date="2026-03-01"), "warned", "name", "2026-03-01"),
-    "other track": (submission(track="non_record_16mb"), "refused", "place", "non_record_16mb"),
+    "other track": (says(track="non_record_16mb"), "warned", "place", "non_record_16mb"),
     "one seed": (edit(results={1: 1.9}), "warned", "seeds", "1 run: three"),
-    "same seed": (
-        then(lambda f: (f / "train_seed7.log").write_text(log_text(seed=1, nats=1.9002))),
-        "refused",
+    "other seed": (
+        add("train_seed7.log", log_text(seed=1, nats=1.9002), changed={"seed_results": None}),
+        "warned",
         "seeds",
         "train_seed7.log: this run's seed is 1",
     ),
     "seed twice": (
-        then(lambda f: (f / "train_a_seed1.log").write_text(log_text(seed=1, nats=1.9))),
-        "refused",
+        add("train_seed7.log", log_text(seed=1, nats=1.9002), changed={"seed_results": None}),
+        "warned",
         "seeds",
-        "seed 1 more than once",
+        "seed 1 is in 2 different runs",
     ),
-    "bpb wrong": (
-        submission(val_bpb=1.1187),
-        "refused",
-        "score",
-        "val_bpb is 1.1187, the mean of the logs is 1.12558",
-    ),
-    "bpb rounded": (submission(val_bpb=1.126), "warned", "score", "rounded"),
-    "bpb too round": (submission(val_bpb=1.1), "refused", "score", "val_bpb is 1.1, the mean"),
-    "bpb of one seed": (
-        submission(val_bpb=round(bpb_of(1.9), 8)),
+    "no log of it": (says(seeds=[1, 42, 1337, 7]), "warned", "seeds", "seed 7, which has no log"),
+    "left out": (says(seeds=[1, 42]), "warned", "seeds", "leaves out seed 1337"),
+    "other settings": (log_of_42(lr=0.02), "warned", "seeds", "matrix_lr: 0.04 | 0.02"),
+    "too good": (says(val_bpb=1.1187), "refused", "score", "is in no log: the mean of the logs is"),
+    "too bad": (says(val_bpb=1.1387), "warned", "score", "is in no log"),
+    "one alone": (says(val_bpb=round(ONE, 8)), "warned", "score", "seed 1 alone"),
+    "float model": (says(val_bpb=round(bpb_of(1.8905), 4)), "refused", "score", "quantisation"),
+    "bpb as loss": (says(val_loss=round(bpb_of(1.9005), 8)), "warned", "score", "bits a byte"),
+    "a seed's": (
+        says(seed_results={"1": {"steps": 99}}),
         "warned",
         "score",
-        "seed 1 alone",
+        "steps of seed 1 is 99",
     ),
-    "before quantisation": (
-        submission(val_bpb=round(bpb_of(1.8905), 4)),
-        "refused",
+    "a size": (
+        says(seed_results={"1": {"artifact_bytes": 99}}),
+        "warned",
         "score",
-        "before quantisation",
+        "its log says 15,700,000",
     ),
-    "bpb as loss": (submission(val_loss=mean_bpb()), "refused", "score", "is val_bpb"),
-    "seed result": (
-        submission(seed_results={"1": {"val_bpb": 1.1}, "42": {}, "1337": {}}),
-        "refused",
-        "score",
-        "val_bpb of seed 1 is 1.1",
+    "over": (edit(artifact=16_000_000), "refused", "cap", "too many"),
+    "its own total": (edit(total=16_024_793), "refused", "cap", "24,793 too many"),
+    "stated": (says(bytes_total=16_000_001), "refused", "cap", "16,000,000 are allowed"),
+    "stated less": (says(bytes_total=15_000_000), "warned", "cap", "is in no log"),
+    "code stated": (says(bytes_code=5), "warned", "cap", "bytes_code 5: train_gpt.py has"),
+    "needs code": (add("helper.py", script=NEEDS), "warned", "cap", "needs helper.py: its 1 bytes"),
+    "reads data": (
+        add("table.json", script=SCRIPT + 'print(open("table.json"))\n'),
+        "warned",
+        "cap",
+        "reads table.json (1 bytes)",
     ),
-    "seed without log": (
-        submission(seeds=[1, 42, 1337, 7]),
-        "refused",
-        "seeds",
-        "7, which has no log",
-    ),
-    "seeds left out": (submission(seeds=None), "warned", "seeds", "without 1, 42, 1337"),
-    "model alone": (submission(bytes_total=ARTIFACT), "warned", "sizes", "model alone"),
-    "total wrong": (submission(bytes_total=15_000_000), "refused", "sizes", "the logs say 15,700,"),
-    "code wrong": (submission(bytes_code=5), "refused", "sizes", "bytes_code is 5"),
-    "too large": (edit(artifact=16_000_000), "refused", "cap", "too many (below 16 MiB"),
-    "log counts more": (edit(total=16_024_793), "refused", "cap", "24,793 too many"),
-    "does not add up": (edit(total=15_700_001), "warned", "cap", "is not model"),
-    "code size": (
-        edit(code=48_000),
-        "refused",
-        "code size",
-        "train_seed1.log and 2 more: Code size: 48,000",
-    ),
-    "no compiler": (
-        edit(script="import os\ndef f(:\n    return 1\n", python="3.10.1"),
-        "refused",
-        "script",
-        "line 2",
-    ),
-    "code outside": (
-        then(
-            lambda f: (f / "helper.py").write_text("x = 1\n"),
-            script="import helper\nprint(helper)\n",
-        ),
-        "refused",
-        "script",
-        "imports helper from the folder",
-    ),
-    "needs a package": (
-        edit(script="import os\nimport exotic\ndef f(): pass\n"),
+    "a package": (edit(script="import exotic\n" + SCRIPT), "warned", "script", "imports exotic"),
+    "downloads": (
+        edit(script=SCRIPT + "import subprocess\nsubprocess.run(['pip', 'install', 'x'])\n"),
         "warned",
         "script",
-        "imports exotic",
+        "line 12 downloads (pip install)",
     ),
     "other code": (
-        one_other(script=SCRIPT.replace("A trainer", "My trainer")),
-        "refused",
+        log_of_42(script=OTHER),
+        "warned",
         "source",
-        'line 1 is \'"""My trainer."""\' in the log',
+        'train_seed42.log: holds another script: line 1 is \'"""My trainer."""\'',
     ),
     "no source": (
         rewrite("train_seed1.log", f"{SCRIPT}\n{RULE}\n", ""),
-        "warned",
+        "note",
         "source",
-        "not proved",
+        "what ran is not proved",
     ),
-    "other settings": (one_other(lr=0.02), "refused", "configuration", "matrix_lr (0.04 | 0.02)"),
-    "log cut": (
-        rewrite("train_seed1.log", "final_int8_zlib", "#"),
-        "refused",
-        "log",
-        "it ends before the result",
+    "cut": (rewrite("train_seed1.log", "final_int8", "#"), "warned", "log", "ends before the resu"),
+    "no run": (add("train_seed7.log", "pip install\n"), "warned", "log", "train_seed7.log: no"),
+    "late": (edit(ms=43.6), "refused", "time", "trained for 601.2 s"),
+    "steps say more": (
+        rewrite("train_seed1.log", "train_time:435000ms", "train_time:650000ms"),
+        "warned",
+        "time",
+        "its end tells 599.9 s of training, its steps 650.0 s",
     ),
-    "no run in it": (
-        then(lambda f: (f / "train_seed7.log").write_text("pip install torch\n")),
-        "refused",
-        "log",
-        "train_seed7.log: no training log",
-    ),
-    "late": (edit(ms=43.6, steps=13_790), "refused", "training time", "601.244 s"),
-    "late, unsaid": (
-        edit(ms=43.51, stop=False),
-        "refused",
-        "training time",
-        "without stopping_early",
-    ),
-    "just late": (edit(ms=43.5125), "note", "training time", "0.9 steps"),
-    "slow evaluation": (edit(eval_ms=688_000), "refused", "evaluation time", "688.0 s"),
-    "one card": (edit(world=1), "refused", "hardware", "1 x NVIDIA H100"),
-    "another card": (
-        edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4-80GB")),
-        "refused",
-        "hardware",
-        "A100",
-    ),
+    "slow evaluation": (edit(eval_ms=688_000), "refused", "time", "evaluated for 688.0 s"),
+    "one card": (edit(world=1), "refused", "time", "1 x NVIDIA H100"),
+    "A100": (edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4")), "refused", "time", "A100"),
     "space twice": (
-        edit(
-            factor=1.17, changed={"val_bpb": round(bpb_of(1.9005, 1.17), 8), "seed_results": None}
-        ),
+        edit(factor=1.17, changed={"val_bpb": round(bpb_of(1.9005, 1.17), 8)}),
         "refused",
-        "bytes",
-        "the leading space counted twice?",
+        "data",
+        "+17.00 % of the split's bytes: the leading space counted twice?",
     ),
     "partial": (edit(partial=" partial_val:1"), "refused", "data", "partial_val:1"),
-    "few shards": (edit(shards=10), "warned", "data", "train_shards:10"),
-    "epochs": (edit(shards=10), "warned", "data", "7.23 epochs"),
     "resumed": (
-        rewrite(
-            "train_seed1.log",
-            "step:10000/20000 train_loss",
-            "step:900/20000 train_loss:2.0 train_time:9ms\nstep:10000/20000 train_loss",
-        ),
+        rewrite("train_seed1.log", LATER, f"step:900/20000 train_loss:2 train_time:9ms\n{LATER}"),
         "refused",
         "log",
         "resumed at step 900",
@@ -445,61 +361,34 @@ def test_a_fault_is_found_and_named(fault: str, place: Path) -> None:
     assert [one for one in found(report, rule) if one[0] == level and words in one[1]], [
         (one.level, one.rule, str(one)) for one in report.findings
     ]
-    worst = {"note": "accepted"}.get(level, level)
-    assert report.verdict in (worst, "refused") and (
-        level != "refused" or report.verdict == "refused"
-    )
+    assert report.verdict in ({"note": "accepted"}.get(level, level), "refused")
 
 
 def test_a_single_fault_is_one_finding(place: Path) -> None:
-    report = check.check_folder(make_record(place, changed={"val_bpb": 1.1187}))
+    report = check.check_folder(make_record(place, changed={"val_bpb": 1.1187, "val_loss": 1.88}))
     assert [(one.level, one.rule) for one in report.findings] == [("refused", "score")]
 
 
-@pytest.mark.parametrize(
-    ("name", "level"),
-    [
-        ("WiderMLP", "refused"),
-        ("2026-04-01 Wider MLP", "refused"),
-        ("2026-02-30_WiderMLP", "refused"),
-        ("2999-01-01_WiderMLP", "warned"),
-    ],
-)
-def test_folder_names(tmp_path: Path, name: str, level: str) -> None:
-    report = check.check_folder(make_record(tmp_path / "records" / check.RECORD / name))
-    assert level in [one for one, _ in found(report, "name")]
-
-
 def test_place_and_track(tmp_path: Path) -> None:
-    elsewhere = check.check_folder(make_record(tmp_path / "mine" / NAME))
-    assert (elsewhere.verdict, elsewhere.track) == ("warned", check.RECORD) and found(
-        elsewhere, "place"
-    )
-    unknown = check.check_folder(make_record(tmp_path / "records" / "track_5min" / NAME))
-    assert unknown.verdict == "refused"
-    folder = make_record(
-        tmp_path / "records" / check.OPEN / NAME,
-        ms=80,
-        world=1,
-        smi="",
-        changed={"track": "non-record-unlimited-compute-16mb"},
-    )
-    assert check.check_folder(folder).verdict == "accepted", "no record has no limit of time"
+    """The place decides, then submission.json; only the record track has limits of time."""
+    slow = {"ms": 80, "world": 1, "smi": "", "changed": {"track": "non-record-16mb"}}
+    folder = make_record(tmp_path / "records" / check.OPEN / NAME, **slow)
+    assert check.check_folder(folder).verdict == "accepted"
     assert check.check_folder(folder, check.Options(check.RECORD)).verdict == "refused"
+    elsewhere = check.check_folder(make_record(tmp_path / "mine" / NAME, **slow))
+    assert (elsewhere.verdict, elsewhere.track) == ("accepted", check.OPEN)
+    named = check.check_folder(make_record(tmp_path / "records" / check.RECORD / "mine"))
+    assert found(named, "place") == [
+        ("warned", "mine: a record's folder is called YYYY-MM-DD_Description")
+    ]
+
+
+# --- submission.json ---
 
 
 @pytest.mark.parametrize(
     ("right", "written"),
-    [
-        ("github_id", "github"),
-        ("github_id", "github_username"),
-        ("val_bpb", "mean_val_bpb"),
-        ("val_loss", "mean_val_loss"),
-        ("bytes_total", "artifact_size_bytes"),
-        ("bytes_code", "code_bytes"),
-        ("name", "title"),
-        ("date", "submission_date"),
-    ],
+    [("github_id", "GitHub-ID"), ("val_bpb", "mean_val_bpb"), ("bytes_code", "code_bytes")],
 )
 def test_synonyms_are_named_and_used(place: Path, right: str, written: str) -> None:
     folder = make_record(place)
@@ -507,147 +396,178 @@ def test_synonyms_are_named_and_used(place: Path, right: str, written: str) -> N
     values[written] = values.pop(right)
     (folder / "submission.json").write_text(json.dumps(values))
     report = check.check_folder(folder)
-    assert [(one.level, one.words) for one in report.findings] == [
-        ("warned", f"submission.json: {written} is to be called {right}")
-    ]
+    renamed = f"submission.json: by its usual name: {written} -> {right}"
+    assert [str(one) for one in report.findings] == [renamed] and report.values[right]
 
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("val_bpb", "1.1256", 'val_bpb is the string "1.1256", not a number'),
-        ("val_bpb", None, "val_bpb is missing"),
-        ("val_bpb", 0.0, "a placeholder?"),
-        ("github_id", "your_github_id", "a placeholder"),
-        ("author", "", "author is empty"),
-        ("date", "1 April", "date is"),
-        ("github_id", 7, "github_id is an integer, not a string"),
-        ("val_bpb", True, "val_bpb is a boolean"),
+        ("val_bpb", "1.1256", "val_bpb: '1.1256' is not of type 'number'"),
+        ("val_bpb", None, "it does not say val_bpb"),
+        ("val_bpb", 0.0, "val_bpb: "),
+        ("github_id", "your_github_id", "is a placeholder"),
+        ("author", "", "it does not say author"),
+        ("date", "1 April", "date: '1 April' does not match"),
     ],
 )
 def test_submission_values(place: Path, key: str, value: object, words: str) -> None:
     report = check.check_folder(make_record(place, changed={key: value}))
-    assert report.verdict == "refused"
-    assert any(level == "refused" and words in line for level, line in found(report, "submission"))
+    assert any(words in line for level, line in found(report, "submission") if level == "warned")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a": 1',
-        "[1]",
-        "",
-        "NaN",
-        '{"val_bpb": NaN}',
-        "\x00",
-        "[" * 200_000,
-        "1" * 50_000,
-        '{"a":' * 100_000,
-    ],
-)
+@pytest.mark.parametrize("text", ['{"a": 1', "[1]", "", "\x00", "[" * 200_000, "1" * 50_000])
 def test_a_submission_that_is_no_object(place: Path, text: str) -> None:
     folder = make_record(place)
     (folder / "submission.json").write_text(text)
+    assert found(check.check_folder(folder), "submission")[0][0] == "refused"
+
+
+# --- scripts: packed, of a newer Python, with code beside them ---
+
+LONG = (SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))).encode()
+RAW = [{"id": lzma.FILTER_LZMA2}]
+PACKED = {
+    "ours": pack(LONG).decode(),
+    "xz": f"import lzma,base64 as b\nexec(lzma.decompress(b.b85decode("
+    f"{base64.b85encode(lzma.compress(LONG))!r})))\n",
+    "raw": "import lzma as L,base64 as B\nexec(L.decompress(B.b85decode("
+    f'"{base64.b85encode(lzma.compress(LONG, format=lzma.FORMAT_RAW, filters=RAW)).decode()}"'
+    '),format=L.FORMAT_RAW,filters=[{"id":L.FILTER_LZMA2}]))\n',
+    "zlib": "import zlib,base64\nexec(zlib.decompress(base64.b64decode("
+    f"{base64.b64encode(zlib.compress(LONG))!r})))\n",
+    "bytes": f"import lzma\nexec(lzma.decompress({lzma.compress(LONG)!r}))\n",
+}
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_a_packed_script_is_seen_through(form: str, place: Path) -> None:
+    """What its log holds, the packed form or the readable one, is the script that is shipped."""
+    assert look(PACKED[form].encode()).text == LONG
+    folder = make_record(place, script=PACKED[form])
+    (folder / "train_seed1.log").write_text(log_text(seed=1, script=LONG.decode()))
     report = check.check_folder(folder)
-    assert report.verdict == "refused" and found(report, "submission")
+    assert report.verdict == "accepted" and "torch" in report.script.imports
+    assert report.packed_bytes == report.code_bytes == len(PACKED[form])
+    assert any("readable bytes" in line for _, line in found(report, "script"))
 
 
-def test_a_key_twice_is_told(place: Path) -> None:
+def test_a_header_that_names_another_source_is_told(place: Path) -> None:
+    wrong = pack(LONG).decode().replace(hashlib.sha256(LONG).hexdigest(), "0" * 64)
+    report = check.check_folder(make_record(place, script=wrong))
+    assert ("warned", "train_gpt.py: its first line names another source's sha256") in found(
+        report, "script"
+    )
+
+
+def test_over_the_cap_as_shipped_and_below_it_packed(place: Path) -> None:
+    """It is asked about, since the readable form costs no bytes once it is packed."""
+    long = LONG.decode()
+    small = {"code": 5_000, "total": 15_994_000, "artifact": 15_990_000, "script": long}
+    report = check.check_folder(make_record(place, changed={"bytes_total": 15_994_000}, **small))
+    level, words = found(report, "cap")[0]
+    assert level == "warned" and f"as shipped {15_990_000 + len(LONG):,} bytes" in words
+    assert "the script that --pack makes" in words and report.verdict == "warned"
+
+
+def test_a_newer_pythons_syntax_is_no_fault(place: Path) -> None:
+    """It ran, as its logs prove; what this Python cannot parse is compared as text."""
+    newer = SCRIPT + 'x = f"{"a" if True else f"{"b"}"}"\ndef f[T](x: T) -> T:\n    return x\n'
+    assert check.check_folder(make_record(place, script=newer)).verdict == "accepted"
+
+
+def test_code_beside_the_script_counts(place: Path) -> None:
+    """By import, by exec and by name, also from there on; what nobody needs does not."""
+    launcher = 'exec(open(__file__.replace("train_gpt.py", "real.py")).read())\n'
+    folder = make_record(place, script=launcher, artifact=15_990_000)
+    (folder / "real.py").write_text("import kernels_of_mine\n")
+    (folder / "kernels_of_mine.py").write_text('load("extra/fast.cpp")\n')
+    (folder / "extra").mkdir()
+    (folder / "extra" / "fast.cpp").write_bytes(random.Random(1).randbytes(20_000))
+    (folder / "unused.py").write_text("x = 1\n" * 9000)
+    report = check.check_folder(folder)
+    assert sorted(report.beside) == ["extra/fast.cpp", "kernels_of_mine.py", "real.py"]
+    assert report.code_bytes == len(launcher) + 23 + 23 + 20_000
+    assert any("too many" in line for level, line in found(report, "cap") if level == "warned")
+
+
+def test_a_longer_script_is_another(place: Path) -> None:
     folder = make_record(place)
-    text = (folder / "submission.json").read_text()
-    (folder / "submission.json").write_text('{"val_bpb": 1.0, ' + text[1:])
-    assert found(check.check_folder(folder), "submission") == [
-        ("warned", "submission.json has val_bpb more than once: the last one counts")
+    (folder / "train_gpt.py").write_text(SCRIPT + "# more\n")
+    level, words = found(check.check_folder(folder), "source")[0]
+    assert level == "refused" and "line 11 is '(no such line)', in train_gpt.py '# more'" in words
+    assert first_difference(b"a\nb\n", b"a\nc\n") == (2, "b", "c")
+    assert first_difference(b"a\r\n", b"a")[0] == 0
+
+
+def test_a_rule_inside_the_script_is_no_end_of_it(place: Path) -> None:
+    ruled = SCRIPT + f'x = """\n{RULE}\n"""\n' + "# more of it\n" * 50
+    assert not found(check.check_folder(make_record(place, script=ruled)), "source")
+
+
+def test_a_rule_in_front_of_the_script_is_none_of_it(place: Path) -> None:
+    folder = make_record(place)
+    for log in folder.glob("*.log"):
+        log.write_text(f"{'=' * 80}\n{log.read_text()}")
+    assert not found(check.check_folder(folder), "source")
+
+
+# --- which runs are submitted ---
+
+
+def test_a_copy_of_a_log_is_one_run(place: Path) -> None:
+    folder = make_record(place)
+    for name in ("train.log", "train_seed7.log"):
+        (folder / name).write_bytes((folder / "train_seed1.log").read_bytes())
+    report = check.check_folder(folder)
+    assert report.verdict == "accepted" and report.seeds == [1, 42, 1337]
+    assert len(report.results("val_bpb")) == 3 and len(found(report, "seeds")) == 1
+
+
+def test_arms_by_folder_and_name(tmp_path: Path) -> None:
+    """The arm that submission.json gives the result of is judged, wherever it lies."""
+    folder = make_record(tmp_path / "records" / check.RECORD / NAME)
+    (folder / "ablation").mkdir()
+    for seed, nats in ((1, 1.85), (42, 1.86), (1337, 1.87)):
+        (folder / f"train_wide_s{seed}.log").write_text(log_text(seed=seed, nats=nats + 0.2, lr=1))
+        log = folder / "ablation" / f"seed_{seed}.txt"
+        log.write_text(log_text(seed=seed, nats=nats, artifact=16_000_001, ms=90))
+    report = check.check_folder(folder)
+    assert report.verdict == "accepted" and [log.name for log in report.main] == [
+        "train_seed1.log",
+        "train_seed42.log",
+        "train_seed1337.log",
     ]
-
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-9, 20_000_000)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=8)
-    | st.just("2026-04-01"),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-SUBMISSIONS = st.dictionaries(
-    st.sampled_from([*schema()["properties"], "extra"]), VALUES, max_size=17
-)
-
-
-@given(SUBMISSIONS)
-@settings(max_examples=100, deadline=None)
-def test_the_validator_agrees_with_jsonschema(value: dict[str, Any]) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    theirs = {
-        (error.absolute_path[0] if error.absolute_path else error.message.split("'")[1])
-        for error in jsonschema.Draft202012Validator(schema()).iter_errors(value)
+    values = json.loads((folder / "submission.json").read_text())
+    values |= {"val_bpb": round(bpb_of(1.86), 6), "val_loss": 1.86, "seed_results": {}}
+    (folder / "submission.json").write_text(json.dumps(values))
+    report = check.check_folder(folder)
+    assert {log.name.split("/")[0] for log in report.main} == {"ablation"} and report.seeds
+    assert {rule for one in report.findings if one.level == "refused" for rule in [one.rule]} == {
+        "cap",
+        "time",
     }
-    assert {key for key, _ in faults(value, schema())} == theirs
 
 
-def test_the_schema_says_nothing_that_is_not_checked() -> None:
-    rule = {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}
-    with pytest.raises(ValueError, match="format"):
-        list(faults({"a": "x"}, rule))
-    assert list(faults({"a": 1}, {"properties": {"a": {"type": "string"}}})) == [
-        ("a", "a is an integer, not a string")
-    ]
+def test_seed_results_say_which_of_two_runs_of_a_seed(place: Path) -> None:
+    folder = make_record(place)
+    (folder / "train_seed1_again.log").write_text(log_text(seed=1, nats=1.7))
+    report = check.check_folder(folder)
+    assert report.verdict == "accepted" and "train_seed1.log" in [log.name for log in report.main]
 
 
 # --- folders of strangers ---
 
 
 def test_links_that_leave_are_refused_and_not_followed(place: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.log"
-    secret.write_text(log_text(seed=9))
+    (tmp_path / "secret.log").write_text(log_text(seed=9))
     folder = make_record(place)
-    (folder / "train_seed9.log").symlink_to(secret)
+    (folder / "train_seed9.log").symlink_to(tmp_path / "secret.log")
     (folder / "up").symlink_to(tmp_path)
     (folder / "circle").symlink_to(folder)
-    (folder / "README.md").rename(folder / "text.md")
-    (folder / "README.md").symlink_to("text.md")
     report = check.check_folder(folder)
-    assert sorted(line.split()[0] for _, line in found(report, "links")) == [
-        "train_seed9.log",
-        "up",
-    ]
-    assert report.seeds == [1, 42, 1337] and not found(report, "files")
-
-
-def test_a_pipe_is_not_opened(place: Path) -> None:
-    folder = make_record(place)
-    (folder / "train_gpt.py").unlink()
-    os.mkfifo(folder / "train_gpt.py")
-    os.mkfifo(folder / "train_seed3.log")
-    report = check.check_folder(folder)
-    assert report.verdict == "refused" and len(found(report, "files")) == 3
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(" * 100_000,
-        "-" * 1_000_000 + "1",
-        "x" + ".a" * 300_000,
-        "f" + "()" * 300_000,
-        "if 1:\n " * 50,
-        "x = 1\0",
-        "# coding: nonsense\n1",
-        "return 1\n",
-        "print(\u2014)\n",
-        "x=" + "1+" * 200_000 + "1",
-        "\udcff",
-    ],
-)
-def test_scripts_that_break_parsers(place: Path, text: str) -> None:
-    folder = make_record(place)
-    (folder / "train_gpt.py").write_bytes(text.encode("utf-8", "surrogateescape"))
-    report = check.check_folder(folder)
-    assert report.verdict == "refused" and len(found(report, "script")) == 1
+    refused = [line.split()[0] for level, line in found(report, "files") if level == "refused"]
+    assert sorted(refused) == ["train_seed9.log", "up"] and report.seeds == [1, 42, 1337]
 
 
 def test_nothing_of_the_folder_is_run(
@@ -655,34 +575,24 @@ def test_nothing_of_the_folder_is_run(
 ) -> None:
     marker = tmp_path / "ran"
     evil = f"open({str(marker)!r}, 'w').close()\n"
-    folder = make_record(place, script=SCRIPT + evil)
-    for name in ("json.py", "ast.py", "sitecustomize.py", "usercustomize.py", "conftest.py"):
+    folder = make_record(place, script=pack((SCRIPT + evil).encode()).decode())
+    for name in ("json.py", "ast.py", "sitecustomize.py", "torch.py"):
         (folder / name).write_text(evil)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    report = check.check_folder(folder)
-    assert report.verdict == "accepted" and len(found(report, "script")) == 5
-    assert not marker.exists() and look((SCRIPT + evil).encode()).error is None
-
-
-def test_a_newer_pythons_script_may_be_right(place: Path) -> None:
-    report = check.check_folder(make_record(place, script="def f(:\n", python="3.99.1"))
-    assert (
-        found(report, "script")[0][0] == "warned"
-        and "check with that" in found(report, "script")[0][1]
-    )
+    assert check.check_folder(folder).main and not marker.exists()
 
 
 def test_large_files_are_not_read(place: Path) -> None:
     folder = make_record(place)
-    for name in ("train_gpt.py", "submission.json"):
+    for name in ("train_gpt.py", "submission.json", "train_seed1.log"):
         with open(folder / name, "r+b") as file:
             file.truncate(70 << 20)
-    with open(folder / "train_seed1.log", "r+b") as file:
-        file.truncate(65 << 20)
     report = check.check_folder(folder)
-    assert report.verdict == "refused" and found(report, "cap") and found(report, "submission")
-    assert any("only the first and the last" in line for _, line in found(report, "log"))
+    assert (
+        "refused",
+        "train_gpt.py cannot be read: 73,400,320 bytes: more than 16,000,000 are not read",
+    ) in found(report, "script")
+    assert found(report, "submission")[0][0] == "refused" and report.text is None
 
 
 def test_words_of_strangers_do_not_reach_the_terminal_raw(
@@ -694,39 +604,25 @@ def test_words_of_strangers_do_not_reach_the_terminal_raw(
     assert "\x1b" not in out and "bad?[2J" in out
 
 
-def test_a_packed_script_is_seen_through(place: Path) -> None:
-    inner = (SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))).encode()
-    encoded = b85encode(lzma.compress(inner))
-    packed = f"import lzma,base64\nexec(lzma.decompress(base64.b85decode({encoded!r})))\n"
-    seen = look(packed.encode())
-    assert (seen.unpacked_bytes, seen.unpacked_sha256) == (
-        len(inner),
-        hashlib.sha256(inner).hexdigest(),
-    )
-    assert {"torch", "os"} <= {one.module for one in seen.imports}
-    folder = make_record(place, script=packed, code=len(inner))
-    report = check.check_folder(folder)
-    assert any("counted the unpacked script" in line for _, line in found(report, "code size"))
-    assert report.packed_code_bytes == report.code_bytes == len(packed)
-
-
-def test_packed_size_is_that_of_a_script_that_works(tmp_path: Path) -> None:
-    text = (ROOT / "records" / "check.py").read_bytes()
-    assert len(text) // 5 < packed_size(text) < len(text) // 2
-    assert packed_size(b"") < 200
-
-
 @pytest.fixture(scope="module")
 def fuzz_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         yield make_record(Path(folder) / "records" / check.RECORD / NAME)
 
 
-@given(SUBMISSIONS | VALUES)
-@settings(max_examples=40, deadline=None)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*schema()["properties"], "extra"]), VALUES) | VALUES)
+@settings(max_examples=60, deadline=None)
 def test_any_submission_is_judged(fuzz_folder: Path, value: Any) -> None:
     (fuzz_folder / "submission.json").write_text(json.dumps(value))
-    json.loads(check.as_json([check.check_folder(fuzz_folder)]))
+    report = check.check_folder(fuzz_folder)
+    assert check.lines(report) and json.loads(check.as_json([report]))
 
 
 @given(st.integers(0, 2**32), st.integers(0, 6))
@@ -736,143 +632,93 @@ def test_any_log_is_judged(fuzz_folder: Path, seed: int, kind: int) -> None:
     rng, text = random.Random(seed), log_text(seed=1).encode()
     for _ in range(kind):
         at, length = rng.randrange(len(text)), rng.randrange(1, 400)
-        piece = rng.choice(
-            [
-                b"",
-                b"nan",
-                b"9" * 30,
-                b"-1",
-                b"0",
-                b"\xff\x00",
-                text[at : at + length] * 2,
-                b"inf",
-                b"\n",
-            ]
-        )
+        pieces = [b"", b"nan", b"9" * 30, b"-1", b"0", b"\xff\x00", text[at : at + length] * 2]
         place = rng.choice([at, max(0, text.find(b"final_int8") + rng.randrange(80))])
-        text = text[:place] + piece + text[place + rng.choice([0, 1, length]) :]
+        text = text[:place] + rng.choice(pieces) + text[place + rng.choice([0, 1, length]) :]
     (fuzz_folder / "train_seed1.log").write_bytes(text)
     report = check.check_folder(fuzz_folder)
     assert check.lines(report) and json.loads(check.as_json([report]))
 
 
-@given(
-    st.binary(max_size=300)
-    | st.text(alphabet="()[]{}\"'\\\n:=.,-+fx01 #@", max_size=300).map(str.encode)
-)
-@settings(max_examples=15, deadline=None)
+@given(st.binary(max_size=300) | st.text("()[]{}\"'\\\n:=.,-+fx01 #@").map(str.encode))
+@settings(max_examples=40, deadline=None)
 def test_any_script_is_judged(fuzz_folder: Path, text: bytes) -> None:
     (fuzz_folder / "train_gpt.py").write_bytes(text)
-    report = check.check_folder(fuzz_folder)
-    assert report.code_bytes == len(text) and report.level in check.LEVELS
+    assert check.check_folder(fuzz_folder).verdict in ("warned", "refused")
 
 
 def test_one_folder_does_not_take_the_others_along(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_record(place)
-    real = check.check_files
+    real = check.check_place
     monkeypatch.setattr(
-        check, "check_files", lambda case: real(case) if case.place.name == NAME else 1 / 0
+        check, "check_place", lambda report: real(report) if report.place == place else 1 / 0
     )
-    code, out, _ = call(capsys, tmp := place.parent, place)
-    assert (
-        code == 1
-        and f"{tmp}: refused" in out
-        and "ZeroDivisionError" in out
-        and f"{place}: accepted" in out
-    )
+    code, out, _ = call(capsys, other := place.parent, place)
+    assert code == 0 and f"{other}: warned" in out and "ZeroDivisionError" in out
+    assert f"{place}: accepted" in out
 
 
-# --- significance, data, arms, command line ---
+# --- significance, data, command line ---
 
 
 def test_significance_against_a_folder_and_a_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
     ours = {1: 1.8900, 2: 1.8905, 3: 1.8895}
     theirs = {1: 1.9000, 2: 1.9004, 3: 1.8996}
     old = make_record(tmp_path / "records" / check.RECORD / "2026-03-01_Old", results=theirs)
     new = make_record(tmp_path / "records" / check.RECORD / NAME, results=ours)
-    test = welch(list(ours.values()), list(theirs.values()), margin=0.005)
-    assert test.p < 0.01
-    code, out, _ = call(capsys, new, "--previous", old, "--json")
-    finding = [
-        one for one in json.loads(out)["folders"][0]["findings"] if one["rule"] == "significance"
-    ]
-    assert (
-        code == 0 and finding[0]["level"] == "note" and f"p = {test.p:.2g}" in finding[0]["words"]
-    )
-    code, out, _ = call(capsys, new, "--previous", old, "--margin", 0.0098)
-    assert code == 1 and "not shown" in out
+    moved = [value - 0.005 for value in theirs.values()]
+    p = scipy_stats.ttest_ind(moved, list(ours.values()), equal_var=False).pvalue / 2
+    code, out, _ = call(capsys, new, "--previous", old)
+    assert code == 0 and p < 0.01
+    assert f"+0.01000 nats better than 2026-03-01_Old; by 0.00500: p = {p:.2g}" in out
     assert call(capsys, old, "--previous", new)[0] == 1
-    assert call(capsys, new, "--previous", f"{bpb_of(1.9):.6f}")[0] == 0
-    assert call(capsys, new, "--previous", f"{bpb_of(1.8951):.6f}")[0] == 1
-    assert call(capsys, new, "--previous", "1.9000nats")[0] == 0
-    assert call(capsys, new, "--previous", "1.8951nats")[0] == 1
+    for score, code in (
+        (f"{bpb_of(1.9):.6f}", 0),
+        (f"{bpb_of(1.8951):.6f}", 1),
+        ("1.9000nats", 0),
+        ("1.8951nats", 1),
+    ):
+        assert call(capsys, new, "--previous", score)[0] == code
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "words"),
     [
-        ("--previous", "nothing"),
-        ("--previous", "0"),
-        ("--alpha", "2"),
-        ("--margin", "-1"),
-        ("--track", "track_5min"),
-        ("--data", "nowhere"),
-        ("--nothing",),
+        (("--previous", "nothing"), "neither a folder nor a score, such as 1.1228"),
+        (("--previous", "0"), "a score above 0, such as 1.1228"),
+        (("--track", "track_5min"), "track_10min_16mb or track_non_record_16mb"),
+        (("--data", "nowhere"), "no fineweb_train_*.bin in it"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
-    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     code, out, err = call(capsys, make_record(place), *arguments)
-    assert (code, out) == (2, "") and "error: " in err and "Traceback" not in err
+    assert (code, out) == (2, "") and words in err.splitlines()[-1]
 
 
 def test_a_missing_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = call(capsys, tmp_path / "none")
-    assert code == 1 and "no such folder" in out
-
-
-def test_arms_of_a_study(tmp_path: Path) -> None:
-    folder = make_record(
-        tmp_path / "records" / check.OPEN / NAME, changed={"track": "non_record_16mb"}
-    )
-    for seed, nats in ((1, 1.95), (42, 1.96)):
-        (folder / f"train_lr0.02_seed{seed}.log").write_text(
-            log_text(seed=seed, nats=nats, lr=0.02)
-        )
-        # Settings of which a text log says nothing: the arm's name alone tells it apart.
-        (folder / f"train_other_seed{seed}.log").write_text(log_text(seed=seed, nats=nats + 0.1))
-    report = check.check_folder(folder)
-    assert (report.verdict, report.val_bpb.n, report.seeds) == ("accepted", 3, [1, 42, 1337])
-    assert any(
-        "3 arms that differ in matrix_lr" in line for _, line in found(report, "configuration")
-    )
+    assert code == 1 and "no such folder: name one that holds a submission.json" in out
 
 
 def test_data_crc_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = byte_data(tmp_path / "data", 5000, 2000)
-    run = run_trainer(
-        tmp_path,
-        RUN_ID="r",
-        SEED=5,
-        **SMALL_MODEL | data | {"TRAIN_BATCH_TOKENS": 1024, "ITERATIONS": 6, "VAL_LOSS_EVERY": 0},
-    )
+    length = {"TRAIN_BATCH_TOKENS": 1024, "ITERATIONS": 6, "VAL_LOSS_EVERY": 0}
+    run = run_trainer(tmp_path, RUN_ID="r", SEED=5, **SMALL_MODEL | data | length)
     assert run.code == 0, run.err
     folder = tmp_path / "records" / check.OPEN / "2026-04-01_Small"
     folder.mkdir(parents=True)
     (folder / "train.log").write_bytes(run.log_path.read_bytes())
     (folder / "train_gpt.py").write_bytes((ROOT / "train_gpt.py").read_bytes())
-    code, out, _ = call(capsys, folder, "--data", tmp_path / "data")
+    _, out, _ = call(capsys, folder, "--data", tmp_path / "data")
     assert "train.log: 6 checksums, to step 6, are those of the shards" in out
-    assert not [
-        line
-        for line in out.splitlines()
-        if "[source" in line or "[code size" in line or "[script" in line
-    ]
+    assert "[source]" not in out and "[script]" not in out and "[cap]" not in out
     shard = next((tmp_path / "data").glob("fineweb_train_*.bin"))
     damaged = bytearray(shard.read_bytes())
     damaged[1024 + 2 * 3500] ^= 1  # read first in step 4 of 1032 tokens each
@@ -886,34 +732,7 @@ def test_data_crc_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_data_crcs_refuse_what_cannot_be(tmp_path: Path) -> None:
     byte_data(tmp_path, 5000, 2000)
     shards = Shards(tmp_path)
-    for batch, length, steps in (
-        (1000, 32, [1]),
-        (0, 1, [1]),
-        (256, 0, [1]),
-        (256, 32, [10**12]),
-        (1 << 30, 32, [1]),
-    ):
+    for batch, length, steps in ((1000, 32, [1]), (0, 1, [1]), (256, 0, [1]), (256, 32, [10**12])):
         with pytest.raises(ValueError):
             data_crcs(shards, batch_tokens=batch, seq_len=length, steps=steps)
-    assert data_crcs(shards, batch_tokens=256, seq_len=32, steps=[]) == {}
     assert shards.read(4998, 4) == shards.read(4998, 2) + shards.read(0, 2)
-
-
-def test_a_script_with_a_rule_inside_is_the_shipped_one(place: Path) -> None:
-    folder = make_record(place, script=SCRIPT + f'x = """\n{RULE}\n"""\n' + "# more of it\n" * 50)
-    assert not found(check.check_folder(folder), "source")
-    (folder / "train_gpt.py").write_text((folder / "train_gpt.py").read_text() + "# more\n")
-    assert "line 64 is ''" in found(check.check_folder(folder), "source")[0][1]
-
-
-def test_the_script_inside_a_log() -> None:
-    text = log_text()
-    assert embedded_source(text.encode()) == SCRIPT.encode()
-    assert embedded_source(b"step:1/2 train_loss:1.0\n") is None
-    with_rule = SCRIPT + f'x = """\n{RULE}\n"""\nimport sys\n' + "# more of it\n" * 50
-    assert embedded_source(log_text(script=with_rule).encode()) == with_rule.encode()
-    assert first_difference(b"a\nb\n", b"a\nc\n") == (2, "b", "c")
-    assert (
-        first_difference(b"a", b"a\n") == (2, "(no such line)", "")
-        and first_difference(b"a", b"a")[0] == 0
-    )
