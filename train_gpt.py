@@ -633,7 +633,7 @@ class Pipeline:
             self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
             self.copy.wait_event(self.compute.record_event())  # for who had the slots' memory
         self.num_done, self.bytes_read = plan.first_batch, 0
-        self.waits_ms = []  # for input, a batch: of the device, or without one of the host
+        self.waits_ms, self.wait_ms = [], 0.0  # for a batch: of the device, or else the host; sum
         self.edges = deque()  # (asked, there): events around waits that may not be over
         self.closed, self.error = threading.Event(), None  # what ends the reader; what ended it
         self.reading = "", math.inf  # where it reads, since when
@@ -670,7 +670,7 @@ class Pipeline:
                     break
                 self._check_reader()
         if not self.runtime.cuda:
-            self.waits_ms.append(1e3 * (time.perf_counter() - start))
+            self._note_wait(1e3 * (time.perf_counter() - start))
         return slot
 
     def _check_reader(self):
@@ -706,7 +706,11 @@ class Pipeline:
     def _measure_waits(self):
         while self.edges and self.edges[0][1].query():  # as far as the device has come
             asked, there = self.edges.popleft()
-            self.waits_ms.append(asked.elapsed_time(there))
+            self._note_wait(asked.elapsed_time(there))
+
+    def _note_wait(self, ms):
+        self.waits_ms.append(ms)
+        self.wait_ms += ms
 
     def close(self):
         """Ends the reader, from any state within a second; a stuck one is left behind."""
@@ -1461,8 +1465,8 @@ class Trainer:
             loss_sum += loss.detach()
             self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
         with phase("reduce"):
-            crc, wait_ms = (self.crc & 0xFFFF, self.crc >> 16), sum(batches.waits_ms)
-            row = Row(*exchange.done, wait_ms, self.runtime.signum, *crc)
+            crc = self.crc & 0xFFFF, self.crc >> 16
+            row = Row(*exchange.done, batches.wait_ms, self.runtime.signum, *crc)
             exchange.all_reduce(self.step, row, loss_sum)
         with phase("grad_clip"):
             if self.config.grad_clip_norm > 0:

@@ -242,7 +242,7 @@ class Event:
 class NoInput:
     """Batches without an end and without a thread."""
 
-    waits_ms, bytes_read, digest, rows, x, y = (), 0, 0, range(1), None, None
+    waits_ms, wait_ms, bytes_read, digest, rows, x, y = (), 0.0, 0, 0, range(1), None, None
 
     def __iter__(self) -> Iterator["NoInput"]:
         return self
