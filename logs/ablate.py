@@ -16,6 +16,8 @@ the others and adds new seeds and values. A run that fails is shown with its las
 rest goes on; wrong settings (exit code 2) end everything, as does Ctrl-C, which keeps what is
 finished.
 
+Before a long one: python3 logs/preflight.py -- COMMAND
+
 Exit code: 0 done, 1 a run failed or is no part of an ablation, 2 wrong usage or settings,
 130 interrupted.
 """
@@ -50,6 +52,9 @@ try:
     from tqdm import tqdm
 except ImportError:
     sys.exit(f"error: tqdm is missing: run {sys.executable} -m pip install tqdm")
+
+# Variables that a trainer need not name, and that change its runs.
+SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
 
 # --- the plan ---
 
@@ -670,18 +675,15 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
 
 
 def check_names(ablation: Ablation, configuration: Mapping[str, Any] | None) -> None:
-    """Varied names that the trainer does not know vary nothing: refused, or said."""
-    source = ablation.trainer.source()
+    """Names that the trainer does not know vary nothing, unless they are its surroundings'."""
+    source, known = ablation.trainer.source(), [name.upper() for name in configuration or {}]
     for name in ablation.vary:
-        known = [other.upper() for other in configuration or {}]
-        if name in known or re.search(rf"\b{name}\b", source):
+        if name in known or re.search(rf"\b{name}\b", source) or SURROUNDINGS.match(name):
             continue
-        close = difflib.get_close_matches(name.upper(), known, 1, 0.8)
-        if close:
-            words = f"the trainer has no such setting: did you mean {close[0]}?"
-            raise ToolError(f"--vary {name}: {words}")
-        script = ablation.trainer.given[-1]
-        print(f"note: {name} is no setting of {script}: taken as one of its surroundings")
+        close = difflib.get_close_matches(name.upper(), known, 1, 0.7)
+        script = ablation.trainer.script or "the command"
+        remedy = f"did you mean {close[0]}?" if close else "vary a name that its --help lists"
+        raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
 
 
 def ablate(options: argparse.Namespace, trainer: Trainer) -> int:

@@ -37,6 +37,7 @@ import stats
 from read_log import KINDS, Logs, Run, Score, read_logs
 
 CAP_BYTES = 16_000_000  # script and model, decimal
+MAX_ARMS = 14  # in one picture
 MARGIN = 0.005  # nats a token: what the challenge asks of a record
 SAME_RATE = 0.002  # of bytes a token: runs that differ by more have other tokenizers
 NOT_CONFIGURATION = {
@@ -270,8 +271,9 @@ def _choose_metric(
 ) -> None:
     """Nats a token; bits a byte across tokenizers, or where a log has no loss."""
     runs, rates = [*a, *b], other_tokenizers([*a, *b])
-    missing = [run.name for run in runs if _value(run, "nats") is None]
-    result.metric = options.metric or ("bpb" if rates or missing else "nats")
+    scored = [run for run in runs if _value(run, "bpb") is not None]
+    without_loss = [run for run in scored if _value(run, "nats") is None]
+    result.metric = options.metric or ("bpb" if rates or without_loss else "nats")
     if rates and result.metric == "nats":
         result.refusals.append(
             f"tokenizers differ ({rates[0]:.3f} to {rates[1]:.3f} bytes a token), so nats a token "
@@ -282,7 +284,7 @@ def _choose_metric(
     for run in runs:
         if _value(run, result.metric) is None:
             result.refusals.append(
-                f"{run.name} has no result in {result.unit} ({run.status}, step {run.last_step}): "
+                f"{run.name} has no result to compare ({run.status}, step {run.last_step}): "
                 "leave it out, or let it end"
             )
     if len({run.partial_val for run in runs}) > 1:
@@ -672,7 +674,7 @@ def report(logs: Logs, comparison: Comparison | None) -> list[str]:
         blocks += [part(runs) for part in parts]
     if comparison:
         blocks.append(comparison_lines(comparison))
-    elif len(runs) == 2:
+    if len(runs) == 2:
         blocks.append([f"Two runs: {pair_words(runs)}"])
     if logs.problems:
         blocks.append(["Could not be read", *(f"  {problem}" for problem in logs.problems)])
@@ -789,6 +791,8 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
 
 def draw(arms: Sequence[Sequence[Run]], path: Path, x: str = "steps", title: str = "") -> str:
     """The picture, or in one line why there is none."""
+    if len(arms) > MAX_ARMS:
+        return f"--plot {path}: {len(arms)} configurations: name the logs of {MAX_ARMS} at most"
     try:
         import picture
     except ImportError as error:
@@ -816,7 +820,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if not logs.runs:
-        problem = "no run was read: name a training log"
+        problem = f"no run was read ({logs.problems[0]}): name a training log"
     if problem:
         print(f"error: {problem}", file=sys.stderr)
     return int(bool(problem or comparison and comparison.refusals))

@@ -3,6 +3,7 @@ in which it is started, watched, and ended with whoever started it."""
 
 import argparse
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -37,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
 class Trainer:
     """A command that starts a run. `python3` and `torchrun` mean those of the Python that runs this
-    tool, whether or not its environment is activated."""
+    tool, whether or not its environment is activated; so does a script alone."""
 
     def __init__(self, command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
         """Raises ToolError where the program or the script is not found."""
@@ -117,6 +118,8 @@ class Trainer:
 
 
 def _launcher(word: str) -> list[str]:
+    if word.endswith(".py"):
+        return [sys.executable, word]
     own = importlib.util.find_spec("torch") is not None
     if word in ("python", "python3"):
         return [sys.executable]
@@ -222,20 +225,12 @@ def machine() -> dict[str, Any]:
 
 
 def versions(trainer: Trainer) -> dict[str, str]:
-    """Of the trainer's Python and packages; torch itself is not imported."""
-    code = (
-        "import importlib.metadata as m, json, platform\n"
-        "found = {'python': platform.python_version()}\n"
-        "for name in ('torch', 'numpy', 'sentencepiece', 'flash_attn'):\n"
-        "    try: found[name] = m.version(name)\n"
-        "    except m.PackageNotFoundError: pass\n"
-        "print(json.dumps(found))"
-    )
-    streams = {"capture_output": True, "text": True, "env": trainer.environ}
-    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-        done = subprocess.run([trainer.python, "-c", code], timeout=60, check=True, **streams)
-        return dict(json.loads(done.stdout))
-    return {}
+    """Of the trainer's Python and packages, where it is the one that runs this tool."""
+    found = {}
+    for name in ("torch", "numpy", "flash_attn") if trainer.python == sys.executable else ():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | {"python": platform.python_version()}
 
 
 @contextlib.contextmanager

@@ -160,7 +160,7 @@ def series(lines: Sequence[Any], quantity: str, x: str) -> pd.Series:
 
 def draw_curves(axis: Any, arms: Sequence[Arm], curves: Curves, x: str) -> None:
     for arm, one in zip(arms, curves.tables, strict=True):
-        mean, spread = one.mean(axis=1), one.std(axis=1)
+        mean, spread = one.mean(axis=1, skipna=False), one.std(axis=1)
         marker = "o" if len(mean) < 25 else None
         style = {"color": arm.colour, "linestyle": arm.dashes, "marker": marker, "markersize": 3}
         axis.plot(mean.index, mean, linewidth=1.6, label=arm.name, **style)
@@ -178,7 +178,7 @@ def draw_curves(axis: Any, arms: Sequence[Arm], curves: Curves, x: str) -> None:
 def limits(tables: Sequence[pd.DataFrame]) -> tuple[float, float]:
     """A range of y that shows how the curves end, not the fall of the first steps."""
     end = max(one.index.max() for one in tables)
-    late = np.concatenate([one[one.index >= 0.1 * end].to_numpy().ravel() for one in tables])
+    late = np.concatenate([one[one.index >= 0.2 * end].to_numpy().ravel() for one in tables])
     late = late[np.isfinite(late)]
     low, high = late.min(), np.quantile(late, 0.98)
     room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
@@ -213,6 +213,7 @@ def draw_bars(axis: Any, arms: Sequence[Arm], results: dict[str, list[float]]) -
     low, high = min(reached), max(reached)
     room = (high - low) or 0.01 * abs(low)
     axis.set_ylim(low - 0.5 * room, high + 0.3 * room)
+    axis.set_xlim(-0.7, max(len(arms) - 0.3, 1.3))
     axis.set_xticks([])
     axis.yaxis.set_major_locator(MaxNLocator(6))
     axis.set_ylabel("submitted result, bits per byte (axis cut)")

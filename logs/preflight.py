@@ -39,9 +39,7 @@ DEFAULT_PATHS = {
     "DATA_PATH": "./data/datasets/fineweb10B_sp1024",  # the challenge's
     "TOKENIZER_PATH": "./data/tokenizers/fineweb_1024_bpe.model",
 }
-GET_DATA = (
-    "run python3 data/cached_challenge_fineweb.py, or set DATA_PATH to a folder that has them"
-)
+GET_DATA = "start this where data/ is, with the shards fetched (see README), or set DATA_PATH"
 
 
 class Checks:

@@ -496,11 +496,11 @@ def test_a_trainer_with_text_logs_alone(place: Place) -> None:
     assert place(*TWO, "--seeds", "2")[0] == 0 and len(place.starts()) == 6
 
 
-def test_a_name_the_trainer_does_not_know_is_said(place: Place) -> None:
-    code, out, _ = place(
-        "--vary", "OMP_NUM_THREADS=1,2", "--out", "out", "--seeds", "1", "--no-control"
-    )
-    assert code == 0 and "OMP_NUM_THREADS is no setting of fake.py" in out
+def test_a_name_the_trainer_does_not_know_is_refused(place: Place) -> None:
+    one = ("--out", "out", "--seeds", "1", "--no-control")
+    code, _, err = place("--vary", "LEARNING_RATE=1,2", *one)
+    assert code == 2 and "has no such setting: vary a name that its --help lists" in err
+    assert place("--vary", "OMP_NUM_THREADS=1,2", *one)[0] == 0, "but its surroundings may vary"
 
 
 # --- what is concluded ---
