@@ -605,26 +605,10 @@ def report(r: dict[str, Any]) -> Iterator[str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add(
-        "--tokenizer",
-        type=Path,
-        required=True,
-        metavar="M",
-        help="a SentencePiece .model or a byte .json",
-    )
-    add(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder of the fineweb_val_*.bin shards",
-    )
-    add(
-        "--docs",
-        nargs="+",
-        metavar="FILE",
-        help="the documents the split was made from, .jsonl or text files",
-    )
+    model, folder = "a SentencePiece .model or a byte .json", "folder of fineweb_val_*.bin"
+    add("--tokenizer", type=Path, required=True, metavar="M", help=model)
+    add("--data", type=Path, required=True, metavar="DIR", help=folder)
+    add("--docs", nargs="+", metavar="FILE", help="the documents that the split was made from")
     add("--table", type=Path, metavar="FILE", help="audit this table, not the trainer's")
     add("--seq-len", type=positive, default=1024, metavar="T", help="TRAIN_SEQ_LEN (default: 1024)")
     add("--json", action="store_true", help="print one JSON object")

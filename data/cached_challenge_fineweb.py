@@ -504,28 +504,16 @@ def main() -> None:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("number", nargs="?", type=whole, metavar="TRAIN_SHARDS", help="the same as --train-shards")
-    add(
-        "--train-shards",
-        type=whole,
-        metavar="N",
-        help="training shards, 200 MB each (default: 80, or all there are)",
-    )
+    shards = "training shards, 200 MB each (default: 80, or all there are)"
+    add("--train-shards", type=whole, metavar="N", help=shards)
     add("--variant", default="sp1024", help="sp1024, sp8192, byte260 ... (default: sp1024)")
     add("--with-docs", action="store_true", help=f"also {' and '.join(DOCS)}, about 48 GB")
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
-    add(
-        "--verify",
-        action="store_true",
-        help="only read and check what is here; offline, by what was recorded",
-    )
+    verify = "only read and check what is here; offline, by what was recorded"
+    add("--verify", action="store_true", help=verify)
     add("--jobs", type=int, default=8, metavar="N", help="files at once (default: 8)")
-    add(
-        "--retries",
-        type=int,
-        default=6,
-        metavar="N",
-        help="tries after a fault without progress (default: 6)",
-    )
+    tries = "tries after a fault without progress (default: 6)"
+    add("--retries", type=int, default=6, metavar="N", help=tries)
     options = parser.parse_args()
     options.train_shards = options.train_shards if options.number is None else options.number
     logging.set_verbosity(logging.CRITICAL)  # we say it ourselves, below one bar

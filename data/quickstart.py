@@ -351,12 +351,10 @@ def train(ranks: int) -> int:
 
 def main() -> int:
     parser = producer.Parser(__doc__)
-    parser.add_argument(
-        "--ranks", type=int, default=1, choices=(1, 2, 4, 8), help="processes (default: 1)"
-    )
-    parser.add_argument(
-        "--prepare-only", action="store_true", help="build the data and stop before training"
-    )
+    ranks = "processes (default: 1)"
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help=ranks)
+    prepare_only = "build the data and stop before training"
+    parser.add_argument("--prepare-only", action="store_true", help=prepare_only)
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

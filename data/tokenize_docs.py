@@ -306,7 +306,7 @@ class Tokenizer:
             # Behind a letter the space is not at the start of a text, where it may be dropped.
             ids = self.processor.encode("a" + text[start:end], out_type="numpy")
             parts.append(ids[len(self.processor.encode("a")) :].astype(np.uint16))
-        return np.concatenate(parts)
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def cut(self, text: str, start: int) -> int:
         """The end of the part from `start` on: a long text is encoded in parts of bounded memory,
@@ -999,71 +999,31 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 def add_set_arguments(parser: argparse.ArgumentParser) -> None:
     """What the data set is made from and where it goes."""
-    add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help=".jsonl files, or text files of one document each")
-    add(
-        "--out",
-        type=Path,
-        default=Path(__file__).resolve().parent,
-        help="where to write (default: %(default)s)",
-    )
-    add("--name", default="docs", help="first part of the names of what is written (default: docs)")
-    add(
-        "--vocab-size",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="train a tokenizer of each size (default: 1024)",
-    )
+    add, here = parser.add_argument, Path(__file__).resolve().parent
+    add("files", nargs="+", metavar="FILE", help=".jsonl files, or text files")
+    add("--out", type=Path, default=here, help="where to write (default: %(default)s)")
+    add("--name", default="docs", help="the names of what is written begin so (default: docs)")
+    size = "train a tokenizer of each size (default: 1024)"
+    add("--vocab-size", type=positive, nargs="+", metavar="N", help=size)
     add("--model", type=Path, nargs="+", metavar="M", help="use these SentencePiece models instead")
     add("--bytes", action="store_true", help=f"use the byte tokenizer of {BYTE_VOCAB_SIZE} ids")
-    add(
-        "--num-val-docs",
-        type=positive,
-        default=50_000,
-        metavar="N",
-        help="validation documents (default: 50000)",
-    )
+    count = "validation documents (default: 50000)"
+    add("--num-val-docs", type=positive, default=50_000, metavar="N", help=count)
 
 
 def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     """How the work is done."""
     add = parser.add_argument
-    add(
-        "--live",
-        action="store_true",
-        help="for training that runs meanwhile; with a COMMAND after --, starts it",
-    )
-    add(
-        "--shard-tokens",
-        type=positive,
-        metavar="N",
-        help=(
-            f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS}, "
-            "so that the first comes soon)"
-        ),
-    )
-    add(
-        "--normalization",
-        choices=("nmt_nfkc", "identity"),
-        default="nmt_nfkc",
-        help=(
-            "of a trained tokenizer; identity keeps runs of spaces, "
-            "as code needs them (default: nmt_nfkc)"
-        ),
-    )
-    add(
-        "--workers",
-        type=positive,
-        metavar="N",
-        help="threads (default: one a core; with --live one for two cores)",
-    )
-    add(
-        "--tokens-per-second",
-        type=positive,
-        metavar="N",
-        help="hold the producer to this rate of training tokens",
-    )
+    add("--live", action="store_true", help="for training meanwhile, by a COMMAND after --")
+    tokens = f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS})"
+    add("--shard-tokens", type=positive, metavar="N", help=tokens)
+    kinds = ("nmt_nfkc", "identity")
+    kept = "of a trained tokenizer; identity keeps runs of spaces, for code (default: nmt_nfkc)"
+    add("--normalization", choices=kinds, default=kinds[0], help=kept)
+    threads = "threads (default: one a core; with --live one for two cores)"
+    add("--workers", type=positive, metavar="N", help=threads)
+    rate = "hold the producer to this rate of training tokens"
+    add("--tokens-per-second", type=positive, metavar="N", help=rate)
 
 
 def fault_of_options(options: argparse.Namespace) -> str:
