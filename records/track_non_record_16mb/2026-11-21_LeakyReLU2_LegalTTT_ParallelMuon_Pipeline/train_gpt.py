@@ -1,1496 +1,2213 @@
 """A parameter-golf record: LeakyReLU^2, legal test-time training, Parallel Muon, overlapped input.
 
-  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs; 1, 2, 4: the same order of tokens)
-  python train_gpt.py  (one process, GPU or CPU)
-  python train_gpt.py --help | --print-config  (the settings, environment variables | their values)
+On 8 GPUs (or 1, 2, 4):          torchrun --standalone --nproc_per_node=8 train_gpt.py
+One process, on a GPU or a CPU:  python train_gpt.py
+The settings; their values now:  python train_gpt.py --help | --print-config
 
-What is not the recipe's own is the repository's train_gpt.py.
+One pipeline feeds training, validation, sliding windows and test-time training: a thread reads
+tokens, a copy stream uploads them, the compute stream works on them.
+
+CONFIG RUNTIME DATA MODEL OPTIMIZERS AVERAGES EXCHANGE EVALUATION TEST-TIME-TRAINING ARTIFACT
+TRAINING MAIN
+
+To find                         look at
+the banks, the model            GPT.__init__, GPT.matrices; Block is one layer
+Parallel Muon                   ParallelMuon.step, BankShard
+test-time training, the loop    score_and_learn; what is scored and trained on: WindowPlan
+the export                      pack, quantize_int6; its order of tensors: unbanked
+the schedule                    lr_multiplier, muon_momentum
 """
-import bisect, copy, datetime, faulthandler, io, itertools, json, lzma, math, os, pickle, queue, re, resource, select
-import signal, sys, threading, time, uuid, zipfile, zlib
-from collections import defaultdict, deque, namedtuple
-from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+
+import difflib
+import inspect
+import io
+import json
+import lzma
+import math
+import os
+import queue
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import deque
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from itertools import islice
 from pathlib import Path
-from time import perf_counter as now
+from typing import Any, Literal, NamedTuple, NewType, get_args
 
-import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn.functional as F
+import numpy as np
+import sentencepiece
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# === CONFIG ===
-CONTROLS = ("attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights,smear,"
-	"dtg_gate,ve_layer_scales,ve_shared.scale,attn_gate,vr_lambda")
-# Kinds of settings: in words; from text to value, or an error.
-def within(low, below=2**63):
-	kind = type(low)
-	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
-def word(pattern, means=""): return means or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-whole, count, share = within(0), within(1), within(0.0, 1.0)
-number, rate, positive = within(-1e18), within(0.0), within(1e-6)
-name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
-flag = "0 or 1", {"0": False, "1": True}.__getitem__
+# === CONFIG: a line `name: kind = default  # unit; meaning` is a setting; NAME=value sets it ===
+Count = NewType("Count", int)  # 1 or more; only an annotation
+LEAST = {int: 0, Count: 1, float: -1e300}  # of a setting's kind; read_config demands it
+CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight"
+CONTROLS += ",skip_weights,smear,dtg_gate,ve_layer_scales,ve_shared.scale,attn_gate,vr_lambda"
+CAP_BYTES = 16_000_000  # of the script and the artifact together
+
 
 @dataclass(frozen=True)
 class Config:
-	"""README.md has units and meanings."""
-	data_path: text = "./data/datasets/fineweb10B_sp1024"
-	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: whole = 1337
-	val_batch_size: count = 524_288; val_loss_every: whole = 4000; val_tokens: whole = 0
-	val_progress_log_every: whole = 0; train_log_every: whole = 500
-	iterations: whole = 20_000; warmdown_iters: whole = 3500; warmup_steps: whole = 20
-	train_batch_tokens: count = 786_432; train_seq_len: count = 2048; eval_seq_len: whole = 2048
-	max_wallclock_seconds: number = 600.0
-	vocab_size: within(1, 65_537) = 1024; num_layers: count = 11; model_dim: count = 512; num_heads: count = 8
-	num_kv_heads: count = 4; mlp_mult: positive = 3.0; mlp_fused_form: flag = True; tie_embeddings: flag = True
-	rope_base: positive = 10_000.0; rope_dims: whole = 16; logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
-	xsa_last_n: whole = 4; ln_scale: flag = True; bigram_vocab_size: whole = 2048; bigram_dim: count = 128
-	ve_enabled: flag = True; ve_dim: count = 128; ve_layers: word(r"\d+(,\d+)*", "layers, as 9,10") = "9,10"
-	gated_attention: flag = False; value_residual: flag = False; dtg_enabled: flag = False
-	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.035; tied_embed_init_std: rate = 0.005
-	matrix_lr: rate = 0.025; muon_momentum: share = 0.99; muon_backend_steps: count = 5; muon_wd: rate = 0.04
-	muon_momentum_warmup_start: share = 0.92; muon_momentum_warmup_steps: whole = 1500
-	scalar_lr: rate = 0.025; adam_wd: rate = 0.04; beta1: share = 0.9; beta2: share = 0.95; adam_eps: rate = 1e-8
-	grad_clip_norm: rate = 0.3; ema_enabled: flag = True; ema_decay: share = 0.997
-	swa_enabled: flag = False; swa_every: count = 50
-	lawa_enabled: flag = False; lawa_k: count = 10; lawa_freq: count = 100
-	qat_enabled: flag = False; late_qat: flag = False; late_qat_threshold: rate = 0.15
-	control_tensor_name_patterns: text = CONTROLS
-	eval_stride: whole = 64; ttt_enabled: flag = False; ttt_lr: rate = 0.002; ttt_epochs: whole = 3
-	ttt_momentum: share = 0.9; ttt_grad_clip: rate = 1.0; ttt_chunk_tokens: count = 32_768
-	ttt_batch_seqs: count = 32; ttt_freeze_blocks: whole = 2
-	train_prefetch: flag = True; train_prefetch_queue: count = 2; train_copy_stream: flag = True
-	val_prefetch: flag = True; val_prefetch_queue: count = 2; val_copy_stream: flag = True
-	gpu_prefetch: count = 2; val_resident: flag = False; val_bytecount_device: word("cpu|cuda") = "cpu"
-	data_stall_seconds: positive = 60.0
-	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"; grad_accum_steps: whole = 0
-	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
-	training_timing_breakdown = trace_steps = 0  # not here
-	@classmethod
-	def from_environment(cls, env):
-		"""(the settings, faults: of a wrong value the default is taken)."""
-		values, faults = {"run_id": str(uuid.uuid4())}, []
-		for name in filter(env.__contains__, SETTINGS):
-			meaning, parse = SETTINGS[name].type
-			try: values[name.lower()] = parse(env[name])
-			except Exception:  # whatever a wrong text raises
-				faults.append(f"{name}={env[name]}: set {meaning}; default is {shown(SETTINGS[name].default)}")
-		return cls(**values), faults
-	def accumulation(self, W):
-		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
-	def evaluated(self): return replace(self, train_seq_len=self.eval_seq_len or self.train_seq_len)
-	def problems(self, W):
-		"""Every fault on W ranks, with value and remedy."""
-		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
-			*runtime_faults(self), *shape_faults(self, W), *recipe_faults(self, W), *tokenizer_faults(self),
-			*dataset_faults(self.evaluated()))]
+    """The settings of a run, and their defaults: the published script's."""
 
-def shape_faults(cfg, W):
-	"""(a setting, what is wrong, what to do)."""
-	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
-	rows, unit, need = batch // T, SPANS_A_STEP * T, W * steps * T
-	if gap := -cfg.model_dim % (2 * heads): yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim + gap}"
-	if heads % cfg.num_kv_heads:
-		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
-	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
-	elif batch % need:
-		fit = next((f"{n}, or " for n in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * n) == 0), "")
-		fit += f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}"
-		yield "grad_accum_steps", f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
-	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "nothing overlaps with TRAINING_TIMING_BREAKDOWN=1: set one"
-def recipe_faults(cfg, W):
-	T, stride, head, last = cfg.train_seq_len, cfg.eval_stride, cfg.model_dim // cfg.num_heads, cfg.num_layers - 1
-	if cfg.rope_dims % 2 or cfg.rope_dims > head: yield "rope_dims", f"set an even number up to {head}"
-	if cfg.bigram_vocab_size == 1: yield "bigram_vocab_size", "set 0 or 2"
-	if cfg.ve_enabled and last < max(map(int, cfg.ve_layers.split(","))):
-		yield "ve_layers", f"the last layer is {last}: set {last}, or VE_ENABLED=0"
-	if cfg.val_batch_size < W * cfg.accumulation(W) * cfg.evaluated().train_seq_len:
-		yield "eval_seq_len", "no row for each rank: raise VAL_BATCH_SIZE"
-	if not cfg.ttt_enabled: return
-	if T % (stride or T + 1): yield "eval_stride", f"TTT: set a divisor of TRAIN_SEQ_LEN={T}"
-	if cfg.ttt_chunk_tokens % T: yield "ttt_chunk_tokens", f"set a multiple of TRAIN_SEQ_LEN={T}"
+    # data
+    data_path: str = "./data/datasets/fineweb10B_sp1024"  # folder; of fineweb_{train,val}_*.bin
+    tokenizer_path: str = "./data/tokenizers/fineweb_1024_bpe.model"  # file; SentencePiece
+    run_id: str = ""  # name; of logs/<RUN_ID>.txt and .jsonl; empty: a random one
+    seed: int = 1337  # number; of the initial weights
+    # validation and logs
+    val_batch_size: Count = 524288  # tokens; a validation batch, over all ranks and micro-steps
+    val_loss_every: int = 4000  # steps; between validations, from step 0 on; 0: only at the end
+    val_tokens: int = 0  # tokens; validate on the first N only (never submit that); 0: all
+    train_log_every: int = 500  # steps; between lines (steps 1-10 always); 0: none
+    # length
+    iterations: int = 20000  # steps; length of the run
+    warmdown_iters: int = 3500  # steps; the last ones, over which the learning rate falls to 0
+    warmup_steps: int = 20  # steps; priming, rolled back; not a learning-rate warm-up
+    train_batch_tokens: Count = 786432  # tokens; an optimizer step, over all ranks
+    train_seq_len: Count = 2048  # tokens; a row
+    eval_seq_len: int = 2048  # tokens; a row of validation, a sliding window; 0: TRAIN_SEQ_LEN
+    max_wallclock_seconds: float = 600.0  # seconds; cap on training; <=0: none, and runs repeat
+    # model
+    vocab_size: Count = 1024  # tokens; that of the tokenizer
+    num_layers: Count = 11  # blocks; the first half feeds skips to the second
+    model_dim: Count = 512  # channels; width of the residual stream
+    num_heads: Count = 8  # heads; of queries
+    num_kv_heads: Count = 4  # heads; of keys and values
+    mlp_mult: float = 3.0  # times; MLP width over MODEL_DIM, rounded down
+    mlp_fused_form: bool = True  # 0/1; the square as a product; 0: in float32; the same value
+    tie_embeddings: bool = True  # 0/1; the output head is the token embedding
+    rope_base: float = 10000.0  # number; base of the rotary wavelengths
+    rope_dims: int = 16  # channels; of a head that rotate; 0: all
+    logit_softcap: float = 30.0  # number; logits = cap * tanh(logits / cap)
+    qk_gain_init: float = 1.5  # number; initial gain of each query head, after the rotation
+    xsa_last_n: int = 4  # layers; the last N take the own value out of attention; 0: none
+    ln_scale: bool = True  # 0/1; normed branch inputs of layer i times 1/sqrt(i + 1)
+    bigram_vocab_size: int = 2048  # rows; of the table of hashed token pairs; 0: none
+    bigram_dim: Count = 128  # channels; of that table
+    ve_enabled: bool = True  # 0/1; a token embedding is added to the values
+    ve_dim: Count = 128  # channels; of that embedding
+    ve_layers: str = "9,10"  # layers; that use it, counted from 0
+    gated_attention: bool = False  # 0/1; a sigmoid gate a head
+    value_residual: bool = False  # 0/1; layer 0's values are mixed into the later layers'
+    dtg_enabled: bool = False  # 0/1; a gate a token on what a block changes
+    # optimizers
+    embed_lr: float = 0.6  # rate; AdamW, the three embedding tables of an untied model
+    head_lr: float = 0.008  # rate; AdamW without decay, untied head
+    tied_embed_lr: float = 0.035  # rate; AdamW, the three embedding tables
+    tied_embed_init_std: float = 0.005  # number; initial deviation of the tied embedding
+    matrix_lr: float = 0.025  # rate; Muon, the banks
+    scalar_lr: float = 0.025  # rate; AdamW, vectors, scalars and the two small projections
+    muon_momentum: float = 0.99  # number; Muon, after its warm-up
+    muon_backend_steps: Count = 5  # iterations; Newton-Schulz
+    muon_momentum_warmup_start: float = 0.92  # number; Muon, at step 0
+    muon_momentum_warmup_steps: int = 1500  # steps; linear ramp between the two
+    muon_wd: float = 0.04  # rate; decoupled decay of the banks
+    adam_wd: float = 0.04  # rate; decoupled decay of what AdamW trains, the head excepted
+    beta1: float = 0.9  # number; Adam
+    beta2: float = 0.95  # number; Adam
+    adam_eps: float = 1e-8  # number; Adam
+    grad_clip_norm: float = 0.3  # number; largest norm of a rank's own gradient; 0: off
+    # averages and quantization
+    ema_enabled: bool = True  # 0/1; the exponential mean of the weights is exported
+    ema_decay: float = 0.997  # share; of that mean
+    swa_enabled: bool = False  # 0/1; the mean of late snapshots is exported; of the EMA, if any
+    swa_every: Count = 50  # steps; between them, below 0.2 of the learning rate
+    lawa_enabled: bool = False  # 0/1; the mean of the last LAWA_K is exported, before SWA and EMA
+    lawa_k: Count = 10  # snapshots; that are kept
+    lawa_freq: Count = 100  # steps; between them
+    qat_enabled: bool = False  # 0/1; the banks are trained through their six-bit values
+    late_qat: bool = False  # 0/1; the same, from LATE_QAT_THRESHOLD on
+    late_qat_threshold: float = 0.15  # share; of the learning rate, below which LATE_QAT begins
+    control_tensor_name_patterns: str = CONTROLS  # names; large tensors stored in float32
+    # evaluation
+    eval_stride: int = 64  # tokens; between windows; 0: none slide; not 64: a second pass at 64
+    ttt_enabled: bool = False  # 0/1; score-first test-time training, last
+    ttt_lr: float = 0.002  # rate; SGD, at the first chunk; a half cosine to 0 at the last
+    ttt_epochs: int = 3  # epochs; over each chunk
+    ttt_momentum: float = 0.9  # share; SGD
+    ttt_grad_clip: float = 1.0  # number; largest norm of the reduced gradient; 0: off
+    ttt_chunk_tokens: Count = 32768  # tokens; scored, then trained on
+    ttt_batch_seqs: Count = 32  # sequences; a rank and step
+    ttt_freeze_blocks: int = 2  # blocks; whose vectors stay as they are; the banks always learn
+    # overlap
+    train_prefetch: bool = True  # 0/1; a thread reads the next batches ahead
+    train_prefetch_queue: Count = 2  # batches; kept ready on the host
+    train_copy_stream: bool = True  # 0/1; uploads run on a CUDA stream of their own
+    val_prefetch: bool = True  # 0/1; as TRAIN_PREFETCH, in all evaluation
+    val_prefetch_queue: Count = 2  # batches; as TRAIN_PREFETCH_QUEUE, in all evaluation
+    val_copy_stream: bool = True  # 0/1; as TRAIN_COPY_STREAM, in all evaluation
+    gpu_prefetch: Count = 2  # batches; in flight on the device; 2: double buffering, 1: on demand
+    data_stall_seconds: float = 60.0  # seconds; a read that takes longer ends the run
+    # device
+    device: Literal["auto", "cuda", "cpu"] = "auto"  # device; auto: cuda where there is one
+    torch_compile: Literal["auto", "0", "1"] = "auto"  # mode; auto: on with CUDA
+    attention_backend: Literal["auto", "fa3", "cudnn", "flash", "math"] = "auto"  # name; fastest
+    grad_accum_steps: int = 0  # micro-steps; of a step; 0: max(1, 8 / ranks); more save memory
 
-SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = re.compile(r"(GPTQ|CHECKPOINT|TRACE|TRAINING_TIMING|MTP)_\w+|MUON_BETA2|INT8_KEEP_\w+|"
-	r"DATA_VERIFY|RESUME")
-def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
-def similar(a, b, slips):
-	"""Damerau-Levenshtein distance at most `slips`."""
-	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
-	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
-	return slips and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
-def foreign_names(env):
-	"""(faults: nearly ours; warnings: other scripts' settings)."""
-	faults, others = [], []
-	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
-		if re.fullmatch(FOREIGN, name): others.append(name)
-		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
-	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
+    def micro_steps(self, world_size):  # SPANS_PER_STEP: 8, see DATA
+        return self.grad_accum_steps or max(1, SPANS_PER_STEP // world_size)
+
+    def for_evaluation(self):
+        return replace(self, train_seq_len=self.eval_seq_len or self.train_seq_len)
+
+    def value_embedding_layers(self):
+        return [int(layer) for layer in self.ve_layers.split(",")] if self.ve_enabled else []
+
+
+SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
+
+
+def read_config(env):
+    """(Config, faults): a fault for every wrong value and every misspelt name."""
+    faults, values = [], {"run_id": str(uuid.uuid4())}
+    for name in filter(env.get, SETTINGS):  # an empty value is none
+        kind, text = SETTINGS[name], env[name]
+        words = {"0": False, "1": True} if kind is bool else {word: word for word in get_args(kind)}
+        try:
+            value = words[text] if words else getattr(kind, "__supertype__", kind)(text)
+            if kind in LEAST and not LEAST[kind] <= value < 2**63:
+                raise ValueError
+            values[name.lower()] = value
+        except (KeyError, ValueError):
+            number = "a number" if kind is float else f"a whole number from {LEAST.get(kind)} on"
+            wanted = " or ".join(words) or number
+            faults.append(f"{name}={text}: set {wanted}, see --help")
+    not_meant = {"MODEL_DIR", "NUM_THREADS"}  # common names, a letter or two from ours
+    for name in sorted(env.keys() - SETTINGS.keys() - not_meant):
+        near = difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85)
+        if near:
+            faults.append(f"{name}={env[name]}: no such setting: did you mean {near[0]}?")
+    return Config(**values), faults
+
+
+def find_faults(config, world_size, env):
+    """All that is wrong with the settings and what they name: a line each, with the remedy."""
+    checks = [*shape_checks(config, world_size), *recipe_checks(config)]
+    checks += device_checks(config, env)
+    faults = [f"{name.upper()}={getattr(config, name)}: {fix}" for bad, name, fix in checks if bad]
+    for part in ("tokenizer", "train", "val"):
+        try:
+            check_part(config, part)
+        except RunError as error:
+            faults.append(str(error))
+    return faults
+
+
+def shape_checks(config, world_size):
+    """(is it wrong?, setting, remedy) of batches and shapes."""
+    batches, heads = world_size * config.micro_steps(world_size), config.num_heads
+    longest = max(config.train_seq_len, config.eval_seq_len)
+    rows, unit = batches * longest, math.lcm(8, batches) * config.train_seq_len
+    uneven = 8 % batches and batches % 8  # so many micro-batches are neither parts of 8 nor n x 8
+    fit = 8 // math.gcd(8, world_size)
+    named = re.fullmatch(r"[\w.-]*\w[\w.-]*", config.run_id)
+    return [
+        (not named, "run_id", "it names files: set letters, digits, '.', '_', '-'"),
+        (config.model_dim % (2 * heads), "model_dim", f"set a multiple of {2 * heads}"),
+        (heads % config.num_kv_heads, "num_kv_heads", f"set a divisor of {heads}"),
+        (config.vocab_size > 65536, "vocab_size", "shards hold uint16: set at most 65536"),
+        (uneven, "grad_accum_steps", f"x {world_size} ranks divide 8 or are n x 8: set {fit}"),
+        (config.train_batch_tokens % unit, "train_batch_tokens", f"set a multiple of {unit}"),
+        (config.val_batch_size < rows, "val_batch_size", f"set at least {rows}"),
+    ]
+
+
+def recipe_checks(config):
+    """(is it wrong?, setting, remedy) of what only this recipe has."""
+    seq_len, stride, last = config.train_seq_len, config.eval_stride, config.num_layers - 1
+    head_dim = config.model_dim // config.num_heads
+    odd = config.rope_dims % 2 or config.rope_dims > head_dim
+    listed = re.fullmatch(r"\d+(,\d+)*", config.ve_layers)
+    beyond = listed and max(config.value_embedding_layers(), default=0) > last
+    uneven = config.ttt_enabled and (stride == 0 or seq_len % stride)
+    broken = config.ttt_enabled and config.ttt_chunk_tokens % seq_len
+    checks = [
+        (odd, "rope_dims", f"set an even number up to {head_dim}"),
+        (config.bigram_vocab_size == 1, "bigram_vocab_size", "set 0 or 2"),
+        (not listed, "ve_layers", "set layers, as 9,10"),
+        (beyond, "ve_layers", f"the last layer is {last}: set {last}, or VE_ENABLED=0"),
+        (uneven, "eval_stride", f"TTT: set a divisor of TRAIN_SEQ_LEN={seq_len}"),
+        (broken, "ttt_chunk_tokens", f"set a multiple of TRAIN_SEQ_LEN={seq_len}"),
+    ]
+    shares = "beta1 beta2 muon_momentum muon_momentum_warmup_start ema_decay ttt_momentum"
+    for name in shares.split():
+        checks.append((not 0 <= getattr(config, name) < 1, name, "set 0 or more, below 1"))
+    for name in ("rope_base", "logit_softcap", "adam_eps", "data_stall_seconds", "mlp_mult"):
+        checks.append((getattr(config, name) <= 0, name, "set more than 0"))
+    return checks
+
+
+def device_checks(config, env):
+    """(is it wrong?, setting, remedy) of the machine."""
+    cuda = config.device != "cpu" and torch.cuda.is_available()
+    wanted = config.device == "cuda" or config.device == "auto" and Path("/dev/nvidiactl").exists()
+    build = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
+    crowd = cuda and int(env.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count()
+    return [
+        (
+            wanted and not cuda,
+            "device",
+            f"no GPU for {build}: install a torch that fits the driver, or set cpu",
+        ),
+        (crowd, "device", "fewer than processes: see --nproc_per_node"),
+    ]
+
+
+def check_part(config, part):
+    """RunError if a part of the data cannot be used."""
+    if part == "tokenizer":
+        ByteTable.of(config)
+        return
+    shards = Shards(config, part)
+    longest = max(config.train_seq_len, config.eval_seq_len)
+    tokens = min(shards.ends[-1], config.val_tokens or 2**63)
+    if part == "val" and tokens <= longest:
+        raise RunError(f"VAL_TOKENS={config.val_tokens}: too few for a row of {longest}: set 0")
+
+
 def print_help():
-	print(__doc__)
-	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
-	with suppress(OSError, IndexError):
-		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
-	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)|^\| `(\w+)` \| (.*?) \| (.*) \|", table):
-		default = getattr(Config, name.lower(), "")
-		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
+    line = r'(?m)^    (\w+): (.+?) = "?(.*?)"?  # ([^;]+); '
+    source = inspect.getsource(Config).split('"""')[2].partition("    def ")[0]
 
-# === RUNTIME ===
-FIRST_WAIT_S = 300  # for ranks, where they first meet
-class RunError(Exception): """A foreseeable failure, in a line: what, where, which value, what to do."""
-class Stop(Exception): """Told to stop; others learn it in the next collective."""
-class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
-def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
-def runtime_faults(cfg):
-	"""Of torch, devices; creates no context on one."""
-	version, driver = torch.__version__, "present" * os.path.exists("/dev/nvidia0")
-	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
-	if cfg.device != "cpu" and torch.cuda.is_available():
-		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", 1)) > (count := torch.cuda.device_count()):
-			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices: set --nproc_per_node={count}"
-		return
-	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
-	if cfg.device == "cuda" or driver and cfg.device == "auto":
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, "
-			"see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
+    def shown(found):
+        name, kind, default, unit = found.groups()
+        default = {"True": "1", "False": "0", "CONTROLS": CONTROLS}.get(default, default)
+        return f"  {name.upper()}={default}  ({kind}, {unit}) "
 
-@dataclass
+    tell(__doc__ + re.sub(line, shown, source))
+
+
+# === RUNTIME: this process among its ranks, what it says, its files ===
+class RunError(Exception):
+    """A foreseeable failure, in one line: what, where, which value, what to do."""
+
+
+class HaltError(Exception):
+    """All ranks end after the same step: (a signal's number, or what is wrong)."""
+
+
+def nothing():
+    """What is waited for where there is nothing to wait for."""
+
+
+def first_line(error):
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def tell(text, stream="stdout"):
+    """Prints. A console that is full, closed or gone costs its text and nothing else."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(text, file=getattr(sys, stream), flush=True)
+
+
 class Runtime:
-	"""This process. Its main thread may sit in a collective: another hears signals, tells all ranks, ends long waits."""
-	rank: int = 0
-	world_size: int = 1
-	stall_seconds: float = 60.0
-	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
-	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place, met = math.inf, "", frozenset()  # a wait for ranks: begun, where; ended, where
-	def start(self, cfg, env):
-		hears, wakes = os.pipe()
-		os.set_blocking(wakes, False)
-		signal.set_wakeup_fd(wakes)
-		for number in signal.SIGINT, signal.SIGTERM: signal.signal(number, lambda *_: None)
-		threading.Thread(target=self._watch, args=[hears], daemon=True).start()
-		if cfg.device != "cpu" and torch.cuda.is_available():
-			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
-			torch.cuda.set_device(self.device)
-			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
-			torch.set_float32_matmul_precision("high")  # TF32 for products in float32
-		if "RANK" not in env: return
-		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_S)))[0]
-		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # own connection; torch >= 2.8
-		with self.waiting("start"):  # bounds all waits, so the group need not
-			dist.init_process_group("nccl" if self.cuda else "gloo", None, datetime.timedelta(1), self.world_size, self.rank,
-				store, device_id=self.device if self.cuda else None)
-	@property
-	def cuda(self): return self.device.type == "cuda"
-	@contextmanager
-	def waiting(self, place):
-		self.place, self.since = place, now()
-		yield
-		self.since, self.met = math.inf, self.met | {place}
-	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor) or tensor  # a sum, in place
-	def begin(self, call, *args):
-		"""Begins a collective; returns its wait: a synchronisation point, on CUDA of the stream alone."""
-		work = self._meet("launch", lambda: call(*args, async_op=True))
-		return lambda: self._meet("reduction", work and work.wait)
-	def broadcast(self, value):
-		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
-		return self._meet("broadcast", dist.broadcast_object_list, box := [value], 0, None, self.device) or box[0]
-	def _meet(self, place, call, *args):
-		"""Synchronisation point, but for a step's reductions: Control reads the tail."""
-		self.meetings += 1
-		with self.waiting(place):
-			try: result = dist.is_initialized() and call(*args)
-			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place not in ("launch", "reduction"): self.synchronize(place)
-		return result
-	def synchronize(self, place="device"):
-		"""Synchronisation point: when the device has done all it was given."""
-		if self.cuda:
-			with self.waiting(place): torch.cuda.synchronize()
-		return now()
-	def _watch(self, hears):
-		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
-		while now() - self.since <= self._limit_s():
-			heard = os.read(hears, 1)[0] if select.select([hears], [], [], 0.5)[0] else 0
-			with gone:
-				if heard: self.store.set("signal", str(heard))
-				self.store.set(str(self.rank), str(self.meetings))
-				heard = self.store.add("signal", 0)
-			self.signum = self.signum or heard
-		late = []
-		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
-		faulthandler.dump_traceback()
-		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
-			+ (", ".join(late) or "its device"))
-		os._exit(1)
-	def _limit_s(self):
-		if self.signum: return 5 + 2 * self.longest_s  # to leave
-		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_S
-	def close(self): dist.is_initialized() and dist.destroy_process_group()
+    """This process: rank, device, dtype of the activations, and the first signal that it heard."""
+
+    def __init__(self, config, env):
+        self.rank, self.world_size = int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1))
+        self.micro_steps, self.signum = config.micro_steps(self.world_size), 0
+        self.cuda = config.device != "cpu" and torch.cuda.is_available()
+        self.device = torch.device(f"cuda:{env.get('LOCAL_RANK', 0)}" if self.cuda else "cpu")
+        native = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        self.dtype = torch.bfloat16 if native else torch.float32  # of the activations
+        # The host looks at a step's results so many steps later: then it need not wait for them.
+        self.steps_late = 2 if self.cuda else 0
+
+    def start(self, env):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self.hear)
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision("high")  # TF32
+        if "RANK" in env:
+            timeout = timedelta(minutes=5)  # bounds every wait for other ranks
+            backend, device = ("nccl", self.device) if self.cuda else ("gloo", None)
+            # torchrun has one store for all restarts: a prefix keeps dead addresses out of it.
+            store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+            store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            ranks = {"rank": self.rank, "world_size": self.world_size, "store": store}
+            dist.init_process_group(backend, timeout=timeout, device_id=device, **ranks)
+
+    def hear(self, signum, frame):
+        """Only noted: the next exchange tells all ranks, and they end after the same step."""
+        self.signum = self.signum or signum
+
+    def synchronize(self):
+        """Synchronisation point: returns when the device has done all that it was given."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def all_reduce(self, tensor):
+        """Sums over the ranks, in place. Queued on CUDA; with gloo a synchronisation point."""
+        if dist.is_initialized():
+            dist.all_reduce(tensor)
+        return tensor
+
+    def begin(self, collective, received, sent):
+        """Begins a collective; the function that waits for it: on CUDA only its stream does.
+
+        On one rank it is a copy.
+        """
+        if not dist.is_initialized():
+            received.copy_(sent)
+            return nothing
+        return collective(received, sent, async_op=True).wait
+
+    def broadcast(self, value):
+        """Rank 0's value, on every rank. Synchronisation point: at a run's ends, for a log line."""
+        box = [value]
+        if dist.is_initialized():
+            dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
-	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.events = files = Path(f"logs/{run_id}.txt"), Path(f"logs/{run_id}.jsonl")
-		self.streams, self.lost, mark = {"stdout": enabled and sys.stdout}, set(), time.time_ns()
-		try:
-			for path in files * enabled:
-				path.parent.mkdir(exist_ok=True)
-				if path.exists() and not resumed: path.rename(path.with_suffix(f".{mark}{path.suffix}"))
-				self.streams[path] = path.open("a", encoding="utf-8")
-		except OSError as error: raise RunError(f"{path}: cannot open the log: {error.strerror}: run where you can write")
-	def write(self, text, *names):
-		"""A full disk or a closed terminal costs the log, not the run."""
-		for name in filter(self.streams.get, names):
-			try: print(text, file=self.streams[name], flush=True)
-			except OSError as error:
-				if name not in self.lost: print(f"warning: {name}: lines are lost: {error}", file=sys.stderr)
-				self.lost.add(name)
-	def console(self, text): self.write(text, "stdout")
-	def line(self, text): self.write(text, self.path, "stdout")
-	def event(self, name, **kw): self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **kw)), self.events)
-	def say(self, event, template, **fields):
-		self.line(template.format(*fields.values()))
-		self.event(event, **fields)
+    """Rank 0's log: the console, logs/<RUN_ID>.txt for people, logs/<RUN_ID>.jsonl for tools."""
 
-def words(fields, digits=2):
-	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
+    def __init__(self, run_id, enabled=True):
+        self.path, self.enabled = Path("logs", f"{run_id}.txt"), enabled
+        when = time.strftime("%Y%m%d-%H%M%S")
+        for path in (self.path, self.path.with_suffix(".jsonl")):
+            if enabled and path.exists():  # an older run keeps what is its own
+                path.rename(path.with_name(f"{path.stem}.{when}{path.suffix}"))
+
+    def console(self, text):
+        if self.enabled:
+            tell(text)
+
+    def line(self, text, event=None):
+        """For people. As an event it is for tools, too: train_time:9ms is "train_time_ms": 9."""
+        self.console(text)
+        self.write(".txt", text)
+        if event:
+            # A number with its unit, of step:9/60 the 9; a checksum is no number.
+            number = r"(?<!crc:)(-?[\d.]+(?:e[-+]?\d+)?|nan|inf)(ms|s|%|)(?=[\s/]|$)"
+            values, suffixes = {}, {"": "", "ms": "_ms", "s": "_s", "%": "_percent"}
+            for name, value, unit, word in re.findall(rf"(\w+):(?:{number}|(\S+))", text):
+                suffix = suffixes[unit]
+                values[name.removesuffix(suffix) + suffix] = word or float(value)
+            self.event(event, **values)
+
+    def event(self, name, **values):
+        self.write(".jsonl", json.dumps({"event": name, "time": round(time.time(), 3), **values}))
+
+    def write(self, suffix, text):
+        try:
+            if self.enabled:
+                self.path.parent.mkdir(exist_ok=True)
+                with open(self.path.with_suffix(suffix), "a", encoding="utf-8") as file:
+                    print(text, file=file)
+        except OSError as error:  # a full disk costs lines, not the run
+            tell(f"warning: {self.path}: lines are lost: {error}", "stderr")
+
+
 def write_atomic(path, data):
-	temporary = path.with_suffix(f".{os.getpid()}.tmp")
-	try:
-		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
-		os.replace(temporary, path)
-	except OSError as error: raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
-	finally: temporary.unlink(missing_ok=True)
+    """The file appears whole, or not at all and an older one stays. Returns what went wrong."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        return ""
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return f"{path}: cannot write {len(data)} bytes: {error.strerror}"
 
-# === INSTRUMENTS ===
-def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
-def recorded(): return torch.cuda.current_stream().record_event(timed_event())
-HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
-@dataclass
-class Clock:
-	"""Training time in ms; both edges are synchronisation points."""
-	rt: Runtime
-	total_ms, since, edge = 0.0, math.inf, None
-	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event))
-	def start(self): self.edge, self.since = self.rt.cuda and recorded(), self.rt.synchronize()
-	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
 
-def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
-	yield from [None] * 2 * compiles
-	start = rt.synchronize()  # a synchronisation point, and the next
-	yield
-	unit_s = pieces * (rt.synchronize() - start)
-	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
-	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
-	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
-	while True: yield
-
-@dataclass
-class Spans:
-	"""Instruments, off. `with spans("forward"):` marks a phase."""
-	cfg: Config = None
-	rt: Runtime = None
-	log: RunLog = None
-	nothing = nullcontext()
-	def __call__(self, name, track=DEVICE): return self.nothing
-	__post_init__ = instant = handed = step_done = close = lambda *_: None
-	@contextmanager
-	def phase(self, name, track=DEVICE):
-		begin = self.mark(track)
-		yield
-		self.add(name, track, begin, self.mark(track))
-class Unverified:  # no DATA_VERIFY
-	on, consumed, settle = False, lambda *_: None, lambda *_, **__: None
-def batch_sum(x, y): return (3 * x + y).ravel().cumsum(0).sum()  # by position, int64, wraps
-
-# === DATA ===
-SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard (a token has 2); of a sum
-QUICKSTART = "python3 data/quickstart.py"
-def shard_tokens(path):
-	"""How many; RunError if it is not whole."""
-	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
-	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
-	if (magic, version, size) == (20240520, 1, whole := HEADER_BYTES + 2 * n) and n > 0: return n
-	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
-		f"({n} tokens need {whole}): delete it, fetch anew")
-def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
 def read_json(path):
-	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
-	return {}
-def promised(folder, split):
-	"""Shards, by the manifest; 0: unknown."""
-	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
-		if d["name"] == folder.resolve().name)
-	except (KeyError, TypeError): return 0
-def producing(folder):
-	"""What the producer there last said; {}: none."""
-	state = read_json(folder / ".producing")
-	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+# === DATA: from shards to batches, ahead of time ===
+#  shard files --readinto--> host slot --copy--> device slot --widen--> x, y --> the model
+#               reader thread (pinned uint16) copy stream (uint16)  compute stream (int64)
+# Training, validation and windows, overlap on and off are settings of one Pipeline. On a CPU the
+# reader widens, too, and the model works on the host slot.
+#
+# The order is the challenge's, made for 8 ranks. A step's tokens are 8 spans, one behind the other.
+# In a span x is all but the last token and y all but the first, so its rows share one token more
+# than they have. With rows of 4 tokens and spans of 2 rows, a span takes 9 tokens:
+#    row 0: tokens 0-4   row 1: tokens 4-8   |   row 2: tokens 9-13   row 3: tokens 13-17   | ...
+SPANS_PER_STEP = 8
+HEADER_BYTES = 1024  # of a shard: 256 int32: magic number, version, number of tokens; then uint16
+GET_DATA = "run `python3 data/quickstart.py`, or data/cached_challenge_fineweb.py"
+
 
 class Shards:
-	"""A split's files by name, an endless stream; a live producer's join in turn."""
-	awaited = None
-	def __init__(self, folder, split):
-		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
-		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
-		for path in sorted(self.folder.glob(f"fineweb_{split}_*.bin")):
-			if not self.growing or path == self.following(): self.add(path)
-	@property
-	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06}.bin"
-	def add(self, path):
-		self.ends.append(self.ends[-1] + shard_tokens(path))
-		self.paths.append(path), self.stamps.append(stamp(path))
-	def await_token(self, token, reader):  # until on disk, or the set complete
-		moved, done = now(), None
-		while self.growing and token >= self.ends[-1] and not reader.closed:
-			state, path = producing(self.folder), self.following()
-			if path.exists(): self.add(path)
-			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
-			elif not state or "error" in state or now() - moved > reader.rt.stall_seconds:
-				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
-			else:
-				if done != (said := state.get("progress")): moved, done = now(), said
-				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
-				self.awaited = path
-				time.sleep(0.05)
-	def pieces(self, first, count):
-		"""A stretch as (epoch, file index, byte offset, bytes)."""
-		while count:
-			epoch, at = divmod(first, self.total)
-			i = bisect.bisect(self.ends, at) - 1
-			n = min(count, self.ends[i + 1] - at)
-			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
-			first, count = first + n, count - n
+    """A split's shards in the order of their names, as one endless stream of tokens."""
 
-def dataset_faults(cfg):
-	folder = Path(cfg.data_path)
-	for split in "train", "val":
-		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
-		if not (paths or Shards(folder, split).growing):
-			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
-		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all"
-		for path in paths:
-			try:
-				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
-				if (worst := np.r_[ids[:32768], ids[-32768:]].max()) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or DATA_PATH"
-			except RunError as error: yield "", str(error)
-	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
-		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
-def where_else(cfg, name):
-	for parent in Path.cwd().parents:
-		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
-	return f"make: `{QUICKSTART} --prepare-only`; fetch: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
-def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
-	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
+    def __init__(self, config, split):
+        self.folder = Path(config.data_path).resolve()
+        self.stall_seconds, self.vocab_size = config.data_stall_seconds, config.vocab_size
+        self.paths, self.ends, self.promised = [], [0], 0  # ends[i]: tokens in the first i shards
+        with suppress(AttributeError, TypeError, ValueError):  # a manifest of another kind
+            for entry in read_json(self.folder / "../../manifest.json").get("datasets", []):
+                if entry.get("name") == self.folder.name:
+                    self.promised = int(entry.get("stats", {}).get(f"files_{split}", 0))
+        for path in sorted(self.folder.glob(f"fineweb_{split}_*.bin")):
+            self.add(path)
+        wanted = max(1, self.promised) if split == "val" else 1
+        if len(self.paths) < wanted:
+            files = f"{len(self.paths)} of {wanted} or more fineweb_{split}_*.bin"
+            raise RunError(f"DATA_PATH={config.data_path}: {files}: {GET_DATA}")
 
-class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens, by arithmetic, never by timing. stride: batch to batch."""
-	@classmethod
-	def train(cls, cfg, rank, W):  # micro-step k % accumulation of step k // accumulation
-		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
-		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
-	@classmethod
-	def val(cls, cfg, tokens, rank, W):
-		rows = (tokens - 1) // (T := cfg.train_seq_len)
-		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
-		return cls(T, rows, first, n, n, end)
-	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
-	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
-	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
-	def tokens(self, rows):
-		"""Of a batch: the first, how many."""
-		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):  # of the step: every rank waits for it
-		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
-	def segments(self, rows):
-		"""(row, end, token) in the batch, cut by spans."""
-		first, n = rows.start, self.span_rows
-		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
-		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
+    def add(self, path):
+        try:
+            size = path.stat().st_size if path.is_file() else 0  # a pipe would be waited for
+            magic, version, tokens = np.fromfile(path, "<i4", 3).tolist() if size else (0, 0, 0)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: no shard: {first_line(error)}: move it away") from error
+        if (magic, version, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
+            begins = f"{magic}, {version}, {tokens} tokens in {size} bytes"
+            raise RunError(f"{path}: no whole shard ({begins}): fetch it anew, or move it away")
+        self.paths.append(path)
+        self.ends.append(self.ends[-1] + tokens)
+
+    def pieces(self, first, count):
+        """Where the `count` tokens from `first` on are: (path, byte offset, bytes), ..."""
+        while count:
+            position = first % self.ends[-1]
+            shard = bisect_right(self.ends, position) - 1
+            here = min(count, self.ends[shard + 1] - position)
+            yield self.paths[shard], HEADER_BYTES + 2 * (position - self.ends[shard]), 2 * here
+            first, count = first + here, count - here
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which rows are batch k of this rank: arithmetic, so that timing can change nothing."""
+
+    seq_len: int
+    span_rows: int
+    first_row: int  # of this rank's batch 0
+    stride: int  # rows from one batch of this rank to its next
+    batch_rows: int
+    end_row: int
+
+    @classmethod
+    def train(cls, config, runtime):
+        """In micro-step m, rank r has part m * ranks + r of the step's rows."""
+        seq_len, rank, ranks = config.train_seq_len, runtime.rank, runtime.world_size
+        step_rows = config.train_batch_tokens // seq_len
+        rows, span_rows = step_rows // (ranks * runtime.micro_steps), step_rows // SPANS_PER_STEP
+        return cls(seq_len, span_rows, rank * rows, ranks * rows, rows, sys.maxsize)
+
+    @classmethod
+    def val(cls, config, runtime, tokens):
+        """The split is one span, of which every rank has one stretch."""
+        seq_len, rank, ranks = config.train_seq_len, runtime.rank, runtime.world_size
+        total = (min(tokens, config.val_tokens or tokens) - 1) // seq_len
+        first, end = total * rank // ranks, total * (rank + 1) // ranks
+        rows = min(config.val_batch_size // (ranks * runtime.micro_steps) // seq_len, end - first)
+        return cls(seq_len, total, first, max(1, rows), max(1, rows), end)
+
+    @property
+    def num_batches(self):
+        return math.ceil((self.end_row - self.first_row) / self.stride)
+
+    def rows(self, k):
+        first = self.first_row + k * self.stride
+        return range(first, min(first + self.batch_rows, self.end_row))
+
+    def first_token(self, row):
+        return row * self.seq_len + row // self.span_rows  # each span before it has one token more
+
+    def tokens(self, rows):
+        """(first token, tokens, spans) of consecutive rows: a part of a span, or some whole ones"""
+        spans = max(1, len(rows) // self.span_rows)
+        return self.first_token(rows.start), len(rows) * self.seq_len + spans, spans
+
+    @property
+    def most_tokens(self):
+        """Of a batch: a slot has room for so many."""
+        return self.tokens(range(self.batch_rows))[1]
+
+    def widen(self, rows, tokens, x, y):
+        """uint16 tokens of some rows -> int64 x and y (B, T), in numpy or torch."""
+        filled, (_, count, spans) = len(rows), self.tokens(rows)
+        by_span = tokens[:count].reshape(spans, -1)
+        x[:filled].reshape(spans, -1)[:] = by_span[:, :-1]
+        y[:filled].reshape(spans, -1)[:] = by_span[:, 1:]
+        x[filled:], y[filled:] = 0, -100  # no targets; another shape would be compiled anew
+
+
 def data_crc(plan, rows, tokens):
-	"""The rows' crc32, begun with their numbers, summed: the same for any ranks."""
-	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
-	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(tokens, x, y, segments):
-	"""uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)."""
-	T = x.shape[1]
-	for row, end, begin in segments:
-		part = tokens[begin:begin + (end - row) * T + 1]
-		x[row:end], y[row:end] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if end < len(y): x[end:], y[end:] = 0, -100
-
-class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what is ruled out. queue, device_slots: 0: no prefetch, no CUDA."""
-	@classmethod
-	def of(cls, cfg, split, cuda):
-		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		early, apart, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
-		gone, keep = off or no_cuda, split == "val" and cfg.val_resident
-		on, stream, stay = early and not off, apart and not gone, keep and not gone
-		slots, on_demand = cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
-		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
-			f"resident:{stay:d}{gone * keep}")
-		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
-		return cls(on * depth, stream, slots, stay, words)
+    """A checksum of rows and their numbers, whose sum over batches is equal for any ranks."""
+    data, first, T = memoryview(tokens), plan.first_token(rows.start), plan.seq_len
+    starts = {row: plan.first_token(row) - first for row in rows}
+    return sum(zlib.crc32(data[i : i + T + 1], row) for row, i in starts.items()) & 0xFFFFFFFF
 
 
 class Slot:
-	"""A batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
-	def __init__(self, plan, device, pinned=False):
-		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
+    """Room for one batch, made once: uint16 tokens as read, and int64 x and y made of them."""
 
-class HandOut:
-	"""The CPU's last stage: host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum(waits_ms)
-	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
-	ask = close = lambda self: None
-	def waited(self, ms):
-		self.waits_ms.append(ms)
-		self.wait_ms += ms
-	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block): return self.pending.pop(0)  # if no longer needed; block: once it is
-	def hand_out(self): return self.pending[-1]
+    def __init__(self, plan, device, pinned=False):
+        size = plan.most_tokens
+        self.tokens = torch.empty(size, dtype=torch.uint16, device=device, pin_memory=pinned)
+        self.x = torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device)
+        self.y = torch.zeros_like(self.x)
+        self.rows, self.digest = range(0), 0  # digest: data_crc, or the bytes the tokens stand for
+        self.copied = self.widened = None  # events: its upload is over; its tokens have been read
 
-class DeviceRing(HandOut):
-	"""CUDA's last stage: README.md's ring. `ready`: tokens have arrived; `free`: they were read."""
-	def __init__(self, plan, overlap, device, spans):
-		super().__init__()
-		self.spans, self.compute = spans, torch.cuda.current_stream(device)
-		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.idle, self.full, self.empty = [], [], []
-		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
-			self.empty.append(slot := Slot(plan, device))
-			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()  # unrecorded: a wait passes
-	def ask(self):  # the compute stream begins to wait
-		while self.idle and self.idle[0][1].query():
-			asked, fed = self.idle.pop(0)
-			self.waited(asked.elapsed_time(fed))
-		self.asked = recorded()
-	def submit(self, slot):
-		if not self.empty: raise RuntimeError("a copy beyond the ring")
-		target, n = self.empty.pop(0), slot.size
-		with torch.cuda.stream(self.copy):
-			self.copy.wait_event(target.free)
-			slot.begun.record()
-			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record(), slot.copied.record()
-		target.segments, target.digest = slot.segments, slot.digest
-		self.full.append(target), self.pending.append(slot)
-		self.bytes_copied += 2 * n
-	def recycle(self, block):
-		slot = self.pending[0]
-		if block: slot.copied.synchronize()  # synchronisation point: every host slot waits
-		if slot.copied.query():
-			self.copy_ms += slot.begun.elapsed_time(slot.copied)
-			return self.pending.pop(0)
-	def hand_out(self):
-		self.compute.wait_event((slot := self.full.pop(0)).ready)
-		self.idle.append((self.asked, recorded()))
-		widen(slot.tokens, slot.x, slot.y, slot.segments)
-		slot.free.record(self.compute)
-		self.empty.append(slot)
-		return slot
-	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
+
+class Overlap(NamedTuple):
+    """What overlaps in a split: its settings, less what is ruled out here."""
+
+    queue: int  # batches read ahead; 0: each is read when it is asked for
+    copy_stream: bool
+    device_slots: int  # 2: one uploads while one is in use; 1: uploaded on demand; 0: no CUDA
+    words: str = ""  # for the log: what is on, or why not
+
+    @classmethod
+    def of(cls, config, split, cuda):
+        prefetch = getattr(config, f"{split}_prefetch")
+        stream = getattr(config, f"{split}_copy_stream")
+        no_stream = "" if cuda else "(no_cuda)"
+        queue = getattr(config, f"{split}_prefetch_queue") if prefetch else 0
+        copy_stream = stream and cuda
+        slots = (config.gpu_prefetch if queue else 1) if cuda else 0
+        words = f"overlap:{queue > 0 or copy_stream} " if split == "val" else ""
+        words += f"prefetch:{queue > 0} "
+        words += f"copy_stream:{copy_stream}{no_stream if stream else ''} "
+        words += f"prefetch_queue:{queue} gpu_prefetch:{slots}"
+        return cls(queue, copy_stream, slots, words)
+
 
 class Pipeline:
-	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
-	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
-	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, a validation
-		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
-		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
-		slots = self.slots = overlap.device_slots
-		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
-		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard
-		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
-		for i in range(overlap.queue + max(1, slots)):
-			slot = Slot(self.plan, "cpu", rt.cuda)
-			slot.host = [*map(np.asarray, (slot.tokens, slot.x, slot.y))]
-			if slots: slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
-			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
-		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
-		self.thread.start()
-	def _read_all(self):
-		try:
-			for k in range(self.end):
-				slot = self.free.get()
-				if self.closed: raise Stop
-				self._fill(slot, k)
-				self.ready.put(slot)
-				self.filled += 1
-				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.ready.put(error)  # or the consumer hangs
-		finally: self.file.close()
-	def _fill(self, slot, k):
-		rows = (plan := self.plan).rows(k)
-		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, n) = now(), plan.tokens(rows)
-		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
-		with self.spans("disk_read", self.thread.name):
-			out = memoryview(tokens).cast("B")
-			for epoch, i, offset, size in self.shards.pieces(first, n):
-				if self.place not in (None, (epoch, i)):
-					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], self.thread.name)
-					self.crossings.append(k)
-				self.place = epoch, i
-				self._read(i, offset, out[:size])
-				out = out[size:]
-		self.bytes_read += 2 * n
-		self.read_ms += 1e3 * (now() - start)
-		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify or not self.slots: widen(*slot.host, slot.segments)
-		if self.verify: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
-		self.busy_ms += 1e3 * (now() - start)
-	def _read(self, i, offset, out):  # EOFError: the file shrank (mapped: a crash)
-		(file := self._open(i, offset)).seek(offset)
-		while out:
-			if not (n := file.readinto(out)): raise EOFError(f"ends at byte {file.tell()}, {len(out)} short")
-			out = out[n:]
-		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
-		self.since = math.inf
-	def _open(self, i, offset):
-		path = str(self.shards.paths[i])
-		self.where, self.since = f"{path} at byte {offset}", now()
-		if self.file.name != path:
-			old, self.file = self.file, open(path, "rb", 0)
-			old.close()
-		return self.file
-	def _advise(self, k):  # has the kernel read batch k ahead
-		if k >= self.end or self.shards.growing: return
-		with suppress(OSError, AttributeError):  # not on macOS
-			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
-				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
-		self.since = math.inf
-	def _take(self):  # and a slot back: the reader stays within the queue
-		stage = self.stage
-		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
-		start = now()
-		with self.spans("input_wait", HOST): slot = self._await()
-		self.taken += 1
-		self.host_waits_ms.append(ms := 1e3 * (now() - start))
-		if not self.slots: stage.waited(ms)
-		stage.submit(slot)
-	def _await(self):
-		while True:
-			with suppress(queue.Empty):
-				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
-				self.ready.put(slot)
-				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
-				raise RunError(f"{self.who} failed on {what}") from slot
-			if self.rt.signum: raise Stop
-			if now() - self.since > (limit_s := self.rt.stall_seconds):
-				faulthandler.dump_traceback()
-				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
-	__iter__ = lambda self: self
-	def __next__(self):
-		"""int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest."""
-		if self.handed >= self.end: raise StopIteration
-		if self.rt.signum: raise Stop
-		self.stage.ask()
-		if self.taken == self.handed:
-			self.late_copies += self.handed > 0 < self.slots
-			self._take()
-		slot = self.stage.hand_out()
-		self.handed += 1
-		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
-		self.spans.handed(self)
-		return slot.x, slot.y, slot.digest
-	def again(self, spans):  # from its start, all on the device: a slot handed out goes to the end of `full`
-		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
-		return self
-	def close(self):  # within a second; a stuck reader is left
-		self.closed = True
-		self.free.put(None)
-		self.thread.join(0.8)
-		self.stage.close()
+    """Iterates over this rank's batches of a split: slots with x, y (B, T), rows and digest.
 
-# === MODEL ===
+    A batch is valid until the next one is asked for; a signal ends the iteration. The reader's
+    thread fills the host slots that it is given: `queue` of them at the start, and one with each
+    batch that is taken from it. So with a queue of 0 nothing is read ahead.
+    """
+
+    def __init__(self, shards, plan, overlap, runtime, digest=data_crc):
+        self.shards, self.plan, self.runtime, self.digest = shards, plan, runtime, digest
+        self.to_fill, self.filled = queue.SimpleQueue(), queue.SimpleQueue()  # host slots, in order
+        for _ in range(overlap.queue):
+            self.to_fill.put(Slot(plan, "cpu", runtime.cuda))
+        self.in_use = Slot(plan, "cpu", runtime.cuda)  # of the batch that was taken last
+        self.ring = DeviceRing(plan, overlap, runtime.device) if runtime.cuda else None
+        self.num_done, self.bytes_read = 0, 0
+        self.waits_ms = []  # for input, a batch: of the device, or without one of the host
+        self.closed, self.error = threading.Event(), None  # what ends the reader; what ended it
+        self.reading = "", math.inf  # where it reads, since when
+        self.thread = threading.Thread(target=self._read_all, name="reader", daemon=True)
+        self.thread.start()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.num_done == self.plan.num_batches or self.runtime.signum:
+            raise StopIteration
+        self.num_done += 1
+        if not self.ring:
+            self._take()
+            return self.in_use
+        asked = self.ring.compute.record_event(torch.cuda.Event(enable_timing=True))
+        if not self.ring.uploaded:
+            self._take()
+        batch = self.ring.hand_out(asked)
+        # What has been read already goes up at once; this batch does not wait for a later one.
+        # The last free slot is that of this batch.
+        while len(self.ring.free) > 1 and not self.filled.empty():
+            self._take()
+        self.waits_ms += self.ring.settled_waits()
+        return batch
+
+    def _take(self):
+        """Takes the next slot from the reader and gives back the last. On CUDA it goes up."""
+        self.to_fill.put(self.in_use)
+        start, limit = time.perf_counter(), self.shards.stall_seconds
+        while True:
+            with suppress(queue.Empty):
+                self.in_use = self.filled.get(timeout=0.2)
+                break
+            who, (where, since) = f"rank {self.runtime.rank}: the reader", self.reading
+            if self.runtime.signum or self.closed.is_set():
+                raise StopIteration
+            if self.error and self.filled.empty():  # good batches come first
+                told = isinstance(self.error, RunError) or not where
+                place = "" if told else f"{where}: "
+                raise RunError(f"{who}: {place}{first_line(self.error)}") from self.error
+            if time.monotonic() - since > limit:
+                raise RunError(f"{who} waits for {where} over DATA_STALL_SECONDS={limit:g}")
+        if self.ring:
+            self.ring.upload(self.in_use)
+        else:
+            self.waits_ms.append(1e3 * (time.perf_counter() - start))
+
+    def close(self):
+        """Ends the reader, from any state within a second; a stuck one is left behind."""
+        self.closed.set()
+        self.to_fill.put(None)  # wakes it
+        self.thread.join(0.5)
+        if self.ring:
+            self.ring.copy.synchronize()  # synchronisation point: no upload outlives its slots
+            self.waits_ms += self.ring.settled_waits()
+
+    # From here on: the reader's thread
+    def _read_all(self):
+        try:
+            if self.runtime.cuda:
+                torch.cuda.set_device(self.runtime.device)
+            for k in range(self.plan.num_batches):
+                slot, rows = self.to_fill.get(), self.plan.rows(k)
+                if self.closed.is_set():
+                    return
+                if slot.copied:
+                    slot.copied.synchronize()  # synchronisation point, of this thread only
+                self._fill(slot, rows)
+                self.filled.put(slot)
+        except BaseException as error:  # whatever it is, or the main thread would wait for ever
+            self.error = error
+
+    def _fill(self, slot, rows):
+        first, count, _ = self.plan.tokens(rows)
+        tokens, ids = slot.tokens.numpy()[:count], self.shards.vocab_size
+        data = memoryview(tokens).cast("B")
+        for path, offset, left in self.shards.pieces(first, count):
+            self.reading = f"{path} at byte {offset}", time.monotonic()
+            with open(path, "rb", buffering=0) as file:
+                file.seek(offset)
+                while left:
+                    got = file.readinto(data[:left])
+                    if not got:
+                        raise EOFError(f"{path} ends {left} bytes early: it was changed")
+                    data, left = data[got:], left - got
+        self.reading = "", math.inf
+        at = int((tokens >= ids).argmax())  # the first one that is, or 0
+        if tokens[at] >= ids:  # the embedding lacks it; on a device that would end the context
+            path, offset, _ = next(self.shards.pieces(first + at, 1))
+            raise RunError(f"{path} at byte {offset}: token {tokens[at]}: VOCAB_SIZE={ids} is less")
+        slot.rows, slot.digest = rows, self.digest(self.plan, rows, tokens)
+        if not self.ring:
+            self.plan.widen(rows, tokens, slot.x.numpy(), slot.y.numpy())
+        self.bytes_read += 2 * count
+
+
+class DeviceRing:
+    """Slots on the device, used in turn: the next batches upload while one is at work.
+
+    A stream is a queue of work that runs on its own; only events order two. Who writes to a slot
+    waits for who read it, and who reads it waits for who wrote it:
+      `copied`, on the copy stream: then the compute stream may widen the tokens, and the reader
+      may fill the host slot that they came from.
+      `widened`, on the compute stream: then the copy stream may overwrite the tokens.
+    x and y need no event: they are written and read on the compute stream alone, in its order.
+    Each use has a new event. A wait for one that was never recorded, or long ago, would not wait.
+    """
+
+    def __init__(self, plan, overlap, device):
+        self.plan, self.compute = plan, torch.cuda.current_stream(device)
+        self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
+        self.free = deque(Slot(plan, device) for _ in range(overlap.device_slots))
+        for slot in self.free:
+            slot.widened = self.compute.record_event()  # what used its memory before is over then
+        self.uploaded = deque()  # slots; their copies may still be at work
+        self.waits = deque()  # (asked, there): events around the compute stream's waits
+
+    def upload(self, host):
+        """Queues the copy of a host slot; waits for nothing."""
+        slot = self.free.popleft()
+        with torch.cuda.stream(self.copy):
+            self.copy.wait_event(slot.widened)
+            slot.tokens.copy_(host.tokens, non_blocking=True)
+            slot.copied = host.copied = self.copy.record_event(torch.cuda.Event(blocking=True))
+        slot.rows, slot.digest = host.rows, host.digest
+        self.uploaded.append(slot)
+
+    def hand_out(self, asked):
+        """The batch that was uploaded first. The compute stream waits for it, the host does not."""
+        slot = self.uploaded.popleft()
+        self.compute.wait_event(slot.copied)
+        there = self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        self.waits.append((asked, there))
+        self.plan.widen(slot.rows, slot.tokens, slot.x, slot.y)
+        slot.widened = self.compute.record_event()
+        self.free.append(slot)  # for the next tokens; x and y stay until it is handed out again
+        return slot
+
+    def settled_waits(self):
+        """How long the device has waited for batches, in ms, as far as it has come."""
+        while self.waits and self.waits[0][1].query():
+            asked, there = self.waits.popleft()
+            yield asked.elapsed_time(there)
+
+
+# === MODEL: B sequences, T tokens, D channels ===
+def rms_norm(x):
+    return F.rms_norm(x, (x.size(-1),))
+
+
 class Linear(nn.Linear):
-	"""Float32, cast at use: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
-	def __init__(self, *sizes, zero=False):
-		super().__init__(*sizes, bias=False)
-		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x): return F.linear(x, self.weight.to(x.dtype))
-def rms_norm(x): return F.rms_norm(x, x.shape[-1:])
-def rotate(x, rotary):
-	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
-	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
-	return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
-def attend(q, k, v):
-	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
-	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
-def choose_attention(cfg, rt):
-	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
-	H, KV = cfg.num_heads, cfg.num_kv_heads
-	q, k, v, y = (torch.randn(2, min(cfg.train_seq_len, 1024), heads, cfg.model_dim // H, device=rt.device,
-		dtype=rt.dtype).requires_grad_() for heads in (H, KV, KV, H))
-	def results(backend, dtype=rt.dtype):
-		if backend == "fa3": nn.attention.activate_flash_attention_impl("FA3")
-		for name in "cudnn", "flash", "mem_efficient", "math":
-			getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend.replace("fa3", "flash"))
-		out = attend(*(t.to(dtype) for t in (q, k, v)))
-		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
-	expected = results("math", torch.float32)
-	for backend in cfg.attention_backend.replace("auto", "fa3 cudnn flash math").split():
-		try:
-			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
-			if off < 0.02: return backend
-		except Exception as error: off = first_line(error)  # whatever one raises that is not there
-		if backend == "fa3":
-			with suppress(AttributeError): nn.attention.restore_flash_attention_impl(_raise_warn=False)  # from torch 2.11 on
-	raise RunError(f"ATTENTION_BACKEND={backend} does not work here, or is wrong ({off}): set auto")
+    """Float32 weights (outputs, inputs), cast to the dtype of the activations where they are used.
+
+    Not autocast: from torch 2.12 on that makes rms_norm, and so the residual stream, float32.
+    """
+
+    def __init__(self, inputs, outputs, zero=False):
+        super().__init__(inputs, outputs, bias=False)
+        if zero:
+            nn.init.zeros_(self.weight)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype))
+
 
 class Gate(nn.Linear):
-	"""Sigmoid of a linear map, at first of its bias."""
-	def __init__(self, fan_in, fan_out, bias):
-		super().__init__(fan_in, fan_out)
-		nn.init.zeros_(self.weight), nn.init.constant_(self.bias, bias)
-	def forward(self, x): return torch.sigmoid(F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
-class Lookup(nn.Module):  # narrow
-	def __init__(self, rows, width, fan_out, *, std, scale):
-		super().__init__()
-		self.embed, self.proj = nn.Embedding(rows, width), Linear(width, fan_out)
-		self.scale = nn.Parameter(torch.tensor(scale))
-		nn.init.normal_(self.embed.weight, std=std), nn.init.orthogonal_(self.proj.weight)
-	def forward(self, ids):
-		x = self.proj(self.embed(ids))
-		return x * self.scale.to(x.dtype)
+    """The sigmoid of a linear map; at the start, of its bias."""
+
+    def __init__(self, inputs, outputs, bias):
+        super().__init__(inputs, outputs)
+        nn.init.zeros_(self.weight)
+        nn.init.constant_(self.bias, bias)
+
+    def forward(self, x):
+        return torch.sigmoid(F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
+
+
+class Lookup(nn.Module):
+    """A narrow embedding table, a projection to `outputs` channels, and a scale."""
+
+    def __init__(self, rows, width, outputs, std, scale):
+        super().__init__()
+        self.embed = nn.Embedding(rows, width)
+        self.proj = Linear(width, outputs)
+        self.scale = nn.Parameter(torch.tensor(scale))
+        nn.init.normal_(self.embed.weight, std=std)
+        nn.init.orthogonal_(self.proj.weight)
+
+    def forward(self, ids):
+        x = self.proj(self.embed(ids))
+        return x * self.scale.to(x.dtype)
+
+
 def bigram_ids(ids, rows):
-	"""A hash of each token (B, T) and the one before it, int32; the first of a row has an id of its own."""
-	t = ids.int()
-	return F.pad((36313 * t[:, 1:] ^ 27191 * t[:, :-1]) % (rows - 1), (1, 0), value=rows - 1)
+    """A hash of each token (B, T) and the one before it; the first of a row has an id of its own.
+
+    In int32, where the products may overflow: that is part of the hash.
+    """
+    ids = ids.int()
+    hashed = (36313 * ids[:, 1:] ^ 27191 * ids[:, :-1]) % (rows - 1)
+    return F.pad(hashed, (1, 0), value=rows - 1)
+
+
+def rotate(x, cos, sin):
+    """Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, channels)."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
+
+
 def without_own_value(y, v):
-	"""XSA: y (B, T, heads, d) less its part along the own value v (B, T, KV heads, d); in float32."""
-	own = F.normalize(v.float(), dim=-1).unsqueeze(3)
-	y32 = y.float().unflatten(2, (v.size(2), -1))  # neighbouring query heads share a KV head
-	return (y32 - (y32 * own).sum(-1, keepdim=True) * own).flatten(2, 3).to(y.dtype)
+    """XSA: y (B, T, heads, channels) less its part along the own value; in float32.
+
+    v (B, T, KV heads, channels): neighbouring query heads share a KV head.
+    """
+    own = F.normalize(v.float(), dim=-1).unsqueeze(3)
+    grouped = y.float().unflatten(2, (v.size(2), -1))
+    along = (grouped * own).sum(-1, keepdim=True)
+    return (grouped - along * own).flatten(2, 3).to(y.dtype)
+
+
+class Matrices(NamedTuple):
+    """One layer's slices of the banks, in the dtype of the activations."""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    up: Any
+    down: Any
+
 
 class Attention(nn.Module):
-	"""Causal attention: grouped queries, rms norm on queries and keys, a gain per query head."""
-	def __init__(self, cfg, layer):
-		super().__init__()
-		D, heads = cfg.model_dim, cfg.num_heads
-		self.head_dim, self.xsa = D // heads, layer >= cfg.num_layers - cfg.xsa_last_n
-		self.q_gain = nn.Parameter(torch.full((heads,), cfg.qk_gain_init))
-		self.attn_gate = Gate(D, heads, 4.0) if cfg.gated_attention else None
-		self.vr_lambda = nn.Parameter(torch.full((2,), 0.5)) if cfg.value_residual and layer else None
-	def heads(self, x): return x.unflatten(-1, (-1, self.head_dim))  # (B, T, heads, head_dim)
-	def rotated(self, x, rotary):
-		x, width = rms_norm(x), 2 * rotary.size(-1)
-		return torch.cat((rotate(x[..., :width], rotary), x[..., width:]), dim=-1)
-	def forward(self, x, w, rotary, ve, first_v):
-		"""x (B, T, D); ve: added to the values; first_v: layer 0's values. Returns its values too."""
-		q, k, v = map(self.heads, (F.linear(x, w.q), F.linear(x, w.k), F.linear(x, w.v) + ve))
-		if self.vr_lambda is not None:
-			mix = self.vr_lambda.to(v.dtype)
-			v = mix[0] * first_v + mix[1] * v
-		q = self.rotated(q, rotary) * self.q_gain.to(q.dtype)[:, None]
-		y = attend(q, self.rotated(k, rotary), v)
-		if self.xsa: y = without_own_value(y, v)
-		if self.attn_gate: y = y * self.attn_gate(x).unsqueeze(-1)
-		return F.linear(y.flatten(2), w.out), v
+    """Causal, grouped queries, rms norm on queries and keys, a gain a query head.
+
+    Its matrices lie in the model's banks.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.head_dim = config.model_dim // config.num_heads
+        self.xsa = layer >= config.num_layers - config.xsa_last_n
+        self.q_gain = nn.Parameter(torch.full((config.num_heads,), config.qk_gain_init))
+        self.attn_gate = self.vr_lambda = None
+        if config.gated_attention:
+            self.attn_gate = Gate(config.model_dim, config.num_heads, 4.0)
+        if config.value_residual and layer > 0:
+            self.vr_lambda = nn.Parameter(torch.full((2,), 0.5))
+
+    def heads(self, x, matrix):
+        return F.linear(x, matrix).unflatten(-1, (-1, self.head_dim))  # (B, T, heads, head_dim)
+
+    def rotated(self, x, rotary):
+        """Normed, and the first channels of each head rotated."""
+        x, width = rms_norm(x), 2 * rotary[0].size(-1)
+        cos, sin = (part.to(x.dtype) for part in rotary)
+        return torch.cat((rotate(x[..., :width], cos, sin), x[..., width:]), dim=-1)
+
+    def forward(self, x, matrices, rotary, value_embedding, first_v):
+        """x (B, T, D); first_v: layer 0's values. Returns its own values, too."""
+        q, k = self.heads(x, matrices.q), self.heads(x, matrices.k)
+        v = (F.linear(x, matrices.v) + value_embedding).unflatten(-1, (-1, self.head_dim))
+        if self.vr_lambda is not None:
+            mix = self.vr_lambda.to(v.dtype)
+            v = mix[0] * first_v + mix[1] * v
+        q = self.rotated(q, rotary) * self.q_gain.to(q.dtype)[:, None]
+        k = self.rotated(k, rotary)
+        grouped = q.size(2) != k.size(2)
+        by_head = (t.transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(*by_head, is_causal=True, enable_gqa=grouped)
+        y = y.transpose(1, 2)
+        if self.xsa:
+            y = without_own_value(y, v)
+        if self.attn_gate:
+            y = y * self.attn_gate(x).unsqueeze(-1)
+        return F.linear(y.flatten(2), matrices.out), v
+
 
 class Block(nn.Module):
-	"""Attention and the MLP down(leaky(up x)^2), slope 0.5, scaled by channel; the embedding x0 is mixed in."""
-	def __init__(self, cfg, layer):
-		super().__init__()
-		ones, self.fused_form = torch.ones(D := cfg.model_dim), cfg.mlp_fused_form
-		self.attn, self.branch_scale = Attention(cfg, layer), (layer + 1) ** -0.5 if cfg.ln_scale else 1.0
-		self.attn_scale, self.mlp_scale = (nn.Parameter(ones.clone()) for _ in "am")
-		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
-		self.dtg_gate = Gate(D, 1, 2.0) if cfg.dtg_enabled else None
-	def forward(self, x, x0, w, rotary, ve, first_v):
-		mix = self.resid_mix.to(x.dtype)
-		start = mix[0] * x + mix[1] * x0
-		y, v = self.attn(self.branch_scale * rms_norm(start), w, rotary, ve, first_v)
-		x = start + self.attn_scale.to(x.dtype) * y
-		hidden = F.leaky_relu(F.linear(self.branch_scale * rms_norm(x), w.up), 0.5)
-		# One value, rounded once: a product, or, as with autocast, a float32 square.
-		hidden = hidden * hidden if self.fused_form else hidden.float().square().to(x.dtype)
-		x = x + self.mlp_scale.to(x.dtype) * F.linear(hidden, w.down)
-		return start + self.dtg_gate(start.detach()) * (x - start) if self.dtg_gate else x, v
+    """Mixes the embedding x0 back in, then adds attention and MLP, each scaled by channel.
 
-def parameters(module): return sum(p.numel() for p in module.parameters())
-def is_table(name): return name.endswith(("tok_emb.weight", ".embed.weight"))
-def orthogonal(n, rows, cols): return torch.stack([nn.init.orthogonal_(torch.empty(rows, cols)) for _ in range(n)])
-Matrices = namedtuple("Matrices", "q k v out up down")  # one layer's slices of the banks, as activations
+    The MLP is down(leaky_relu(up x)^2), of slope 0.5: a negative side keeps a quarter.
+    """
+
+    def __init__(self, config, layer):
+        super().__init__()
+        ones, self.fused_form = torch.ones(config.model_dim), config.mlp_fused_form
+        self.branch_scale = (layer + 1) ** -0.5 if config.ln_scale else 1.0
+        self.attn = Attention(config, layer)
+        self.attn_scale = nn.Parameter(ones.clone())
+        self.mlp_scale = nn.Parameter(ones.clone())
+        self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
+        self.dtg_gate = Gate(config.model_dim, 1, 2.0) if config.dtg_enabled else None
+
+    def forward(self, x, x0, matrices, rotary, value_embedding, first_v):
+        mix = self.resid_mix.to(x.dtype)
+        start = mix[0] * x + mix[1] * x0
+        branch = self.branch_scale * rms_norm(start)
+        y, v = self.attn(branch, matrices, rotary, value_embedding, first_v)
+        x = start + self.attn_scale.to(x.dtype) * y
+        hidden = F.linear(self.branch_scale * rms_norm(x), matrices.up)
+        hidden = F.leaky_relu(hidden, 0.5)
+        # One value, rounded once: a product, or, as with autocast, a square in float32.
+        hidden = hidden * hidden if self.fused_form else hidden.float().square().to(x.dtype)
+        x = x + self.mlp_scale.to(x.dtype) * F.linear(hidden, matrices.down)
+        if self.dtg_gate:
+            x = start + self.dtg_gate(start.detach()) * (x - start)
+        return x, v
+
+
+def orthogonal(count, rows, columns):
+    """(count, rows, columns), each slice orthogonal."""
+    return torch.stack([nn.init.orthogonal_(torch.empty(rows, columns)) for _ in range(count)])
+
+
+BANKS = "qo_bank", "kv_bank", "mlp_up_bank", "mlp_down_bank"
+
+
+def is_table(name):
+    """An embedding table: trained in the dtype of the activations."""
+    return name.endswith(("tok_emb.weight", ".embed.weight"))
+
+
 class GPT(nn.Module):
-	"""All layers' matrices lie in four banks (slices, rows, columns), float32, cast to `dtype` at use; tables
-	of embeddings are in `dtype`."""
-	def __init__(self, cfg, dtype):
-		super().__init__()
-		L, D, V, self.cfg, self.dtype = cfg.num_layers, cfg.model_dim, cfg.vocab_size, cfg, dtype
-		kv, hidden, self.num_encoder = D // cfg.num_heads * cfg.num_kv_heads, int(cfg.mlp_mult * D), L // 2
-		self.ve_layers = [*map(int, cfg.ve_layers.split(","))] * cfg.ve_enabled
-		self.tok_emb = nn.Embedding(V, D)
-		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
-		self.bigram = Lookup(rows, cfg.bigram_dim, D, std=0.0, scale=0.05) if (rows := cfg.bigram_vocab_size) else None
-		self.ve_shared = Lookup(V, cfg.ve_dim, kv, std=0.01, scale=0.1) if self.ve_layers else None
-		self.ve_layer_scales = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in self.ve_layers)
-		self.smear, self.skip_weights = nn.ParameterDict({"gate": torch.zeros(D)}), nn.Parameter(torch.ones(L // 2, D))
-		# First all queries (keys), then outputs (values). Outputs and down-projections start at zero.
-		self.qo_bank = nn.Parameter(torch.cat((orthogonal(L, D, D), torch.zeros(L, D, D))))
-		self.kv_bank, self.mlp_up_bank = nn.Parameter(orthogonal(2 * L, kv, D)), nn.Parameter(orthogonal(L, hidden, D))
-		self.mlp_down_bank = nn.Parameter(torch.zeros(L, D, hidden))
-		self.blocks = nn.ModuleList(Block(cfg, i) for i in range(L))
-		self.lm_head = None if cfg.tie_embeddings else Linear(D, V, zero=True)
-		qat = torch.tensor(float(cfg.qat_enabled)) if cfg.qat_enabled or cfg.late_qat else None
-		self.register_buffer("qat", qat, persistent=False)  # 0 or 1: a tensor costs no recompilation
-		self.flops = 6 * (sum(map(torch.numel, self.banks())) + V * D + L * cfg.train_seq_len * D)  # a token, with gradients
-		for name, p in self.named_parameters():  # all begin as values of `dtype`
-			p.data = p.data.to(dtype) if is_table(name) else p.data.to(dtype).float()
-	def banks(self): return [self.qo_bank, self.kv_bank, self.mlp_up_bank, self.mlp_down_bank]
-	def matrices(self):
-		"""Each layer's; unbound at once, so that backward writes each bank's gradient once."""
-		L, (qo, kv, up, down) = len(self.blocks), [self.trained(bank).to(self.dtype).unbind() for bank in self.banks()]
-		return [Matrices(qo[i], kv[i], kv[L + i], qo[L + i], up[i], down[i]) for i in range(L)]
-	def trained(self, bank):
-		"""QAT, where something learns: forward sees the export's int6 values, backward the bank (straight-through)."""
-		if self.qat is None or not torch.is_grad_enabled(): return bank
-		scale = int6_scale((raw := bank.detach()).abs().amax(-1, keepdim=True)).float()
-		return bank + self.qat * ((raw / scale).round() * scale - raw)
-	def rotary(self, T, device):
-		"""cos and sin (2, T, 1, ROPE_DIMS / 2) in float32."""
-		dims = self.cfg.rope_dims or self.cfg.model_dim // self.cfg.num_heads
-		base = self.cfg.rope_base * max(1.0, T / 1024) ** (dims / max(dims - 2, 1))  # stretched for longer T, in training too
-		angle = torch.arange(T, device=device)[:, None, None] * base ** -(torch.arange(0, dims, 2, device=device) / dims)
-		return torch.stack((angle.cos(), angle.sin()))
-	def hidden(self, ids):
-		"""Tokens (B, T) -> (B, T, D), ready for a head."""
-		x, skips, first_v, rotary = self.tok_emb(ids), [], None, self.rotary(ids.size(1), ids.device)
-		if self.bigram: x = x + self.bigram(bigram_ids(ids, self.cfg.bigram_vocab_size))
-		x, g = rms_norm(x), torch.sigmoid(self.smear["gate"].to(x.dtype))
-		x = x0 = (1 - g) * x + g * F.pad(x, (0, 0, 1, -1))  # each position mixed with the one before it
-		shared = self.ve_shared and self.ve_shared(ids)
-		for i, (block, w) in enumerate(zip(self.blocks, self.matrices())):
-			if i >= self.num_encoder and skips: x = x + self.skip_weights[i - self.num_encoder].to(x.dtype) * skips.pop()
-			ve = self.ve_layer_scales[self.ve_layers.index(i)].to(x.dtype) * shared if i in self.ve_layers else 0
-			x, v = block(x, x0, w, rotary, ve, first_v)
-			if i == 0: first_v = v
-			if i < self.num_encoder: skips.append(x)
-		return rms_norm(x)
-	def logits(self, x):
-		head, cap = (self.lm_head or self.tok_emb).weight, self.cfg.logit_softcap
-		return (cap * torch.tanh(F.linear(self.hidden(x), head.to(self.dtype)) / cap)).float().flatten(0, 1)
-	def nats(self, x, y):
-		"""Of predicting each y from x, both (B, T): float32."""
-		return F.cross_entropy(self.logits(x), y.flatten(), reduction="none").view(y.shape)
-	def forward(self, x, y): return F.cross_entropy(self.logits(x), y.flatten())  # mean nats
+    """A U-net of blocks. All layers' matrices lie in four banks (slices, rows, columns).
 
-def compiled(log, *functions):
-	"""`functions` compiled; eager, with one warning, where that cannot work."""
-	if "2.11." in torch.__version__:  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
-		os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
-	broken = []
-	def calling(slow):
-		fast = torch.compile(slow, dynamic=False, fullgraph=True)
-		def call(*args):
-			try:
-				if not broken: return fast(*args)
-			except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
-				log.line(f"warning: torch.compile does not work here: {first_line(error)}")
-				broken.append(error)
-			return slow(*args)
-		return call
-	return [*map(calling, functions)]
+    The first half of the blocks push their outputs, the others add them back, last one first.
+    Banks are float32, cast to `dtype` at use; embedding tables are in `dtype`.
+    """
 
-# === OPTIMIZERS ===
-def newton_schulz(x, steps, dtype):
-	"""(n, rows, cols) -> about the nearest semi-orthogonal, in `dtype` (https://kellerjordan.github.io/posts/muon/)."""
-	tall = x.size(-2) > x.size(-1)
-	x = (x.mT if tall else x).to(dtype)
-	x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-	for _ in range(steps):
-		gram = x @ x.mT
-		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-	return x.mT if tall else x
+    def __init__(self, config, dtype):
+        super().__init__()
+        layers, D, tokens = config.num_layers, config.model_dim, config.vocab_size
+        kv_dim = D // config.num_heads * config.num_kv_heads
+        hidden_dim = int(config.mlp_mult * D)
+        self.config, self.dtype = config, dtype
+        self.ve_layers = config.value_embedding_layers()
+        self.tok_emb = nn.Embedding(tokens, D)
+        if config.tie_embeddings:
+            nn.init.normal_(self.tok_emb.weight, std=config.tied_embed_init_std)
+        self.bigram = ve_shared = None
+        if config.bigram_vocab_size:
+            rows = config.bigram_vocab_size
+            self.bigram = Lookup(rows, config.bigram_dim, D, std=0.0, scale=0.05)
+        if self.ve_layers:
+            ve_shared = Lookup(tokens, config.ve_dim, kv_dim, std=0.01, scale=0.1)
+        # The order of attributes from here on is that of the artifact's tensors: the published one.
+        self.smear = nn.ParameterDict({"gate": torch.zeros(D)})
+        self.skip_weights = nn.Parameter(torch.ones(layers // 2, D))
+        # The banks. A layer's slices: query i, output layers + i; key i, value layers + i; up i;
+        # down i. Outputs and down-projections start at zero.
+        outputs = torch.zeros(layers, D, D)
+        self.qo_bank = nn.Parameter(torch.cat((orthogonal(layers, D, D), outputs)))
+        self.kv_bank = nn.Parameter(orthogonal(2 * layers, kv_dim, D))
+        self.mlp_up_bank = nn.Parameter(orthogonal(layers, hidden_dim, D))
+        self.mlp_down_bank = nn.Parameter(torch.zeros(layers, D, hidden_dim))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(layers))
+        self.ve_shared = ve_shared
+        scales = (nn.Parameter(torch.ones(1)) for _ in self.ve_layers)
+        self.ve_layer_scales = nn.ParameterList(scales)
+        self.lm_head = None if config.tie_embeddings else Linear(D, tokens, zero=True)
+        trained = config.qat_enabled or config.late_qat
+        switch = torch.tensor(float(config.qat_enabled)) if trained else None
+        # 0 or 1: to switch on a tensor costs no recompilation
+        self.register_buffer("qat", switch, persistent=False)
+        for name, p in self.named_parameters():  # all begin as values of `dtype`
+            p.data = p.data.to(dtype) if is_table(name) else p.data.to(dtype).float()
+
+    def banks(self):
+        return [getattr(self, name) for name in BANKS]
+
+    def matrices(self):
+        """Each layer's, from the banks.
+
+        A bank is unbound as a whole, so that backward writes its gradient once.
+        """
+        qo, kv, up, down = (self.trained(bank).to(self.dtype).unbind() for bank in self.banks())
+        outputs, values = qo[len(up) :], kv[len(up) :]
+        return [Matrices(*layer) for layer in zip(qo, kv, values, outputs, up, down, strict=False)]
+
+    def trained(self, bank):
+        """QAT, where something learns: the values of the export, the gradient of the bank."""
+        if self.qat is None or not torch.is_grad_enabled():
+            return bank
+        raw = bank.detach()
+        scale = int6_scale(raw.abs().amax(-1, keepdim=True)).float()
+        return bank + self.qat * ((raw / scale).round() * scale - raw)
+
+    def rotary(self, T, device):
+        """cos and sin (T, 1, ROPE_DIMS / 2), float32; the base is stretched beyond 1024 tokens."""
+        dims = self.config.rope_dims or self.config.model_dim // self.config.num_heads
+        stretch = max(1.0, T / 1024) ** (dims / max(dims - 2, 1))
+        exponents = -(torch.arange(0, dims, 2, device=device) / dims)
+        frequencies = (self.config.rope_base * stretch) ** exponents
+        angles = torch.arange(T, device=device)[:, None, None] * frequencies
+        return angles.cos(), angles.sin()
+
+    def embedded(self, ids):
+        """Tokens (B, T) -> (B, T, D): with hashed pairs, and each mixed with the one before it."""
+        x = self.tok_emb(ids)
+        if self.bigram:
+            x = x + self.bigram(bigram_ids(ids, self.config.bigram_vocab_size))
+        x = rms_norm(x)
+        gate = torch.sigmoid(self.smear["gate"].to(x.dtype))
+        return (1 - gate) * x + gate * F.pad(x, (0, 0, 1, -1))
+
+    def logits(self, ids):
+        """Tokens (B, T) -> (B * T, vocabulary), float32."""
+        x = x0 = self.embedded(ids)
+        rotary = self.rotary(ids.size(1), ids.device)
+        shared = self.ve_shared(ids) if self.ve_shared else None
+        skips, half, first_v = [], len(self.skip_weights), None
+        for i, (block, matrices) in enumerate(zip(self.blocks, self.matrices(), strict=True)):
+            if i >= half and skips:
+                x = x + self.skip_weights[i - half].to(x.dtype) * skips.pop()
+            value_embedding = 0
+            if i in self.ve_layers:
+                scale = self.ve_layer_scales[self.ve_layers.index(i)]
+                value_embedding = scale.to(x.dtype) * shared
+            x, v = block(x, x0, matrices, rotary, value_embedding, first_v)
+            if i == 0:
+                first_v = v
+            if i < half:
+                skips.append(x)
+        head, cap = self.lm_head or self.tok_emb, self.config.logit_softcap
+        logits = F.linear(rms_norm(x), head.weight.to(self.dtype))
+        return (cap * torch.tanh(logits / cap)).float().flatten(0, 1)
+
+    def nats(self, x, y):
+        """Of predicting each y from x, both (B, T); 0 where y = -100."""
+        return F.cross_entropy(self.logits(x), y.flatten(), reduction="none").view(y.shape)
+
+    def forward(self, x, y):
+        """The mean loss in nats of predicting y from x, both (B, T); y = -100 is no target."""
+        return F.cross_entropy(self.logits(x), y.flatten())
+
+
+def attention_backends(config, runtime, log):
+    """SDPA's backends that work here, {backend: name}, the fastest first: it takes one that can."""
+    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+    every = {"fa3": flash, "cudnn": cudnn, "flash": flash, "math": SDPBackend.MATH}
+    wanted = list(every) if config.attention_backend == "auto" else [config.attention_backend]
+    shape, working = (1, config.num_heads, 128, config.model_dim // config.num_heads), {}
+    q = torch.zeros(shape, device=runtime.device, dtype=runtime.dtype, requires_grad=True)
+    for name in wanted:
+        activated = False
+        try:
+            if name == "fa3":
+                nn.attention.activate_flash_attention_impl("FA3")
+                activated = True
+            with sdpa_kernel(every[name]):
+                F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+            working.setdefault(every[name], name)
+        except Exception as error:  # whatever a library raises that is missing or does not fit
+            if runtime.cuda:
+                log.console(f"attention: {name} does not work here: {first_line(error)}")
+            if activated:
+                nn.attention.restore_flash_attention_impl()
+    if not working:
+        raise RunError(f"ATTENTION_BACKEND={config.attention_backend}: fails here: set auto")
+    return working
+
+
+def try_compile(function, arguments, log):
+    """`function` compiled; as it is, with a warning, where its forward or backward cannot be."""
+    compiled = torch.compile(function, dynamic=False)
+    try:
+        result = compiled(*arguments)
+        if result.requires_grad:
+            result.backward()
+        return compiled
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of a compiler's many kinds
+        log.line(f"warning: torch.compile does not work here, so eager: {first_line(error)}")
+        return function
+
+
+# === OPTIMIZERS: Parallel Muon on the banks, AdamW on all else ===
+# Gradients are of loss / ranks, so that sums over the ranks are means.
+# reduce_scatter_single is the name from torch 2.13 on.
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def newton_schulz(x, iterations):
+    """(n, rows, cols) -> about the nearest semi-orthogonal matrices, in x's dtype.
+
+    It does not converge: singular values end between about 0.7 and 1.2, which serves as well and
+    takes fewer iterations (https://kellerjordan.github.io/posts/muon/).
+    """
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT  # (n, short side, short side)
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class BankShard:
+    """A bank for Muon: its slices are shared out to the ranks, after padding with zero slices.
+
+    What travels, and this rank's momentum, are bfloat16 on CUDA; the bank is float32.
+    """
+
+    def __init__(self, bank, config, runtime):
+        self.bank, self.config, self.runtime = bank, config, runtime
+        share = math.ceil(len(bank) / runtime.world_size)
+        dtype = torch.bfloat16 if runtime.cuda else torch.float32
+        shape = share * runtime.world_size, *bank.shape[1:]
+        self.padded = bank.new_zeros(shape, dtype=dtype)  # this rank's gradient of all slices
+        self.updates = torch.zeros_like(self.padded)
+        self.grad = torch.zeros_like(self.padded[:share])  # the ranks' sum of this rank's slices
+        self.average = torch.zeros_like(self.grad)
+        bank.grad = torch.zeros_like(bank)
+        self.wait = nothing  # for the collective that was begun last
+
+    def scatter(self):
+        """Begins the reduce-scatter: this rank's slices of the summed gradient."""
+        self.padded[: len(self.bank)] = self.bank.grad
+        self.wait = self.runtime.begin(REDUCE_SCATTER, self.grad, self.padded)
+
+    def orthogonalize(self, momentum):
+        """This rank's slices of the update; begins the all-gather: all slices."""
+        self.wait()
+        self.average.mul_(momentum).add_(self.grad)
+        nesterov = self.grad.add(self.average, alpha=momentum)
+        self.sent = newton_schulz(nesterov, self.config.muon_backend_steps).contiguous()
+        self.wait = self.runtime.begin(ALL_GATHER, self.updates, self.sent)
+
+    def apply(self, lr):
+        """Decays the bank and adds the update, scaled by sqrt(max(1, rows / cols))."""
+        self.wait()
+        scale = max(1.0, self.bank.size(-2) / self.bank.size(-1)) ** 0.5
+        self.bank.mul_(1 - lr * self.config.muon_wd)
+        self.bank.add_(self.updates[: len(self.bank)], alpha=-lr * scale)
+
+
+class ParallelMuon:
+    """Nesterov momentum, made orthogonal; every rank does its slices of each bank.
+
+    Collectives run under compute: the reduce-scatters under AdamW and the banks before, a bank's
+    all-gather under the next one's Newton-Schulz, because it is awaited behind that.
+    """
+
+    def __init__(self, banks, config, runtime):
+        largest_first = sorted(banks, key=torch.numel, reverse=True)
+        self.shards = [BankShard(bank, config, runtime) for bank in largest_first]
+
+    def begin(self):
+        for shard in self.shards:
+            shard.scatter()
+
+    def step(self, lr, momentum):
+        before = None
+        for shard in self.shards:
+            shard.orthogonalize(momentum)
+            if before:
+                before.apply(lr)
+            before = shard
+        before.apply(lr)
+
+
+def split_as(vector, params):
+    """Views of a vector in the shapes of `params`."""
+    parts = vector.split([p.numel() for p in params])
+    return [part.view_as(p) for part, p in zip(parts, params, strict=True)]
+
+
 class Flat:
-	"""Parameters and gradients of one dtype as views of one vector each: one reduction, which `tail` elements ride."""
-	def __init__(self, groups, tail):
-		members = sum(groups, [])
-		self.values = torch.cat([p.detach().flatten() for p in members])
-		self.reduced = self.values.new_zeros(len(self.values) + tail)
-		self.grads, self.tail = self.reduced.tensor_split([len(self.values)])
-		self.halted = self.values.new_zeros((), dtype=torch.bool)
-		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))  # 1-D (values, gradients)
-		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
-			p.data, p.grad = values.view_as(p), grads.view_as(p)
-		self.groups = [*cut([sum(p.numel() for p in group) for group in groups])]
-	def reduce(self, rt): rt.all_reduce(self.reduced, "reduction")
+    """Parameters of one dtype as views of one vector, and their gradients of another.
 
-SCATTER, GATHER = (getattr(dist, new, None) or getattr(dist, old) for new, old in (  # renamed in torch 2.13
-	("reduce_scatter_single", "reduce_scatter_tensor"), ("all_gather_single", "all_gather_into_tensor")))
-class Shard:
-	"""A bank for Muon: slices, padded with zeros to a multiple of the ranks, and this rank's; on CUDA in bfloat16."""
-	def __init__(self, bank, cfg, rt):
-		self.bank, self.cfg, self.rt, self.wait, share = bank, cfg, rt, list, -(-len(bank) // rt.world_size)
-		dtype = (torch.float32, torch.bfloat16)[bank.is_cuda]
-		self.padded, self.update = (bank.new_zeros(share * rt.world_size, *bank.shape[1:], dtype=dtype) for _ in "pu")
-		self.grad, self.average, bank.grad = *(torch.zeros_like(self.padded[:share]) for _ in "ga"), torch.zeros_like(bank)
-	def begin(self, call, out, source):  # a collective; on one rank a copy
-		if self.rt.world_size == 1: out.copy_(source)
-		else: self.wait = self.rt.begin(call, out, source)
-	def scatter(self):
-		"""Begins: this rank's slices of the summed gradient."""
-		self.padded[:len(self.bank)] = self.bank.grad
-		self.begin(SCATTER, self.grad, self.padded)
-	def orthogonalize(self, momentum):
-		"""This rank's slices of the update; begins: all slices."""
-		self.wait()
-		self.average.mul_(momentum).add_(self.grad)
-		update = self.grad.add(self.average, alpha=momentum)
-		self.sent = newton_schulz(update, self.cfg.muon_backend_steps, update.dtype).contiguous()
-		self.begin(GATHER, self.update, self.sent)
-	def apply(self, lr):
-		"""Decays the bank, adds the update times sqrt(max(1, rows / cols))."""
-		self.wait()
-		scale = max(1.0, self.bank.size(-2) / self.bank.size(-1)) ** 0.5
-		self.bank.mul_(1 - lr * self.cfg.muon_wd).add_(self.update[:len(self.bank)], alpha=-lr * scale)
+    `reduced` is the gradients and `extra` elements, which ride on their reduction.
+    """
+
+    def __init__(self, params, extra=0):
+        self.values = torch.cat([p.detach().flatten() for p in params])
+        self.reduced = self.values.new_zeros(len(self.values) + extra)
+        self.gradients, self.extra = self.reduced.split([len(self.values), extra])
+        views = split_as(self.values, params), split_as(self.gradients, params)
+        for p, values, gradients in zip(params, *views, strict=True):
+            p.data, p.grad = values, gradients
+
+    def group(self, lr, weight_decay):
+        """For AdamW: one parameter, the vector."""
+        vector = nn.Parameter(self.values)
+        vector.grad = self.gradients
+        return {"params": [vector], "lr": lr, "base_lr": lr, "weight_decay": weight_decay}
+
 
 class Optimizers:
-	"""Parallel Muon on the banks, the largest first; AdamW on tables, head, and all that is small."""
-	def __init__(self, model, cfg, rt, tail):
-		self.cfg, self.limit, banks, kinds = cfg, cfg.grad_clip_norm / rt.world_size, model.banks(), defaultdict(list)
-		self.muon = [Shard(bank, cfg, rt) for bank in sorted(banks, key=torch.numel, reverse=True)]
-		for name, p in model.named_parameters():
-			kinds["bank" if "_bank" in name else "table" if is_table(name) else "head" * ("_head" in name)].append(p)
-		self.tables = Flat([kinds["table"]], 0)
-		self.flat = Flat([kinds[""], *filter(None, [kinds["head"]])], tail)
-		rates, groups = (cfg.tied_embed_lr if cfg.tie_embeddings else cfg.embed_lr, cfg.scalar_lr, cfg.head_lr), []
-		for (values, grads), lr, decay in zip(self.tables.groups + self.flat.groups, rates, (cfg.adam_wd, cfg.adam_wd, 0)):
-			(vector := nn.Parameter(values)).grad = grads
-			groups.append(dict(params=[vector], lr=lr, base_lr=lr, weight_decay=decay))
-		self.adam = torch.optim.AdamW(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
-		self.values = [*(bank.data for bank in banks), self.flat.values, self.tables.values]
-		self.grads = [*(bank.grad for bank in banks), self.flat.grads, self.tables.grads]
-	def zero(self): torch._foreach_zero_(self.grads)
-	def clip(self):
-		"""Each rank its own gradient, as published: of loss / ranks, so to limit / ranks."""
-		if self.limit <= 0: return
-		norm = torch.stack([g.float().norm() for g in self.grads]).norm()
-		for g in self.grads: g.mul_((self.limit / (norm + 1e-7)).clamp(max=1.0))
-	@torch.no_grad()
-	def step(self, lr_scale, momentum):
-		"""Small gradients are reduced. Scatters run under AdamW and the banks before, a bank's gather under the next's
-		Newton-Schulz: it is awaited behind that."""
-		lr = self.cfg.matrix_lr * lr_scale
-		for shard in self.muon: shard.scatter()
-		for group in self.adam.param_groups: group["lr"] = group["base_lr"] * lr_scale
-		self.adam.step()
-		for before, shard in zip([None, *self.muon], self.muon):
-			shard.orthogonalize(momentum)
-			if before: before.apply(lr)
-		self.muon[-1].apply(lr)
-	def state(self): return self.values + [shard.average for shard in self.muon]
-	def snapshot(self): return copy.deepcopy((self.state(), self.adam.state_dict()))
-	def restore(self, saved):
-		for mine, theirs in zip(self.state(), saved[0]): mine.copy_(theirs)
-		self.adam.load_state_dict(copy.deepcopy(saved[1]))  # it would change the saved tensors
+    """Parallel Muon and AdamW; every parameter is in one of them."""
 
-def floats(tensors): return [t.float().clone() for t in tensors]
+    def __init__(self, model, config, runtime, extra=0):
+        self.config, self.runtime = config, runtime
+        named = [(name, p) for name, p in model.named_parameters() if name not in BANKS]
+        head = [p for name, p in named if name == "lm_head.weight"]
+        tables = [p for name, p in named if is_table(name)]
+        small = [p for name, p in named if name != "lm_head.weight" and not is_table(name)]
+        self.small, self.tables = Flat(small, extra), Flat(tables)
+        self.head = Flat(head) if head else None
+        table_lr = config.tied_embed_lr if config.tie_embeddings else config.embed_lr
+        groups = [self.tables.group(table_lr, config.adam_wd)]
+        groups.append(self.small.group(config.scalar_lr, config.adam_wd))
+        if self.head:
+            groups.append(self.head.group(config.head_lr, 0.0))
+        betas = config.beta1, config.beta2
+        self.adam = torch.optim.AdamW(groups, betas=betas, eps=config.adam_eps, fused=True)
+        self.muon = ParallelMuon(model.banks(), config, runtime)
+        flats = [flat for flat in (self.small, self.tables, self.head) if flat]
+        self.values = [bank.data for bank in model.banks()] + [flat.values for flat in flats]
+        self.grads = [bank.grad for bank in model.banks()] + [flat.gradients for flat in flats]
+
+    def zero_grad(self):
+        torch._foreach_zero_(self.grads)
+
+    def clip(self):
+        """Each rank its own gradient, before the reduction: as published."""
+        limit = self.config.grad_clip_norm / self.runtime.world_size
+        if limit <= 0:
+            return
+        norm = torch.stack([grad.float().norm() for grad in self.grads]).norm()
+        for grad in self.grads:
+            grad.mul_((limit / (norm + 1e-7)).clamp(max=1.0))
+
+    def reduce_tables(self):
+        """The small parameters' gradients go with Exchange, the banks' with ParallelMuon."""
+        for flat in (self.tables, self.head):
+            if flat:
+                self.runtime.all_reduce(flat.gradients)
+
+    @torch.no_grad()
+    def step(self, lr_scale, momentum):
+        self.muon.begin()
+        for group in self.adam.param_groups:
+            group["lr"] = group["base_lr"] * lr_scale
+        self.adam.step()
+        self.muon.step(self.config.matrix_lr * lr_scale, momentum)
+
+    def snapshot(self):
+        return [values.clone() for values in self.values]
+
+    def restore(self, snapshot):
+        """Back to the weights of `snapshot`, as if no step had been taken."""
+        torch._foreach_copy_(self.values, snapshot)
+        torch._foreach_zero_([shard.average for shard in self.muon.shards])
+        self.adam.state.clear()
+
+
+def lr_multiplier(config, step, elapsed_ms):
+    """1, and at the end linearly down to 0: by steps or, in a capped run, by its clock.
+
+    elapsed_ms: the training time of the `step` steps so far
+    """
+    if config.warmdown_iters == 0:
+        return 1.0
+    if config.max_wallclock_seconds <= 0:
+        return min(1.0, max(0, config.iterations - step) / config.warmdown_iters)
+    left_ms = max(0.0, 1e3 * config.max_wallclock_seconds - elapsed_ms)
+    warmdown_ms = config.warmdown_iters * elapsed_ms / max(step, 1)
+    return min(1.0, left_ms / max(warmdown_ms, 1e-9))
+
+
+def muon_momentum(config, step):
+    """A linear ramp up to MUON_MOMENTUM."""
+    share = min(1.0, step / max(config.muon_momentum_warmup_steps, 1e-9))
+    return (1 - share) * config.muon_momentum_warmup_start + share * config.muon_momentum
+
+
+# === AVERAGES: of the weights over the run; one of them is exported ===
 class Averages:
-	"""Means over the run, float32; LAWA's, else SWA's (of the EMA, if any), else the EMA, become the weights."""
-	def __init__(self, cfg, values):
-		self.cfg, self.values, self.swa, self.count, self.lawa = cfg, values, [], 0, deque([], cfg.lawa_k)
-		self.ema = floats(values) if cfg.ema_enabled else []
-	def update(self, step, lr_scale, log):
-		c = self.cfg
-		for mean, value in zip(self.ema, self.values): mean.lerp_(value.float(), 1 - c.ema_decay)
-		if c.swa_enabled and lr_scale < 0.2 and step % c.swa_every == 0:
-			if not self.swa: log.line(f"swa:start step:{step}")
-			source, self.count = self.ema or self.values, self.count + 1
-			self.swa = self.swa or floats(source)
-			for mean, value in zip(self.swa, source): mean.lerp_(value.float(), 1 / self.count)
-		if c.lawa_enabled and step % c.lawa_freq == 0: self.lawa.append(floats(self.values))
-	def apply(self):  # returns what to log
-		mean, text = self.ema, "ema:applying EMA weights" * bool(self.ema)
-		if self.swa: mean, text = self.swa, f"swa:applying SWA weights n={self.count}"
-		if (k := len(self.lawa)) > 1:
-			mean, text = [sum(ts) / k for ts in zip(*self.lawa)], f"lawa:applying LAWA averaging k={k}"
-		for value, new in zip(self.values, mean): value.copy_(new)
-		return text
+    """In float32. LAWA's, else SWA's (of the EMA, if there is one), else the EMA is the result."""
 
-def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
-def lr_multiplier(cfg, step, elapsed_ms):
-	"""1, at the end linearly to 0."""
-	n, cap_s = cfg.warmdown_iters, cfg.max_wallclock_seconds
-	if not n: return 1.0
-	if cap_s <= 0: return min(1.0, (cfg.iterations - step) / n)
-	return min(1.0, max(0.0, 1e3 * cap_s - elapsed_ms) * max(step, 1) / max(n * elapsed_ms, 1e-9))
-def muon_momentum(cfg, step):
-	"""Linear up to MUON_MOMENTUM."""
-	share = step / n if step < (n := cfg.muon_momentum_warmup_steps) else 1.0
-	return (1 - share) * cfg.muon_momentum_warmup_start + share * cfg.muon_momentum
+    def __init__(self, config, values, log):
+        self.config, self.values, self.log = config, values, log
+        self.ema = self.copies(values) if config.ema_enabled else []
+        self.swa, self.swa_count = [], 0
+        self.lawa = deque(maxlen=config.lawa_k)
 
-Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
-class Control:
-	"""The control vector of README.md; a crc in parts of 11 bits: exact float32 sums."""
-	FIELDS = 6  # before those of each rank
-	def __init__(self, optimizers, rt):
-		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
-		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
-		self.events = [recorded() for _ in range(4 * rt.cuda)]
-	def agree(self, step, loss, *, clock, wait_ms, data_crc):
-		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
-		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
-		tail, bad = mine.tail, mine.tail[-rt.world_size:]
-		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last sum surely there
-		sent[:self.FIELDS] = torch.tensor([*(data_crc >> n & 0x7FF for n in (0, 11, 22)), ms * (rt.rank == 0), 0, rt.signum])
-		sent[self.FIELDS + rt.rank] = wait_ms
-		tail.copy_(sent, non_blocking=True)
-		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
-		mine.reduce(rt)
-		mine.halted |= tail[5] + bad.sum() > 0
-		received.copy_(tail, non_blocking=True)
-		if rt.cuda: self.events[step % 4].record()
-	def read(self, step):
-		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now)."""
-		with self.rt.waiting("step"):
-			if self.rt.cuda: self.events[step % 4].synchronize()
-		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 4][1].tolist()
-		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
-		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
+    @staticmethod
+    def copies(tensors):
+        return [t.float().clone() for t in tensors]
+
+    def update(self, step, lr_scale):
+        """After each step; `lr_scale` was the step's."""
+        config = self.config
+        for mean, value in zip(self.ema, self.values, strict=False):
+            mean.lerp_(value.float(), 1 - config.ema_decay)
+        if config.swa_enabled and lr_scale < 0.2 and step % config.swa_every == 0:
+            self.update_swa(step)
+        if config.lawa_enabled and step % config.lawa_freq == 0:
+            self.lawa.append(self.copies(self.values))
+
+    def update_swa(self, step):
+        source = self.ema or self.values
+        if not self.swa:
+            self.log.line(f"swa:start step:{step}")
+            self.swa = self.copies(source)
+        self.swa_count += 1
+        for mean, value in zip(self.swa, source, strict=True):
+            mean.lerp_(value.float(), 1 / self.swa_count)
+
+    def apply(self):
+        """The result becomes the weights. Returns what to log, or nothing if there is none."""
+        if len(self.lawa) > 1:
+            mean = [sum(tensors) / len(self.lawa) for tensors in zip(*self.lawa, strict=True)]
+            words = f"lawa:applying LAWA averaging k={len(self.lawa)}"
+        elif self.swa:
+            mean, words = self.swa, f"swa:applying SWA weights n={self.swa_count}"
+        elif self.ema:
+            mean, words = self.ema, "ema:applying EMA weights"
+        else:
+            return ""
+        for value, new in zip(self.values, mean, strict=True):
+            value.copy_(new)
+        return words
+
+
+# === EXCHANGE: what ranks tell each other, behind a step's small gradients ===
+class Row(NamedTuple):
+    """What a rank tells. Sums with zeros, and of small whole numbers, are exact in float32."""
+
+    steps: float  # how many its device is known to have done
+    elapsed_ms: float  # the training time when it had
+    wait_ms: float  # for input, so far
+    signum: float  # of a signal that it heard, or 0
+    crc_low: float  # data_crc of the rows that it trained on: its lower 16 bits
+    crc_high: float  # and its upper ones
+    loss: float = 0.0  # its share of the mean loss, filled in on the device
+    fault: float = 0.0  # 1: loss or gradient are not finite; filled in on the device
+
+
+LOSS, FAULT = (Row._fields.index(name) for name in ("loss", "fault"))
+
+
+class Exchange:
+    """Behind the gradients of the small parameters lies a table, a Row a rank.
+
+    A rank fills in its row and leaves the others zero, so the sum over ranks is the whole table.
+    The host reads it steps later, when it is surely there: nothing drains the device, and all ranks
+    decide alike, for they read the same table at the same step.
+    """
+
+    def __init__(self, flat, runtime, clock):
+        self.flat, self.runtime, self.clock = flat, runtime, clock
+        shape = runtime.world_size, len(Row._fields)
+        self.table = flat.extra.view(shape)
+        tables = runtime.steps_late + 2  # on their way at most
+        self.sent = torch.zeros(tables, shape[1], pin_memory=runtime.cuda)
+        self.received = torch.zeros(tables, *shape, pin_memory=runtime.cuda)
+        self.unread = deque()  # (step, its table on the host, the event after which it is there)
+
+    @staticmethod
+    def room(runtime):
+        """Elements that the table takes."""
+        return runtime.world_size * len(Row._fields)
+
+    def begin(self):
+        """The next step is the first; what was exchanged before is forgotten."""
+        self.unread.clear()
+        self.taken = 0
+        self.rows = [Row(0, 0.0, 0.0, 0, 0, 0)]  # the table that was read last
+        self.done = 0, 0.0  # what this rank's device has done, and when
+        self.agreed = 0, 0.0  # what rank 0's had, as far as all ranks have read of it
+        self.first = 0, 0.0  # the same after the first step, which may be a slow one
+
+    def all_reduce(self, step, row, loss):
+        """Sums gradients and table. No synchronisation point on CUDA: `read` is."""
+        sent, received = self.sent[step % len(self.sent)], self.received[step % len(self.sent)]
+        sent.copy_(torch.tensor(row))
+        self.table.zero_()
+        mine = self.table[self.runtime.rank]
+        mine.copy_(sent, non_blocking=True)
+        mine[LOSS] = loss
+        mine[FAULT] = ~torch.isfinite(loss + self.flat.gradients.sum())
+        self.runtime.all_reduce(self.flat.reduced)
+        received.copy_(self.table, non_blocking=True)
+        event = torch.cuda.Event(blocking=True) if self.runtime.cuda else None
+        if event:
+            event.record()
+        self.unread.append((step, received, event))
+
+    def read(self, before):
+        """Reads the tables of all steps before `before`; HaltError at the first that did not count.
+
+        The one synchronisation point of a step, and only where the host is that far ahead.
+        """
+        while self.unread and self.unread[0][0] < before:
+            step, received, event = self.unread.popleft()
+            if event:
+                event.synchronize()
+            rows = [Row(*values) for values in received.tolist()]
+            for rank, row in enumerate(rows):
+                if row.fault or row.signum:
+                    fault = f"rank {rank}: step {step + 1}: loss or gradient not finite"
+                    raise HaltError(int(row.signum) or fault)
+            self.rows, self.taken = rows, step + 1
+            # Where the device is the faster one, later steps are done as well by now.
+            later = sum(event.query() for _, _, event in self.unread if event)
+            self.done = step + 1 + later, self.clock.now_ms()
+            self.agreed = max(self.agreed, (rows[0].steps, rows[0].elapsed_ms))
+
+    def elapsed_ms(self, step):
+        """Training time of `step` steps: what all ranks know, carried on at the pace since then."""
+        (steps, ms), (first_steps, first_ms) = self.agreed, self.first
+        pace_ms = (ms - first_ms) / (steps - first_steps) if steps > first_steps else 0.0
+        return ms + pace_ms * (step - steps)
+
+    def data_crc(self):
+        total = sum(int(row.crc_low) + (int(row.crc_high) << 16) for row in self.rows)
+        return total & 0xFFFFFFFF
+
 
 # === EVALUATION ===
-class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
-	"""Of each id, numpy or tensors: UTF-8 bytes less a leading space; has it one? is it control, unknown, unused?"""
-	@classmethod
-	def load(cls, path):
-		"""A SentencePiece .model, or .json {"kind": "byte", "offset": n}: ids below n are controls."""
-		if path.endswith(".json"):
-			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
-			return cls(1 - boundary, 0 * boundary, boundary)
-		ids = [*range(len(model := sentencepiece.SentencePieceProcessor(model_file=path)))]
-		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
-		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
-		space = np.char.startswith(pieces, " ") & ~boundary
-		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
-		return cls(base * ~boundary, space, boundary)
-	def count(self, previous, target):
-		"""Bytes of the ids `target`, each after its `previous`; no leading space after a boundary."""
-		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
+class ByteTable(NamedTuple):
+    """What bits per byte need to know of each token id: arrays of numpy."""
 
-def tokenizer_faults(cfg):
-	path = cfg.tokenizer_path
-	try:
-		if not os.path.isfile(path): yield "tokenizer_path", f"no such file: {where_else(cfg, 'tokenizer_path')}"
-		elif (size := len(ByteTable.load(path).base)) != cfg.vocab_size:
-			yield "vocab_size", f"the tokenizer {path} has {size} tokens: set {size}"
-	except Exception as error:	# whatever a damaged file raises
-		yield "tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one"
-def due(every, step): return every and step % every == 0
+    base: Any  # UTF-8 bytes, without a leading space
+    leading_space: Any  # is there one?
+    boundary: Any  # control, unknown, unused: no bytes, and a space behind it does not count
+
+    @classmethod
+    def of(cls, config):
+        """Of TOKENIZER_PATH; RunError if it does not fit."""
+        path, size = config.tokenizer_path, config.vocab_size
+        try:
+            model = sentencepiece.SentencePieceProcessor(model_file=path)
+        except Exception as error:  # whatever a missing or a damaged file raises
+            problem = f"TOKENIZER_PATH={path}: {first_line(error)}: {GET_DATA}"
+            raise RunError(problem) from error
+        if len(model) != size:
+            tokens = len(model)
+            raise RunError(f"VOCAB_SIZE={size}: {path} has {tokens} tokens: set {tokens}")
+        ids = list(range(size))
+        pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
+        boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
+        space = np.array([piece.startswith(" ") for piece in pieces]) & ~boundary
+        size = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
+        return cls(size * ~boundary, space, boundary)
+
+    def count(self, previous, target):
+        """The bytes of the tokens `target`, each behind its `previous`."""
+        spaces = self.leading_space[target] & ~self.boundary[previous]
+        return self.base[target].sum() + spaces.sum()
+
 
 class Validation:
-	"""Nats from the model; bytes from the tokens, counted once."""
-	bytes, resident = 0, None  # the pipeline that keeps its batches
-	def __init__(self, cfg, rt, log, verify):
-		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
-		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
-		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
-		self.overlap, self.on_device = Overlap.of(cfg, "val", rt.cuda), cfg.val_bytecount_device == "cuda"
-		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
-	def host_bytes(self, plan, rows, tokens):  # in the reader thread
-		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
-	@torch.no_grad()
-	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, ms). Halt: a signal."""
-		log, plan, total = self.log, self.plan, self.plan.num_batches()
-		sums = torch.zeros(3, dtype=torch.float64, device=self.rt.device)  # nats, bytes, signals
-		start, foretell = (told := now()), forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
-		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
-		if self.overlap.resident: self.resident = pipeline
-		with suppress(Stop), closing(pipeline), spans("validate"):
-			for k, (x, y, digest) in enumerate(pipeline, 1):
-				next(foretell)
-				n = len(rows := plan.rows(k - 1))
-				with spans("forward"): sums[0] += loss_of(x, y).double() * n * plan.seq_len
-				sums[1] += self.table.count(x[:n], y[:n]) if self.on_device and not self.bytes else digest & CRC
-				self.verify.consumed(pipeline, (x, y, digest), k)
-				at = f"{scope} batch {k}/{total}"
-				if due(self.cfg.val_progress_log_every, k):  # a synchronisation point
-					seen = (rows.stop - plan.first_row) * plan.seq_len
-					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
-				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.signum  # then a synchronisation point: the end
-		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
-		if stop: raise Halt(stop)
-		self.verify.settle()
-		self.bytes = self.bytes or int(counted)
-		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - start)
+    """Nats from the model, bytes from the tokens; counted once, by the reader's thread."""
 
-SCORE_ROWS = 32  # windows a forward pass
-Piece = namedtuple("Piece", "rows counted share")  # a batch: its last `counted` are scored; or: share of a step
-def part(rows, rank, W): return rows[len(rows) * rank // W:len(rows) * (rank + 1) // W]
+    def __init__(self, config, runtime):
+        self.runtime, self.shards, self.bytes = runtime, Shards(config, "val"), 0
+        self.plan = BatchPlan.val(config, runtime, self.shards.ends[-1])
+        self.tokens = self.plan.span_rows * self.plan.seq_len  # predicted, over all ranks
+        self.partial = " partial_val:1" if config.val_tokens else ""
+        self.overlap = Overlap.of(config, "val", runtime.cuda)
+        self.byte_table = ByteTable.of(config)
+
+    def count_bytes(self, plan, rows, tokens):
+        """A batch's digest, by the reader: its bytes, the first time."""
+        return 0 if self.bytes else int(self.byte_table.count(tokens[:-1], tokens[1:]))
+
+    @torch.no_grad()
+    def evaluate(self, loss):
+        """(nats a token, bits a byte, ms) of the whole split; all ranks take part."""
+        runtime, plan = self.runtime, self.plan
+        runtime.synchronize()
+        start = time.perf_counter()
+        # nats, bytes, and the signals that each rank has heard
+        sums = torch.zeros(2 + runtime.world_size, dtype=torch.float64, device=runtime.device)
+        pipeline = Pipeline(self.shards, plan, self.overlap, runtime, self.count_bytes)
+        with closing(pipeline) as batches:
+            for batch in batches:
+                tokens = len(batch.rows) * plan.seq_len
+                sums[0] += loss(batch.x, batch.y).double() * tokens
+                sums[1] += batch.digest
+        nats, counted = agreed_sums(runtime, sums)
+        self.bytes, ms = self.bytes or int(counted), 1e3 * (time.perf_counter() - start)
+        return nats / self.tokens, nats / math.log(2) / self.bytes, ms
+
+
+def agreed_sums(runtime, sums):
+    """Over all ranks, as numbers; HaltError where one has heard a signal. Synchronisation point.
+
+    sums: what to add up, then an element a rank for its signal
+    """
+    count, total = len(sums) - runtime.world_size, sums.clone()
+    total[count + runtime.rank] = runtime.signum
+    total = runtime.all_reduce(total).tolist()
+    if any(total[count:]):
+        raise HaltError(int(max(total[count:])))
+    return total[:count]
+
+
+def is_due(every, step):
+    return every > 0 and step % every == 0
+
+
+# === TEST-TIME-TRAINING: sliding windows, and training on what they have scored ===
+SCORED_ROWS = 32  # windows of a forward pass
+
+
+class Chunk(NamedTuple):
+    """Windows to score, and then sequences to train on; this rank's part."""
+
+    scored: list  # ranges of rows, a batch each
+    trained: list  # (range of rows, their share of the step's sequences), a step each
+
+
+def rank_part(rows, rank, ranks):
+    return rows[len(rows) * rank // ranks : len(rows) * (rank + 1) // ranks]
+
+
 class WindowPlan:
-	"""Windows over `targets` predicted tokens, arithmetic like BatchPlan. Row j: seq_len + 1 tokens from token j * stride
-	(past the end the stream begins again: nothing there counts). A chunk: the windows whose first scored target lies in
-	it, then, except the last, for each epoch the sequences of just its targets."""
-	span_rows = sys.maxsize  # no spans
-	def __init__(self, cfg, rt, targets, *, seq_len, stride, chunk_tokens=0):
-		self.targets, self.seq_len, self.stride, self.rt, size = targets, seq_len, stride, rt, chunk_tokens or targets
-		self.windows, begins = range(-(-targets // stride)), range(0, targets, size)
-		cuts = [bisect.bisect_left(self.windows, b, key=lambda row: row * stride + self.counted(row)[0]) for b in begins]
-		self.chunks = []  # (pieces to score, pieces to train on), in order
-		for begin, first, end in zip(begins, cuts, [*cuts[1:], None]):
-			sequences = range(begin // stride, (begin + size) // stride if end else 0, seq_len // stride)
-			trained = self.trained(sequences, cfg.ttt_batch_seqs) * cfg.ttt_epochs
-			self.chunks.append((self.scored(self.windows[first:end]), trained))
-		self.pieces = [piece for piece in itertools.chain(*itertools.chain(*self.chunks)) if piece.rows]
-		self.batch_rows = max((len(piece.rows) for piece in self.pieces), default=1)
-	def scored(self, rows):
-		"""Batches of one size, for one graph: the last reaches back."""
-		rows = part(rows, self.rt.rank, self.rt.world_size)
-		stops = ((begin, min(begin + SCORE_ROWS, rows.stop)) for begin in rows[::SCORE_ROWS])
-		return [Piece(range(max(0, stop - SCORE_ROWS), stop), stop - begin, 0.0) for begin, stop in stops]
-	def trained(self, rows, size):
-		"""Steps of up to `size` sequences a rank. Every rank takes every step, if with nothing, so none waits for ever;
-		shares make the gradient the mean over its sequences."""
-		W = self.rt.world_size
-		parts = [part(rows, r, W) for r in range(W)]
-		steps = ([p[i:i + size] for p in parts] for i in range(0, max(map(len, parts)), size))
-		return [Piece(mine := step[self.rt.rank], 0, len(mine) / sum(map(len, step))) for step in steps]
-	def num_batches(self): return len(self.pieces)
-	def rows(self, k): return self.pieces[k].rows
-	def token(self, row): return row * self.seq_len  # of a batch's rows, laid out whole
-	def tokens(self, rows): return rows[0] * self.stride, (rows[-1] - rows[0]) * self.stride + self.seq_len + 1
-	def last_token(self, rows): return 0  # a val split is complete
-	def segments(self, rows): return [(i, i + 1, (row - rows[0]) * self.stride) for i, row in enumerate(rows)]
-	def counted(self, row):
-		"""Positions of a row that are scored: all of the first, else the last `stride`."""
-		end = min(self.seq_len, self.targets - row * self.stride)
-		return max(end - self.stride, 0) if row else 0, end
-	def byte_count(self, table):
-		"""The pipeline's digest, asked for in order: bytes of a batch's scored targets."""
-		pieces = iter(self.pieces)
-		def count(plan, rows, tokens):
-			new = rows[len(rows) - next(pieces).counted:]
-			cuts = [[(row - rows[0]) * self.stride + edge for edge in self.counted(row)] for row in new]
-			return sum(int(table.count(tokens[a:b], tokens[a + 1:b + 1])) for a, b in cuts)
-		return count
+    """Which windows are batch k of this rank: arithmetic, like BatchPlan.
+
+    Row j is a window: seq_len + 1 tokens from token j * stride on; past the end of the split the
+    stream begins again, and nothing there counts. Every target is scored with as much before it as
+    a window has: of a window count the last `stride` targets, of the first one all. Windows cut
+    by the end score some targets again: as published. With seq_len 8, stride 4 and 18 targets:
+        row 0: targets 0-7   row 1: 8-11   row 2: 12-15   row 3: 14-17   row 4: 16-17
+
+    A chunk scores the windows whose first counted target lies in it. Then, unless it is the last
+    one, it trains on rows that stand seq_len apart: all their targets are just those scored.
+    """
+
+    def __init__(self, config, runtime, targets, stride, chunk_tokens=0):
+        self.seq_len, self.stride, self.targets = config.train_seq_len, stride, targets
+        self.rank, self.world_size = runtime.rank, runtime.world_size
+        self.windows, size = range(math.ceil(targets / stride)), chunk_tokens or targets
+        self.chunks = []
+        starts = range(0, targets, size)
+        cuts = [bisect_left(self.windows, start, key=self.first_target) for start in starts]
+        for start, first, end in zip(starts, cuts, [*cuts[1:], None], strict=True):
+            steps = []
+            if end is not None:
+                rows = range(start // stride, (start + size) // stride, self.seq_len // stride)
+                steps = self.steps(rows, config.ttt_batch_seqs) * config.ttt_epochs
+            self.chunks.append(Chunk(self.batches(self.windows[first:end]), steps))
+        every = [rows for chunk in self.chunks for rows in chunk.scored]
+        self.scored_rows = max(map(len, every), default=1)
+        self.in_order = []
+        for chunk in self.chunks:
+            self.in_order += chunk.scored + [rows for rows, _ in chunk.trained if rows]
+        self.batch_rows = max(map(len, self.in_order), default=1)
+        self.num_batches = len(self.in_order)
+        self.most_tokens = self.batch_rows * self.seq_len + 1
+
+    def first_target(self, row):
+        return row * self.stride + self.counted(row, 1)[0]
+
+    def batches(self, windows):
+        """This rank's windows of a chunk."""
+        mine = rank_part(windows, self.rank, self.world_size)
+        return [mine[i : i + SCORED_ROWS] for i in range(0, len(mine), SCORED_ROWS)]
+
+    def steps(self, sequences, size):
+        """An epoch: steps of up to `size` sequences a rank.
+
+        Every rank takes every step, if with nothing, so that none waits for ever. With its share
+        as the weight of its mean, the sum over ranks is the mean over the step's sequences.
+        """
+        ranks = range(self.world_size)
+        parts = [rank_part(sequences, rank, self.world_size) for rank in ranks]
+        steps = []
+        for i in range(0, max(map(len, parts)), size):
+            batches = [part[i : i + size] for part in parts]
+            mine = batches[self.rank]
+            steps.append((mine, len(mine) / sum(map(len, batches))))
+        return steps
+
+    def counted(self, row, step):
+        """(first, end) of a row's targets that count; rows `step` apart have the others."""
+        end = min(self.seq_len, self.targets - row * self.stride)
+        return max(end - step * self.stride, 0) if row else 0, end
+
+    def num_counted(self, rows):
+        return sum(end - first for first, end in (self.counted(row, rows.step) for row in rows))
+
+    def rows(self, k):
+        return self.in_order[k]
+
+    def tokens(self, rows):
+        """(first token, tokens, spans) of a batch's rows."""
+        count = (rows[-1] - rows[0]) * self.stride + self.seq_len + 1
+        return rows[0] * self.stride, count, 1
+
+    def widen(self, rows, tokens, x, y):
+        """uint16 tokens of some rows -> int64 x and y (B, T); y = -100 where nothing counts."""
+        tokens, x, y = (torch.as_tensor(part) for part in (tokens, x, y))
+        windows = tokens.unfold(0, self.seq_len + 1, rows.step * self.stride)[: len(rows)]
+        x[: len(rows)], y[: len(rows)] = windows[:, :-1], windows[:, 1:]
+        x[len(rows) :], y[len(rows) :] = 0, -100
+        for targets, row in zip(y, rows, strict=False):
+            first, end = self.counted(row, rows.step)
+            targets[:first], targets[end:] = -100, -100
+
+
+def window_bytes(byte_table):
+    """The pipeline's digest of windows: the bytes of a batch's targets that count."""
+
+    def count(plan, rows, tokens):
+        total = 0
+        for row in rows:
+            at = (row - rows[0]) * plan.stride
+            first, end = (at + edge for edge in plan.counted(row, rows.step))
+            total += int(byte_table.count(tokens[first:end], tokens[first + 1 : end + 1]))
+        return total
+
+    return count
+
 
 class Learner:
-	"""Test-time training: SGD on scored targets; momentum persists."""
-	def __init__(self, run, plan):
-		self.run, self.last, c = run, max(len(plan.chunks) - 1, 1), run.cfg
-		frozen = tuple(f"blocks.{i}." for i in range(c.ttt_freeze_blocks))  # the banks always learn
-		for name, p in run.model.named_parameters(): p.requires_grad_(not name.startswith(frozen))
-		self.params = [p for p in run.model.parameters() if p.requires_grad]
-		self.sgd = torch.optim.SGD(self.params, lr=c.ttt_lr, momentum=c.ttt_momentum)
-		learning = sum(map(torch.numel, self.params))
-		run.log.line(f"ttt_sliding:start chunks={len(plan.chunks)} chunk_tokens={c.ttt_chunk_tokens} total_windows="
-			f"{len(plan.windows)} stride={c.eval_stride} ttt_lr={c.ttt_lr} ttt_epochs={c.ttt_epochs} freeze_blocks="
-			f"{c.ttt_freeze_blocks}\nttt_sliding:params unfrozen={learning} frozen={parameters(run.model) - learning}")
-	def step(self, piece, batches, chunk):
-		run, c = self.run, self.run.cfg
-		run.optimizers.zero()
-		with suppress(Stop):  # then all halt behind this chunk
-			if piece.rows:
-				x, y, _ = handed(batches, piece)
-				(run.loss_of(x, y) * piece.share).backward()
-		for grads in run.optimizers.grads: run.rt.all_reduce(grads, "reduction")
-		if c.ttt_grad_clip > 0: nn.utils.clip_grad_norm_(self.params, c.ttt_grad_clip)
-		self.sgd.param_groups[0]["lr"] = c.ttt_lr * 0.5 * (1 + math.cos(math.pi * chunk / self.last))
-		self.sgd.step()
+    """Test-time training: SGD on targets that have been scored; momentum persists over chunks."""
 
-def handed(batches, piece):  # without rows to spare
-	x, y, digest = next(batches)
-	return x[:len(piece.rows)], y[:len(piece.rows)], digest
-def score_windows(run, plan, scope, learner=None):
-	"""(nats a target, bits per byte, ms). A learner trains on a chunk after all of it is scored: no score comes
-	from weights that have seen its target. Halt: a signal came."""
-	log, val, last, started = run.log, run.validation, len(plan.chunks) - 1, (told := now())
-	sums = torch.zeros(4, dtype=torch.float64, device=run.rt.device)  # nats, bytes, targets, signals
-	def eta(): return f"eta:{(now() - started) * (plan.num_batches() / max(batches.handed, 1) - 1):.0f}s"
-	(source := copy.copy(val)).plan, source.overlap = plan, val.overlap._replace(resident=False)
-	with closing(batches := Pipeline(source, "val", plan.byte_count(val.table))):
-		for chunk, (scored, trained) in enumerate(plan.chunks):
-			for piece in scored:
-				try: x, y, digest = handed(batches, piece)
-				except Stop: break
-				with torch.no_grad(): nats = run.nats_of(x, y)[-piece.counted:]  # (windows, T)
-				cuts = [plan.counted(row) for row in piece.rows[-piece.counted:]]
-				for cut in set(cuts):  # equal ones are neighbours
-					scores = nats[cuts.index(cut):, slice(*cut)][:cuts.count(cut)]
-					sums[0] += scores.sum(dtype=torch.float64)
-					sums[2] += scores.numel()
-				sums[1] += digest & CRC
-				if now() - told > 15: told = log.console(f"({scope} batch {batches.handed}/{plan.num_batches()} {eta()})") or now()
-			sums[3] = run.rt.signum
-			# Synchronisation point: the means so far, of all ranks; whether all leave.
-			nats, size, targets, stop = run.rt.all_reduce(sums.clone(), scope).tolist()
-			if stop: raise Halt(stop)
-			means = nats / targets, nats / math.log(2) / size
-			for piece in trained: learner.step(piece, batches, chunk)
-			if learner and (chunk % 10 == 0 or chunk == last):
-				log.line(f"  ttt_chunk [{chunk + 1}/{last + 1}] bpb={means[1]:.6f} time={now() - started:.1f}s {eta()}")
-	return *means, 1e3 * (now() - started)
+    def __init__(self, trainer, plan):
+        self.trainer, self.config = trainer, trainer.config
+        self.last_chunk = max(len(plan.chunks) - 1, 1)
+        frozen = tuple(f"blocks.{i}." for i in range(self.config.ttt_freeze_blocks))
+        for name, p in trainer.model.named_parameters():
+            p.requires_grad_(not name.startswith(frozen))
+        self.params = [p for p in trainer.model.parameters() if p.requires_grad]
+        self.sgd = torch.optim.SGD(self.params, lr=0.0, momentum=self.config.ttt_momentum)
 
-# === ARTIFACT ===
-SLOTS = {"qo_bank": ("attn.c_q", "attn.proj"), "kv_bank": ("attn.c_k", "attn.c_v"), "mlp_up_bank": ("mlp.fc",),
-	"mlp_down_bank": ("mlp.proj",)}
+    def step(self, batches, rows, share, chunk):
+        """One step on this rank's rows, of which it may have none."""
+        trainer, config = self.trainer, self.config
+        trainer.optimizers.zero_grad()
+        for batch in islice(batches, 1 if rows else 0):  # none after a signal
+            loss = trainer.loss(batch.x[: len(rows)], batch.y[: len(rows)])
+            (loss * share).backward()
+        for gradients in trainer.optimizers.grads:
+            trainer.runtime.all_reduce(gradients)
+        if config.ttt_grad_clip > 0:
+            nn.utils.clip_grad_norm_(self.params, config.ttt_grad_clip)
+        cosine = math.cos(math.pi * chunk / self.last_chunk)
+        self.sgd.param_groups[0]["lr"] = config.ttt_lr * 0.5 * (1 + cosine)
+        self.sgd.step()
+
+    def describe(self, plan):
+        config, learning = self.config, sum(p.numel() for p in self.params)
+        total = sum(p.numel() for p in self.trainer.model.parameters())
+        self.trainer.log.line(
+            f"ttt_sliding:start chunks={len(plan.chunks)} chunk_tokens={config.ttt_chunk_tokens} "
+            f"total_windows={len(plan.windows)} stride={plan.stride} ttt_lr={config.ttt_lr} "
+            f"ttt_epochs={config.ttt_epochs} freeze_blocks={config.ttt_freeze_blocks}\n"
+            f"ttt_sliding:params unfrozen={learning} frozen={total - learning}"
+        )
+
+
+def score_and_learn(trainer, plan, learner=None):
+    """(nats a target, bits a byte, ms) of sliding windows: each chunk is scored as a whole.
+
+    Legal: a learner trains only on targets whose score is recorded already, so no score comes from
+    weights that have seen its target. All ranks take part.
+    """
+    validation, runtime, start = trainer.validation, trainer.runtime, time.perf_counter()
+    # nats, bytes, targets, and the signals that each rank has heard
+    sums = torch.zeros(3 + runtime.world_size, dtype=torch.float64, device=runtime.device)
+    digest, last = window_bytes(validation.byte_table), len(plan.chunks) - 1
+    pipeline = Pipeline(validation.shards, plan, validation.overlap, runtime, digest)
+    with closing(pipeline) as batches:
+        for number, chunk in enumerate(plan.chunks):
+            for batch in islice(batches, len(chunk.scored)):  # fewer after a signal
+                score(trainer, plan, batch, sums)
+            nats, size, targets = agreed_sums(runtime, sums)  # a synchronisation point
+            means = nats / targets, nats / math.log(2) / size
+            if learner:
+                for rows, share in chunk.trained:
+                    learner.step(batches, rows, share, number)
+                if number % 10 == 0 or number == last:
+                    seconds = time.perf_counter() - start
+                    eta_s = seconds * (plan.num_batches / max(batches.num_done, 1) - 1)
+                    trainer.log.line(
+                        f"  ttt_chunk [{number + 1}/{last + 1}] bpb={means[1]:.6f} "
+                        f"time={seconds:.1f}s eta:{eta_s:.0f}s"
+                    )
+    return *means, 1e3 * (time.perf_counter() - start)
+
+
+def score(trainer, plan, batch, sums):
+    """Adds a batch of windows to the sums; all batches have one size, as another is compiled."""
+    with torch.no_grad():
+        nats = trainer.nats(batch.x[: plan.scored_rows], batch.y[: plan.scored_rows])
+    sums[0] += nats.sum(dtype=torch.float64)
+    sums[1] += batch.digest
+    sums[2] += plan.num_counted(batch.rows)
+
+
+# === ARTIFACT: the published format; banks in six bits, tables in eight, the rest in float16 ===
+# A slice's name in the artifact, by bank: of its first half of slices, and of the second.
+SLICES = {
+    "qo_bank": ("attn.c_q", "attn.proj"),
+    "kv_bank": ("attn.c_k", "attn.c_v"),
+    "mlp_up_bank": ("mlp.fc",),
+    "mlp_down_bank": ("mlp.proj",),
+}
+
+
+def is_named(name, patterns):
+    return any(part in name for part in patterns.split(",") if part)
+
+
 def quantize(t):
-	"""Float tensor -> (int8 of its shape, scale): float16 (rows,) for a matrix, else a float32 scalar."""
-	t, matrix = t.float(), t.ndim == 2
-	clip = t.abs().quantile(0.9999984, 1 if matrix else None, True)
-	scale = (clip / 127).clamp(1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
-	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
-	return q, scale[:, 0].half() if matrix else scale.view(())
-def dequantize(q, scale):
-	"""Undoes quantize() up to half a scale, float32."""
-	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
-def saved(thing):
-	"""A torch file, as bytes."""
-	torch.save(thing, buffer := io.BytesIO())
-	return buffer.getvalue()
-@contextmanager
-def refused(what):
-	"""What a damaged or hostile file raises is a RunError."""
-	try: yield
-	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
-def load(data, limit):
-	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
-	file = len(data) <= limit and zipfile.ZipFile(io.BytesIO(data))
-	if not file or sum(part.file_size for part in file.infolist()) > limit: raise ValueError(f"it has over {limit} bytes")
-	if any(b"bytearray" in file.read(part) for part in file.infolist()): raise ValueError("it asks for memory")
-	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
-	except pickle.UnpicklingError: raise ValueError("it holds code")
+    """Floats -> (int8 of the same shape, scale): float16 (rows,) of a matrix, else a float32."""
+    t, matrix = t.float(), t.ndim == 2
+    clip = t.abs().quantile(0.9999984, dim=1 if matrix else None, keepdim=True)
+    scale = (clip / 127).clamp(1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
+    q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
+    return q, scale[:, 0].half() if matrix else scale.view(())
+
+
 def int6_scale(clip):
-	"""float16 steps of rows. Their floor fits the record under the cap, and ruins short runs."""
-	return (clip / 31).clamp(min=1 / 31).half()
+    """The step of a row, float16. Its floor fits the record under the cap, and ruins short runs."""
+    return (clip / 31).clamp(min=1 / 31).half()
+
+
 def quantize_int6(t):
-	"""Matrix -> (int8 codes of -31 .. 31, float16 steps of its rows), of five clips by the one with the least error."""
-	least, t = math.inf, t.float()
-	for clip in torch.quantile(t.abs(), torch.tensor([0.999, 0.9995, 0.9999, 0.99999, 1.0]), dim=1):
-		q = (t / int6_scale(clip).float()[:, None]).round().clamp(-31, 31).to(torch.int8)
-		if (error := (t - dequantize(q, int6_scale(clip))).square().mean().item()) < least:
-			least, best = error, (q, int6_scale(clip))
-	return best
-def bank_slices(state):
-	"""(bank, names of its matrices in the order of its slots) of each."""
-	L = range(len(state["mlp_up_bank"]))
-	return [(bank, [f"blocks.{i}.{part}.weight" for part in parts for i in L]) for bank, parts in SLOTS.items()]
+    """Matrix -> (int8 codes of -31 .. 31, float16 steps of its rows): the best of five clips."""
+    t, least, best = t.float(), math.inf, None
+    shares = torch.tensor([0.999, 0.9995, 0.9999, 0.99999, 1.0])
+    for clip in torch.quantile(t.abs(), shares, dim=1):
+        scale = int6_scale(clip)
+        q = (t / scale.float()[:, None]).round().clamp(-31, 31).to(torch.int8)
+        error = (t - dequantize(q, scale)).square().mean().item()
+        if error < least:
+            least, best = error, (q, scale)
+    return best
+
+
+def dequantize(q, scale):
+    return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
+
+
+def slice_names(bank, slices):
+    """The artifact's names of a bank's slices, in the bank's order."""
+    parts = SLICES[bank]
+    layers = range(slices // len(parts))
+    return [f"blocks.{layer}.{part}.weight" for part in parts for layer in layers]
+
+
 def unbanked(state):
-	"""A state with matrices by layer, under the challenge's names, in the place of banks."""
-	return {name: t for name, t in state.items() if name not in SLOTS} | {
-		name: matrix for bank, names in bank_slices(state) for name, matrix in zip(names, state[bank])}
-def pack(state, cfg):
-	"""The artifact: torch.save of {"w": tensors, "m": how each is stored}, as xz."""
-	w, m = {}, {}
-	for name, t in unbanked(state).items():
-		m[name], real = "passthrough", t.is_floating_point()
-		if not real or t.numel() <= 65_536: w[name] = t.half() if real else t
-		elif named(name, cfg.control_tensor_name_patterns): w[name] = t.float().clone()
-		else:
-			kind, encode = ("int6", quantize_int6) if named(name, ".mlp.,.attn.,.proj.") else ("int8", quantize)
-			(w[name + ".q"], w[name + ".scale"]), m[name] = encode(t), {"type": kind}
-	return lzma.compress(saved({"w": w, "m": m}), preset=6)
-def unpack(data, state):
-	"""The state in an artifact; RunError unless it fits `state`. Bounded in size and memory."""
-	expected, found, limit = unbanked(state), {}, (1 << 20) + sum(8 * t.numel() for t in state.values())
-	with refused("the artifact cannot be loaded"):
-		raw = (stream := lzma.LZMADecompressor(memlimit=1 << 28)).decompress(data, limit)
-		if not stream.eof: raise ValueError(f"it is cut short, or unpacks to over {limit} bytes")
-		w = load(raw, limit)["w"]
-		for name, t in expected.items():
-			found[name] = w[name] if name in w else dequantize(w[name + ".q"], w[name + ".scale"]).to(t.dtype)
-			if found[name].shape != t.shape: raise ValueError(f"{name} has the shape {tuple(found[name].shape)}")
-		return found | {bank: torch.stack([*map(found.pop, names)]).float() for bank, names in bank_slices(state)}
+    """A state dict with matrices in the place of banks, in the published order: it packs best.
+
+    Bank by bank, and in each layer by layer.
+    """
+    result = {}
+    for name, t in state.items():
+        if name in SLICES:
+            named = dict(zip(slice_names(name, len(t)), t, strict=True))
+            result |= {key: named[key] for key in sorted(named, key=layer_of)}
+        else:
+            result[name] = t
+    return result
+
+
+def layer_of(name):
+    return int(name.split(".")[1])
+
+
+def pack(state, config):
+    """The artifact of a state dict on the CPU: torch.save of {"w": tensors, "m": how}, as xz."""
+    tensors, how = {}, {}
+    for name, t in unbanked(state).items():
+        floating = t.is_floating_point()
+        if not floating or t.numel() <= 65_536:
+            tensors[name], how[name] = t.half() if floating else t, "passthrough"
+        elif is_named(name, config.control_tensor_name_patterns):
+            tensors[name], how[name] = t.float().clone(), "passthrough"
+        else:
+            six = is_named(name, ".mlp.,.attn.,.proj.")
+            q, scale = quantize_int6(t) if six else quantize(t)
+            tensors[name + ".q"], tensors[name + ".scale"] = q, scale
+            how[name] = {"type": "int6" if six else "int8"}
+    return lzma.compress(torch_bytes({"w": tensors, "m": how}), preset=6)
+
+
+def unpack(data, expected):
+    """The state dict in an artifact, ours or the published; RunError if it does not fit."""
+    try:
+        limit = 8 * sum(t.numel() for t in expected.values()) + 2**20
+        stream = lzma.LZMADecompressor(memlimit=1 << 28)
+        raw = stream.decompress(data, limit)
+        if not stream.eof:
+            raise ValueError("it is cut short, or unpacks to too much")
+        tensors, state = torch.load(io.BytesIO(raw), "cpu", weights_only=True)["w"], {}
+        for name, t in unbanked(expected).items():
+            if name in tensors:
+                state[name] = tensors[name]
+            else:
+                state[name] = dequantize(tensors[name + ".q"], tensors[name + ".scale"])
+            if state[name].shape != t.shape:
+                raise ValueError(f"{name} has the shape {tuple(state[name].shape)}")
+        for bank in SLICES:
+            names = slice_names(bank, len(expected[bank]))
+            state[bank] = torch.stack([state.pop(name) for name in names])
+        return {name: state[name].to(t.dtype) for name, t in expected.items()}
+    except Exception as error:  # whatever a damaged file raises
+        raise RunError(f"no artifact of this model: {first_line(error)}") from error
+
+
+def torch_bytes(thing):
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    return buffer.getvalue()
+
 
 # === TRAINING ===
-class Run:
-	"""The model and all that trains it; rank 0's weights on every rank."""
-	step = heeded = crc = 0  # steps taken, looked at; their data_crc
-	def __init__(self, cfg, rt, log):
-		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
-		torch.manual_seed(cfg.seed)
-		self.accumulation = cfg.accumulation(rt.world_size)
-		self.model = GPT(cfg, rt.dtype).to(rt.device)
-		for p in self.model.parameters(): rt._meet("start", dist.broadcast, p.data, 0)
-		self.loss_of, self.nats_of = self.model, self.model.nats
-		self.compiles = cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
-		if self.compiles: self.loss_of, self.nats_of = compiled(log, self.loss_of, self.nats_of)
-		self.optimizers = Optimizers(self.model, cfg, rt, tail=Control.FIELDS + 2 * rt.world_size)
-		self.control, self.averages = Control(self.optimizers.flat, rt), Averages(cfg, self.optimizers.values)
-		self.shards = Shards(cfg.data_path, "train")
-		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
-		self.verify, self.qat, self.history = Unverified(), cfg.qat_enabled, []  # (step, val_loss, val_bpb, ms) validated
-		self.validation = Validation(cfg.evaluated(), rt, log, self.verify)
-		self.partial = " partial_val:1" * bool(cfg.val_tokens)
-		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
-	def heed(self, step):
-		"""Halt at the first step before `step` that was not taken. All ranks ask alike."""
-		while self.heeded < step:
-			said = self.control.read(self.heeded)
-			if said.stop or any(said.bad): self.step = self.heeded
-			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
-				"lower the learning rates")
-			if said.stop: raise Halt(said.stop)
-			self.heeded, self.crc = self.heeded + 1, said.data_crc
-	def late_qat(self, step, lr_scale):
-		if self.qat or not self.cfg.late_qat or lr_scale >= self.cfg.late_qat_threshold: return
-		self.qat = bool(self.model.qat.fill_(1.0))
-		self.log.line(f"late_qat:enabled step:{step} scale:{lr_scale:.4f}")
-	def batches(self, spans=Spans()): return Pipeline(self, "train", data_crc, spans)
+class Clock:
+    """Training time in ms. Its edges are synchronisation points: the device's work is done."""
 
-def train_step(run, batches, step, elapsed_ms, crc, foretell):
-	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	optimizers, loss_share, started = run.optimizers, 0.0, now()
-	optimizers.zero()
-	with suppress(Stop):  # then all leave the step out
-		for _ in range(run.accumulation):
-			next(foretell)
-			x, y, digest = next(batches)
-			loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
-			loss.backward()
-			loss_share += loss.detach()
-			crc = crc + digest & CRC
-			next(foretell)
-	optimizers.clip()
-	run.rt.all_reduce(optimizers.tables.grads, "reduction")  # what is small; the banks' runs under the optimizers
-	run.control.agree(step, loss_share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
-	optimizers.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
-	run.rt.longest_s = max(run.rt.longest_s, now() - started)
-	return crc
-def warm_up(run, foretell):
-	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.step, run.crc), 0
-	try:
-		with closing(run.batches()) as batches:
-			for step in range(count):
-				train_step(run, batches, step, 0.0, 0, foretell)
-				run.heed(step + 1)
-				run.log.line(f"warmup_step:{step + 1}/{count}")
-	finally:
-		run.optimizers.restore(saved)
-		run.step, run.heeded, run.crc = first
-def validate(run, step, spans):
-	run.clock.stop()
-	run.heed(step)
-	val, ms = run.validation, run.clock.total_ms
-	loss, bpb, val_ms = val.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
-	run.log.say("validation", "step:{0}/{1} val_loss:{2:.4f} val_bpb:{3:.4f} train_time:{4:.0f}ms step_avg:{5:.2f}ms"
-		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
-		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
-		val_bytes=val.bytes)
-	run.history.append([step, loss, bpb, val_ms])
-	run.clock.start()
-# Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
-PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
+    def __init__(self, runtime):
+        self.runtime, self.total_ms, self.since = runtime, 0.0, math.inf
 
-def log_step(run, step):
-	"""A training line; rates since the last. Synchronisation point: its time must be true."""
-	run.rt.synchronize()
-	run.heed(step)
-	run.verify.settle()
-	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
-	mark = step, ms, *agreed.wait_ms
-	(steps, since_ms, *waits_ms), run.logged = np.subtract(mark, run.logged), mark
-	tok_s = 1e3 * steps * c.train_batch_tokens / since_ms
-	left_ms = min((c.iterations - step) * ms / step, (1e3 * max(0, c.max_wallclock_seconds) or math.inf) - ms)
-	mfu = {"mfu_percent": tok_s * run.model.flops / run.rt.world_size / peak / 1e10
-		for gpu, peak in PEAK_TFLOPS.items() if gpu in run.hardware}
-	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
-		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
-		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
-		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
-		**mfu)
+    def now_ms(self):
+        return self.total_ms + 1e3 * max(0.0, time.perf_counter() - self.since)
 
-def train(run):
-	c, log, clock, step, elapsed_ms, crc = run.cfg, run.log, run.clock, 0, 0.0, 0
-	run.logged = run.start = 0, 0.0, *[0.0] * run.rt.world_size  # step, ms, input waits; at the last line
-	foretell = forecast(run.rt, log, f"{c.warmup_steps} + {c.iterations} steps", c.warmup_steps + c.iterations,
-		pieces=run.accumulation, cap_s=(cap_s := c.max_wallclock_seconds), compiles=run.compiles)
-	warm_up(run, foretell)
-	with closing(run.batches()) as batches:
-		clock.start()
-		while True:
-			# Synchronisation point, past unless the host runs far ahead.
-			run.heed(step - run.control.lag)
-			if step >= 2:
-				elapsed_ms = run.control.read(step - 2).elapsed_ms * min(1.5, step / max(1, step - 1 - 2 * run.rt.cuda))
-			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
-			last = capped or step == c.iterations
-			if last or due(c.val_loss_every, step): validate(run, step, batches.spans)
-			if last: break
-			if step == run.shards.total // (c.train_batch_tokens + SPANS_A_STEP):
-				log.line(f"WARNING: step {step + 1} begins a second epoch of {len(run.shards.paths)} shards")
-			lr_scale = lr_multiplier(c, step, elapsed_ms)
-			run.late_qat(step, lr_scale)
-			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
-			run.step = step = step + 1
-			run.averages.update(step, lr_scale, log)
-			if step <= 10 or due(c.train_log_every, step): log_step(run, step)
-		clock.stop()
-		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
-		report(run, batches, step)
-def waits(run, batches, waits_ms, train_ms):
-	n = run.accumulation
-	steps = np.reshape(waits_ms[:batches.handed] or [0.0] * n, (-1, n)).sum(1)
-	worst = int(steps.argmax())
-	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
-		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
-		at_shard_boundary=worst in {k // n for k in batches.crossings})
-def verdict(percent, hidden, prefetch, needed, delivered, awaited=None):
-	"""hidden: %; needed, delivered: MB/s."""
-	cost = f"input cost {percent:.2f} % of training: "
-	if percent < 0.5 <= hidden: return f"{cost}overlap hides {hidden:.2f} %"
-	if percent < 0.5: return cost + "overlap settings do not matter here"
-	if not prefetch: return cost + "nothing overlaps: set TRAIN_PREFETCH=1"
-	if awaited: return cost + "shards were still being made"
-	if delivered > needed: return cost + "stalls: raise TRAIN_PREFETCH_QUEUE"
-	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
-def report(run, batches, step):
-	"""What the run has cost, its input since resumed; the device is idle."""
-	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
-	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
-	stage.ask()
-	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
-	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
-	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
-	percent = 100 * (step > first) * max(run.control.read(step - 1).wait_ms) / train_ms
-	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
-	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
-		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
-		late_copies_percent=100 * batches.late_copies / (batches.handed or 1))
-	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
-	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
-		needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
-		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
-		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
-		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
-	run.verify.settle(total=True)
-	batches.spans.close()
-def artifact(run, code_bytes):
-	log, state = run.log, {name: t.cpu().clone() for name, t in run.model.state_dict().items()}
-	write_atomic(Path("final_model.pt"), model := saved(state))
-	write_atomic(Path("final_model.int6.ptz"), data := pack(state, run.cfg))
-	total = len(data) + code_bytes
-	log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nSerialized model int6+lzma: {} bytes\n"
-		"Total submission size int6+lzma: {} bytes", model_bytes=len(model), code_bytes=code_bytes,
-		artifact_bytes=len(data), total_bytes=total)
-	if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
-	return data
-def announce(run, label, scored, *exact, words=""):
-	"""A score; under the names in `exact` to eight places."""
-	lines = "".join(f"\n{name} val_loss:{{1:.8f}} val_bpb:{{2:.8f}}{{5}}" for name in exact)
-	run.log.say("score", "{0} val_loss:{1:.4f} val_bpb:{2:.4f}{4} eval_time:{3:.0f}ms{5}" + lines, scope=label,
-		val_loss=scored[0], val_bpb=scored[1], eval_ms=scored[2], words=words, partial=run.partial)
-def export_and_score(run, code_bytes):
-	"""Rank 0 writes the artifact; all decode its very bytes: every score but the first is its."""
-	c, log, rt, model, targets = run.cfg, run.log, run.rt, run.model, run.validation.tokens - 1
-	eval_len = run.validation.cfg.train_seq_len
-	def standard(scope): return run.validation.evaluate(run.loss_of, scope, False, Spans())
-	if averaged := run.averages.apply():
-		log.line(averaged)
-		announce(run, "DIAGNOSTIC post_ema", standard("post_ema"))
-	model.qat = None
-	data = rt.rank or artifact(run, code_bytes)
-	rt.all_reduce(torch.zeros(1, device=rt.device), "export")  # waits longer than broadcast does by now
-	data = rt.broadcast(data)
-	model.load_state_dict(unpack(data, model.state_dict()))
-	announce(run, label := "final_int6_roundtrip", standard(label), f"{label}_exact")
-	for stride in dict.fromkeys((c.eval_stride, 64) if c.eval_stride else ()):
-		if stride >= eval_len: continue
-		label = "final_int6_sliding_window" + "_s64" * (stride != c.eval_stride)
-		scored = score_windows(run, WindowPlan(c, rt, targets, seq_len=eval_len, stride=stride), label)
-		announce(run, label, scored, f"{label}_exact", "final_int8_zlib_roundtrip_exact", words=f" stride:{stride}")
-	if not c.ttt_enabled: return
-	plan = WindowPlan(c, rt, targets, seq_len=c.train_seq_len, stride=c.eval_stride, chunk_tokens=c.ttt_chunk_tokens)
-	val_loss, val_bpb, ms = scored = score_windows(run, plan, "ttt", Learner(run, plan))
-	log.line(f"ttt_sliding:done val_loss={val_loss:.6f} val_bpb={val_bpb:.6f} elapsed={ms / 1e3:.1f}s")
-	announce(run, "legal_ttt", scored, "legal_ttt_exact")
+    def start(self):
+        self.runtime.synchronize()
+        self.since = time.perf_counter()
+
+    def stop(self):
+        self.runtime.synchronize()
+        self.total_ms, self.since = self.now_ms(), math.inf
+
+
+class Trainer:
+    """A run: the model and all that trains it, the same on every rank."""
+
+    def __init__(self, config, runtime, log):
+        self.config, self.runtime, self.log, self.clock = config, runtime, log, Clock(runtime)
+        torch.manual_seed(config.seed)
+        self.model = GPT(config, runtime.dtype).to(runtime.device)
+        for p in self.model.parameters():  # rank 0's, on all
+            runtime.all_reduce(p.data.mul_(runtime.rank == 0))
+        room = Exchange.room(runtime)
+        self.optimizers = Optimizers(self.model, config, runtime, room)
+        self.exchange = Exchange(self.optimizers.small, runtime, self.clock)
+        self.averages = Averages(config, self.optimizers.values, log)
+        self.shards = Shards(config, "train")
+        self.plan = BatchPlan.train(config, runtime)
+        self.overlap = Overlap.of(config, "train", runtime.cuda)
+        self.validation, self.val_ms = Validation(config.for_evaluation(), runtime), 0.0
+        self.step = self.crc = 0  # crc: the data_crc of this rank
+        self.qat = config.qat_enabled
+        self.exchange.begin()
+        self.loss, self.nats = self.model, self.model.nats  # x, y -> mean nats, or all of them
+        if config.torch_compile == "1" or config.torch_compile == "auto" and runtime.cuda:
+            shape = self.plan.batch_rows, self.plan.seq_len
+            x = torch.zeros(shape, dtype=torch.int64, device=runtime.device)
+            self.loss = try_compile(self.model, (x, x), log)
+            if self.loss is not self.model:  # else one warning is enough
+                self.nats = torch.compile(self.model.nats, dynamic=False)
+
+    def batches(self):
+        return Pipeline(self.shards, self.plan, self.overlap, self.runtime)
+
+    def train_step(self, batches, lr_scale):
+        """Issues one step. Nothing here waits for the device, and only `batches` for input."""
+        optimizers, runtime, loss_sum = self.optimizers, self.runtime, 0.0
+        parts = runtime.micro_steps * runtime.world_size
+        optimizers.zero_grad()
+        for batch in islice(batches, runtime.micro_steps):  # fewer after a signal
+            loss = self.loss(batch.x, batch.y) / parts
+            loss.backward()
+            loss_sum += loss.detach()
+            self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
+        optimizers.clip()
+        optimizers.reduce_tables()
+        crc, wait_ms = (self.crc & 0xFFFF, self.crc >> 16), sum(batches.waits_ms)
+        row = Row(*self.exchange.done, wait_ms, runtime.signum, *crc)
+        self.exchange.all_reduce(self.step, row, loss_sum)
+        optimizers.step(lr_scale, muon_momentum(self.config, self.step))
+        self.step += 1
+
+    def warm_up(self):
+        """Priming steps, off the clock: all is allocated and compiled then. They are undone."""
+        before, steps = self.optimizers.snapshot(), self.config.warmup_steps
+        try:
+            with closing(self.batches()) as batches:
+                for done in range(1, steps + 1):
+                    self.train_step(batches, 1.0)
+                    self.exchange.read(self.step)
+                    self.log.line(f"warmup_step:{done}/{steps}")
+        finally:  # also where a signal ends them
+            self.optimizers.restore(before)
+            self.step = self.crc = 0
+            self.exchange.begin()
+
+    def lr_scale(self):
+        return lr_multiplier(self.config, self.step, self.exchange.elapsed_ms(self.step))
+
+    def late_qat(self, lr_scale):
+        """Switches QAT on where the learning rate has fallen far enough."""
+        if self.config.late_qat and not self.qat and lr_scale < self.config.late_qat_threshold:
+            self.model.qat.fill_(1.0)
+            self.qat = True
+            self.log.line(f"late_qat:enabled step:{self.step} scale:{lr_scale:.4f}")
+
+    def is_capped(self):
+        """Would the next step end behind the cap?"""
+        next_ms = self.exchange.elapsed_ms(self.step + 1)
+        return 0 < 1e3 * self.config.max_wallclock_seconds < next_ms
+
+    def train(self):
+        """The run: steps, and once in a while a line, a validation."""
+        config, clock = self.config, self.clock
+        self.warm_up()
+        self.logged = 0, 0.0, 0.0  # step, ms and wait of the last line
+        with closing(self.batches()) as batches:
+            clock.start()
+            while True:
+                # All that ranks know of each other is older than what the device is at work on.
+                self.exchange.read(self.step - self.runtime.steps_late)
+                capped = self.is_capped()
+                last = capped or self.step >= config.iterations
+                if last and self.step > self.logged[0]:
+                    self.log_step()
+                if last or is_due(config.val_loss_every, self.step):
+                    self.validate()
+                if last:
+                    break
+                step_tokens = config.train_batch_tokens + SPANS_PER_STEP
+                if self.step == self.shards.ends[-1] // step_tokens:
+                    self.log.line(f"WARNING: step {self.step + 1} begins the shards anew")
+                lr_scale = self.lr_scale()
+                self.late_qat(lr_scale)
+                self.train_step(batches, lr_scale)
+                self.averages.update(self.step, lr_scale)
+                if self.step <= 10 or is_due(config.train_log_every, self.step):
+                    self.log_step()
+            clock.stop()
+        if capped:
+            ms = f"train_time:{clock.total_ms:.0f}ms"
+            self.log.line(
+                f"stopping_early: wallclock_cap {ms} step:{self.step}/{config.iterations}"
+            )
+        self.report(batches)
+
+    def validate(self):
+        self.exchange.read(self.step)
+        self.clock.stop()
+        ms, at = self.clock.total_ms, f"step:{self.step}/{self.config.iterations}"
+        loss, bpb, val_ms = self.validation.evaluate(self.loss)
+        self.val_ms += val_ms
+        self.log.line(
+            f"{at} val_loss:{loss:.4f} val_bpb:{bpb:.4f} train_time:{ms:.0f}ms "
+            f"step_avg:{ms / max(self.step, 1):.2f}ms{self.validation.partial}\n"
+            f"val_stage_time_ms:{val_ms:.0f}ms {at}",
+            event="validation",
+        )
+        self.clock.start()
+
+    def log_step(self):
+        """A line, with rates since the last one. Synchronisation point: its time must be true."""
+        config, exchange, step = self.config, self.exchange, self.step
+        self.runtime.synchronize()
+        exchange.read(step)
+        ms = self.runtime.broadcast(self.clock.now_ms())
+        exchange.agreed = step, ms
+        if step == 1:
+            exchange.first = exchange.agreed
+        now = step, ms, max(row.wait_ms for row in exchange.rows)
+        (steps, since_ms, wait_ms), self.logged = np.subtract(now, self.logged), now
+        tok_s = 1e3 * steps * config.train_batch_tokens / since_ms
+        left_ms = (config.iterations - step) * ms / step
+        if config.max_wallclock_seconds > 0:
+            left_ms = min(left_ms, max(0.0, 1e3 * config.max_wallclock_seconds - ms))
+        loss = sum(row.loss for row in exchange.rows)
+        self.log.line(
+            f"step:{step}/{config.iterations} train_loss:{loss:.4f} train_time:{ms:.0f}ms "
+            f"step_avg:{ms / step:.2f}ms tok_s:{tok_s:.0f} "
+            f"input_wait:{100 * wait_ms / since_ms:.2f}% "
+            f"data_crc:{exchange.data_crc():08x} eta:{left_ms / 1e3:.0f}s",
+            event="step",
+        )
+
+    def report(self, batches):
+        """What the run has cost, and what its input has: a line and a sentence."""
+        ms, micro_steps = self.clock.total_ms, self.runtime.micro_steps
+        waits = np.reshape(batches.waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
+        percent, advice = 100 * waits.sum() / max(ms, 1e-9), "overlap settings do not matter here"
+        if percent >= 0.5:
+            more = "raise TRAIN_PREFETCH_QUEUE, or move DATA_PATH to a faster disk"
+            advice = more if self.overlap.queue else "nothing overlaps: set TRAIN_PREFETCH=1"
+        tokens = self.step * (self.config.train_batch_tokens + SPANS_PER_STEP)
+        peaks = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
+        if not self.runtime.cuda:
+            peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10] * 2  # on Linux
+        self.log.line(
+            f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{self.val_ms:.0f}ms\n"
+            f"input_wait total:{waits.sum():.3f}ms share:{percent:.3f}% "
+            f"read_bytes:{batches.bytes_read} epochs:{tokens / self.shards.ends[-1]:.3f}\n"
+            f"input cost {percent:.2f} % of training: {advice}\n"
+            f"peak memory allocated: {peaks[0]} MiB reserved: {peaks[1]} MiB",
+            event="input",
+        )
+
+    def score(self, label, scored, words="", also=()):
+        """Logs a result; under its own and the names in `also` to eight places."""
+        loss, bpb, ms = scored
+        partial, lines = self.validation.partial, []
+        for name in also:
+            lines.append(f"\n{name} val_loss:{loss:.8f} val_bpb:{bpb:.8f}{partial}")
+        self.log.line(
+            f"{label} val_loss:{loss:.4f} val_bpb:{bpb:.4f}{words} eval_time:{ms:.0f}ms{partial}"
+            + "".join(lines),
+            event="score",
+        )
+        return loss
+
+    def export_and_score(self, code_bytes):
+        """Rank 0 writes the artifact; every rank scores its part of the split with those bytes.
+
+        Returns what is missing at the end: a full disk costs files, not the score.
+        """
+        problems, data, model = [], None, self.model
+        averaged = self.averages.apply()
+        if averaged:
+            self.log.line(averaged)
+            self.score("DIAGNOSTIC post_ema", self.validation.evaluate(self.loss))
+        model.qat = None  # from here on all weights are those of the export
+        if self.runtime.rank == 0:
+            data, problems = self.export(code_bytes)
+        model.load_state_dict(unpack(self.runtime.broadcast(data), model.state_dict()))
+        label = "final_int6_roundtrip"
+        scored = self.validation.evaluate(self.loss)
+        loss = self.score(label, scored, also=[f"{label}_exact"])
+        self.score_windows()
+        if self.config.ttt_enabled:
+            loss = self.learn_and_score()
+        problems.append("" if math.isfinite(loss) else f"the score is {loss}")
+        return "; ".join(filter(None, problems))
+
+    def export(self, code_bytes):
+        """Rank 0 alone: (the artifact, what is wrong)."""
+        state = {name: t.cpu().clone() for name, t in self.model.state_dict().items()}
+        model, data = torch_bytes(state), pack(state, self.config)
+        problems = [write_atomic(Path("final_model.int6.ptz"), data)]
+        problems.append(write_atomic(Path("final_model.pt"), model))
+        total = len(data) + code_bytes
+        self.log.line(
+            f"Serialized model: {len(model)} bytes\nCode size: {code_bytes} bytes\n"
+            f"Serialized model int6+lzma: {len(data)} bytes\n"
+            f"Total submission size int6+lzma: {total} bytes"
+        )
+        self.log.event("artifact", artifact_bytes=len(data), code_bytes=code_bytes)
+        if total > CAP_BYTES:
+            problems.append(
+                f"artifact {len(data)} + code {code_bytes} = {total} bytes, {total - CAP_BYTES} "
+                f"over the cap of {CAP_BYTES}: pack the script"
+            )
+        return data, problems
+
+    def score_windows(self):
+        """Sliding evaluation, by EVAL_STRIDE, and by 64 where that is another."""
+        config, targets = self.config.for_evaluation(), self.validation.tokens
+        for stride in dict.fromkeys((config.eval_stride, 64) if config.eval_stride else ()):
+            if stride < config.train_seq_len:
+                plan = WindowPlan(config, self.runtime, targets, stride)
+                label = "final_int6_sliding_window"
+                label += "_s64" if stride != config.eval_stride else ""
+                also = f"{label}_exact", "final_int8_zlib_roundtrip_exact"
+                self.score(label, score_and_learn(self, plan), f" stride:{stride}", also)
+
+    def learn_and_score(self):
+        """Legal test-time training."""
+        config, targets = self.config, self.validation.tokens
+        chunk_tokens = config.ttt_chunk_tokens
+        plan = WindowPlan(config, self.runtime, targets, config.eval_stride, chunk_tokens)
+        learner = Learner(self, plan)
+        learner.describe(plan)
+        loss, bpb, ms = scored = score_and_learn(self, plan, learner)
+        seconds = f"elapsed={ms / 1e3:.1f}s"
+        self.log.line(f"ttt_sliding:done val_loss={loss:.6f} val_bpb={bpb:.6f} {seconds}")
+        return self.score("legal_ttt", scored, also=["legal_ttt_exact"])
+
 
 # === MAIN ===
-def log_header(run, source):
-	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
-	rule, found = "=" * 100, len(shards.paths)
-	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
-		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
-	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
-		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
-		f"model_params:{parameters(run.model)}\nmtp_num_heads:0 mtp_loss_weight:0.2 mtp_params:0\n"
-		f"XSA:last_{c.xsa_last_n} active_layers:{[i for i, block in enumerate(run.model.blocks) if block.attn.xsa]}\n"
-		f"world_size:{rt.world_size} grad_accum_steps:{run.accumulation}\nsdp_backends:{run.attention}=True\n"
-		f"attention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:{run.attention}\n{of('tie_embeddings')} "
-		f"embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} head_lr:{c.head_lr * (not c.tie_embeddings)} "
-		f"{of('matrix_lr scalar_lr')}\n{of('train_batch_tokens train_seq_len iterations warmup_steps')} "
-		f"max_wallclock_seconds:{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\n"
-		f"val_io:{val.overlap.words}")
-	if found < (whole := promised(shards.folder, "train")): log.line(f"WARNING: train_shards: {found} of {whole}")
-	log.event("config", **vars(c))
-	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
-		python=sys.version.split()[0], world_size=rt.world_size)
-def execute(cfg, rt, env, warnings):
-	"""An exit code. A foreseeable failure is one line."""
-	end = 1, "failed", ""
-	try:
-		rt.start(cfg, env)
-		cfg = replace(cfg, run_id=rt.broadcast(cfg.run_id))
-		log = rt.log = RunLog(cfg.run_id, rt.rank == 0)
-		source = Path(__file__).read_text("utf-8")
-		log.console(log.path)
-		log.event("run", run_id=cfg.run_id, argv=sys.argv)
-		log_header(run := Run(cfg, rt, log), source)
-		for warning in warnings: log.line(f"warning: {warning}")
-		train(run)
-		export_and_score(run, len(source.encode()))
-		end = 0, "finished", ""
-	except Halt as halt:
-		signum, *bad = halt.args
-		code = 128 + (rt.signum or (signal.SIGINT if signum % signal.SIGTERM else signal.SIGTERM))
-		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}")
-		if rt.rank: end = end[0], "", ""
-	except torch.OutOfMemoryError:
-		n = cfg.train_batch_tokens // rt.world_size // (steps := cfg.accumulation(rt.world_size))
-		end = 1, "failed", (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
-			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}")
-	except RunError as error: end = 1, "failed", str(error)
-	finally:
-		last_words(rt.log, *end)
-		rt.close()
-	return end[0]
-def last_words(log, code, status, problem="", hint=""):
-	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
-	if not log: return
-	if problem: log.write(f"error: {problem}", log.path)
-	log.event("end", status=status, exit_code=code, error=problem)
-	log.console(f"{status}: see {log.path}{hint}")
-def main():
-	env, arguments = os.environ, sys.argv[1:]
-	if arguments in (["--help"], ["-h"]): return print_help() or 0
-	(cfg, faults), (misspelt, warnings) = Config.from_environment(env), foreign_names(env)
-	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
-	if arguments and not faults:
-		return print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
-			for name, value in vars(cfg).items()}, indent=1)) or 0
-	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
-	faults += cfg.problems(rt.world_size)
-	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
-	if not faults: return execute(cfg, rt, env, warnings)
-	if env.get("LOCAL_RANK", "0") == "0":
-		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
-	return 2
-# Python's own exit aborts now and then, in gloo's threads (torch 2.13).
-if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
+NAME = "train_gpt.py"
+
+
+def log_source(log):
+    """What a log begins with, as the challenge's do: the script's text and the versions."""
+    smi, rule, source = "", "=" * 100, Path(__file__).read_text("utf-8")
+    with suppress(OSError, subprocess.SubprocessError):
+        smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout
+    versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
+    log.write(".txt", f"{source}\n{rule}\n{versions}\n{smi}\n{rule}")
+    log.line(str(log.path))
+
+
+def log_header(run, backends):
+    """The settings that matter, in the challenge's lines."""
+    config, log, runtime, shards, val = run.config, run.log, run.runtime, run.shards, run.validation
+
+    def words(names):
+        return " ".join(f"{name}:{getattr(config, name)}" for name in names.split())
+
+    tied = config.tie_embeddings
+    xsa_layers = [i for i, block in enumerate(run.model.blocks) if block.attn.xsa]
+    embed_lr, head_lr = (config.tied_embed_lr, 0.0) if tied else (config.embed_lr, config.head_lr)
+    log.line(
+        f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={config.tokenizer_path}\n"
+        f"train_loader:dataset:{shards.folder.name} train_shards:{len(shards.paths)}\n"
+        f"val_loader:shards pattern={config.data_path}/fineweb_val_*.bin "
+        f"tokens:{val.tokens}{val.partial}\n"
+        f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
+        f"XSA:last_{config.xsa_last_n} active_layers:{xsa_layers}\n"
+        f"world_size:{runtime.world_size} grad_accum_steps:{runtime.micro_steps}\n"
+        f"sdp_backends:{backends}\nattention_mode:gqa {words('num_heads num_kv_heads')}\n"
+        f"{words('tie_embeddings')} embed_lr:{embed_lr} head_lr:{head_lr} "
+        f"{words('matrix_lr scalar_lr')}\n"
+        f"{words('train_batch_tokens train_seq_len iterations warmup_steps')} "
+        f"max_wallclock_seconds:{config.max_wallclock_seconds:.3f}\n{words('seed')}\n"
+        f"train_io:{run.overlap.words}\nval_io:{val.overlap.words}"
+    )
+    if len(shards.paths) < shards.promised:
+        log.line(f"WARNING: train_shards: {len(shards.paths)} of {shards.promised}")
+    log.event("config", **asdict(config), world_size=runtime.world_size)
+
+
+def run_to_the_end(config, runtime, log):
+    """(exit code, status, problem): all ranks come to the same end."""
+    backends = attention_backends(config, runtime, log)
+    with sdpa_kernel(list(backends), set_priority=True):
+        run = Trainer(config, runtime, log)
+        log_header(run, ",".join(backends.values()))
+        try:
+            run.train()
+            problem = run.export_and_score(Path(__file__).stat().st_size)
+        except HaltError as halt:
+            return ended(run, halt.args[0])
+    problem = runtime.broadcast(problem)  # rank 0's
+    return (1, "failed", problem) if problem else (0, "finished", "")
+
+
+def ended(run, reason):
+    """All ranks have left the same step: (exit code, status, problem)."""
+    if isinstance(reason, str):
+        return 1, "nonfinite", f"{reason}: lower the learning rates"
+    return 128 + reason, "interrupted", f"interrupted after step {run.exchange.taken}"
+
+
+def execute(config, env):
+    """Runs it; the exit code. What is foreseeable ends in one line."""
+    runtime, log, together = Runtime(config, env), None, False
+    code, status, problem = 1, "failed", ""
+    try:
+        runtime.start(env)
+        config = replace(config, run_id=runtime.broadcast(config.run_id))
+        log = RunLog(config.run_id, runtime.rank == 0)
+        log_source(log)
+        code, status, problem = run_to_the_end(config, runtime, log)
+        together = True
+    except RunError as error:
+        problem = str(error)
+    except torch.OutOfMemoryError:
+        steps, free = runtime.micro_steps, torch.cuda.mem_get_info()[0] >> 20
+        problem = f"GRAD_ACCUM_STEPS={steps}: out of memory, {free} MiB free: set {2 * steps}"
+    except Exception as error:  # that nobody foresaw, or another rank that has gone
+        tell(traceback.format_exc(), "stderr")
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    if problem and (runtime.rank == 0 or not together):
+        alone = not together and not problem.startswith("rank")
+        tell(f"{NAME}: rank {runtime.rank}: {problem}" if alone else f"{NAME}: {problem}", "stderr")
+    if log:
+        log.event("end", status=status, exit_code=code, error=problem)
+        log.console(f"{status}: see {log.path}")
+    if together and dist.is_initialized():  # else others may sit in a collective: NCCL would wait
+        dist.destroy_process_group()
+    return code
+
+
+def main(arguments, env):
+    """The exit code: 0 done, 1 failed, 2 wrong settings, 128 + n ended by signal n."""
+    if arguments in (["--help"], ["-h"]):
+        print_help()
+        return 0
+    config, faults = read_config(env)
+    faults += [f"{word}: unknown, see --help" for word in arguments if word != "--print-config"]
+    if arguments and not faults:
+        tell(json.dumps(asdict(config), indent=1))
+        return 0
+    faults += find_faults(config, int(env.get("WORLD_SIZE", 1)), env)
+    if not faults:
+        return execute(config, env)
+    if env.get("LOCAL_RANK", "0") == "0":
+        tell("\n  ".join([f"{NAME}: nothing started, wrong settings:", *faults]), "stderr")
+    else:
+        time.sleep(30)  # torchrun ends all at the first exit: that of the rank that speaks
+    return 2
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:], os.environ)
+    os._exit(exit_code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)
