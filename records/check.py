@@ -31,7 +31,6 @@ from _reader import (
     Run,
     first_difference,
     list_folder,
-    read_bytes,
     read_log,
     reason,
     source_in,
@@ -135,6 +134,7 @@ class Report:
     text: bytes | None = None  # of the script
     script: Script | None = None
     beside: dict[str, int] = field(default_factory=dict)  # code that the script needs: bytes
+    ends: list[float] = field(default_factory=list)  # numbers that the logs end with
     logs: list[Log] = field(default_factory=list)
     main: list[Log] = field(default_factory=list)  # those that are submitted
 
@@ -146,6 +146,12 @@ class Report:
                     one.logs.append(log)
                 return
         self.findings.append(Finding(level, rule, words, [log] if log else []))
+
+    def read_or_nothing(self, name: str) -> bytes:
+        try:
+            return self.folder.read(name)
+        except (OSError, ValueError):
+            return b""  # whoever judges the file says why
 
     @property
     def verdict(self) -> str:
@@ -222,9 +228,16 @@ def check_folder(
     shown = os.fspath(place or folder)
     report = Report(shown, Path(os.path.abspath(shown)), options or Options(), Folder(Path(folder)))
     if not os.path.isdir(folder):
-        report.add("refused", "files", "no such folder: name one that holds a submission.json")
+        report.add("refused", "files", "no such folder: name the folder of a record")
         return report
     report.folder = list_folder(folder)
+    inside = [name for name in report.folder.files if re.search(r"/submission[^/]*\.json$", name)]
+    if inside and not any(re.match(r"submission.*\.json", name) for name in report.folder.files):
+        words = (
+            f"no record, but a folder of records: name those, as {Path(shown, inside[0]).parent}"
+        )
+        report.add("refused", "files", words)
+        return report
     check_files(report)
     check_submission(report)
     check_place(report)
@@ -374,6 +387,7 @@ def script_that_ran(report: Report, top: dict[str, int]) -> str:
     """train_gpt.py; another train*.py where the submitted logs counted that one's bytes."""
     counted = {log.run.sizes.code for log in report.main}
     others = [name for name in top if re.fullmatch(r"train.*\.py", name)]
+    others = others or [name for name in top if name.endswith(".py")]
     ran = [name for name in others if top[name] in counted] or others
     if "train_gpt.py" in top:
         named = read_text(report, "train_gpt.py")
@@ -468,21 +482,23 @@ def check_logs(report: Report) -> None:
     names = [
         name
         for name in report.folder.files
-        if PurePosixPath(name).suffix in (".log", ".txt")
+        if PurePosixPath(name).suffix in (".log", ".txt", ".out")
         and not re.match(r"(requirements|readme|license)", PurePosixPath(name).name.lower())
     ]
     seen: dict[str, str] = {}
     broken: list[tuple[str, str]] = []
     read = 0
     for name in sorted(names, key=lambda name: (name.count("/"), len(name), name))[:MAX_LOGS]:
-        same = twin_of(report, name, seen)
-        if same:
+        data = report.read_or_nothing(name)
+        same = seen.setdefault(hashlib.sha256(data).hexdigest(), name)
+        if same != name and data:
             report.add("note", "seeds", f"the same bytes as {same}: one run", name)
             continue
         found = read_log(report.folder.root / name)
         if not found.runs and name.endswith(".txt"):
             continue
         read += 1
+        report.ends += numbers_at_the_end(data)
         take_runs(report, name, found.runs, broken)
         if not found.runs:
             broken.append((name, "; ".join(found.problems[:1]) or "no run in it"))
@@ -491,20 +507,30 @@ def check_logs(report: Report) -> None:
     if not read:
         words = "no log of a run (.log; git ignores logs/*.txt: rename it, or git add -f)"
         report.add("refused", "files", words)
+    unread = "warned" if told_at_the_end(report, "val_bpb") else "refused"
     for name, words in broken:
         level = "note" if "/" in name else "warned"
-        report.add(level if report.logs else "refused", "log", words, name)
+        report.add(level if report.logs else unread, "log", words, name)
     report.main = submitted(report.logs, report.values)
 
 
-def twin_of(report: Report, name: str, seen: dict[str, str]) -> str | None:
-    """The name under which the very same bytes were read already."""
-    try:
-        digest = hashlib.sha256(report.folder.read(name)).hexdigest()
-    except (OSError, ValueError):
-        return None  # the log reader says why, or reads a part
-    first = seen.setdefault(digest, name)
-    return first if first != name else None
+def numbers_at_the_end(log: bytes) -> list[float]:
+    """Those with decimals behind the last line of a step: the results, in whatever words."""
+    steps = list(re.finditer(rb"step[:= ]*\d+/\d+[^\n]*", log))
+    end = log[steps[-1].end() if steps else 0 :][-100_000:]
+    return [float(number) for number in re.findall(rb"(?<![\w.])\d{1,2}\.\d{3,12}(?!\d)", end)]
+
+
+def told_at_the_end(report: Report, key: str) -> bool:
+    """Does a log end with the result given, or do they end with those given for each seed?"""
+
+    def told(value: object) -> bool:
+        return is_number(value) and any(
+            abs(float(value) - number) <= half_unit(value) for number in report.ends
+        )
+
+    each = [values.get(key) for values in results_by_seed(report.values).values()]
+    return told(report.values.get(key)) or bool(each) and all(map(told, each))
 
 
 def take_runs(
@@ -575,7 +601,8 @@ def check_seeds(report: Report) -> None:
     others = len(report.logs) - len(main)
     if others:
         names = ", ".join(log.name for log in main[:3]) + (" ..." if len(main) > 3 else "")
-        report.add("note", "seeds", f"submitted is {names}; {others} other runs were not judged")
+        count = f"{others} other run{'s were' if others > 1 else ' was'} not judged"
+        report.add("note", "seeds", f"submitted is {names}; {count}")
     for log in main:
         run = log.run
         if None not in (run.seed, run.seed_in_name) and run.seed != run.seed_in_name:
@@ -619,10 +646,7 @@ def check_source(report: Report) -> None:
         return
     silent, wrong = [], []
     for log in report.main:
-        try:
-            data = read_bytes(log.run.path).replace(b"\r\n", b"\n")
-        except (OSError, ValueError):
-            data = b""
+        data = report.read_or_nothing(log.name.partition("#")[0]).replace(b"\r\n", b"\n")
         text = source_in(data, log.run)
         shipped = report.text.replace(b"\r\n", b"\n").strip()
         if shipped in data and len(text or b"") <= len(report.text):
@@ -636,9 +660,10 @@ def check_source(report: Report) -> None:
             wrong.append((log.name, words))
     for name in silent:
         report.add("note", "source", "does not hold its script: what ran is not proved", name)
-    level = "refused" if len(wrong) == len(report.main) and report.strict else "warned"
     for name, words in wrong:
-        report.add(level, "source", words, name)
+        # A packed script may be shorter inside than what ran, its names and comments left out.
+        certain = len(wrong) == len(report.main) and not report.script.packed
+        report.add(report.severe if certain else "warned", "source", words, name)
 
 
 def another_script(report: Report, text: bytes) -> str | None:
@@ -694,9 +719,10 @@ def verdict_on(report: Report, key: str, given: float, open_: float) -> tuple[st
             return "warned", f" is {tag}: {whole} for what ran last"
     before = [getattr(log.run.score("pre_quant"), key, None) for log in report.main]
     if all(map(is_number, before)) and abs(given - mean(before)) <= open_:
-        return "refused", f" is the result before quantisation: {whole}"
-    level = "refused" if given < right else "warned"
-    return level, f" is in no log: {whole}"
+        return report.severe, f" is the result before quantisation: {whole}"
+    if told_at_the_end(report, key):
+        return "warned", f" is not what ran last: {whole}"
+    return "refused" if given < right else "warned", f" is in no log: {whole}"
 
 
 def stages(report: Report, key: str) -> dict[str, float]:
@@ -768,13 +794,18 @@ def check_sizes(report: Report) -> None:
             report.add("warned", "cap", words)
         else:
             certain = len(report.text) + model > CAP_BYTES
-            report.add("refused" if certain else "warned", "cap", words)
+            report.add(over_cap(total) if certain else "warned", "cap", words)
     stated = report.values.get("bytes_total")
     totals = [log.run.sizes.total for log in report.main if log.run.sizes.total]
     if is_number(stated) and totals and stated < min(*totals, total) and stated != model:
         report.add(
             "warned", "cap", f"bytes_total {stated:,} is in no log: they say {max(totals):,}"
         )
+
+
+def over_cap(total: int) -> str:
+    """The level of a total above the cap: of far too much, it may be the model before packing."""
+    return "refused" if total < 1.5 * CAP_BYTES else "warned"
 
 
 def check_stated_size(report: Report) -> None:
@@ -803,7 +834,7 @@ def check_run_size(report: Report, log: Log) -> None:
     sizes = log.run.sizes
     if sizes.total is not None and sizes.total > CAP_BYTES:
         words = f"its total is {sizes.total:,} bytes, {sizes.total - CAP_BYTES:,} too many"
-        report.add("refused", "cap", words, log.name)
+        report.add(over_cap(sizes.total), "cap", words, log.name)
 
 
 def check_code_size(report: Report, log: Log) -> None:
@@ -837,7 +868,8 @@ def check_times(report: Report) -> None:
             report.add("refused", "time", f"evaluated for {ms / 1e3:,.1f} s, not 600", log.name)
         device, gpus = run.hardware.get("device"), run.world_size
         if gpus not in (None, 8) or device and "H100" not in str(device):
-            words = f"ran on {gpus or '?'} x {device or 'unknown device'}, not on 8 H100s"
+            ran = f"on {gpus or '?'} x {device}" if device else f"as {gpus} processes"
+            words = f"ran {ran}, not on 8 H100s: --track {OPEN} has no such rule"
             report.add("refused", "time", words, log.name)
 
 
@@ -1011,10 +1043,15 @@ def as_json(reports: Sequence[Report]) -> str:
     return json.dumps({"folders": list(map(record, reports))}, indent=1)
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message} (--help shows how)\n")
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("folders", nargs="+", metavar="FOLDER", help="a record's folder")
     add("--track", type=track_argument, help=" or ".join(TRACKS))

@@ -41,6 +41,7 @@ from check import (
     RECORD,
     TODO,
     Options,
+    Parser,
     Report,
     check_folder,
     lines,
@@ -163,7 +164,8 @@ def source_to_ship(logs: Sequence[Log], script: Path | None) -> bytes:
     texts = [(path, text) for path, text in held if text is not None]
     if not texts:
         raise RefusedError(
-            f"{logs[0].path}: it does not hold the script that ran: name it: --script FILE"
+            f"{logs[0].path}: it does not hold the script that ran: name logs/<RUN_ID>.txt, "
+            "or the script: --script FILE"
         )
     first, source = texts[0]
     for path, other in texts[1:]:
@@ -422,8 +424,10 @@ def write_form(options: argparse.Namespace) -> str:
         text = read_bytes(given)
         result = pack(text) if options.pack else readable(text)
         if target.exists() and promised_sha256(read_bytes(target)) is None:
-            raise ValueError(f"{target} exists and is no packed script: name another --output")
+            raise ValueError(f"{target} exists and is no packed script: name another --output FILE")
         target.write_bytes(result)
+    except FileNotFoundError as error:
+        raise RefusedError(f"{given}: no such file: name the script to be packed") from error
     except (OSError, ValueError) as error:
         raise RefusedError(f"{given}: {reason(error)}") from error
     run = f": run it as you would {given}, its log names this size" if options.pack else ""
@@ -441,9 +445,7 @@ def readable(text: bytes) -> bytes:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
     add("--pack", type=Path, metavar="SCRIPT", help="write its submitted form")
@@ -459,6 +461,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--records", type=Path, default=RECORDS, metavar="DIR", help="where the tracks are")
     options = parser.parse_args(arguments)
     if options.pack or options.unpack:
+        if options.logs:
+            parser.error("--pack and --unpack take no logs: make the record in a second command")
         return options
     if not options.logs:
         parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")

@@ -296,6 +296,7 @@ FAULTS: dict[str, tuple[Build, str, str, str]] = {
     ),
     "over": (edit(artifact=16_000_000), "refused", "cap", "too many"),
     "its own total": (edit(total=16_024_793), "refused", "cap", "24,793 too many"),
+    "a raw model's": (edit(total=66_024_793), "warned", "cap", "50,024,793 too many"),
     "stated": (says(bytes_total=16_000_001), "refused", "cap", "16,000,000 are allowed"),
     "stated less": (says(bytes_total=15_000_000), "warned", "cap", "is in no log"),
     "code stated": (says(bytes_code=5), "warned", "cap", "bytes_code 5: train_gpt.py has"),
@@ -335,7 +336,7 @@ FAULTS: dict[str, tuple[Build, str, str, str]] = {
         "its end tells 599.9 s of training, its steps 650.0 s",
     ),
     "slow evaluation": (edit(eval_ms=688_000), "refused", "time", "evaluated for 688.0 s"),
-    "one card": (edit(world=1), "refused", "time", "1 x NVIDIA H100"),
+    "one card": (edit(world=1), "refused", "time", "on 1 x NVIDIA H100"),
     "A100": (edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4")), "refused", "time", "A100"),
     "space twice": (
         edit(factor=1.17, changed={"val_bpb": round(bpb_of(1.9005, 1.17), 8)}),
@@ -367,6 +368,24 @@ def test_a_fault_is_found_and_named(fault: str, place: Path) -> None:
 def test_a_single_fault_is_one_finding(place: Path) -> None:
     report = check.check_folder(make_record(place, changed={"val_bpb": 1.1187, "val_loss": 1.88}))
     assert [(one.level, one.rule) for one in report.findings] == [("refused", "score")]
+
+
+def test_what_a_log_ends_with_in_other_words_is_only_asked_about(place: Path) -> None:
+    """A result that this reader has not understood is no reason to refuse."""
+    folder = make_record(place, changed={"val_bpb": 1.0512, "val_loss": 1.78, "seed_results": None})
+    assert check.check_folder(folder).verdict == "refused"
+    with open(folder / "train_seed1.log", "a") as log:
+        log.write("the mixture of experts gets 1.05118 in the end\n")
+    report = check.check_folder(folder)
+    assert "is not what ran last" in found(report, "score")[0][1] and report.verdict == "warned"
+
+
+def test_a_folder_of_records_is_none(place: Path) -> None:
+    make_record(place)
+    report = check.check_folder(place.parent)
+    assert [str(one) for one in report.findings] == [
+        f"no record, but a folder of records: name those, as {place}"
+    ]
 
 
 def test_place_and_track(tmp_path: Path) -> None:
@@ -651,11 +670,12 @@ def test_one_folder_does_not_take_the_others_along(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_record(place)
+    (place.parent.parent / "x").mkdir()
     real = check.check_place
     monkeypatch.setattr(
         check, "check_place", lambda report: real(report) if report.place == place else 1 / 0
     )
-    code, out, _ = call(capsys, other := place.parent, place)
+    code, out, _ = call(capsys, other := place.parent.parent / "x", place)
     assert code == 0 and f"{other}: warned" in out and "ZeroDivisionError" in out
     assert f"{place}: accepted" in out
 
@@ -704,7 +724,7 @@ def test_wrong_usage_is_one_line_and_code_2(
 
 def test_a_missing_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = call(capsys, tmp_path / "none")
-    assert code == 1 and "no such folder: name one that holds a submission.json" in out
+    assert code == 1 and "no such folder: name the folder of a record" in out
 
 
 def test_data_crc_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
