@@ -7,8 +7,8 @@ runs take turns, are paired by seed, end in 95 % intervals.
 
 Settings are environment variables. Each combination of values is an arm, the first one is what the
 others are held against. A repeat runs every arm with one seed, beginning one arm further each time,
-and then the first arm once more with the same seed: what two equal runs differ by is the machine's,
-and the trend of all runs of the first arm is its drift (--no-control leaves the second run out).
+and then the first arm once more with the same seed: what two equal runs differ by is the machine's
+(--no-control leaves the second run out).
 python3 and torchrun mean those of the Python that runs this tool.
 
 Each run has a folder of its own. The same command again keeps the runs that are finished, redoes
@@ -267,14 +267,13 @@ class Folder:
 
     def result(self, run: Planned) -> Run | None:
         """What the run's logs say, if it was this run and it is finished."""
-        paths = [self.logs / f"{run.run_id}{suffix}" for suffix in (".jsonl", ".txt")]
-        paths = [path for path in paths if path.exists()]
-        found, entry = read_logs(paths).runs, self.manifest["runs"].get(run.run_id, {})
+        found = read_logs([self.logs / f"{run.run_id}.txt"]).runs
+        entry = self.manifest["runs"].get(run.run_id, {})
         made = entry.get("settings"), entry.get("seed"), entry.get("exit_code") or 0
         if not found or made != (dict(run.arm.settings), run.seed, 0):
             return None
-        read = found[0] if len(paths) == 2 else found[-1]
-        ended = read.status == "finished" or entry.get("exit_code") == 0 and len(paths) == 1
+        read = found[-1]
+        ended = read.status == "finished" or entry.get("exit_code") == 0 and not read.config
         logged = ((read.config.get(name.lower()), value) for name, value in run.arm.settings)
         if not ended or read.seed not in (None, run.seed) or any(_other(*pair) for pair in logged):
             return None
@@ -352,11 +351,6 @@ def reached(lines: Sequence[str]) -> tuple[str, float]:
     for line in reversed(lines):
         if found := re.search(r"(?<!_)step:(\d+)/(\d+)", line):
             share = int(found[1]) / max(1, int(found[2]))
-            eta = re.search(r"\beta:([\d.]+)s", line)
-            spent = re.search(r"train_time:\s?([\d.]+)ms", line)
-            if eta and spent and float(spent[1]) > 0:
-                # Where a cap ends the run, its steps are no measure.
-                share = max(share, float(spent[1]) / (float(spent[1]) + 1e3 * float(eta[1])))
             return found[0], share
     return "", 0.0
 
@@ -452,7 +446,6 @@ class Results:
 
     ablation: Ablation
     runs: dict[Planned, Run]
-    started: dict[Planned, float]  # Unix seconds
 
     @functools.cached_property
     def metrics(self) -> list[tuple[str, str, Callable[[Run], float | None]]]:
@@ -525,27 +518,6 @@ class Results:
             result[arm.label] = [why for why in found if "a test needs two" not in why]
         return {label: why for label, why in result.items() if why}
 
-    def drift(self) -> str:
-        """What the first arm's step time changed by, in a straight line; empty: too few runs."""
-        first = self.ablation.arms[0]
-        points = [
-            (self.started[run], ms)
-            for run, read in self.runs.items()
-            if run.arm == first and (ms := read.step_times().mean)
-        ]
-        if len(points) < 3 or len({x for x, _ in points}) < 2:
-            return ""
-        x, y = zip(*points, strict=True)
-        line, seconds = stats.scipy_stats.linregress(x, y), max(x) - min(x)
-        reach = stats.scipy_stats.t.ppf(0.975, len(x) - 2) * line.stderr
-        change, low, high = (
-            100 * slope * seconds / statistics.fmean(y)
-            for slope in (line.slope, line.slope - reach, line.slope + reach)
-        )
-        words = f"step time {change:+.2f} % in {clock(seconds)}"
-        interval = f"95 % interval {low:+.2f} to {high:+.2f}"
-        return f"drift: {words} ({interval}), the trend of all runs of the first arm"
-
 
 def arm_lines(results: Results) -> list[str]:
     arms, rows = results.ablation.arms, []
@@ -598,15 +570,10 @@ def machine_lines(results: Results) -> list[str]:
         for name, unit, value in results.metrics
         if (alone := results.noise(value))
     ]
-    lines = [results.drift()]
-    if noise:
-        most = f"two runs of the first arm with one seed differ by at most {', '.join(noise)}"
-        lines.append(f"noise: {most}; less than that is not called measurable")
-    lines = [f"  {line}" for line in lines if line]
-    return [
-        "The machine itself",
-        *(lines or ["  not known: fewer than three runs of the first arm"]),
-    ]
+    most = "two runs of the first arm with one seed differ by at most"
+    return (
+        [f"The machine itself: {most} {', '.join(noise)}; less is not measurable"] if noise else []
+    )
 
 
 def verdict(results: Results, found: Sequence[Difference]) -> str:
@@ -646,8 +613,7 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
     if not runs:
         print("no run is finished: what they printed is above")
         return 1
-    started = {run: folder.manifest["runs"][run.run_id]["started"] for run in runs}
-    results = Results(ablation, runs, started)
+    results = Results(ablation, runs)
     found = results.differences()
     summary = verdict(results, found)
     blocks = [

@@ -309,7 +309,7 @@ def say_room(checks: Checks, trainer: Trainer, run: Run, settings: Settings) -> 
     of = f"{memory:,} MiB of the machine"
     if found and not on_cpu(run):
         of = f"{found[0]['total_mib']} MiB"
-    if run.peak_mib is not None:
+    if run.peak_mib:
         checks.ok("memory", f"{run.peak_mib:,} MiB at the peak of rank 0, of {of}")
     model, kept = run.sizes.model or 0, int(settings.number("CHECKPOINT_KEEP", 3)) + 1
     # Weights and up to two moments each.

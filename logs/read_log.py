@@ -6,13 +6,15 @@ not be read.
     for run in logs.runs: print(run.name, run.seed, run.last_step, run.headline)
     for problem in logs.problems: print(problem)
 
-Understood: our <RUN_ID>.jsonl, and text logs of the challenge's script and its descendants: lines
-of `key:value`, `key: value` or `key=value`, times in ms, s or m, something in front of each line
-(a time, [rank0]:, a level), the script's text anywhere, several runs behind each other, a log that
-ends anywhere. A damaged file raises nothing, and nothing that it contains is executed. At most
+Understood: text logs of the challenge's script and its descendants, ours among them: lines of
+`key:value`, `key: value` or `key=value`, times in ms, s or m, something in front of each line (a
+time, [rank0]:, a level), the script's text anywhere, several runs behind each other, a log that
+ends anywhere. Of our <RUN_ID>.jsonl only what <RUN_ID>.txt does not print is read: all settings.
+A damaged file raises nothing, and nothing that it contains is executed. At most
 `max_bytes` of a file are read: of a larger one the first and the last half.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -26,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 << 20  # read of one file
-MAX_EVENT, MAX_LINE = 1 << 16, 1 << 12  # characters of one JSON line, of any other
+MAX_LINE = 1 << 12  # characters of one line
 MAX_HEADER = 20_000  # lines looked at for settings
 MAX_PROBLEMS = 20  # named of one file; the others are counted
 MAX_SETTINGS, MAX_VALUE, MAX_SCORES = 500, 400, 500  # of one run; MAX_VALUE: characters
-LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
+LOG_SUFFIXES = {".txt", ".log"}
 SHARD_TOKENS = 100_000_000  # of the published shards: epochs are estimated where a log says none
 # A last evaluation has failed that is this much worse than the one before it; adaptation at test
 # time is there to make it better.
@@ -283,23 +285,20 @@ class Logs:
 
 
 def read_logs(paths: Iterable[str | os.PathLike[str]], *, max_bytes: int = MAX_BYTES) -> Logs:
-    """Files, and folders of .txt, .log, .jsonl files (not deeper). Of a run's .jsonl and .txt, the
-    .txt adds what only it says: the script, sizes, tokens."""
-    result, seen = Logs(), {}
-    for path in _expand(paths, result.problems):
+    """Files, and folders of .txt and .log files (not deeper). For a .jsonl its .txt is read."""
+    result, seen = Logs(), set()
+    for given in _expand(paths, result.problems):
+        path = given.removesuffix(".jsonl") + ".txt" if given.endswith(".jsonl") else given
         real = os.path.realpath(path)
-        if real in seen:
+        if real in seen and path == given:
             result.problems.append(f"{path}: named twice: read once")
+        if real in seen:
             continue
-        log = seen[real] = read_log(path, max_bytes=max_bytes)
+        seen.add(real)
+        log = read_log(path, max_bytes=max_bytes)
         result.files.append(log)
+        result.runs += log.runs
         result.problems += [f"{path}: {problem}" for problem in log.problems]
-        twin = seen.get(os.path.splitext(real)[0] + ".jsonl")
-        pair = [*twin.runs, *log.runs] if twin and twin is not log else []
-        if len(pair) == 2 and pair[0].seed == pair[1].seed:
-            merge(*pair)
-        else:
-            result.runs += log.runs
     return result
 
 
@@ -320,7 +319,34 @@ def read_log(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Log
     reader = _Reader(log)
     reader.feed(_as_utf8(data))
     reader.finish()
+    if len(log.runs) == 1:
+        add_events(log.runs[0], Path(path).with_suffix(".jsonl"))
     return log
+
+
+def add_events(run: Run, path: Path) -> None:
+    """What the events of our own trainer say that its text does not: all settings, the machine, and
+    how the run ended. Events of another seed's run, and damaged ones, are left out."""
+    try:
+        lines = _load(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if name := re.match(r'\{"event": "(config|hardware|end)"', line):
+            with contextlib.suppress(ValueError, RecursionError):
+                fields = json.loads(line).items()
+                plain = {k: v for k, v in fields if v is None or isinstance(v, (str, int, float))}
+                found[name[1]] = {k: v for k, v in plain.items() if k not in ("event", "time")}
+    settings, machine, end = (found.get(name, {}) for name in ("config", "hardware", "end"))
+    if run.seed not in (None, settings.get("seed")):
+        return
+    run.config |= settings
+    run.versions |= {k: str(machine[k]) for k in ("torch", "cuda", "python") if machine.get(k)}
+    run.hardware |= {k: machine[k] for k in ("device", "cpus") if machine.get(k)}
+    if end:
+        run.status = str(end.get("status"))
+        run.error = _text(end.get("error"))
 
 
 def score_kind(name: str) -> str:
@@ -345,7 +371,7 @@ def _expand(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Ite
             and one.is_file()
         )
         if not found:
-            problems.append(f"{path}: a folder without .txt, .log or .jsonl files: name the logs")
+            problems.append(f"{path}: a folder without .txt or .log files: name the logs")
         yield from found
 
 
@@ -382,7 +408,7 @@ SCRIPT_START = re.compile(
 # A rule of ====, or the first lines of a log.
 SCRIPT_END = re.compile(
     rb"^(?:={20,}[ \t]*$|logs/[^\n]{1,300}\.txt[ \t]*$|val_bpb:enabled |Running Python |"
-    rb"Hyperparameters:[ \t]*$|\{\"event\": )",
+    rb"Hyperparameters:[ \t]*$)",
     re.MULTILINE,
 )
 DEFINITION = re.compile(rb"^(?:def|class) \w", re.MULTILINE)
@@ -471,12 +497,6 @@ def _digits(text: str) -> int:
     return len(text.partition(".")[2])
 
 
-def _event_digits(value: object) -> int | None:
-    """Decimals of a number in an event that was rounded for a line; None: it was not."""
-    count = _digits(repr(value)) if isinstance(value, float) else 0
-    return count if 0 < count <= 8 else None
-
-
 # --- lines ---
 
 # A time, a rank or a level in front of a line.
@@ -529,14 +549,6 @@ NOT_SETTINGS = re.compile(
     r"(?:\w+_)?warmup_step|step|error|warning|logs|peak|input|val_bpb|val_progress|https?|trace|"
     r"timing_breakdown|(?:train|val)_(?:io|loader)|shards|sdp_backends|overlappable|data_verify"
 )
-VERSIONS = ("torch", "cuda", "python", "nccl", "driver")  # of the event `hardware`
-HARDWARE = ("device", "cpus", "platform", "gpus")
-INPUT = {  # a run's field: its name in the event `input`
-    "train_time_ms": "timing_train_loop_ms",
-    "val_total_ms": "timing_val_total_ms",
-    "epochs": "epochs",
-    "input_wait_percent": "share_percent",
-}
 NUMBERS = ("world_size", "grad_accum_steps", "model_params", "train_shards", "val_tokens", "seed")
 
 
@@ -586,8 +598,7 @@ class _Reader:
     def lines(self, at: int, end: int) -> None:
         for found in LINE.finditer(self.data, at, end):
             self.position, stop = found.span()
-            limit = MAX_EVENT if self.data[self.position] == ord("{") else MAX_LINE
-            raw = self.data[self.position : min(stop, self.position + limit)]
+            raw = self.data[self.position : min(stop, self.position + MAX_LINE)]
             self.raw_line(raw, stop == len(self.data))
 
     def raw_line(self, raw: bytes, cut: bool) -> None:
@@ -597,9 +608,6 @@ class _Reader:
         if text == self.previous:
             return
         self.previous = text
-        if text.startswith('{"event"'):
-            self.json_line(text)
-            return
         if text[:1] in "[0123456789rdwnID" and (prefix := PREFIX.match(text)):
             text = text[prefix.end() :]
         self.text_line(text, cut)
@@ -949,84 +957,6 @@ class _Reader:
         if len(run.config) < MAX_SETTINGS:
             run.config[name] = _typed(value)
 
-    # --- events ---
-
-    def json_line(self, text: str) -> None:
-        try:
-            event = json.loads(text)
-        except (ValueError, RecursionError):
-            self.problem(f"not a JSON object: {text[:60]}")
-            return
-        handler = getattr(self, f"event_{event.get('event')}", None)
-        try:
-            if handler:
-                handler(event)
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            words = f"a damaged {event.get('event')} event ({type(error).__name__})"
-            self.problem(f"{words}: {text[:60]}")
-
-    def event_run(self, event: dict[str, Any]) -> None:
-        self.open("event")
-        self.run.run_id = _text(event.get("run_id"))
-
-    def event_config(self, event: dict[str, Any]) -> None:
-        run = self.run
-        for name, value in list(event.items())[:MAX_SETTINGS]:
-            plain = value is None or isinstance(value, (str, int, float))
-            if plain and name not in ("event", "time"):
-                run.config[name] = value[:MAX_VALUE] if isinstance(value, str) else value
-        run.seed = _whole(event.get("seed"))
-        run.dataset = Path(_text(event.get("data_path")) or "").name or None
-        run.run_id = run.run_id or _text(event.get("run_id"))
-
-    def event_hardware(self, event: dict[str, Any]) -> None:
-        run = self.run
-        run.versions |= {k: str(event[k])[:MAX_VALUE] for k in VERSIONS if event.get(k)}
-        run.hardware |= {k: event[k] for k in HARDWARE if event.get(k) is not None}
-        run.world_size = _whole(event.get("world_size"))
-
-    def event_step(self, event: dict[str, Any]) -> None:
-        names = "train_loss", "train_time_ms", "step_avg_ms", "tok_s", "input_wait_percent"
-        figures = (_number(event.get(name)) for name in names)
-        crc = event.get("data_crc")
-        crc = crc if isinstance(crc, str) else None
-        self.add_step(Step(int(event["step"]), _whole(event.get("iterations")), *figures, crc))
-
-    def event_validation(self, event: dict[str, Any]) -> None:
-        self.run.partial_val |= bool(event.get("partial_val"))
-        names = "val_loss", "val_bpb", "train_time_ms", "val_stage_time_ms"
-        figures = [_number(event.get(name)) for name in names]
-        step, iterations = int(event["step"]), _whole(event.get("iterations"))
-        digits = _event_digits(event.get("val_bpb"))
-        self.add_validation(Validation(step, iterations, *figures, digits))
-
-    def event_input(self, event: dict[str, Any]) -> None:
-        for field_name, name in INPUT.items():
-            setattr(self.run, field_name, _number(event.get(name)))
-
-    def event_artifact(self, event: dict[str, Any]) -> None:
-        model, code = (_whole(event.get(name)) for name in ("artifact_bytes", "code_bytes"))
-        if code is not None:
-            self.add_size("Code size", "", code)
-        if model is not None:
-            self.add_size("Serialized model", "int8+zlib", model)
-            self.add_size("Total submission size", "int8+zlib", model + (code or 0))
-
-    def event_score(self, event: dict[str, Any]) -> None:
-        tag = str(event.get("tag") or "final_int8_zlib_roundtrip")[:80]
-        self.run.partial_val |= bool(event.get("partial_val"))
-        names = "val_loss", "val_bpb"
-        loss, bpb = (_number(event.get(name)) for name in names)
-        digits = [_event_digits(event.get(name)) for name in reversed(names)]
-        if bpb is not None:
-            eval_ms = _number(event.get("eval_time_ms"))
-            self.add_score(Score(score_kind(tag), tag, loss, bpb, eval_ms, *digits))
-
-    def event_end(self, event: dict[str, Any]) -> None:
-        status, known = event.get("status"), ("finished", "failed", "interrupted", "nonfinite")
-        self.run.status = status if status in known else "unfinished"
-        self.run.error = _text(event.get("error"))
-
 
 def _same_result(old: Score, new: Score) -> bool:
     """Equal as far as both were printed, to four decimals at least."""
@@ -1090,7 +1020,7 @@ def _joined(runs: list[Run]) -> list[Run]:
         if old is None:
             result.append(run)
         elif _lines(old) == _lines(run) and old.steps and old.seed == run.seed:
-            merge(run, old)
+            _merge(run, old)
             result[-1] = run
         elif _continues(old, run):
             first = min(line.step for line in (*run.steps[:1], *run.validations[:1]))
@@ -1102,7 +1032,7 @@ def _joined(runs: list[Run]) -> list[Run]:
                 run.source_bytes, run.source_sha256 = old.source_bytes, old.source_sha256
             result[-1] = run
         elif not (run.steps or run.validations) and old.steps and run.seed in (None, old.seed):
-            merge(run, old)
+            _merge(run, old)
             result[-1] = run
         else:
             result.append(run)
@@ -1119,7 +1049,7 @@ def _continues(old: Run, new: Run) -> bool:
     return 1 < first <= old.last_step + 100_000 and not old.headline and same
 
 
-def merge(run: Run, other: Run) -> None:
+def _merge(run: Run, other: Run) -> None:
     """Makes `run` say what `other`, of the same run, says where it is silent; results add up."""
     known = [score for score in other.scores if not any(_same_result(score, s) for s in run.scores)]
     run.scores = known + run.scores

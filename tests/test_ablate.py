@@ -72,7 +72,6 @@ def line(words):
 def end(status, code):
     event("end", status=status, exit_code=code, error="")
     sys.exit(code)
-event("run", run_id=run, argv=sys.argv)
 event("config", **config, run_id=run)
 event("hardware", device=E.get("FAKE_DEVICE", platform.machine()), cpus=1, torch="2.13.0",
       cuda=None, python="3.12.0", world_size=1)
@@ -97,18 +96,13 @@ loss = 2 + seed % 10 / 100 + 0.001 * started * number("NOISE", 0) + off * number
 crc = "%08x" % (1337 + 7 * off * int(E.get("FAKE_OTHER_DATA", 0)))
 for step in [s for s in range(1, N + 1) if s <= 10 or s % 10 == 0]:
     now = loss + 10 / step
-    line(f"step:{step}/{N} train_loss:{now:.4f} train_time:{step * pace:.0f}ms "
-         f"step_avg:{pace:.2f}ms data_crc:{crc}")
-    event("step", step=step, iterations=N, train_loss=now, train_time_ms=step * pace,
-          step_avg_ms=pace, tok_s=1.0, input_wait_percent=0.1, data_crc=crc, eta_s=1)
-event("validation", step=N, iterations=N, val_loss=loss, val_bpb=loss / math.log(2) / 2,
-      train_time_ms=N * pace, step_avg_ms=pace, val_stage_time_ms=70.0)
-event("input", timing_train_loop_ms=N * pace, timing_val_total_ms=70.0, share_percent=0.1,
-      epochs=0.1)
+    line(f"step:{step}/{N} train_loss:{now!r} train_time:{step * pace!r}ms data_crc:{crc}")
+line(f"step:{N}/{N} val_loss:{loss!r} val_bpb:{loss / math.log(2) / 2!r} train_time:{N * pace!r}ms")
+line(f"timing_train_loop_ms:{N * pace!r}ms timing_val_total_ms:70ms")
 line("peak memory allocated: 5 MiB reserved: 6 MiB")
-event("artifact", code_bytes=900, artifact_bytes=3000)
-event("score", val_loss=loss, val_bpb=loss / math.log(2) / 2, eval_time_ms=40.0)
-line(f"final_int8_zlib_roundtrip_exact val_loss:{loss:.8f} val_bpb:{loss / math.log(2) / 2:.8f}")
+line("Code size: 900 bytes\nSerialized model int8+zlib: 3000 bytes")
+line("Total submission size int8+zlib: 3900 bytes")
+line(f"final_int8_zlib_roundtrip_exact val_loss:{loss!r} val_bpb:{loss / math.log(2) / 2!r}")
 Path("final_model.pt").write_text(run)
 end("finished", 0)
 """
@@ -561,23 +555,11 @@ def test_a_difference_below_that_of_equal_runs_is_none(
     found = place.difference("step time")
     assert code == 0 and found["low"] > 0.9, "each arm is slower in every pair"
     assert not found["measurable"] and "no measurable difference" in place.manifest["verdict"]
-    assert "two runs of the first arm with one seed differ by at most step time 5" in out
+    assert "with one seed differ by at most step time 5" in out
     assert place("--vary", "KNOB=0,1", "--out", "out", "--seeds", "1,3,5,8", "--no-control")[0] == 0
     assert place.difference("step time")["measurable"], (
         "without second runs nothing speaks against it"
     )
-
-
-def test_the_drift_of_the_machine_is_the_trend_of_the_first_arm(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_DRIFT", "2")
-    code, out, _ = place(*TWO, "--seeds", "7,14,21,28")
-    drift = out.split("drift: step time ")[1]
-    # 8 of 12 runs, of 52 to 74 ms in their order; the times between their starts are nearly equal
-    assert code == 0 and 25 < float(drift.split(" %")[0]) < 45
-    low, high = drift.split("interval ")[1].split(")")[0].split(" to ")
-    assert 15 < float(low) < float(high) < 55
 
 
 def test_overlap_that_changes_the_data_is_no_ablation(
@@ -600,10 +582,6 @@ def test_what_follows_from_a_setting_is_no_other_difference(place: Place) -> Non
     [
         (["step:5/20 train_loss:1", "warmup_step:3/3"], ("step:5/20", 0.25)),
         (["nothing"], ("", 0.0)),
-        (
-            ["step:5/20000 train_loss:1 train_time:3000ms step_avg:9ms eta:1s", "later"],
-            ("step:5/20000", 0.75),
-        ),
     ],
 )
 def test_progress_is_read_from_the_last_step(lines: list[str], expected: tuple[str, float]) -> None:
