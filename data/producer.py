@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shlex
@@ -79,12 +80,30 @@ def missing_package(error: ImportError) -> str:
     return f"error: {error}; install what is needed: {pip}{other}"
 
 
-def run_tool(main: Callable[[], int | None]) -> NoReturn:
-    """Run a tool's main and exit; what the console cannot show (a path that is not UTF-8) is
-    printed with escapes.
+class Console(io.TextIOWrapper):
+    """Prints with escapes what cannot be shown (a path that is not UTF-8); where it is full, closed
+    or gone, its text is lost and nothing else.
     """
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def run_tool(main: Callable[[], int | None]) -> NoReturn:
+    """Run a tool's main and exit."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)  # None where it is closed
+        buffer = stream.buffer if stream else io.FileIO(os.devnull, "w")
+        lines = bool(stream) and stream.line_buffering
+        encoding = stream.encoding if stream else "ascii"
+        console = Console(buffer, encoding, "backslashreplace", line_buffering=lines)
+        setattr(sys, name, console)
     sys.exit(main())
 
 

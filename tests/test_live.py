@@ -535,6 +535,27 @@ def test_a_signal_reaches_the_command_once_and_ends_both(place: Place, number: i
     assert place.entry()["complete"] is False
 
 
+@pytest.mark.parametrize("console", ["full", "gone", "closed"])
+def test_a_console_that_takes_no_text_costs_nothing_else(
+    place: Place, plain: Path, console: str
+) -> None:
+    """Neither the set, nor the command beside it, nor its exit code."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, str(SCRIPT), *place.live(then="until signal", code=7)]
+    shell = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"] if console == "closed" else []
+    with open("/dev/full", "wb") as full:
+        output = full if console == "full" else theirs
+        process = subprocess.Popen([*shell, *command], stdout=output, stderr=output)
+    os.close(theirs)
+    until(lambda: place.report.exists() and word_of(place.folder) is None)
+    time.sleep(0.5)  # in which it says that the set is complete
+    assert place.seen()["signals"] == [] and process.poll() is None
+    os.kill(place.seen()["pid"], signal.SIGTERM)
+    assert process.wait(30) == 7
+    assert snapshot(place.out) == snapshot(plain)
+
+
 def test_a_signal_after_the_last_shard_reaches_the_command_too(place: Place) -> None:
     process = place.start(place.live(then="until signal"))
     until(lambda: place.report.exists() and word_of(place.folder) is None)
