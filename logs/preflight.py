@@ -300,7 +300,7 @@ def say_times(
     if run.eval_total_ms and run.val_tokens and tokens["val"]:
         scored = min(tokens["val"], settings.number("VAL_TOKENS", 0) or math.inf)
         seconds = run.eval_total_ms / 1e3 * scored / run.val_tokens
-        checks.ok("eval", f"about {seconds:.1f} s a validation of {scored:,} tokens")
+        checks.ok("eval", f"about {seconds:.1f} s a validation of {int(scored):,} tokens")
 
 
 def say_room(checks: Checks, trainer: Trainer, run: Run, settings: Settings) -> None:
