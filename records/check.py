@@ -54,7 +54,7 @@ COMES_WITH = re.compile(
 )
 CODE = re.compile(r"\.(py|pyx|c|cc|cpp|cu|cuh|h|hpp|so|sh|xz|lzma)")
 WEIGHTS = re.compile(r"\.(pt|ptz|pth|safetensors|bin|npz|npy|ckpt)")
-PROSE = re.compile(r"\.(md|txt|log|png|svg|jpg|pdf|csv|tsv|jsonl)")
+PROSE = re.compile(r"\.(md|txt|log|out|png|svg|jpg|pdf|csv|tsv|jsonl)$")
 FOLDER_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})_\S.*")
 NOT_CONFIGURATION = re.compile(
     r"(run_id|seed|resume|rank|local_rank|distributed|is_main_process|warning|.*(_|log)(dir|path|file|files)"
@@ -153,6 +153,9 @@ class Report:
         except (OSError, ValueError):
             return b""  # whoever judges the file says why
 
+    def text_of(self, name: str) -> str:
+        return self.read_or_nothing(name).decode("utf-8", "replace")
+
     @property
     def verdict(self) -> str:
         level = max((one.level for one in self.findings), key=LEVELS.index, default="note")
@@ -233,9 +236,8 @@ def check_folder(
     report.folder = list_folder(folder)
     inside = [name for name in report.folder.files if re.search(r"/submission[^/]*\.json$", name)]
     if inside and not any(re.match(r"submission.*\.json", name) for name in report.folder.files):
-        words = (
-            f"no record, but a folder of records: name those, as {Path(shown, inside[0]).parent}"
-        )
+        first = Path(shown, inside[0]).parent
+        words = f"no record, but a folder of records: name those, as {first}"
         report.add("refused", "files", words)
         return report
     check_files(report)
@@ -270,7 +272,7 @@ def check_files(report: Report) -> None:
         close = [name for name in found.files if name.lower() in ("readme.md", "readme.txt")]
         report.add("warned" if close else "refused", "files", f"no README.md{but(close)}")
         return
-    readme = read_text(report, "README.md")
+    readme = report.text_of("README.md")
     if len(readme.split()) < 20:
         report.add("warned", "files", "README.md says nothing: what was done, how to run it?")
     if TODO in readme:
@@ -279,17 +281,6 @@ def check_files(report: Report) -> None:
 
 def but(names: Sequence[str]) -> str:
     return f", but {names[0]}: rename it" if names else ""
-
-
-def read_text(report: Report, name: str) -> str:
-    """Of a file of the folder, "" where it cannot be read."""
-    if name not in report.folder.files:
-        return ""
-    try:
-        return report.folder.read(name, 4 << 20).decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
-        report.add("warned", "files", f"{name} cannot be read: {reason(error)}")
-        return ""
 
 
 def check_submission(report: Report) -> None:
@@ -390,7 +381,7 @@ def script_that_ran(report: Report, top: dict[str, int]) -> str:
     others = others or [name for name in top if name.endswith(".py")]
     ran = [name for name in others if top[name] in counted] or others
     if "train_gpt.py" in top:
-        named = read_text(report, "train_gpt.py")
+        named = report.text_of("train_gpt.py")
         if top["train_gpt.py"] in counted or ran == others or any(name in named for name in ran):
             return "train_gpt.py"
     return max(ran, key=lambda name: (top[name], name), default="train_gpt.py")
@@ -398,7 +389,7 @@ def script_that_ran(report: Report, top: dict[str, int]) -> str:
 
 def check_imports(report: Report) -> None:
     """Packages that a reader of the folder would not know of, and downloads."""
-    told = read_text(report, "requirements.txt") + read_text(report, "README.md")
+    told = report.text_of("requirements.txt") + report.text_of("README.md")
     told = re.sub(r"[^a-z0-9]", "", told.lower())
     local = {PurePosixPath(name).parts[0].split(".")[0] for name in report.folder.files}
     for module, (line, optional) in report.script.imports.items():
@@ -409,9 +400,7 @@ def check_imports(report: Report) -> None:
             continue
         # flash_attn_interface is told of as flash-attn, FlashAttention 3 ...
         if re.sub(r"[^a-z0-9]", "", root.lower().split("_")[0]) not in told:
-            words = (
-                f"line {line} imports {root}, of which requirements.txt and README.md say nothing"
-            )
+            words = f"line {line} imports {root}: requirements.txt and README.md say nothing of it"
             report.add("warned", "script", f"{report.script_name}: {words}")
     for call, line in report.script.fetches.items():
         words = f"line {line} downloads ({call}): nothing may be fetched while it is evaluated"
@@ -427,23 +416,15 @@ def check_beside(report: Report) -> None:
             level = "warned" if certain else "note"
             report.add(level, "cap", f"{by} needs {name}: its {size:,} bytes are counted")
         elif suffix not in (".model", ".vocab"):
-            report.add(
-                "warned",
-                "cap",
-                f"{by} reads {name} ({size:,} bytes): if that is part of "
-                "the model or the code, it counts",
-            )
+            words = f"{by} reads {name} ({size:,} bytes): as part of the model or code it counts"
+            report.add("warned", "cap", words)
 
 
 def needed(report: Report) -> dict[str, tuple[str, bool]]:
     """Files beside the script by name: (by what they are needed, whether it cannot do without)."""
     found: dict[str, tuple[str, bool]] = {}
-    own = {report.script_name, "submission.json"}
-    rest = {
-        n
-        for n in report.folder.files
-        if n not in own and not PROSE.fullmatch(PurePosixPath(n).suffix)
-    }
+    rest = {name for name in report.folder.files if not PROSE.search(name)}
+    rest -= {report.script_name, "submission.json"}
     todo = [(report.script_name, report.script, True)]
     while todo:
         by, script, certain = todo.pop()
@@ -743,26 +724,21 @@ def stages(report: Report, key: str) -> dict[str, float]:
 
 
 def check_seed_results(report: Report) -> None:
+    """seed_results, as far as each log tells the same; people round as they copy."""
     results = results_by_seed(report.values)
     for log in report.main:
-        given, run = results.get(log.seed, {}), log.run
-        sizes = run.sizes
-        known: dict[str, set[float | None]] = {
-            "val_bpb": {score.val_bpb for score in run.scores},
-            "val_loss": {score.val_loss for score in run.scores},
-            "steps": {run.last_step or None},
-            "artifact_bytes": {sizes.artifact, sizes.total},
-            "bytes_total": {sizes.artifact, sizes.total},
+        run, sizes, model = log.run, log.run.sizes, model_size(log.run)
+        codes = (0, sizes.code, sizes.packed_code, report.code_bytes)
+        told = {sizes.total} | {model + code for code in codes if None not in (model, code)}
+        known: dict[str, tuple[float, set[float | None]]] = {
+            "val_bpb": (CLOSE, {score.val_bpb for score in run.scores}),
+            "val_loss": (10 * CLOSE, {score.val_loss for score in run.scores}),
+            "steps": (1, {run.last_step or None}),
+            "artifact_bytes": (0, told),
+            "bytes_total": (0, told),
         }
-        if sizes.artifact is not None:
-            codes = (sizes.code, sizes.packed_code, report.code_bytes)
-            known["artifact_bytes"] |= {sizes.artifact + code for code in codes if code}
-            known["bytes_total"] |= known["artifact_bytes"]
-        for key, values in known.items():
-            values = values - {None}
-            # People round as they copy; steps may be counted from 0.
-            open_ = {"steps": 1, "val_bpb": CLOSE, "val_loss": 10 * CLOSE}.get(key, 0)
-            said = given.get(key)
+        for key, (open_, values) in known.items():
+            said, values = results.get(log.seed, {}).get(key), values - {None}
             if values and is_number(said) and min(abs(float(said) - v) for v in values) > open_:
                 log_says = " or ".join(f"{value:,}" for value in sorted(values)[:2])
                 words = f"seed_results: {key} of seed {log.seed} is {said}, its log says {log_says}"
@@ -778,8 +754,11 @@ def check_sizes(report: Report) -> None:
     if model is None:
         report.add("warned", "cap", "no log says how large the compressed model is")
         return
-    for log in report.main:
-        check_run_size(report, log)
+    totals = {log.name: log.run.sizes.total for log in report.main if log.run.sizes.total}
+    for name, total in totals.items():
+        if total > CAP_BYTES:
+            words = f"its total is {total:,} bytes, {total - CAP_BYTES:,} too many"
+            report.add(over_cap(total), "cap", words, name)
     if code is None:
         return
     total = model + code
@@ -796,10 +775,10 @@ def check_sizes(report: Report) -> None:
             certain = len(report.text) + model > CAP_BYTES
             report.add(over_cap(total) if certain else "warned", "cap", words)
     stated = report.values.get("bytes_total")
-    totals = [log.run.sizes.total for log in report.main if log.run.sizes.total]
-    if is_number(stated) and totals and stated < min(*totals, total) and stated != model:
+    if is_number(stated) and totals and stated < min(*totals.values(), total) != model:
+        words = f"bytes_total {stated:,} is in no log: they say {max(totals.values()):,}"
         report.add(
-            "warned", "cap", f"bytes_total {stated:,} is in no log: they say {max(totals):,}"
+            "warned", "cap", words if stated != model else f"{words}; that is the model alone"
         )
 
 
@@ -812,29 +791,13 @@ def check_stated_size(report: Report) -> None:
     """bytes_total and bytes_code of submission.json."""
     stated = report.values.get("bytes_total")
     if is_number(stated) and stated > CAP_BYTES:
-        words = (
-            f"bytes_total {stated:,}: {CAP_BYTES:,} are allowed (package.py --pack: smaller code)"
-        )
+        words = f"bytes_total {stated:,}: {CAP_BYTES:,} are allowed (see package.py --pack)"
         report.add("refused", "cap", words)
     stated = report.values.get("bytes_code")
-    if (
-        report.text is not None
-        and is_number(stated)
-        and stated
-        not in (
-            len(report.text),
-            report.code_bytes,
-        )
-    ):
+    known = None if report.text is None else (len(report.text), report.code_bytes)
+    if known and is_number(stated) and stated not in known:
         words = f"bytes_code {stated:,}: {report.script_name} has {len(report.text):,} bytes"
         report.add("warned", "cap", words)
-
-
-def check_run_size(report: Report, log: Log) -> None:
-    sizes = log.run.sizes
-    if sizes.total is not None and sizes.total > CAP_BYTES:
-        words = f"its total is {sizes.total:,} bytes, {sizes.total - CAP_BYTES:,} too many"
-        report.add(over_cap(sizes.total), "cap", words, log.name)
 
 
 def check_code_size(report: Report, log: Log) -> None:
@@ -853,9 +816,8 @@ def check_times(report: Report) -> None:
         by_lines = [line.train_time_ms for line in run.steps if is_number(line.train_time_ms)]
         longest = max([*by_lines, *([told] if is_number(told) else [])], default=None)
         if by_lines and is_number(told) and not run.resumed_at and longest > 1.01 * told + 1000:
-            words = (
-                f"its end tells {told / 1e3:,.1f} s of training, its steps {longest / 1e3:,.1f} s"
-            )
+            seconds = (told / 1e3, longest / 1e3)
+            words = "its end tells {:,.1f} s of training, its steps {:,.1f} s".format(*seconds)
             report.add("warned", "time", words, log.name)
         if not report.strict:
             continue
@@ -935,9 +897,8 @@ def check_significance(report: Report) -> None:
         gain, p = mean(theirs) - mean(ours), p_value(ours, theirs, margin)
         words = f"{gain:+.5f} {unit} better than {previous.name}; by {margin:.5f}: p = {p:.2g}"
         better = p < ALPHA
-        report.add(
-            "note" if better else level, "significance", words + ": not shown" * (not better)
-        )
+        words += "" if better else ": not shown"
+        report.add("note" if better else level, "significance", words)
 
 
 def p_value(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float:
@@ -1025,20 +986,12 @@ def size_lines(report: Report) -> list[str]:
 
 
 def as_json(reports: Sequence[Report]) -> str:
-    def record(report: Report) -> dict[str, Any]:
-        return {
-            "folder": report.shown,
-            "track": report.track,
-            "verdict": report.verdict,
-            "logs": [log.name for log in report.main],
-            "seeds": report.seeds,
-            "val_loss": report.results("val_loss"),
-            "val_bpb": report.results("val_bpb"),
-            "code_bytes": report.code_bytes,
-            "packed_code_bytes": report.packed_bytes,
-            "model_bytes": report.model_bytes,
-            "findings": [{**vars(one), "text": str(one)} for one in report.findings],
-        }
+    def record(one: Report) -> dict[str, Any]:
+        names = ("track", "verdict", "seeds", "code_bytes", "packed_bytes", "model_bytes")
+        found = {"folder": one.shown} | {name: getattr(one, name) for name in names}
+        found |= {key: one.results(key) for key in ("val_loss", "val_bpb")}
+        found["logs"] = [log.name for log in one.main]
+        return found | {"findings": [{**vars(f), "text": str(f)} for f in one.findings]}
 
     return json.dumps({"folders": list(map(record, reports))}, indent=1)
 
