@@ -282,7 +282,8 @@ def test_manifest_keeps_own_data_sets_and_can_be_left_alone(place: Place) -> Non
         assert len(merged[kind]) == 3 and all(
             entry in merged[kind] for entry in own[kind] + manifest()[kind]
         )
-    place.run("0")
+    stderr = place.run("--variant", "sp4096", code=2).stderr
+    assert "lists sp1024, byte260;" in stderr, "what can be downloaded, and nothing else"
     assert place.transferred() == []
 
     changed = manifest()

@@ -556,6 +556,14 @@ def test_a_console_that_takes_no_text_costs_nothing_else(
     assert snapshot(place.out) == snapshot(plain)
 
 
+def test_a_console_loses_more_than_it_can_hold() -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        console = producer.Console(full, "ascii", "backslashreplace")
+        assert console.write("é" * 100_000) == 100_000
+        console.flush()
+        console.detach()
+
+
 def test_a_signal_after_the_last_shard_reaches_the_command_too(place: Place) -> None:
     process = place.start(place.live(then="until signal"))
     until(lambda: place.report.exists() and word_of(place.folder) is None)

@@ -433,6 +433,14 @@ def test_wrong_use_is_one_line(
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("size", [60000, 257])
+def test_a_vocabulary_that_cannot_be_carried_names_one_that_can(tmp_path: Path, size: int) -> None:
+    docs = write_jsonl(tmp_path / "docs.jsonl", make_texts(60))
+    common = [docs, "--out", tmp_path, "--num-val-docs", 4, "--vocab-size"]
+    error = run(*common, size, code=1)
+    run(*common, re.search(r"; set --vocab-size (\d+) or (?:less|more), ", error)[1])
+
+
 def test_a_document_beyond_the_bound_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
