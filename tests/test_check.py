@@ -26,6 +26,7 @@ from _code import look, pack  # noqa: E402
 from _shards import Shards, data_crcs  # noqa: E402
 from _submission import schema  # noqa: E402
 
+Capture = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.timeout(200)
 TOKENS, BYTES = 62_021_632, 151_080_362
 RULE = "=" * 100
@@ -133,7 +134,7 @@ def found(report: check.Report, rule: str) -> list[tuple[str, str]]:
     return [(one.level, str(one)) for one in report.findings if one.rule == rule]
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+def call(capsys: Capture, *arguments: object) -> tuple[int, str, str]:
     try:
         code = check.main([str(argument) for argument in arguments])
     except SystemExit as stop:
@@ -142,7 +143,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
     return code, out.out, out.err
 
 
-def test_a_record_in_order_is_accepted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_in_order_is_accepted(place: Path, capsys: Capture) -> None:
     code, out, err = call(capsys, make_record(place))
     assert (code, err) == (0, "") and out.startswith(f"{place}: accepted as track_10min_16mb\n")
     assert "val_bpb 1.12558 +- 0.00030, val_loss 1.90050 +- 0.00050, seeds 1, 42, 1337" in out
@@ -516,9 +517,7 @@ def test_large_files_are_not_read(place: Path) -> None:
     assert found(report, "submission")[0][0] == "refused" and report.text is None
 
 
-def test_words_of_strangers_do_not_reach_the_terminal_raw(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, capsys: Capture) -> None:
     folder = make_record(place, changed={"date": "\x1b[31m\ud800\n"})
     (folder / "bad\x1b[2J\udcff.pt").write_bytes(b"")
     _, out, _ = call(capsys, folder)
@@ -569,7 +568,7 @@ def test_any_script_is_judged(fuzz_folder: Path, text: bytes) -> None:
 
 
 def test_one_folder_does_not_take_the_others_along(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_record(place)
     (place.parent.parent / "x").mkdir()
@@ -585,9 +584,7 @@ def test_one_folder_does_not_take_the_others_along(
 # --- significance, data, command line ---
 
 
-def test_significance_against_a_folder_and_a_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_significance_against_a_folder_and_a_score(tmp_path: Path, capsys: Capture) -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     ours = {1: 1.8900, 2: 1.8905, 3: 1.8895}
     theirs = {1: 1.9000, 2: 1.9004, 3: 1.8996}
@@ -618,18 +615,18 @@ def test_significance_against_a_folder_and_a_score(
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
-    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+    place: Path, capsys: Capture, arguments: tuple[str, ...], words: str
 ) -> None:
     code, out, err = call(capsys, make_record(place), *arguments)
     assert (code, out) == (2, "") and words in err.splitlines()[-1]
 
 
-def test_a_missing_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(capsys: Capture, tmp_path: Path) -> None:
     code, out, _ = call(capsys, tmp_path / "none")
     assert code == 1 and "no such folder: name the folder of a record" in out
 
 
-def test_data_crc_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_crc_is_computed_again(tmp_path: Path, capsys: Capture) -> None:
     data = byte_data(tmp_path / "data", 5000, 2000)
     length = {"TRAIN_BATCH_TOKENS": 1024, "ITERATIONS": 6, "VAL_LOSS_EVERY": 0}
     run = run_trainer(tmp_path, RUN_ID="r", SEED=5, **SMALL_MODEL | data | length)

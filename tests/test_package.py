@@ -16,13 +16,14 @@ import _code as code  # noqa: E402  (the room is no package)
 import check  # noqa: E402
 import package  # noqa: E402
 
+Capture = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.timeout(300)
 BY_HAND = "--name|Wider MLP|--author|Ada|--github-id|ada|--description|Wider.|--date|2026-04-01"
 NAME = "2026-04-01_WiderMLP"
 
 
 def make(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     tmp_path: Path,
     *arguments: object,
     track: str = check.RECORD,
@@ -47,9 +48,7 @@ def seeds(tmp_path: Path, **changed: object) -> list[Path]:
     return paths
 
 
-def test_a_record_is_made_whole_and_accepted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_is_made_whole_and_accepted(tmp_path: Path, capsys: Capture) -> None:
     logs = seeds(tmp_path)
     done, out, err, folder = make(capsys, tmp_path, *logs, logs[0])
     assert (done, err) == (0, "") and f"made {folder}" in out
@@ -66,9 +65,7 @@ def test_a_record_is_made_whole_and_accepted(
     assert check.check_folder(folder).verdict == "accepted"
 
 
-def test_submission_is_filled_from_the_logs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submission_is_filled_from_the_logs(tmp_path: Path, capsys: Capture) -> None:
     found = json.loads(
         (make(capsys, tmp_path, *seeds(tmp_path))[3] / "submission.json").read_text()
     )
@@ -98,9 +95,7 @@ def test_submission_is_filled_from_the_logs(
     }
 
 
-def test_the_script_of_the_logs_or_the_one_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, capsys: Capture) -> None:
     """Another one in a log is refused by line; --script ships one, which check.py judges."""
     logs = seeds(tmp_path)
     logs[2].write_text(log_text(seed=1337, script=SCRIPT.replace("(torch, os)", "(torch)")))
@@ -120,9 +115,7 @@ def test_the_script_of_the_logs_or_the_one_named(
     assert done == 0 and (folder / "train_gpt.py").read_text() == SCRIPT
 
 
-def test_a_packed_script_ships_what_its_logs_hold_readable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_packed_script_ships_what_its_logs_hold_readable(tmp_path: Path, capsys: Capture) -> None:
     long = SCRIPT + "".join(f"x{i} = {i}\n" for i in range(500))
     packed = tmp_path / "packed.py"
     packed.write_bytes(code.pack(long.encode()))
@@ -149,9 +142,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_logs_that_cannot_be_packaged(
-    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_that_cannot_be_packaged(fault: str, tmp_path: Path, capsys: Capture) -> None:
     change, words = REFUSED[fault]
     logs = seeds(tmp_path)
     logs[2].write_text(change(logs[2].read_text()))
@@ -170,7 +161,7 @@ def test_logs_that_cannot_be_packaged(
     ],
 )
 def test_what_check_refuses_is_not_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, object], rule: str
+    tmp_path: Path, capsys: Capture, changed: dict[str, object], rule: str
 ) -> None:
     done, out, err, folder = make(capsys, tmp_path, *seeds(tmp_path, **changed))
     assert done == 1 and "was not made" in err
@@ -178,7 +169,7 @@ def test_what_check_refuses_is_not_made(
     assert not folder.parent.exists(), "no trace of it is left"
 
 
-def test_no_folder_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_folder_is_overwritten(tmp_path: Path, capsys: Capture) -> None:
     logs = seeds(tmp_path)
     folder = make(capsys, tmp_path, *logs)[3]
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -188,7 +179,7 @@ def test_no_folder_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -207,9 +198,7 @@ def test_a_write_that_fails_leaves_nothing(
         (("--author", " "), "--author is needed"),
     ],
 )
-def test_wrong_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str], words: str
-) -> None:
+def test_wrong_usage(tmp_path: Path, capsys: Capture, wrong: tuple[str, str], words: str) -> None:
     done, out, err, _ = make(capsys, tmp_path, *seeds(tmp_path), *wrong)
     assert (done, out) == (2, "") and words in err.splitlines()[-1]
 
@@ -222,7 +211,7 @@ def test_folder_names(name: str, folder: str) -> None:
     assert package.slug(name) == folder
 
 
-def test_arms_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arms_of_a_study(tmp_path: Path, capsys: Capture) -> None:
     """The first log's configuration is submitted, the other is named after what differs."""
     other = tmp_path / "other.txt"
     other.write_text(log_text(seed=1, nats=1.95, lr=0.03))
@@ -232,9 +221,7 @@ def test_arms_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads((folder / "submission.json").read_text())["seeds"] == [1, 42, 1337]
 
 
-def test_the_command_holds_the_scripts_own_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_holds_the_scripts_own_settings(tmp_path: Path, capsys: Capture) -> None:
     """Those that it takes from its environment and that are not its defaults, quoted."""
     script = SCRIPT + (
         'lr = float(os.environ.get("MATRIX_LR", 0.02))\n'
@@ -254,9 +241,7 @@ def test_the_command_holds_the_scripts_own_settings(
     ]
 
 
-def test_events_of_another_run_are_not_believed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_events_of_another_run_are_not_believed(tmp_path: Path, capsys: Capture) -> None:
     logs = seeds(tmp_path)
     events = logs[0].with_suffix(".jsonl")
     events.write_text('{"event": "score", "val_loss": 1.5, "val_bpb": 0.9}\n')
@@ -266,7 +251,7 @@ def test_events_of_another_run_are_not_believed(
     assert make(capsys, tmp_path, *logs)[0] == 0
 
 
-def test_runs_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_the_trainer(tmp_path: Path, capsys: Capture) -> None:
     """A real run becomes a record; then the README's command, as it stands, runs it again."""
     data = byte_data(tmp_path / "data" / "datasets" / "small")
     tokenizer = tmp_path / "data" / "tokenizers" / "byte.json"
@@ -312,9 +297,7 @@ def test_runs_of_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_the_packed_script_is_the_same_run(
-    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, capsys: Capture) -> None:
     """To the digit; its log holds it and its size, and check.py has nothing against either."""
     script = tmp_path / "train_gpt.py"
     script.write_bytes((ROOT / "train_gpt.py").read_bytes())
@@ -362,9 +345,7 @@ def test_the_packed_script_shows_its_readable_lines(tmp_path: Path) -> None:
         (code.packed_form(b"import os\n" * 500), "packed already"),
     ],
 )
-def test_what_is_not_packed(
-    text: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_packed(text: bytes, words: str, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "a.py"
     path.write_bytes(text)
     assert package.main(["--pack", str(path)]) == 1
@@ -372,9 +353,7 @@ def test_what_is_not_packed(
     assert words in error and error.count("\n") == 1 and len(list(tmp_path.iterdir())) == 1
 
 
-def test_packing_keeps_the_files_of_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packing_keeps_the_files_of_others(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
     (tmp_path / "a_packed.py").write_text("mine\n")
     assert package.main(["--pack", str(tmp_path / "a.py")]) == 1
