@@ -71,8 +71,8 @@ MODEL = (
 )
 CONSEQUENCES = dict.fromkeys(MODEL, ("model_params",)) | {
     "grad_accum_steps": ("effective_grad_accum_steps",),
-    "train_seq_len": ("val_split_tokens", "val_split_bytes"),
-    "data_path": ("dataset", "train_shards", "val_split_tokens", "val_split_bytes"),
+    "train_seq_len": ("val_split_tokens",),
+    "data_path": ("dataset", "train_shards", "val_split_tokens"),
     "attention_backend": ("sdp.backends",),
 }
 
@@ -134,7 +134,6 @@ def conditions(run: Run) -> dict[str, Any]:
         "dataset": run.dataset,
         "train_shards": run.train_shards,
         "val_split_tokens": run.val_tokens,
-        "val_split_bytes": run.val_bytes,
         **run.versions,
         **run.hardware,
     }
@@ -213,7 +212,6 @@ def byte_words(run: Run) -> tuple[str, str] | None:
             run.val_tokens,
             loss_digits=score.loss_digits,
             bpb_digits=score.digits,
-            stated=run.val_bytes,
         )
         for score in scores
     ]

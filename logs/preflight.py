@@ -33,7 +33,7 @@ OVERLAP_SWITCHES = ("TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_
 # when differences have grown. A batch overwritten in flight has been seen to cost 0.4 nats at
 # step 2.
 CUDA_TOLERANCE = (1e-3, 2e-2)
-SPARE_BYTES = 1 << 30  # of disk, beyond the files of a run
+SPARE_BYTES = 1 << 30  # of disk
 CAP_BYTES = 16_000_000
 DEFAULT_PATHS = {
     "DATA_PATH": "./data/datasets/fineweb10B_sp1024",  # the challenge's
@@ -303,24 +303,14 @@ def say_times(
         checks.ok("eval", f"about {seconds:.1f} s a validation of {int(scored):,} tokens")
 
 
-def say_room(checks: Checks, trainer: Trainer, run: Run, settings: Settings) -> None:
-    """Memory and disk, now that the size of a run is known."""
+def say_room(checks: Checks, run: Run) -> None:
+    """Memory, and the artifact's bytes."""
     found, memory = launch.gpus(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     of = f"{memory:,} MiB of the machine"
     if found and not on_cpu(run):
         of = f"{found[0]['total_mib']} MiB"
     if run.peak_mib:
         checks.ok("memory", f"{run.peak_mib:,} MiB at the peak of rank 0, of {of}")
-    model, kept = run.sizes.model or 0, int(settings.number("CHECKPOINT_KEEP", 3)) + 1
-    # Weights and up to two moments each.
-    checkpoints = 3 * model * kept if settings.number("CHECKPOINT_EVERY", 0) > 0 else 0
-    needed = 2 * model + (run.sizes.artifact or 0) * 2 + checkpoints + SPARE_BYTES
-    free = shutil.disk_usage(trainer.folder).free
-    words = f"{free / 1e9:.1f} GB free in {trainer.folder}, about {needed / 1e9:.1f} GB wanted"
-    if free >= needed:
-        checks.ok("disk", f"{words} (1 GiB of it to spare)")
-    else:
-        checks.fault("disk", f"{words}: make room")
     if run.sizes.total is not None:
         over = run.sizes.total > CAP_BYTES
         words = f"{run.sizes.total:,} bytes after {STEPS} steps, the cap is {CAP_BYTES:,}"
@@ -347,8 +337,11 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     tokens = check_data(checks, trainer, settings)
     check_devices(checks, trainer, settings)
     free = shutil.disk_usage(trainer.folder).free
+    words = f"{free / 1e9:.1f} GB free in {trainer.folder}"
     if free < SPARE_BYTES:
-        checks.fault("disk", f"{free / 1e6:.0f} MB free in {trainer.folder}: make room")
+        checks.fault("disk", f"{words}: make room")
+    else:
+        checks.ok("disk", words)
     if not checks.faults:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -361,7 +354,7 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
             check_data_used(checks, found["on"], found["off"])
             check_losses(checks, found["on"], found["off"])
             say_times(checks, found, settings, tokens)
-            say_room(checks, trainer, found["on"], settings)
+            say_room(checks, found["on"])
     if checks.faults:
         print(f"NOT READY: {checks.faults} fault{'s' * (checks.faults != 1)}, named above")
         return 2

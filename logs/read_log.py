@@ -43,22 +43,26 @@ FAILED, TTT_FAILED = 1.1, 1.001
 NAMES = (
     (
         "progress",
-        r"chunk|progress|batch|running|windows|cumul|\d\s*/\s*\d|\d\s?%|^\W*(step|iter|epoch)",
+        r"(?<![a-z])chunk[\s:=\[]+\d|progress|batch_(bpb|loss)|running[_ ]|cumul|\d\s*/\s*\d|"
+        r"\d\s?%|^\W*(step|iter|epoch)",
     ),
     (
         "diagnostic",
-        r"delta|gain|diff|gap|improv|chang|reduc|penalt|std|target|sota|baseline|record\b|leader|"
-        r"thresh|best.so.far|expect|probe|debug|train.?bpb|calib|mean|average|"
+        r"(^|[\W_])(delta|gain|diff(?!u)|gap|improvement|change|reduction|penalt|std|target|sota|best|"
+        r"mean(?![a-z])|average(?!d)|leader|record\b|threshold|expect|sanity|subset|probe|debug|"
+        r"diagnostics)|"
+        r"baseline[_ ](val_)?bpb|"
+        r"(over|vs\.?|than)( the)? baseline|calib\w*[_ ](loss|bpb)|train.?bpb|"
         r"(pre|before|without|no)[-_ ]?(ttt|slot|adapt)|^\W*(#|//|-{2})",
     ),
-    ("pre_quant", r"pre[-_ ]?(quant|gptq|export)|un-?quant|full.?prec|(fp|bf|float)_?(16|32)\b"),
     (
         "pre_quant",
-        r"^(?!.*(round_?trip|quantized|post.?quant|int\d))(.*[\W_])?(post[-_ ]?)?"
-        r"(ema|swa|lawa|raw)\b",
+        r"^(?!.*(round_?trip|(?<!un)quantized|post.?quant|int\d)).*"
+        r"(pre[-_ ]?(gptq|export)|full.?prec|(fp|bf|float)_?(16|32)\b|post.?ema|"
+        r"(^|[\W_])(post[-_ ]?)?(ema|swa|lawa|raw)\b)",
     ),
-    ("pre_quant", r"post_ema"),
-    ("diagnostic", r"diag"),
+    ("pre_quant", r"pre[-_ ]?quant|un-?quant"),
+    ("diagnostic", r"diagnostic"),
     ("ttt", r"ttt|test.?time"),
     ("sliding", r"slid|stride|(^|[\W_])sw([\W_\d]|$)"),
     ("roundtrip", r"round_?trip|quant|int\d|zlib|zstd|lzma|brotli|decoded|artifact"),
@@ -151,7 +155,6 @@ class Run:
     dataset: str | None = None
     train_shards: int | None = None
     val_tokens: int | None = None  # predicted tokens of the validation split
-    val_bytes: int | None = None
     steps: list[Step] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -819,7 +822,13 @@ class _Reader:
     def result(self, kind: str, front: str, found: re.Match[str], text: str) -> None:
         printed = found[3] or found[2]
         value, loss = _number(printed), LOSS.search(text)
-        if kind == "progress" or value is None or value <= 0 or value > 30 or len(front) > 120:
+        if (
+            kind == "progress"
+            or value is None
+            or value <= 0
+            or value > 30
+            or len(front) > MAX_VALUE
+        ):
             return
         words = re.split(r"(?:\b(?:val_loss|stride|sliding val_loss)\b\s*[:=]|$)", front)[0]
         tag = words.strip(" :=|-,;([{\"'") or found[1]
@@ -959,14 +968,16 @@ class _Reader:
 
 
 def _same_result(old: Score, new: Score) -> bool:
-    """Equal as far as both were printed, to four decimals at least."""
+    """Equal as far as both were printed, to four decimals at least; a summary may have fewer."""
     if (old.kind in SUBMITTED) != (new.kind in SUBMITTED):
         return False
+    if old.val_bpb == new.val_bpb and old.tag == new.tag:
+        return True
     printed = [digits for digits in (old.digits, new.digits) if digits is not None]
-    if old.val_bpb == new.val_bpb:
-        return min(printed, default=12) >= 4 or old.tag == new.tag
-    near = bool(printed) and min(printed) >= 4
-    return near and abs(old.val_bpb - new.val_bpb) <= 0.51 * 10.0 ** -min(printed)
+    coarse = min(printed, default=12)
+    if coarse < (2 if coarse == new.digits else 4):
+        return False
+    return abs(old.val_bpb - new.val_bpb) <= 0.51 * 10.0**-coarse
 
 
 def _settle(run: Run) -> None:

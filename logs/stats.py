@@ -137,10 +137,8 @@ def check_bytes(
     *,
     loss_digits: int | None = None,
     bpb_digits: int | None = None,
-    stated: int | None = None,
 ) -> ByteCheck:
-    """Holds the bytes of a score against the published splits, and against `stated`, the log's own
-    count.
+    """Holds the bytes of a score against the published splits.
 
     Digits are decimals as printed (None: full precision); what rounding leaves open is the
     tolerance. A split of another size is unknown, never wrong.
@@ -155,8 +153,7 @@ def check_bytes(
     )
     # One byte more: the published totals are themselves known to a byte.
     tolerance = found * (open_share + 1e-12) + 1.5
-    known = {"this log's own count": (tokens, stated)} if stated else {}
-    known |= {name: totals for name, totals in PUBLISHED.items() if totals[0] == tokens}
+    known = {name: totals for name, totals in PUBLISHED.items() if totals[0] == tokens}
     about = f"{found:,.0f} bytes ({found / tokens:.4f} a token)"
     if not known:
         words = f"{about}: no published split has {tokens:,} tokens"

@@ -170,27 +170,10 @@ TWO = ("--vary", "KNOB=0,1", "--out", "out")
 def test_the_plan_pairs_seeds_and_rotates_arms() -> None:
     arms = [ablate.Arm((("A", value),)) for value in "xyz"]
     order = [
-        (run.arm.settings[0][1], run.seed, run.control)
+        f"{run.arm.settings[0][1]}{run.seed}{'+' * run.control}"
         for run in ablate.plan(arms, [7, 8, 9, 10], True)
     ]
-    assert order == [
-        ("x", 7, False),
-        ("y", 7, False),
-        ("z", 7, False),
-        ("x", 7, True),
-        ("y", 8, False),
-        ("z", 8, False),
-        ("x", 8, False),
-        ("x", 8, True),
-        ("z", 9, False),
-        ("x", 9, False),
-        ("y", 9, False),
-        ("x", 9, True),
-        ("x", 10, False),
-        ("y", 10, False),
-        ("z", 10, False),
-        ("x", 10, True),
-    ]
+    assert " ".join(order) == "x7 y7 z7 x7+ y8 z8 x8 x8+ z9 x9 y9 x9+ x10 y10 z10 x10+"
     assert len(ablate.plan(arms, [7, 8], False)) == 6
 
 
@@ -248,17 +231,8 @@ def test_a_command_that_is_missing_is_told(
 
 
 def test_a_dry_run_shows_the_runs_and_does_nothing(place: Place) -> None:
-    code, out, _ = place(
-        "--vary",
-        "KNOB=0,1",
-        "--vary",
-        "MLP_MULT=2,3",
-        "--seeds",
-        "5,9",
-        "--steps",
-        "7",
-        "--dry-run",
-    )
+    two = ("--vary", "KNOB=0,1", "--vary", "MLP_MULT=2,3")
+    code, out, _ = place(*two, "--seeds", "5,9", "--steps", "7", "--dry-run")
     lines = [line for line in out.splitlines() if "RUN_ID=" in line]
     assert (
         code == 0
@@ -480,16 +454,6 @@ def test_a_run_that_outlived_the_tool_holds_the_folder(place: Place) -> None:
         os.kill(place.starts()[0]["pid"], signal.SIGKILL)
 
 
-def test_a_trainer_with_text_logs_alone(place: Place) -> None:
-    text = FAKE.replace('"--print-config"', '"--print" + "-config"')
-    plain = text.replace('open(f"logs/{run}.jsonl", "w")', 'open("/dev/null", "w")')
-    place.script.write_text(plain)
-    code, out, _ = place(*TWO, "--seeds", "2")
-    assert code == 0 and len(place.starts()) == 6 and "What differs" in out
-    assert place.difference("step time")["mean"] == pytest.approx(10, abs=0.1)
-    assert place(*TWO, "--seeds", "2")[0] == 0 and len(place.starts()) == 6
-
-
 def test_a_name_the_trainer_does_not_know_is_refused(place: Place) -> None:
     one = ("--out", "out", "--seeds", "1", "--no-control")
     code, _, err = place("--vary", "LEARNING_RATE=1,2", *one)
@@ -577,15 +541,9 @@ def test_what_follows_from_a_setting_is_no_other_difference(place: Place) -> Non
     assert "model_params" in out and code == 0 and "is no ablation" not in out
 
 
-@pytest.mark.parametrize(
-    "lines,expected",
-    [
-        (["step:5/20 train_loss:1", "warmup_step:3/3"], ("step:5/20", 0.25)),
-        (["nothing"], ("", 0.0)),
-    ],
-)
-def test_progress_is_read_from_the_last_step(lines: list[str], expected: tuple[str, float]) -> None:
-    assert ablate.reached(lines) == expected
+def test_progress_is_read_from_the_last_step() -> None:
+    assert ablate.reached(["step:5/20 train_loss:1", "warmup_step:3/3"]) == ("step:5/20", 0.25)
+    assert ablate.reached(["nothing"]) == ("", 0.0)
 
 
 # --- preflight ---
@@ -748,4 +706,4 @@ def test_our_trainer_passes_preflight(tmp_path: Path, ranks: int) -> None:
     assert f"{ranks} process" in done.stdout
     assert "12 losses agree to the last digit" in done.stdout
     assert "the same batches with overlap on and off" in done.stdout
-    assert "ms a step with overlap on" in done.stdout and "MiB at the peak" in done.stdout
+    assert "ms a step with overlap on" in done.stdout

@@ -332,6 +332,8 @@ legal_ttt_exact val_loss:2.30000021 val_bpb:1.40000012
     summary = "sliding: val_bpb=1.4155 roundtrip: val_bpb=1.4333\n"
     again = only(read_text(tmp_path, BASELINE + lines + summary))
     assert again.headline == run.headline, "a list of all results does not put another one last"
+    worse = only(read_text(tmp_path, BASELINE + "final_int6 val_loss:2.4 val_bpb:1.45\n"))
+    assert worse.headline.val_bpb == 1.45, "the last one, not the lowest"
 
 
 def test_a_mode_line_says_what_the_round_trip_was_scored_with(tmp_path: Path) -> None:
