@@ -19,6 +19,7 @@ what trains how  make_optimizers: a group of Muon's has matrices of one shape
 
 import copy
 import difflib
+import hashlib
 import inspect
 import io
 import json
@@ -260,7 +261,7 @@ class RunError(Exception):
 
 
 class HaltError(Exception):
-    """All ranks end after the same step: (a signal's number, or what is wrong)."""
+    """All ranks end after the same step: (a signal's number, or what is wrong; on which rank)."""
 
 
 def first_line(error):
@@ -321,11 +322,11 @@ class Runtime:
             dist.all_reduce(tensor)
         return tensor
 
-    def broadcast(self, value):
-        """Rank 0's value, on every rank. Synchronisation point: at a run's ends, for a log line."""
+    def broadcast(self, value, rank=0):
+        """A rank's value, on all of them. Synchronisation point: at a run's ends, for a log line"""
         box = [value]
         if dist.is_initialized():
-            dist.broadcast_object_list(box, device=self.device)
+            dist.broadcast_object_list(box, rank, device=self.device)
         return box[0]
 
     def require_equal(self, facts):
@@ -422,7 +423,7 @@ def read_json(path):
 #    row 0: tokens 0-4   row 1: tokens 4-8   |   row 2: tokens 9-13   row 3: tokens 13-17   | ...
 SPANS_PER_STEP = 8
 HEADER_BYTES = 1024  # of a shard: 256 int32: magic number, version, number of tokens; then uint16
-GET_DATA = "run `python3 data/quickstart.py`, or data/cached_challenge_fineweb.py"
+GET_DATA = "run `python3 data/quickstart.py --prepare-only`, or data/cached_challenge_fineweb.py"
 
 
 class Shards:
@@ -1056,13 +1057,14 @@ class Row(NamedTuple):
     steps: float  # how many its device is known to have done
     elapsed_ms: float  # the training time when it had
     wait_ms: float  # for input, so far
-    signum: float  # of a signal that it heard, or 0
+    signum: float  # of a signal that it heard, or NO_INPUT, or 0
     crc_low: float  # data_crc of the rows that it trained on: its lower 16 bits
     crc_high: float  # and its upper ones
     loss: float = 0.0  # its share of the mean loss, filled in on the device
     fault: float = 0.0  # 1: loss or gradient are not finite; filled in on the device
 
 
+NO_INPUT = 1000  # no signal has that number
 SIGNUM, LOSS, FAULT = (Row._fields.index(name) for name in ("signum", "loss", "fault"))
 
 
@@ -1130,7 +1132,7 @@ class Exchange:
             for rank, row in enumerate(rows):
                 if row.fault or row.signum:
                     fault = f"rank {rank}: step {step + 1}: loss or gradient not finite"
-                    raise HaltError(int(row.signum) or fault)
+                    raise HaltError(int(row.signum) or fault, rank)
             self.rows, self.taken = rows, step + 1
             # Where the device is the faster one, later steps are done as well by now.
             later = sum(event.query() for _, _, event in self.unread if event)
@@ -1173,6 +1175,12 @@ class ByteTable(NamedTuple):
         size = len(table.base)
         if size != config.vocab_size:
             raise RunError(f"VOCAB_SIZE={config.vocab_size}: {path} has {size} tokens: set {size}")
+        recorded = Path(config.data_path, "tokenizer.sha256")  # as sha256sum writes it, by data/
+        if recorded.is_file():
+            wanted, _, name = recorded.read_text(errors="replace").strip().partition("  ")
+            if hashlib.sha256(Path(path).read_bytes()).hexdigest() != wanted:
+                other = os.path.normpath(recorded.parent / name)
+                raise RunError(f"TOKENIZER_PATH={path}: it did not make these shards: set {other}")
         return table
 
     @classmethod
@@ -1183,7 +1191,7 @@ class ByteTable(NamedTuple):
             offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
             boundary = np.arange(256 + min(offset, 2**16)) < offset  # ids below are controls
             return cls(1 - boundary, np.zeros_like(boundary), boundary)
-        model = sentencepiece.SentencePieceProcessor(model_file=path)
+        model = sentencepiece.SentencePieceProcessor(model_proto=Path(path).read_bytes())
         ids = list(range(len(model)))
         pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
         boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
@@ -1434,6 +1442,7 @@ class Trainer:
         # The model draws no random numbers while it trains; one of yours may.
         self.generators = [torch.default_generator, *torch.cuda.default_generators]
         self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state to export
+        self.problem = ""  # of this rank's input
         self.begin(step=0, data_crc=0)
         self.loss = self.model  # x, y -> mean nats
         if config.torch_compile == "1" or config.torch_compile == "auto" and runtime.cuda:
@@ -1457,16 +1466,20 @@ class Trainer:
         exchange, phase, loss_sum = self.exchange, self.phase, 0.0
         parts = self.runtime.micro_steps * self.runtime.world_size
         exchange.vector.zero_()
-        for batch in islice(batches, self.runtime.micro_steps):  # fewer after a signal
-            with phase("forward"):
-                loss = self.loss(batch.x, batch.y) / parts
-            with phase("backward"):
-                loss.backward()
-            loss_sum += loss.detach()
-            self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
+        try:
+            for batch in islice(batches, self.runtime.micro_steps):  # fewer after a signal
+                with phase("forward"):
+                    loss = self.loss(batch.x, batch.y) / parts
+                with phase("backward"):
+                    loss.backward()
+                loss_sum += loss.detach()
+                self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
+        except RunError as error:  # of the reader: the others are told, and all keep what they have
+            self.problem = str(error)
         with phase("reduce"):
+            signum = NO_INPUT if self.problem else self.runtime.signum
             crc = self.crc & 0xFFFF, self.crc >> 16
-            row = Row(*exchange.done, batches.wait_ms, self.runtime.signum, *crc)
+            row = Row(*exchange.done, batches.wait_ms, signum, *crc)
             exchange.all_reduce(self.step, row, loss_sum)
         with phase("grad_clip"):
             if self.config.grad_clip_norm > 0:
@@ -1648,7 +1661,7 @@ class Trainer:
     def write(self, path, data):
         return write_atomic(path, data, self.config.data_stall_seconds)
 
-    def halt(self, reason):
+    def halt(self, reason, rank=0):
         """All ranks have left the same step: (exit code, status, problem); the state is saved."""
         if self.writer.is_alive():
             self.writer.join()
@@ -1658,6 +1671,8 @@ class Trainer:
         again = f": RUN_ID={self.config.run_id} RESUME=auto goes on" if saved else ""
         if isinstance(reason, str):
             return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
+        if reason == NO_INPUT:
+            return 1, "failed", self.runtime.broadcast(self.problem, rank) + again
         return 128 + reason, "interrupted", f"interrupted after step {self.step}{again}"
 
     def export_and_score(self, code_bytes):

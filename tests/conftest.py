@@ -283,8 +283,8 @@ class SimulatedRanks:
         self.sums[rank] += 1
         return tensor.copy_(sum(self.gathered(rank, tensor.clone())))
 
-    def broadcast(self, rank: int, value: Any) -> Any:
-        return self.gathered(rank, value)[0]
+    def broadcast(self, rank: int, value: Any, source: int = 0) -> Any:
+        return self.gathered(rank, value)[source]
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """What `work(rank)` returns, or the HaltError that it raises, on every rank."""

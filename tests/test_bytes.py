@@ -2,8 +2,10 @@
 kind of piece and tokenizer; they are counted once a run, alike by arrays and by tensors; and
 val_bpb is bits over those bytes."""
 
+import hashlib
 import json
 import math
+import shutil
 import time
 import tracemalloc
 from contextlib import nullcontext
@@ -216,6 +218,21 @@ def test_an_offset_that_no_token_could_have_is_refused_at_once(
     assert len(faults) == 1 and "\n" not in faults[0], faults
     assert faults[0].startswith(("TOKENIZER_PATH", "VOCAB_SIZE"))
     assert spent < 1 and peak < 8 << 20
+
+
+def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    """One of the same size would give bytes, and a score, that mean nothing."""
+    data = shutil.copytree(corpus.folder, tmp_path / "datasets" / "made")
+    right, wrong = (
+        hashlib.sha256(text).hexdigest() for text in (corpus.tokenizer.read_bytes(), b"")
+    )
+    env = {**SMALL_MODEL, **corpus.env, "DATA_PATH": data}
+    for recorded, refused in ((right, False), (wrong, True)):
+        line = f"{recorded}  ../../tokenizers/right.model\n"
+        (data / "tokenizer.sha256").write_text(line)
+        faults = tg.find_faults(config_of(**env), 1, {})
+        assert len(faults) == refused, faults
+    assert f"set {tmp_path}/tokenizers/right.model" in faults[0] and "\n" not in faults[0]
 
 
 # --- Validation ----------------------------------------------------------------------------------

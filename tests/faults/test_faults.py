@@ -354,16 +354,18 @@ SHARD_FAULTS = {"truncated": lambda path: os.truncate(path, 3000), "deleted": Pa
 
 @pytest.mark.parametrize("ranks", [0, 2], ids=["1 rank", "2 ranks"])
 @pytest.mark.parametrize("case", SHARD_FAULTS)
-@row("a shard is changed during the run: ..", "every rank ends; a line names file, byte and rank")
+@row("a shard is changed during the run: ..", "saved; a line names file, byte and rank")
 def test_a_shard_changes(tmp_path: Path, data: dict, ended: Ended, case: str, ranks: int) -> None:
     run = Live(tmp_path, ranks, **endless(data, tmp_path / "data")).until_line("step:2/")
     SHARD_FAULTS[case](tmp_path / "data" / "fineweb_train_000001.bin")
     line = failed(run, ": the reader", "/data/fineweb_train_000001.bin", " at byte ")
     assert re.match(r"train_gpt.py: rank \d: the reader", line)
+    [saved] = run.checkpoints()
+    assert saved >= 2 and line.endswith(": RUN_ID=r RESUME=auto goes on")
     ended(run)
 
 
-@row("a read that never ends", "DATA_STALL_SECONDS; a line names file, byte and rank")
+@row("a read that never ends", "DATA_STALL_SECONDS, saved; a line names file, byte and rank")
 def test_a_read_that_never_ends(tmp_path: Path, data: dict, ended: Ended) -> None:
     """A pipe in the place of a shard: opening it waits for a writer."""
     settings = endless(data, tmp_path / "data") | {"DATA_STALL_SECONDS": 1}
