@@ -23,6 +23,7 @@ DASHES = ("-", "--", ":", "-.")
 FEW = 3  # points that a curve needs; with fewer there are bars alone
 SMOOTH_FROM = 60  # points from which a training loss is smoothed
 MAX_NAME = 44  # characters of an arm's name
+SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log)\b"  # of a log's name
 QUANTITIES = {  # of a curve: its lines and their field, and the axis
     "val_bpb": ("validations", "validation, bits per byte"),
     "train_loss": ("steps", "training loss, nats per token"),
@@ -51,15 +52,14 @@ def named(arms: Sequence[Sequence[Run]]) -> tuple[str, list[Arm]]:
         ", ".join(f"{name} {compare.cell(one.get(name))}" for name in settings[:3]) for one in told
     ]
     if len(settings) > 3 or len(set(names)) < len(names) or len(arms) == 1:
-        names = [re.sub(r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b", "", run.name) for run in firsts]
-    seeds = sorted({len(arm) for arm in arms})
-    each = (
-        f"{seeds[0]} seed{'s' * (seeds[0] > 1)}"
-        if len(seeds) == 1
-        else f"{seeds[0]} to {seeds[-1]} seeds"
-    )
-    what = " and ".join(settings) if 0 < len(settings) <= 2 else f"{len(arms)} configurations"
-    title = f"{what}: {len(arms)} arms, {each} each" if len(arms) > 1 else f"{names[0]}: {each}"
+        names = [re.sub(SEED_OR_SUFFIX, "", label) for label in compare.labels(firsts)]
+        names = [f"{n}: {name}" for n, name in enumerate(names, 1)] if len(arms) > 1 else names
+    counts = sorted({len(arm) for arm in arms})
+    each = f"{' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} seeds each"
+    what = f"{' and '.join(settings)}: {len(arms)} arms" if 0 < len(settings) <= 2 else ""
+    title = f"{what or f'{len(arms)} configurations'}, {each}"
+    if len(arms) == 1:
+        title = f"{names[0]}, {each.removesuffix(' each')}"
     looks = [(COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % 4]) for i in range(len(arms))]
     return title, [
         Arm(shortened(name), arm, *look) for name, arm, look in zip(names, arms, looks, strict=True)
@@ -77,8 +77,8 @@ def draw(named_arms: tuple[str, list[Arm]], path: Path, x: str, title: str) -> s
     OSError where the file cannot be written."""
     own_title, arms = named_arms
     curves = next((found for name in QUANTITIES if (found := curves_of(arms, name, x))), None)
-    results = {arm.name: final_values(arm) for arm in arms}
-    has_results = any(results.values())
+    results = [final_values(arm) for arm in arms]
+    has_results = any(results)
     if not curves and not has_results:
         return f"--plot {path}: no run has a result, or {FEW} points of a curve: let one end"
     panels = [panel for panel, there in (("curves", curves), ("bars", has_results)) if there]
@@ -126,7 +126,9 @@ class Curves:
 
 
 def curves_of(arms: Sequence[Arm], quantity: str, x: str) -> Curves | None:
-    """None: some arm has too few points for a curve."""
+    """None: some arm has too few points for a curve, or nats of several tokenizers."""
+    if quantity == "train_loss" and compare.other_tokenizers([r for arm in arms for r in arm.runs]):
+        return None
     lines, axis = QUANTITIES[quantity]
     tables = [
         pd.concat([series(getattr(run, lines), quantity, x) for run in arm.runs], axis=1)
@@ -193,10 +195,9 @@ def final_values(arm: Arm) -> list[float]:
     return [head.val_bpb for head in heads if head and math.isfinite(head.val_bpb)]
 
 
-def draw_bars(axis: Any, arms: Sequence[Arm], results: dict[str, list[float]]) -> None:
+def draw_bars(axis: Any, arms: Sequence[Arm], results: Sequence[list[float]]) -> None:
     reached = []
-    for place, arm in enumerate(arms):
-        values = results[arm.name]
+    for place, (arm, values) in enumerate(zip(arms, results, strict=True)):
         if not values:
             axis.text(place, 0.02, "no result", ha="center", transform=axis.get_xaxis_transform())
             continue
@@ -206,9 +207,9 @@ def draw_bars(axis: Any, arms: Sequence[Arm], results: dict[str, list[float]]) -
         axis.bar(place, mean, width=0.6, yerr=reach, capsize=5, **look)
         axis.scatter([place] * len(values), values, color=arm.colour, s=18, zorder=3)
         top = max(mean + (reach or 0), *values)
-        axis.annotate(
-            f"{mean:.4f}", (place, top), (0, 4), textcoords="offset points", ha="center", fontsize=9
-        )
+        place_of_text = {"textcoords": "offset points", "ha": "center"}
+        size = 9 if len(arms) < 6 else 6
+        axis.annotate(f"{mean:.4f}", (place, top), (0, 4), fontsize=size, **place_of_text)
         reached += [mean - (reach or 0), top, *values]
     low, high = min(reached), max(reached)
     room = (high - low) or 0.01 * abs(low)
@@ -217,5 +218,5 @@ def draw_bars(axis: Any, arms: Sequence[Arm], results: dict[str, list[float]]) -
     axis.set_xticks([])
     axis.yaxis.set_major_locator(MaxNLocator(6))
     axis.set_ylabel("submitted result, bits per byte (axis cut)")
-    several = any(len(values) > 1 for values in results.values())
+    several = any(len(values) > 1 for values in results)
     axis.set_title("mean, 95 % interval, a dot a seed" if several else "one seed each", fontsize=9)

@@ -527,6 +527,24 @@ def test_two_points_are_no_curve_but_bars(
     assert code == 1 and "no run has a result, or 3 points of a curve" in err and len(drawn) == 1
 
 
+def test_arms_whose_logs_have_one_name_stay_apart(
+    tmp_path: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders tell them apart; training losses of two tokenizers are not drawn together."""
+    logs = [
+        write_log(tmp_path / f"f{n}" / "train.log", a=n, b=n, c=n, d=n, nats=2 + n, factor=1 + n)
+        for n in (0, 1)
+    ]
+    for path in logs:
+        text = path.read_text().splitlines(True)
+        path.write_text("".join(line for line in text if "val_loss" not in line[:30]))
+    assert call(capsys, *logs, "--plot", "x.png")[0] == 0
+    (bars,) = drawn[0].axes
+    assert len({round(bar.get_height(), 4) for bar in bars.patches}) == 2
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == ["1: f0/train", "2: f1/train"]
+
+
 def test_a_noisy_training_loss_is_smoothed_and_says_so(
     tmp_path: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
