@@ -473,7 +473,7 @@ def test_arms_by_folder_and_name(tmp_path: Path) -> None:
 
 def test_seed_results_say_which_of_two_runs_of_a_seed(place: Path) -> None:
     folder = make_record(place)
-    (folder / "train_seed1_again.log").write_text(log_text(seed=1, nats=1.7))
+    (folder / "train_seed001.log").write_text(log_text(seed=1, nats=1.7))
     report = check.check_folder(folder)
     assert report.verdict == "accepted" and "train_seed1.log" in [log.name for log in report.main]
 
