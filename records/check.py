@@ -650,11 +650,13 @@ def check_source(report: Report) -> None:
 def another_script(report: Report, text: bytes) -> str | None:
     """In what a log's script is another than the shipped one; None: in nothing that counts."""
     theirs = look(text)
-    pairs = [(text, report.text), (theirs.text, report.script.text)]
+    begin = max(0, report.text.find(text[:200]))  # its first lines may have been missed
+    pairs = [(text, report.text[begin:]), (theirs.text, report.script.text)]
     found = [first_difference(here, there) for here, there in pairs]
     if not all(number for number, _, _ in found):
         return None
-    number, here, there = found[1]
+    number, here, there = found[0 if begin else 1]
+    number += report.text[:begin].count(b"\n")
     return f"holds another script: line {number} is {here!r}, in {report.script_name} {there!r}"
 
 
