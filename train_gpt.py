@@ -27,6 +27,7 @@ import math
 import os
 import queue
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -1604,6 +1605,8 @@ class Trainer:
         step_tokens = self.config.train_batch_tokens + SPANS_PER_STEP
         epochs = self.step * step_tokens / self.shards.ends[-1]
         peaks = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
+        if not self.runtime.cuda:
+            peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10] * 2  # on Linux
         self.log.line(
             f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{self.val_ms:.0f}ms\n"
             f"input_wait total:{waits.sum():.3f}ms share:{percent:.3f}% "
