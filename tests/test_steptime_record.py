@@ -1,40 +1,42 @@
-"""The record StepTime: its operators in Triton's interpreter and for GPUs, runs, its folder."""
+"""The record StepTime: each lever gives the run without it; its operators; its folder."""
 
+import importlib
 import json
+import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, clean_environment, run_trainer
-from steptime import RECORD, SCRIPT, SMALL, load_record, losses
+from conftest import ROOT, Finished, byte_data, clean_environment, run_trainer
+from steptime import RECORD, SCRIPT, SMALL, config_of, load_record, open_log
 
+record = load_record()
 needs_triton = pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"),
     reason="there is no triton for this machine",
 )
 
 
-# --- the operators --------------------------------------------------------------------------------
+# The operators.
 
 
 @needs_triton
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_operators_in_tritons_interpreter(which: str) -> None:
     without = ["-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest"]
-    file = "tests/steptime_operators.py"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", which, *without, file],
-        cwd=ROOT,
+        [sys.executable, "-m", "pytest", "-q", "-m", which, *without, "steptime_operators.py"],
+        cwd=ROOT / "tests",
         env=clean_environment(TRITON_INTERPRET=1),
         text=True,
-        timeout=380,
+        timeout=480,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -43,55 +45,45 @@ def test_the_operators_in_tritons_interpreter(which: str) -> None:
     assert "skipped" not in done.stdout, done.stdout
 
 
-BF16, FP32, INT, REAL = "*bf16", "*fp32", "i32", "fp32"
-HEADS_CONSTANTS = {"H": 8, "KV": 4, "half": 32, "BLOCK": 32, "WIDTH": 32}
-# A kernel's arguments at the defaults' sizes: types, constants, options.
-COMPILED = {
-    "heads_kernel": (
-        {
-            "packed": BF16,
-            "gain": FP32,
-            "rotary": FP32,
-            "q": BF16,
-            "k": BF16,
-            "v": BF16,
-            "rows": INT,
-            "T": INT,
-            "eps": REAL,
-        },
-        HEADS_CONSTANTS,
-        {},
-    ),
-    "heads_grad_kernel": (
-        {
-            "dq": BF16,
-            "dk": BF16,
-            "dv": BF16,
-            "packed": BF16,
-            "gain": FP32,
-            "rotary": FP32,
-            "grad": BF16,
-            "gain_grad": FP32,
-            "rows": INT,
-            "T": INT,
-            "eps": REAL,
-        },
-        HEADS_CONSTANTS,
-        {},
-    ),
-    "relu2_kernel": (
-        {"x": BF16, "w": BF16, "a": BF16, "out": BF16, "M": INT, "N": INT, "K": INT, "w_n": INT},
-        {"GRAD": False, "BM": 128, "BN": 256, "BK": 64, "w_k": 1},
-        {"num_warps": 8, "num_stages": 3},
-    ),
-    "relu2_kernel with GRAD": (
-        {"x": BF16, "w": BF16, "a": BF16, "out": BF16, "M": INT, "N": INT, "K": INT, "w_k": INT},
-        {"GRAD": True, "BM": 128, "BN": 256, "BK": 64, "w_n": 1},
-        {"num_warps": 8, "num_stages": 3},
-    ),
-}
-# Of shared memory a block can have: an H100, an A100, an RTX 4090;
-# the latter two have tiles half as wide.
+HEADS = {"q_heads": 8, "kv_heads": 4, "half": 32, "block": 32, "width": 32}  # at the defaults
+FLOATS = {"gain", "cos", "sin", "gain_grad"}  # pointers to float32; the others are to bfloat16
+SIZES = {"rows", "T", "columns", "inner", "w_column", "w_inner"}
+
+
+def machine_code(name: str, constants: dict[str, Any], capability: int) -> tuple[str, str, int]:
+    """(PTX, what ptxas says of it, bytes of shared memory) of a kernel; no GPU is needed."""
+    backends = importlib.import_module("triton.backends.compiler")
+    compiler = importlib.import_module("triton.compiler")
+    kernel, options = getattr(record, name), {}
+    if name == "relu2_kernel":
+        options = {"num_warps": 8, "num_stages": 3}
+    types = {
+        arg: "*fp32" if arg in FLOATS else "i32" if arg in SIZES else "*bf16"
+        for arg in kernel.arg_names
+        if arg not in constants
+    }
+    types |= {"eps": "fp32"} if "eps" in types else {}
+    signature = {arg: types.get(arg, "constexpr") for arg in kernel.arg_names}
+    by_16 = {
+        (i,): [["tt.divisibility", 16]]
+        for i, arg in enumerate(kernel.arg_names)
+        if types.get(arg, "fp32") != "fp32"
+    }
+    source = compiler.ASTSource(kernel, signature, constexprs=constants, attrs=by_16)
+    target = backends.GPUTarget("cuda", capability, 32)
+    done = compiler.compile(source, target=target, options=options)
+    folder = Path(importlib.import_module("triton").__file__).parent
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(done.asm["ptx"])
+        file.flush()
+        arch = re.search(r"\.target (\w+)", done.asm["ptx"])[1]
+        command = [folder / "backends/nvidia/bin/ptxas", "-v", f"--gpu-name={arch}", file.name]
+        said = subprocess.run([*command, "-o", os.devnull], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    return done.asm["ptx"], said.stderr, done.metadata.shared
+
+
+# Of shared memory a block can have: an H100, an A100, an RTX 4090.
 SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}
 
 
@@ -99,75 +91,43 @@ SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}
 @pytest.mark.parametrize(
     "capability", [90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 89))]
 )
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", ["heads_kernel", "heads_gradient_kernel", "forward", "gradient"])
 def test_kernels_compile_for_gpus(
     name: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To machine code, without a GPU: no spilt register, all in shared memory, wide accesses,
-    tensor cores."""
+    """No register is spilt, no tensor core waits, all shared memory is there."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-
-    kernel = getattr(load_record(), name.split()[0])
-    types, constants, options = COMPILED[name]
-    if capability != 90 and "BN" in constants:
-        constants = {**constants, "BN": 128}
-    signature = {arg: types.get(arg, "constexpr") for arg in kernel.arg_names}
-    assert not signature.keys() - types.keys() - constants.keys()
-    by_16 = [["tt.divisibility", 16]]
-    attributes = {
-        (i,): by_16 for i, arg in enumerate(kernel.arg_names) if arg in types and types[arg] != REAL
-    }
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    done = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert len(done.asm["cubin"]) > 1000
-    ptx = done.asm["ptx"]
-    assert ".local" not in ptx and done.metadata.shared <= SHARED_BYTES[capability]
-    assert "st.global.v4.b32" in ptx
-    if "relu2" in name:
-        assert (
-            "wgmma.mma_async" if capability == 90 else "mma.sync"
-        ) in ptx and "cp.async.cg.shared" in ptx
+    constants, gradient = HEADS, name == "gradient"
+    product = name in ("forward", "gradient")
+    if product:
+        tile = record.relu2_tile(capability // 10, 2, gradient)
+        sizes = zip(("tile_rows", "tile_columns", "tile_inner"), tile, strict=True)
+        constants = {"gradient": gradient, "w_column" if gradient else "w_inner": 1, **dict(sizes)}
+    ptx, said, shared = machine_code("relu2_kernel" if product else name, constants, capability)
+    assert "0 bytes spill stores, 0 bytes spill loads" in said
+    assert "C7515" not in said and "Performance Loss" not in said
+    assert shared <= SHARED_BYTES[capability] and "st.global.v4.b32" in ptx
+    if product:
+        assert ("wgmma.mma_async" if capability == 90 else "mma.sync") in ptx
+        assert "cp.async.cg.shared" in ptx
 
 
-def test_without_triton_all_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    record = load_record("steptime_without_triton")
-    assert record.triton is None
-    lines = []
-    log = type("Log", (), {"line": lambda self, text: lines.append(text)})()
-    cfg = record.Config(run_id="x", operators="qkv", num_layers=1)
-    record.use_operators(cfg, record.Runtime(), log)
-    assert lines == [
-        "warning: operator qkv does not work here, it is eager: triton cannot be imported",
-        "operators:none",
-    ]
-    operators = record.OPERATORS
-    assert operators == frozenset()
-
-
-def test_an_operator_that_is_asked_for_on_the_cpu_is_a_warning() -> None:
-    record, lines = load_record(), []
-    log = type("Log", (), {"line": lambda self, text: lines.append(text)})()
-    record.use_operators(record.Config(run_id="x", operators="mlp"), record.Runtime(), log)
-    warning, state = lines
-    assert warning.startswith("warning: operator mlp does not work here, it is eager: ")
+def test_an_operator_that_cannot_run_here_is_a_warning() -> None:
+    config, log = config_of(**SMALL, MLP_OPERATOR=1), open_log()
+    model = record.GPT(config, torch.float32)
+    record.use_operators(model, config, record.Runtime(config, {}), log)
+    warning, state = log.lines
+    assert warning.startswith("warning: operator mlp does not work here, so eager: ")
     assert state == "operators:none"
-
-
-def test_an_operator_that_does_not_exist_is_a_fault() -> None:
-    _, faults = load_record().Config.from_environment({"OPERATORS": "all"})
-    assert len(faults) == 1 and "OPERATORS=all: set auto or 0 or qkv or mlp" in faults[0]
 
 
 def test_the_eager_forms_are_the_formulas() -> None:
     """Of the record's README: heads are normed, rotated and scaled; the MLP squares relu."""
-    record, (B, T, D, heads, d) = load_record(), (2, 5, 12, 3, 4)
-    draw = torch.Generator().manual_seed(1)
-    x, wq = (torch.randn(size, generator=draw) for size in ((B, T, D), (heads * d, D)))
-    wk, wv = (torch.randn(d, D, generator=draw) for _ in "kv")
-    gain, angle = torch.tensor([1.5, -1.0, 0.5]), torch.randn(T, 1, d // 2, generator=draw)
+    B, T, D, heads, d = 2, 5, 12, 3, 4
+    random = torch.Generator().manual_seed(1)
+    x, wq = (torch.randn(size, generator=random) for size in ((B, T, D), (heads * d, D)))
+    wk, wv = (torch.randn(d, D, generator=random) for _ in "kv")
+    gain, angle = torch.tensor([1.5, -1.0, 0.5]), torch.randn(T, 1, d // 2, generator=random)
 
     def head(weight: torch.Tensor, number: int) -> torch.Tensor:
         u = x @ weight[number * d : (number + 1) * d].T
@@ -175,81 +135,180 @@ def test_the_eager_forms_are_the_formulas() -> None:
         cos, sin = angle[:, 0].cos(), angle[:, 0].sin()
         return torch.cat((left * cos + right * sin, right * cos - left * sin), -1)
 
-    q, k, v = record.qkv_eager(x, [wq, wk, wv], gain, torch.stack((angle.cos(), angle.sin())))
+    q, k, v = record.heads_eager(x, [wq, wk, wv], gain, (angle.cos(), angle.sin()))
     near = {"rtol": 1e-4, "atol": 1e-5}
     for number in range(heads):
         torch.testing.assert_close(q[:, :, number], gain[number] * head(wq, number), **near)
     torch.testing.assert_close(k[:, :, 0], head(wk, 0), **near)
     torch.testing.assert_close(v[:, :, 0], x @ wv.T, **near)
-    up, down = torch.randn(7, D, generator=draw), torch.randn(D, 7, generator=draw)
+    up, down = torch.randn(7, D, generator=random), torch.randn(D, 7, generator=random)
     wanted = (x @ up.T).clamp(min=0).pow(2) @ down.T
     torch.testing.assert_close(record.mlp_eager(x, up, down), wanted, **near)
 
 
-# --- runs -----------------------------------------------------------------------------------------
-
-
-TINY = {
-    **SMALL,
-    "ITERATIONS": 3,
-    "TRAIN_BATCH_TOKENS": 512,
-    "VAL_TOKENS": 129,
-    "VAL_BATCH_SIZE": 128,
-    "NUM_LAYERS": 1,
-    "TRAIN_SEQ_LEN": 16,
-}
+# The levers, in this process.
 
 
 @pytest.fixture(scope="module")
-def plain(corpus: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The log of a run as it is on a CPU."""
-    done = run_trainer(tmp_path_factory.mktemp("plain"), script=SCRIPT, **TINY, **corpus.env)
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return byte_data(tmp_path_factory.mktemp("steptime"))
+
+
+def trainer_of(data: dict[str, str], **settings: Any) -> Any:
+    config = config_of(**SMALL | data | settings, RUN_ID="steptime")
+    return record.Trainer(config, record.Runtime(config, {}), open_log())
+
+
+def train(trainer: Any, steps: int = 3) -> torch.Tensor:
+    """The losses of so many steps, and all weights after them."""
+    losses = []
+    with record.closing(trainer.batches()) as batches:
+        for _ in range(steps):
+            trainer.train_step(batches)
+            trainer.exchange.read(trainer.step)
+            losses.append(trainer.exchange.rows[0].loss)
+    weights = [p.detach().flatten().double() for p in trainer.model.parameters()]
+    return torch.cat([torch.tensor(losses, dtype=torch.float64), *weights])
+
+
+@pytest.fixture(scope="module")
+def plain(data: dict[str, str]) -> torch.Tensor:
+    return train(trainer_of(data))
+
+
+def casts(trainer: Any) -> int:
+    modules = trainer.model.modules()
+    return sum(getattr(module, "cast", None) is not None for module in modules)
+
+
+# How far a lever may be off, and whether it is at work.
+LEVERS = {
+    "CAST_ONCE=1": (0, lambda trainer: casts(trainer) == 4 * 3),
+    "FOLD_ONCE=1": (1e-5, lambda trainer: casts(trainer) == 2 * 3),
+    "CAST_ONCE=1 FOLD_ONCE=1": (1e-5, lambda trainer: casts(trainer) == 6 * 3),
+    "ADD_COMPILED=1": (0, lambda trainer: len(trainer.leaves) == len(trainer.adam.state) + 6 * 3),
+    "EXCHANGE=parts": (0, lambda trainer: len(trainer.exchange.parts) == 4),
+    "EXCHANGE=shards": (0, lambda trainer: trainer.exchange.share is not None),
+    "MUON_ONE_BANK=1": (1e-5, lambda trainer: len(trainer.muon.param_groups) == 3),
+    "TRAIN_PREFETCH=0": (0, lambda trainer: trainer.overlap.queue == 0),
+    "GRAD_CLIP_NORM=0.01": (None, lambda trainer: True),
+}
+
+
+@pytest.mark.parametrize("lever", LEVERS)
+def test_a_lever_gives_the_run_without_it(
+    lever: str, data: dict[str, str], plain: torch.Tensor
+) -> None:
+    """To the digit, or to rounding; in losses and weights. The gradient's norm is no lever."""
+    bound, at_work = LEVERS[lever]
+    trainer = trainer_of(data, **dict(word.split("=") for word in lever.split()))
+    found = train(trainer)
+    assert at_work(trainer)
+    off = (found - plain).abs().max()
+    assert off > 1e-3 if bound is None else off <= bound, off
+
+
+def test_resident_batches_are_not_read_again(data: dict[str, str], tmp_path: Path) -> None:
+    own = byte_data(tmp_path)
+    trainer = trainer_of(own, VAL_RESIDENT=1)
+    first = trainer.evaluate("first")[:2]
+    for path in tmp_path.glob("fineweb_val_*.bin"):
+        path.unlink()
+    assert trainer.evaluate("second")[:2] == first
+    assert trainer_of(data).evaluate("another")[:2] == first
+
+
+def test_shares_of_ranks_are_even() -> None:
+    """At the defaults, 8 ranks: so a reduce-scatter of equal parts carries little padding."""
+    with torch.device("meta"):
+        blocks = record.GPT(config_of(), torch.float32).blocks
+        matrices = [p for p in blocks.parameters() if p.ndim == 2 and len(p) > 2]
+    shares = record.share_out(matrices, 8)
+    assert sorted(map(id, sum(shares, []))) == sorted(map(id, matrices))
+    sizes = [sum(p.numel() for p in share) for share in shares]
+    assert max(sizes) * 8 <= 1.02 * sum(sizes)
+
+
+# The levers, in runs of the script.
+ALL_ON = {"CAST_ONCE": 1, "FOLD_ONCE": 1, "ADD_COMPILED": 1, "MUON_ONE_BANK": 1}
+ALL_ON |= {"FEWEST_MICRO_STEPS": 1, "ATTENTION_PROBE": 1, "VAL_RESIDENT": 1}
+
+
+def run(folder: Path, data: dict[str, str], **settings: Any) -> Finished:
+    done = run_trainer(folder, script=SCRIPT, **SMALL | data | {"VAL_LOSS_EVERY": 2} | settings)
     assert done.code == 0, done.err
-    return done.text
+    return done
 
 
-def test_a_run_on_the_cpu_is_eager_and_learns(plain: str) -> None:
-    assert "\noperators:none\n" in plain and "warning" not in plain
-    found = losses(plain, "train_loss")
-    assert len(found) == 3 and found[-1] < found[0] - 0.1
+def losses(done: Finished) -> list[float]:
+    return [float(value) for word in ("train_loss", "val_loss") for value in done.values(word)]
 
 
-@needs_triton
+@pytest.fixture(scope="module")
+def plain_run(data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return run(tmp_path_factory.mktemp("plain"), data)
+
+
+def test_a_run_with_all_levers(tmp_path: Path, data: dict[str, str], plain_run: Finished) -> None:
+    done = run(tmp_path, data, **ALL_ON, GRAD_ACCUM_STEPS=0)
+    assert losses(done) == pytest.approx(losses(plain_run), rel=2e-4)
+    assert "grad_accum_steps:1\n" in done.text  # not 8
+    assert re.search(r"^attention: (flash|math) [\d.]+ ms, (flash|math) ", done.text, re.M)
+    assert done.values("data_crc") == plain_run.values("data_crc")
+
+
 @pytest.mark.slow
-def test_a_run_with_operators_has_the_same_losses(tmp_path: Path, corpus: Any, plain: str) -> None:
-    fast = run_trainer(tmp_path, script=SCRIPT, **TINY, **corpus.env, TRITON_INTERPRET=1)
-    assert fast.code == 0, fast.err
-    assert "\noperators:mlp+qkv\n" in fast.text
-    for word in ("train_loss", "val_loss"):
-        assert losses(fast.text, word) == pytest.approx(losses(plain, word), abs=2e-4)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("clip", [0, 0.05])
+def test_ranks_exchange_in_parts_and_in_shards(
+    clip: float, tmp_path: Path, data: dict[str, str]
+) -> None:
+    """As whole. A checkpoint of shards has all averages: a run without them goes on from it."""
+    both = {"GRAD_CLIP_NORM": clip, "CHECKPOINT_EVERY": 2, "RUN_ID": "ranks"}
+    done = {
+        how: run(tmp_path / how, data, ranks=2, EXCHANGE=how, **both)
+        for how in ("whole", "parts", "shards")
+    }
+    wanted = losses(done["whole"])
+    assert losses(done["parts"]) == losses(done["shards"]) == pytest.approx(wanted, rel=1e-5)
+    checkpoint = tmp_path / "shards/checkpoints/ranks/step_00000002.pt"
+    resumed = run(tmp_path / "resumed", data, RESUME=checkpoint, **both)
+    assert losses(resumed)[-2:] == pytest.approx(wanted[-2:], rel=1e-5)
 
 
-# --- the folder -----------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_levers_compile(tmp_path: Path, data: dict[str, str], plain_run: Finished) -> None:
+    done = run(tmp_path, data, **ALL_ON, TORCH_COMPILE=1)
+    assert "warning" not in done.text
+    assert losses(done) == pytest.approx(losses(plain_run), rel=2e-4)
 
 
-def test_the_folder_is_accepted(tmp_path: Path) -> None:
-    folder = tmp_path / "records/track_non_record_16mb" / RECORD.name
-    shutil.copytree(RECORD, folder, ignore=shutil.ignore_patterns("__pycache__", "logs"))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "records/check.py"), str(folder), "--json"],
-        text=True,
-        capture_output=True,
-        timeout=120,
-    )
+# The folder.
+
+
+def test_the_folder_is_accepted() -> None:
+    command = [sys.executable, str(ROOT / "records/check.py"), str(RECORD)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_readme_has_the_numbers_of_the_log_and_claims_no_speed() -> None:
-    readme, submission = (
-        (RECORD / "README.md").read_text("utf-8"),
-        json.loads((RECORD / "submission.json").read_text()),
-    )
-    log = (RECORD / "train_seed1337.log").read_text("utf-8")
-    assert f"{submission['val_loss']:.8f}" in readme and f"{submission['val_bpb']:.8f}" in readme
-    assert f"{submission['bytes_total']:,}" in readme and f"{submission['bytes_code']:,}" in readme
-    assert "\noperators:none\n" in log
-    assert "not yet measured on a GPU" in readme
-    table = readme.split("## Measured\n", 1)[1].split("\n## ", 1)[0]
-    assert not re.search(r"\d ms\b", table)
-    for path in re.findall(r"\b(tests/[\w./]+\.py)\b", readme):
-        assert path == "tests/bench/steps.py" or (ROOT / path).exists(), path
+def test_the_script_is_written_as_all_code_here() -> None:
+    for arguments in (["format", "--check"], ["check"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--config"]
+        command += [str(ROOT / ".ruff.toml"), "--config", "extend-exclude=[]", str(SCRIPT)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_has_every_lever_and_the_numbers_of_the_log() -> None:
+    readme = (RECORD / "README.md").read_text("utf-8")
+    submission = json.loads((RECORD / "submission.json").read_text("utf-8"))
+    for name in ("val_loss", "val_bpb"):
+        assert f"{submission[name]:.8f}" in readme
+    for name in ("bytes_total", "bytes_code"):
+        assert f"{submission[name]:,}" in readme
+    levers = re.findall(r"^\| `(\w+)=", readme, re.M)
+    root = importlib.import_module("train_gpt")
+    assert sorted(set(levers)) == sorted(record.SETTINGS.keys() - root.SETTINGS.keys())
+    assert re.search(r"<!-- gpu:steptime -->\n.*<!-- /gpu -->", readme, re.DOTALL)

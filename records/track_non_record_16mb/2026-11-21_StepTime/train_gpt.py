@@ -1,1578 +1,2657 @@
 """Train a small GPT for the parameter-golf challenge: the best bits per byte in 16,000,000 bytes.
 
-  torchrun --standalone --nproc_per_node=8 train_gpt.py  (eight GPUs, or 1, 2, 4)
-  python train_gpt.py  (one process, GPU or CPU)
-  python train_gpt.py --help | --print-config  (environment variables | their values)
+On 8 GPUs (or 1, 2, 4):          torchrun --standalone --nproc_per_node=8 train_gpt.py
+One process, on a GPU or a CPU:  python train_gpt.py
+The settings; their values now:  python train_gpt.py --help | --print-config
 
-One pipeline feeds training and validation; off is a setting of it.
-Contents: CONFIG, RUNTIME, INSTRUMENTS, DATA, OPERATORS, MODEL, OPTIMIZERS,
-EVALUATION, ARTIFACT, CHECKPOINT, TRAINING, MAIN.
+One pipeline feeds training and validation: a thread reads tokens, a copy stream uploads them, the
+compute stream trains on them. Overlap off is a setting of that same pipeline, not another loader.
+
+CONFIG RUNTIME DATA OPERATORS MODEL OPTIMIZERS EXCHANGE EVALUATION ARTIFACT INSTRUMENTS TRAINING
+MAIN. The levers on the time of a step are settings, all off by default; README.md lists them.
+
+To change        edit
+a setting        a line in Config; BOUND, if it decides shapes or data
+the schedule     lr_multiplier (priming steps call it, too)
+the step line    Trainer.log_step: a `name:value` there is in the .jsonl as well
+data's order     Shards.__init__ for that of shards, BatchPlan.rows for that of batches
+what trains how  make_optimizers: a group of Muon's has matrices of one shape
 """
-import bisect, datetime, faulthandler, gzip, io, json, math, os, pickle, queue, re, resource, select, shlex, signal
-import sys, threading, time, uuid, zipfile, zlib
-from collections import defaultdict, namedtuple
+
+import copy
+import difflib
+import functools
+import inspect
+import io
+import json
+import math
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+import zipfile
+import zlib
+from bisect import bisect_right
+from collections import defaultdict, deque
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from itertools import islice
 from pathlib import Path
-from time import perf_counter as now
+from typing import Any, Literal, NamedTuple, NewType, get_args
 
-import numpy as np, sentencepiece, torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
+import numpy as np
+import sentencepiece
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import record_function
 
-# === CONFIG ===
-CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,skip_weights"
-# Kinds of settings: in words; from text to value, or an error.
-def within(low, below=2**63):
-	kind = type(low)
-	return f"{low:g} <= {kind.__name__} < {below:g}", lambda t: next(n for n in [kind(t)] if low <= n < below)
-def word(pattern, means=""): return means or pattern.replace("|", " or "), lambda t: re.fullmatch(pattern, t)[0]
-whole, count, share = within(0), within(1), within(0.0, 1.0)
-number, rate, positive = within(-1e18), within(0.0), within(1e-6)
-name, text = word(r"[.-]*\w[\w.-]*", "letters, digits, '.', '_', '-'"), word(r".*\S.*", "a value")
-flag = "0 or 1", {"0": False, "1": True}.__getitem__
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the operators are off then
+    triton = None
+
+# === CONFIG: a line `name: kind = default  # unit; meaning` is a setting; NAME=value sets it ===
+Count = NewType("Count", int)  # these three are only annotations
+Share = NewType("Share", float)
+Positive = NewType("Positive", float)
+KINDS = {  # the least value, the first one that is too large, and what to say
+    int: (0, 2**63, "a whole number from 0 on"),
+    Count: (1, 2**63, "a whole number from 1 on"),
+    float: (-1e300, math.inf, "a number"),
+    Share: (0, 1, "0 or more, below 1"),
+    Positive: (1e-300, math.inf, "more than 0"),
+}
+# Parts of tensors' names; some are names of the challenge's other scripts.
+CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight"
+CONTROLS += ",skip_weights"
+
 
 @dataclass(frozen=True)
 class Config:
-	"""Units, meanings: README.md."""
-	data_path: text = "./data/datasets/fineweb10B_sp1024"
-	tokenizer_path: text = "./data/tokenizers/fineweb_1024_bpe.model"
-	run_id: name = "random_uuid4"; seed: whole = 1337; val_progress_log_every: whole = 0; train_log_every: whole = 200
-	val_batch_size: count = 524_288; val_loss_every: whole = 1000; val_tokens: whole = 0
-	iterations: whole = 20_000; warmdown_iters: whole = 1200; warmup_steps: whole = 20
-	train_batch_tokens: count = 524_288; train_seq_len: count = 1024; max_wallclock_seconds: number = 600.0
-	vocab_size: within(1, 65_537) = 1024; num_layers: count = 9; model_dim: count = 512; num_heads: count = 8
-	num_kv_heads: count = 4; mlp_mult: count = 2; tie_embeddings: flag = True; rope_base: positive = 10_000.0
-	logit_softcap: positive = 30.0; qk_gain_init: number = 1.5
-	embed_lr: rate = 0.6; head_lr: rate = 0.008; tied_embed_lr: rate = 0.05; tied_embed_init_std: rate = 0.005
-	matrix_lr: rate = 0.04; muon_momentum: share = 0.95; muon_backend_steps: count = 5
-	muon_momentum_warmup_start: share = 0.85; muon_momentum_warmup_steps: whole = 500
-	scalar_lr: rate = 0.04; beta1: share = 0.9; beta2: share = 0.95; adam_eps: rate = 1e-8; grad_clip_norm: rate = 0.0
-	control_tensor_name_patterns: text = CONTROLS; int8_keep_float_fp32_name_patterns: text = CONTROLS
-	train_prefetch: flag = True; train_prefetch_queue: count = 2; train_copy_stream: flag = True
-	val_prefetch: flag = True; val_prefetch_queue: count = 2; val_copy_stream: flag = True
-	gpu_prefetch: count = 2; val_resident: flag = False; val_bytecount_device: word("cpu|cuda") = "cpu"
-	training_timing_breakdown: flag = False; training_timing_every: count = 200; trace_steps: whole = 0
-	data_verify: flag = False; data_stall_seconds: positive = 60.0
-	checkpoint_every: whole = 0; checkpoint_keep: count = 3; resume: ("", str.strip) = ""
-	device: word("auto|cuda|cpu") = "auto"; torch_compile: word("auto|0|1") = "auto"
-	grad_accum_steps: ("auto or a count", lambda t: t if t == "auto" else whole[1](t)) = 0
-	attention_backend: word("auto|fa3|cudnn|flash|math") = "auto"
-	operators: word("auto|0|qkv|mlp") = "auto"
-	@classmethod
-	def from_environment(cls, env):
-		"""(the settings, the default for a wrong one; faults)."""
-		values, faults = {"run_id": str(uuid.uuid4())}, []
-		for name in filter(env.__contains__, SETTINGS):
-			meaning, parse = SETTINGS[name].type
-			try: values[name.lower()] = parse(env[name])
-			except Exception:  # of any kind
-				faults.append(f"{name}={env[name]}: set {meaning}; default is {shown(SETTINGS[name].default)}")
-		if values.get("resume") == "auto" and "RUN_ID" not in env: faults.append("RESUME=auto: set RUN_ID")
-		return cls(**values), faults
-	def accumulation(self, W):
-		return max(1, SPANS_A_STEP // W) if self.grad_accum_steps in (0, "auto") else self.grad_accum_steps
-	def problems(self, W):
-		"""Every fault, on W ranks."""
-		return [f"{name.upper()}={shown(getattr(self, name))}: {text}" if name else text for name, text in (
-			*runtime_faults(self), *shape_faults(self, W), *tokenizer_faults(self), *dataset_faults(self))]
+    """The settings of a run, and their defaults: the challenge's."""
 
-def shape_faults(cfg, W):
-	"""(a setting, what is wrong, what to do)."""
-	heads, T, batch, steps = cfg.num_heads, cfg.train_seq_len, cfg.train_batch_tokens, cfg.accumulation(W)
-	rows, unit, need = batch // T, SPANS_A_STEP * T, W * steps * T
-	if gap := -cfg.model_dim % (2 * heads): yield "model_dim", f"must divide by 2 x NUM_HEADS: set {cfg.model_dim + gap}"
-	if heads % cfg.num_kv_heads:
-		yield "num_kv_heads", f"must divide NUM_HEADS={heads}: set {math.gcd(heads, cfg.num_kv_heads)}"
-	if gap := -batch % unit: yield "train_batch_tokens", f"must divide by 8 x TRAIN_SEQ_LEN: set {batch + gap}"
-	elif batch % need:
-		fit = next((f"{n}, or " for n in range(min(steps, rows // W) or 1, rows + 1) if rows % (W * n) == 0), "")
-		fit += f"TRAIN_BATCH_TOKENS={math.lcm(unit, need)}"
-		yield "grad_accum_steps", f"{W} ranks x {steps} steps must divide {rows} rows: set {fit}"
-	if cfg.val_batch_size < need: yield "val_batch_size", f"{W} ranks x {steps} steps, a row each: set at least {need}"
-	if cfg.trace_steps and cfg.training_timing_breakdown:
-		yield "trace_steps", "nothing overlaps with TRAINING_TIMING_BREAKDOWN=1: set one"
+    # data
+    data_path: str = "./data/datasets/fineweb10B_sp1024"  # folder; of fineweb_{train,val}_*.bin
+    tokenizer_path: str = "./data/tokenizers/fineweb_1024_bpe.model"  # file; .model or byte .json
+    run_id: str = ""  # name; of logs/<RUN_ID>.txt and .jsonl; empty: a random one
+    seed: int = 1337  # number; of the initial weights
+    # validation and logs
+    val_batch_size: Count = 524288  # tokens; a validation batch, over all ranks and micro-steps
+    val_loss_every: int = 1000  # steps; between validations, from step 0 on; 0: only at the end
+    val_tokens: int = 0  # tokens; validate on the first N only (never submit that); 0: all
+    val_progress_log_every: int = 0  # batches; between val_progress lines; 0: none
+    train_log_every: int = 200  # steps; between lines (steps 1-10 always); 0: none
+    # length
+    iterations: int = 20000  # steps; length of the run
+    warmdown_iters: int = 1200  # steps; the last ones, over which the learning rate falls to 0
+    warmup_steps: int = 20  # steps; priming, rolled back; not a learning-rate warm-up
+    train_batch_tokens: Count = 524288  # tokens; an optimizer step, over all ranks
+    train_seq_len: Count = 1024  # tokens; a row
+    max_wallclock_seconds: float = 600.0  # seconds; cap on training; <=0: none, and runs repeat
+    # model
+    vocab_size: Count = 1024  # tokens; that of the tokenizer
+    num_layers: Count = 9  # blocks; the first half feeds skips to the second
+    model_dim: Count = 512  # channels; width of the residual stream
+    num_heads: Count = 8  # heads; of queries
+    num_kv_heads: Count = 4  # heads; of keys and values
+    mlp_mult: Count = 2  # times; MLP width over MODEL_DIM
+    tie_embeddings: bool = True  # 0/1; the output head is the token embedding
+    rope_base: Positive = 10000.0  # number; base of the rotary wavelengths
+    logit_softcap: Positive = 30.0  # number; logits = cap * tanh(logits / cap)
+    qk_gain_init: float = 1.5  # number; initial gain of each query head
+    # optimizer
+    embed_lr: float = 0.6  # rate; Adam, untied embedding
+    head_lr: float = 0.008  # rate; Adam, untied head
+    tied_embed_lr: float = 0.05  # rate; Adam, tied embedding
+    tied_embed_init_std: float = 0.005  # number; initial deviation of the tied embedding
+    matrix_lr: float = 0.04  # rate; Muon, matrices of the blocks
+    scalar_lr: float = 0.04  # rate; Adam, vectors and scalars
+    muon_momentum: Share = 0.95  # number; Muon, after its warm-up
+    muon_backend_steps: Count = 5  # iterations; Newton-Schulz
+    muon_momentum_warmup_start: Share = 0.85  # number; Muon, at step 0
+    muon_momentum_warmup_steps: int = 500  # steps; linear ramp between the two
+    beta1: Share = 0.9  # number; Adam
+    beta2: Share = 0.95  # number; Adam
+    adam_eps: Positive = 1e-8  # number; Adam
+    grad_clip_norm: float = 0.0  # number; largest norm of the whole gradient; 0: off
+    # artifact
+    control_tensor_name_patterns: str = CONTROLS  # names; tensors of the blocks trained by Adam
+    int8_keep_float_fp32_name_patterns: str = CONTROLS  # names; small tensors stored in float32
+    # overlap and instruments
+    train_prefetch: bool = True  # 0/1; a thread reads the next batches ahead
+    train_prefetch_queue: Count = 2  # batches; kept ready on the host
+    train_copy_stream: bool = True  # 0/1; uploads run on a CUDA stream of their own
+    val_prefetch: bool = True  # 0/1; as TRAIN_PREFETCH, in validation
+    val_prefetch_queue: Count = 2  # batches; as TRAIN_PREFETCH_QUEUE, in validation
+    val_copy_stream: bool = True  # 0/1; as TRAIN_COPY_STREAM, in validation
+    gpu_prefetch: Count = 2  # batches; in flight on the device; 2: double buffering, 1: on demand
+    val_bytecount_device: Literal["cpu", "cuda"] = "cpu"  # device; that counts val_bpb's bytes
+    data_stall_seconds: Positive = 60.0  # seconds; a read that takes longer ends the run
+    training_timing_breakdown: bool = False  # 0/1; every phase timed alone, all overlap off
+    training_timing_every: Count = 200  # steps; between its lines (steps 1-10 always)
+    trace_steps: int = 0  # steps; traced with overlap on, to logs/<RUN_ID>.trace.json.gz; 0: none
+    # levers on the time of a step: what each should gain stands in README.md
+    qkv_operator: bool = False  # 0/1; queries, keys, values by one product and one Triton kernel
+    mlp_operator: bool = False  # 0/1; relu^2 and its gradient inside the products, in Triton
+    cast_once: bool = False  # 0/1; weights without a residual scale are cast once a step
+    fold_once: bool = False  # 0/1; weights with one are scaled and cast once a step
+    add_compiled: bool = False  # 0/1; one compiled function adds a micro-step's gradients up
+    exchange: Literal["whole", "parts", "shards"] = "whole"  # kind; of summing, see Exchange
+    muon_one_bank: bool = False  # 0/1; MLP matrices, one kind transposed, go in one batch
+    fewest_micro_steps: bool = False  # 0/1; as few as fit, where GRAD_ACCUM_STEPS is 0
+    max_autotune: bool = False  # 0/1; the compiler times kernels: minutes more at the start
+    coordinate_descent: bool = False  # 0/1; and their tiles: minutes more at the start
+    attention_probe: bool = False  # 0/1; the fastest backend here whose values are right
+    val_resident: bool = False  # 0/1; batches of validation stay on the device
+    # checkpoints
+    checkpoint_every: int = 0  # steps; between files in checkpoints/<RUN_ID>/; 0: only on a signal
+    checkpoint_keep: Count = 3  # files; the newest that stay
+    resume: str = ""  # auto or file; auto: the newest of RUN_ID, if any; empty: start anew
+    # device
+    device: Literal["auto", "cuda", "cpu"] = "auto"  # device; auto: cuda where there is one
+    torch_compile: Literal["auto", "0", "1"] = "auto"  # mode; auto: on with CUDA
+    attention_backend: Literal["auto", "fa3", "cudnn", "flash", "math"] = "auto"  # name; fastest
+    grad_accum_steps: int = 0  # micro-steps; of a step; 0: max(1, 8 / ranks); more save memory
 
-SETTINGS = {f.name.upper(): f for f in fields(Config)}
-FOREIGN = r"(EMA|SWA|TTT|QAT|LATE|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|VALUE)_\w+|(MUON|ADAM)_(WD|BETA2)|ROPE_DIMS"
-def shown(value): return f"{value:g}" if isinstance(value, float) else str(value * 1)  # as in the environment
-def similar(a, b, slips):
-	"""Damerau-Levenshtein distance at most `slips`."""
-	if a[:1] == b[:1]: return not a or similar(a[1:], b[1:], slips)
-	cuts = [(1, 0), (0, 1), (1, 1)] + [(2, 2)] * (a[:2] == b[1::-1])
-	return slips and any(similar(a[i:], b[j:], slips - 1) for i, j in cuts)
-def foreign_names(env):
-	"""(faults: nearly ours; warnings: other scripts' settings)."""
-	faults, others = [], []
-	for name in sorted(env.keys() - SETTINGS - {"MODEL_DIR"}):  # common, a letter from ours
-		near = (other for slips in range(2 + (len(name) >= 12)) for other in SETTINGS if similar(name, other, slips))
-		if re.fullmatch(FOREIGN, name): others.append(name)
-		elif best := next(near, ""): faults.append(f"{name}={env[name]}: no such setting: did you mean {best}?")
-	return faults, [f"set, but no settings here: {', '.join(others)}"] * bool(others)
+    def micro_steps(self, world_size):  # SPANS_PER_STEP: 8, see DATA
+        return self.grad_accum_steps or max(1, SPANS_PER_STEP // world_size)
+
+    def texts(self):
+        return {name.upper(): str(value) for name, value in asdict(self).items()}
+
+
+SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
+# A checkpoint is bound to these, which decide shapes and data. The others may change on RESUME.
+BOUND = "DATA_PATH TOKENIZER_PATH SEED TRAIN_BATCH_TOKENS TRAIN_SEQ_LEN VOCAB_SIZE NUM_LAYERS "
+BOUND += "NUM_HEADS NUM_KV_HEADS MODEL_DIM MLP_MULT TIE_EMBEDDINGS ROPE_BASE LOGIT_SOFTCAP"
+# Other trainers' names for ours, and settings that only other scripts have: they cost a warning.
+FOREIGN = {"LEARNING_RATE": "MATRIX_LR", "BATCH_SIZE": "TRAIN_BATCH_TOKENS", "N_EMBD": "MODEL_DIM"}
+FOREIGN |= {"SEQ_LEN": "TRAIN_SEQ_LEN", "N_LAYERS": "NUM_LAYERS", "MAX_STEPS": "ITERATIONS"}
+ELSEWHERE = r"(EMA|SWA|TTT|QAT|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED)_\w+|(MUON|ADAM)_(WD|BETA2)"
+ELSEWHERE += "|ROPE_DIMS|LATE_QAT|VALUE_RESIDUAL|WEIGHT_DECAY|DATA_VERIFY"
+
+
+def read_config(env):
+    """(Config, faults, warnings): a fault for every wrong value and every misspelt name."""
+    faults, warnings, patterns = [], [], env.get("CONTROL_TENSOR_NAME_PATTERNS") or CONTROLS
+    values = {"run_id": str(uuid.uuid4()), "int8_keep_float_fp32_name_patterns": patterns}
+    for name in filter(env.get, SETTINGS):  # an empty value is none
+        kind, text = SETTINGS[name], env[name]
+        words = {"0": False, "1": True} if kind is bool else {word: word for word in get_args(kind)}
+        least, end, wanted = KINDS.get(kind, (0, 0, " or ".join(words)))
+        try:
+            value = words[text] if words else getattr(kind, "__supertype__", kind)(text)
+            if kind in KINDS and not least <= value < end:
+                raise ValueError
+            values[name.lower()] = value
+        except (KeyError, ValueError):
+            faults.append(f"{name}={text}: set {wanted}, see --help")
+    not_meant = {"MODEL_DIR", "NUM_THREADS"}  # common names, a letter or two from ours
+    for name in sorted(env.keys() - SETTINGS.keys() - not_meant):
+        near = difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85)
+        if name in FOREIGN or re.fullmatch(ELSEWHERE, name):
+            instead = f": set {FOREIGN[name]}" if name in FOREIGN else ""
+            warnings.append(f"warning: {name} is no setting here{instead}")
+        elif near:
+            faults.append(f"{name}={env[name]}: no such setting: did you mean {near[0]}?")
+    return Config(**values), faults, warnings
+
+
+def find_faults(config, world_size, env):
+    """All that is wrong with the settings and what they name: a line each, with the remedy."""
+    batches, heads = world_size * config.micro_steps(world_size), config.num_heads
+    rows, unit = batches * config.train_seq_len, math.lcm(8, batches) * config.train_seq_len
+    uneven = 8 % batches and batches % 8  # so many micro-batches are neither parts of 8 nor n x 8
+    fit = 8 // math.gcd(8, world_size)
+    both = config.trace_steps and config.training_timing_breakdown
+    named = re.fullmatch(r"[\w.-]*\w[\w.-]*", config.run_id)
+    cuda = config.device != "cpu" and torch.cuda.is_available()
+    version = Path("/proc/driver/nvidia/version")
+    driver = "unknown driver" if Path("/dev/nvidiactl").exists() else ""
+    if version.exists():
+        driver = first_line(version.read_text())
+    lost = not cuda and (config.device == "cuda" or config.device == "auto" and driver)
+    build = f"torch {torch.__version__} (CUDA {torch.version.cuda}) and {driver or 'no driver'}"
+    crowd = cuda and int(env.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count()
+    checks = [  # (is it wrong?, setting, remedy)
+        (not named, "run_id", "it names files: set letters, digits, '.', '_', '-'"),
+        (config.resume == "auto" and not env.get("RUN_ID"), "resume", "set RUN_ID, too"),
+        (config.model_dim % (2 * heads), "model_dim", f"set a multiple of {2 * heads}"),
+        (heads % config.num_kv_heads, "num_kv_heads", f"set a divisor of {heads}"),
+        (config.vocab_size > 65536, "vocab_size", "shards hold uint16: set at most 65536"),
+        (uneven, "grad_accum_steps", f"x {world_size} ranks divide 8 or are n x 8: set {fit}"),
+        (config.train_batch_tokens % unit, "train_batch_tokens", f"set a multiple of {unit}"),
+        (config.val_batch_size < rows, "val_batch_size", f"set at least {rows}"),
+        (both, "trace_steps", "nothing overlaps with TRAINING_TIMING_BREAKDOWN=1: set one"),
+        (lost, "device", f"no GPU for {build}: install a torch that fits, or set cpu"),
+        (crowd, "device", "fewer than processes: see --nproc_per_node"),
+        (config.val_bytecount_device == "cuda" and not cuda, "val_bytecount_device", "set cpu"),
+    ]
+    faults = [f"{name.upper()}={getattr(config, name)}: {fix}" for bad, name, fix in checks if bad]
+    return faults + read_data(config)[1]
+
+
+def fewest_micro_steps(config, world_size):
+    """As few micro-steps as fit: a part of what every rank would have in 8 over all ranks.
+
+    A token's saved activations are 157 kB at the defaults (10.26 GB of 65,536 tokens): 17 numbers
+    a channel and block. With logits and their gradient in float32, no more than 80 % of the memory.
+    """
+    most = max(1, SPANS_PER_STEP // world_size)
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return 1
+    memory = 0.8 * torch.cuda.get_device_properties(0).total_memory
+    token_bytes = 2 * 17 * config.num_layers * config.model_dim + 12 * config.vocab_size
+    rank_bytes = token_bytes * config.train_batch_tokens / world_size
+    fitting = (n for n in (1, 2, 4, 8) if n < most and rank_bytes / n < memory)
+    return next(fitting, most)
+
+
+def read_data(config):
+    """({what: what all ranks must have alike of it}, faults) of the data that settings name."""
+    facts, faults = {}, []
+    try:
+        facts["the tokenizer"] = zlib.crc32(np.stack(ByteTable.of(config)).astype("<i4"))
+    except RunError as error:
+        faults.append(str(error))
+    for split in "train", "val":
+        try:
+            shards = Shards(config, split)
+            if not shards.growing:  # else on another machine there may be more of them by now
+                facts[f"the {split} shards"] = np.diff(shards.ends).tolist()
+            tokens = min(shards.ends[-1], config.val_tokens or 2**63)
+            if split == "val" and tokens <= config.train_seq_len:
+                faults.append(f"VAL_TOKENS={config.val_tokens}: too few for a row: set 0")
+        except RunError as error:
+            faults.append(str(error))
+    return facts, faults
+
+
 def print_help():
-	print(__doc__)
-	table = "\n".join(f"| `{name}` | - | - |" for name in SETTINGS)
-	with suppress(OSError, IndexError):
-		table = Path(__file__).with_name("README.md").read_text("utf-8").split("\n## Settings\n")[1]
-	for group, name, unit, meaning in re.findall(r"(?m)^### (.+)|^\| `(\w+)` \| (.*?) \| (.*) \|", table):
-		default = getattr(Config, name.lower(), "")
-		print(f"  {name}={shown(default)}  ({type(default).__name__}, {unit}) {meaning}" if name else f"\n{group}")
+    line = r'(?m)^    (\w+): (.+?) = "?(.*?)"?  # ([^;]+); '
+    source = inspect.getsource(Config).split('"""')[2].partition("    def ")[0]
 
-# === RUNTIME ===
-FIRST_WAIT_S = 300  # for ranks, where they first meet
-class RunError(Exception): """A foreseeable failure, in a line: what, where, which value, what to do."""
-class Stop(Exception): """Told to stop; others learn it in the next collective."""
-class Halt(Exception): """All ranks end after one step: (their signals' sum,) or (0, what is not finite)."""
-def first_line(error): return (str(error).strip() or repr(error)).splitlines()[0]
-def runtime_faults(cfg):
-	"""Of torch, devices; creates no context on one."""
-	version, driver = torch.__version__, "present" * os.path.exists("/dev/nvidia0")
-	with suppress(OSError): driver = Path("/proc/driver/nvidia/version").read_text()
-	if version < "2.6.dev": yield "", f"torch {version}: loads files unsafely: pip install torch==2.13.0"
-	if cfg.device != "cpu" and torch.cuda.is_available():
-		if int(ranks := os.getenv("LOCAL_WORLD_SIZE", 1)) > (count := torch.cuda.device_count()):
-			yield "", f"LOCAL_WORLD_SIZE={ranks}: {count} CUDA devices: set --nproc_per_node={count}"
-		return
-	if cfg.val_bytecount_device == "cuda": yield "val_bytecount_device", "no CUDA in use: set cpu"
-	if cfg.device == "cuda" or driver and cfg.device == "auto":
-		yield "device", (f"torch {version} (CUDA {torch.version.cuda}) sees no GPU (driver {first_line(driver or 'none')}, "
-			"see CUDA_VISIBLE_DEVICES): fit torch to it, or set DEVICE=cpu")
+    def shown(found):
+        name, kind, default, unit = found.groups()
+        default = {"True": "1", "False": "0", "CONTROLS": CONTROLS}.get(default, default)
+        return f"  {name.upper()}={default}  ({kind}, {unit}) "
 
-@dataclass
+    tell(__doc__ + re.sub(line, shown, source))
+
+
+# === RUNTIME: this process among its ranks, what it says, its files ===
+class RunError(Exception):
+    """A foreseeable failure, in one line: what, where, which value, what to do."""
+
+
+class HaltError(Exception):
+    """All ranks end after the same step: (a signal's number, or what is wrong)."""
+
+
+def first_line(error):
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def tell(text, stream="stdout"):
+    """Prints. A console that is full, closed or gone costs its text and nothing else."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(text, file=getattr(sys, stream), flush=True)
+
+
 class Runtime:
-	"""This process. Its main thread may sit in a collective: another hears signals, tells all ranks, ends long waits."""
-	rank: int = 0
-	world_size: int = 1
-	stall_seconds: float = 60.0
-	device, dtype, store, log = torch.device("cpu"), torch.float32, None, None
-	signum = meetings = longest_s = 0  # heard; begun; longest step
-	since, place, met = math.inf, "", frozenset()  # a wait for ranks: begun, where; ended, where
-	def start(self, cfg, env):
-		hears, wakes = os.pipe()
-		os.set_blocking(wakes, False)
-		signal.set_wakeup_fd(wakes)
-		for number in signal.SIGINT, signal.SIGTERM: signal.signal(number, lambda *_: None)
-		threading.Thread(target=self._watch, args=[hears], daemon=True).start()
-		if cfg.device != "cpu" and torch.cuda.is_available():
-			self.device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)))
-			torch.cuda.set_device(self.device)
-			if torch.cuda.get_device_capability() >= (8, 0): self.dtype = torch.bfloat16
-			torch.set_float32_matmul_precision("high")  # TF32 for products in float32
-		if "RANK" not in env: return
-		store = next(dist.rendezvous("env://", timeout=datetime.timedelta(0, FIRST_WAIT_S)))[0]
-		store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # one for all restarts
-		with suppress(AttributeError): self.store = dist.PrefixStore("watch", store.clone())  # own connection; torch >= 2.8
-		with self.waiting("start"):  # bounds all waits, so the group need not
-			dist.init_process_group("nccl" if self.cuda else "gloo", None, datetime.timedelta(1), self.world_size, self.rank,
-				store, device_id=self.device if self.cuda else None)
-	@property
-	def cuda(self): return self.device.type == "cuda"
-	@contextmanager
-	def waiting(self, place):
-		self.place, self.since = place, now()
-		yield
-		self.since, self.met = math.inf, self.met | {place}
-	def all_reduce(self, tensor, place): return self._meet(place, dist.all_reduce, tensor) or tensor  # a sum, in place
-	def begin(self, call, *args):
-		"""Begins a collective; returns its wait: a synchronisation point, on CUDA of the stream alone."""
-		work = self._meet("launch", lambda: call(*args, async_op=True))
-		return lambda: self._meet("reduction", work and work.wait)
-	def broadcast(self, value):
-		"""Rank 0's `value` on every rank. Synchronisation point: start and end of a run."""
-		return self._meet("broadcast", dist.broadcast_object_list, box := [value], 0, None, self.device) or box[0]
-	def _meet(self, place, call, *args):
-		"""Synchronisation point, but for a step's reductions: Control reads the tail."""
-		self.meetings += 1
-		with self.waiting(place):
-			try: result = dist.is_initialized() and call(*args)
-			except RuntimeError as error: raise RunError(f"rank {self.rank}: another rank died: {first_line(error)}")
-			if place not in ("launch", "reduction"): self.synchronize(place)
-		return result
-	def synchronize(self, place="device"):
-		"""Synchronisation point: when the device has done all it was given."""
-		if self.cuda:
-			with self.waiting(place): torch.cuda.synchronize()
-		return now()
-	def _watch(self, hears):
-		gone = suppress(AttributeError, RuntimeError)  # no group, or its store is
-		while now() - self.since <= self._limit_s():
-			heard = os.read(hears, 1)[0] if select.select([hears], [], [], 0.5)[0] else 0
-			with gone:
-				if heard: self.store.set("signal", str(heard))
-				self.store.set(str(self.rank), str(self.meetings))
-				heard = self.store.add("signal", 0)
-			self.signum = self.signum or heard
-		late = []
-		with gone: late = [f"rank {r}" for r in range(self.world_size) if self.store.add(str(r), 0) < self.meetings]
-		faulthandler.dump_traceback()
-		last_words(self.log, 1, "failed", f"rank {self.rank} waited {self._limit_s():.0f} s at the {self.place} for "
-			+ (", ".join(late) or "its device"))
-		os._exit(1)
-	def _limit_s(self):
-		if self.signum: return 5 + 2 * self.longest_s  # to leave
-		return max(self.stall_seconds + 60, 20 * self.longest_s) if self.place in self.met else FIRST_WAIT_S
-	def close(self): dist.is_initialized() and dist.destroy_process_group()
+    """This process: rank, device, dtype of the activations, and the first signal that it heard."""
+
+    def __init__(self, config, env):
+        self.rank, self.world_size = int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1))
+        self.micro_steps, self.signum = config.micro_steps(self.world_size), 0
+        self.cuda = config.device != "cpu" and torch.cuda.is_available()
+        self.device = torch.device(f"cuda:{env.get('LOCAL_RANK', 0)}" if self.cuda else "cpu")
+        native = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        self.dtype = torch.bfloat16 if native else torch.float32  # of the activations
+        self.hardware = torch.cuda.get_device_name(self.device) if self.cuda else os.uname().machine
+        # The host looks at a step's results so many steps later: then it need not wait for them.
+        self.steps_late = 2 if self.cuda else 0
+
+    def start(self, env):
+        """Signals, device, process group: from here on others can be met."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self.hear)
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision("high")  # TF32
+        if "RANK" in env:
+            timeout = timedelta(minutes=5)  # bounds every wait for other ranks
+            backend, device = ("nccl", self.device) if self.cuda else ("gloo", None)
+            # torchrun has one store for all restarts: a prefix keeps dead addresses out of it.
+            store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+            store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            ranks = {"rank": self.rank, "world_size": self.world_size, "store": store}
+            dist.init_process_group(backend, timeout=timeout, device_id=device, **ranks)
+
+    def hear(self, signum, frame):
+        """Only noted: the next exchange tells all ranks, and they end after the same step."""
+        self.signum = self.signum or signum
+        if signum == signal.SIGINT:
+            signal.signal(signum, signal.SIG_DFL)  # a second Ctrl-C ends this process at once
+
+    def synchronize(self):
+        """Synchronisation point: returns when the device has done all that it was given."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def all_reduce(self, tensor):
+        """Sums over the ranks, in place. Queued on CUDA; with gloo a synchronisation point."""
+        if dist.is_initialized():
+            dist.all_reduce(tensor)
+        return tensor
+
+    def issue(self, collective, *tensors):
+        """Begins one; its wait() holds up the compute stream, without CUDA the host. Or None."""
+        return collective(*tensors, async_op=True) if dist.is_initialized() else None
+
+    def broadcast(self, value):
+        """Rank 0's value, on every rank. Synchronisation point: at a run's ends, for a log line."""
+        box = [value]
+        if dist.is_initialized():
+            dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
+    def require_equal(self, facts):
+        """RunError, on all ranks, where a fact {name: value} is not the same on all of them."""
+        everyone = [facts] * self.world_size
+        if dist.is_initialized():
+            dist.all_gather_object(everyone, facts)
+        for name in sorted(set().union(*everyone)):
+            told = [(rank, theirs[name]) for rank, theirs in enumerate(everyone) if name in theirs]
+            ranks = {str(value): rank for rank, value in told}
+            if len(ranks) > 1:
+                who = ", ".join(f"{value} on rank {rank}" for value, rank in ranks.items())
+                raise RunError(f"ranks differ in {name}: {who}: make it the same on all")
+
 
 class RunLog:
-	"""Rank 0's console, logs/<RUN_ID>.txt, .jsonl; unless resumed, an older log is renamed."""
-	def __init__(self, run_id, enabled, resumed=False):
-		self.path, self.events = files = Path(f"logs/{run_id}.txt"), Path(f"logs/{run_id}.jsonl")
-		self.streams, self.lost, mark = {"stdout": enabled and sys.stdout}, set(), time.time_ns()
-		try:
-			for path in files * enabled:
-				path.parent.mkdir(exist_ok=True)
-				if path.exists() and not resumed: path.rename(path.with_suffix(f".{mark}{path.suffix}"))
-				self.streams[path] = path.open("a", encoding="utf-8")
-		except OSError as error: raise RunError(f"{path}: cannot open the log: {error.strerror}: run where you can write")
-	def write(self, text, *names):
-		"""A full disk or a closed terminal costs the log, not the run."""
-		for name in filter(self.streams.get, names):
-			try: print(text, file=self.streams[name], flush=True)
-			except OSError as error:
-				if name not in self.lost: print(f"warning: {name}: lines are lost: {error}", file=sys.stderr)
-				self.lost.add(name)
-	def console(self, text): self.write(text, "stdout")
-	def line(self, text): self.write(text, self.path, "stdout")
-	def event(self, name, **kw): self.write(json.dumps(dict(event=name, time=round(time.time(), 3), **kw)), self.events)
-	def say(self, event, template, **fields):
-		self.line(template.format(*fields.values()))
-		self.event(event, **fields)
+    """Rank 0's log: the console, logs/<RUN_ID>.txt for people, logs/<RUN_ID>.jsonl for tools."""
 
-def words(fields, digits=2):
-	return " ".join(f"{k}:{v:.{digits}f}" if isinstance(v, float) else f"{k}:{v}" for k, v in fields.items())
-def write_atomic(path, data):
-	temporary = path.with_suffix(f".{os.getpid()}.tmp")
-	try:
-		with open(temporary, "wb") as file: file.write(data), file.flush(), os.fsync(file.fileno())
-		os.replace(temporary, path)
-	except OSError as error: raise RunError(f"{path}: cannot write {len(data)} bytes: {error.strerror}: free the disk")
-	finally: temporary.unlink(missing_ok=True)
+    def __init__(self, run_id, enabled=True, resumed=False):
+        self.path, self.enabled = Path("logs", f"{run_id}.txt"), enabled
+        when = time.strftime("%Y%m%d-%H%M%S")
+        for path in (self.path, self.path.with_suffix(".jsonl"), Path("checkpoints", run_id)):
+            if enabled and not resumed and path.exists():  # an older run keeps what is its own
+                path.rename(path.with_name(f"{path.stem}.{when}{path.suffix}"))
 
-# === INSTRUMENTS ===
-def timed_event(): return torch.cuda.Event(enable_timing=True, blocking=True)
-def recorded(): return torch.cuda.current_stream().record_event(timed_event())
-HOST, DEVICE, COPY = "main thread", "compute stream", "copy stream"  # tracks
-TRACE_EVENTS = 150_000  # below 20 MB uncompressed
-@dataclass
-class Clock:
-	"""Training time in ms; both edges are synchronisation points."""
-	rt: Runtime
-	total_ms, since, edge = 0.0, math.inf, None
-	def now_ms(self): return self.total_ms + 1e3 * max(0.0, now() - self.since)
-	def ms_at(self, event): return self.total_ms + max(0.0, self.edge.elapsed_time(event))
-	def start(self): self.edge, self.since = self.rt.cuda and recorded(), self.rt.synchronize()
-	def stop(self): self.total_ms, self.since = self.rt.synchronize() and self.now_ms(), math.inf
-def forecast(rt, log, unit, count, *, pieces=1, cap_s=0.0, compiles=False):
-	"""Advanced as pieces of work begin and end; the first (but what compiles) tells how long all take."""
-	yield from [None] * 2 * compiles
-	start = rt.synchronize()  # a synchronisation point, and the next
-	yield
-	unit_s = pieces * (rt.synchronize() - start)
-	total_s = min(count * unit_s, max(0, cap_s) or math.inf)
-	hint = f"; on a CPU try `{QUICKSTART}`" * (total_s > 600 and not rt.cuda)
-	log.console(f"({unit}: {unit_s:.3g} s each, {total_s / 60:.1f} min in all{hint})")
-	while True: yield
+    def console(self, text):
+        if self.enabled:
+            tell(text)
 
-@dataclass
-class Spans:
-	"""Instruments, off. `with spans("forward"):` marks a phase."""
-	cfg: Config = None
-	rt: Runtime = None
-	log: RunLog = None
-	nothing = nullcontext()
-	def __call__(self, name, track=DEVICE): return self.nothing
-	__post_init__ = instant = handed = step_done = close = lambda *_: None
-	@contextmanager
-	def phase(self, name, track=DEVICE):
-		begin = self.mark(track)
-		yield
-		self.add(name, track, begin, self.mark(track))
-class Breakdown(Spans):
-	"""Each phase alone, between two synchronisation points."""
-	__call__ = Spans.phase
-	def __post_init__(self):
-		self.ms, self.steps, self.since = defaultdict(float), [], now()
-		self.log.line("timing_breakdown:enabled: no overlap, two waits a phase")
-	def mark(self, track):
-		if track.endswith("reader"): return 0.0  # no CUDA work
-		self.add("sync", track, now(), end := self.rt.synchronize())
-		return end
-	def add(self, name, track, begin, end):
-		if name == "validate": self.ms.clear()  # of its own phases
-		self.ms[name] += 1e3 * (end - begin)
-	def step_done(self, step):
-		ms, self.ms, n = self.ms, defaultdict(float), self.cfg.accumulation(self.rt.world_size)
-		start, self.since = self.since, now()
-		self.steps.append((ms["input_wait"] + ms["h2d"], 1e3 * (self.since - start) - ms["validate"]))
-		if step > 10 and step % self.cfg.training_timing_every: return
-		self.log.line(f"timing_breakdown step:{step} micro_steps:{n} " + words(dict(batch_cpu_ms=ms["input_wait"] / n,
-			batch_h2d_ms=ms["h2d"] / n, forward_ms=ms["forward"] / n, backward_ms=ms["backward"] / n,
-			grad_clip_ms=ms["grad_clip"], optimizer_ms=ms["optimizer"], val_ms=ms["validate"], explicit_sync_ms=ms["sync"]))
-			+ " (per_optimizer_step; forward/backward/batch averaged over micro_steps; "
-			f"grad_accum_steps={n}) reduce_ms:{ms['reduce']:.2f}")
-	def close(self):
-		if not self.steps: return
-		(x, y), self.steps = np.mean(self.steps, 0), []
-		self.log.line(f"overlappable: {x:.2f} ms of {y:.2f} ms a step ({100 * x / y:.2f} %): "
-			"the most that overlap can win here")
-class Trace(Spans):
-	"""What ran when in steps with overlap on and, cut, one validation; the device's by its clock."""
-	def __post_init__(self):
-		self.steps, self.on, self.events = min(self.cfg.trace_steps, self.cfg.iterations), True, []
-		self.base = self.rt.synchronize() and self.mark(DEVICE)  # synchronisation point: their times meet
-		self.instant("warm_up_end", HOST)
-	def mark(self, track): return now(), self.rt.cuda and track in (DEVICE, COPY) and recorded()  # host's s, device's time
-	def __call__(self, name, track=DEVICE):
-		if name == "validate": self.on, self.steps = self.steps == 0, self.steps or -1  # the first after the steps
-		return self.phase(name, track) if self.on else self.nothing
-	def add(self, *event):
-		if len(self.events) < TRACE_EVENTS: self.events.append(event)
-	def instant(self, name, track, **kind):
-		if self.on: self.add(name, track, self.mark(HOST), kind or dict(ph="i", s="p"))
-	def handed(self, pipe):
-		self.on = self.steps > 0 if pipe.name == "train" else self.on and pipe.handed <= 50
-		self.instant(f"{pipe.name} queues", HOST, ph="C", args=dict(host=pipe.ready.qsize(), device=pipe.taken - pipe.handed))
-	def step_done(self, step): self.steps -= self.steps > 0
-	def rows(self):
-		"""Chrome's format, in microseconds."""
-		tracks = {}  # name -> thread id
-		def micros(a, b): return 1e3 * a[1].elapsed_time(b[1]) if b[1] else 1e6 * (b[0] - a[0])
-		for name, track, begin, end in self.events:
-			if track == DEVICE and not begin[1]: track = HOST
-			yield dict(name=name, pid=0, tid=tracks.setdefault(track, len(tracks)), ts=micros(self.base, begin),
-				**(end if isinstance(end, dict) else dict(ph="X", dur=micros(begin, end))))
-		for track, tid in tracks.items(): yield dict(name="thread_name", ph="M", pid=0, tid=tid, args={"name": track})
-	def close(self):
-		path, self.close, self.on = self.log.path.with_suffix(".trace.json.gz"), super().close, False
-		try:
-			self.rt.synchronize()  # synchronisation point
-			write_atomic(path, gzip.compress(json.dumps(dict(traceEvents=[*self.rows()])).encode()))
-			self.log.line(f"trace: {path}")
-		except (RunError, RuntimeError) as error: self.log.line(f"warning: no trace: {first_line(error)}")
+    def line(self, text, event=None, **values):
+        """For people. As an event it is for tools, too: train_time:9ms is "train_time_ms": 9."""
+        self.console(text)
+        self.write(".txt", text)
+        if event:
+            # A number with its unit, of step:9/60 the 9; a checksum is no number.
+            number = r"(?<!crc:)(-?[\d.]+(?:e[-+]?\d+)?|nan|inf)(ms|s|%|)(?=[\s/]|$)"
+            words, suffixes = {}, {"": "", "ms": "_ms", "s": "_s", "%": "_percent"}
+            for name, value, unit, word in re.findall(rf"(\w+):(?:{number}|(\S+))", text):
+                suffix = suffixes[unit]
+                words[name.removesuffix(suffix) + suffix] = word or float(value)
+            self.event(event, **words | values)
 
-def batch_sum(x, y): return (3 * x + y).ravel().cumsum(0).sum()  # by position, int64, wraps
-class Verify:
-	"""A batch's sum as read, above 32 bits of digest, against that of x and y after use."""
-	checked = 0
-	def __init__(self, on, log): self.on, self.log, self.pending = on, log, []
-	def consumed(self, pipe, batch, place):
-		if not self.on: return
-		slot, (x, y, digest) = (pipe.handed - 1) % (pipe.slots or pipe.overlap.queue + 1), batch  # used in turn
-		self.pending.append((f"{pipe.who}, {place}, slot {slot}", digest >> 32, batch_sum(x, y)))
-		self.checked += 1
-		if len(self.pending) >= 1024: self.settle()
-	def settle(self, total=False):
-		"""Synchronisation point; RunError: a batch changed in use."""
-		for where, read, held in self.pending:
-			if held.item() != read: raise RunError(f"{where}: the batch was overwritten in use: set GPU_PREFETCH=1")
-		self.pending.clear()
-		if total and self.on: self.log.line(f"data_verify: {self.checked} batches, unchanged in use")
+    def event(self, name, **values):
+        self.write(".jsonl", json.dumps({"event": name, "time": round(time.time(), 3), **values}))
 
-# === DATA ===
-SPANS_A_STEP = 8  # of TRAIN_BATCH_TOKENS / 8 + 1 tokens: the challenge's order
-HEADER_BYTES, CRC = 1024, 0xFFFFFFFF  # of a shard (a token has 2); of a sum
-QUICKSTART = "python3 data/quickstart.py"
-def shard_tokens(path):
-	"""How many; RunError if it is not whole."""
-	try: (magic, version, n, *_), size = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0), stamp(path)[0]
-	except OSError as error: raise RunError(f"{path}: {error.strerror}: make it readable")
-	if (magic, version, size) == (20240520, 1, whole := HEADER_BYTES + 2 * n) and n > 0: return n
-	raise RunError(f"{path}: no whole shard: magic {magic}, version {version} (not 20240520, 1), {size} bytes "
-		f"({n} tokens need {whole}): delete it, fetch anew")
-def stamp(file): return (found := os.stat(file)).st_size, found.st_mtime_ns
+    def write(self, suffix, text):
+        try:
+            if self.enabled:
+                self.path.parent.mkdir(exist_ok=True)
+                with open(self.path.with_suffix(suffix), "a", encoding="utf-8") as file:
+                    print(text, file=file)
+        except OSError as error:  # a full disk costs lines, not the run
+            tell(f"warning: {self.path}: lines are lost: {error}", "stderr")
+
+
+def write_atomic(path, data, stall_seconds=60.0):
+    """The file appears whole, or not at all and an older one stays. Returns what went wrong."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    slow = threading.Timer(stall_seconds, tell, [f"waiting for the disk: {path}", "stderr"])
+    slow.daemon = True
+    slow.start()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        return ""
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return f"{path}: cannot write {len(data)} bytes: {error.strerror}"
+    finally:
+        slow.cancel()
+
+
 def read_json(path):
-	with suppress(OSError, ValueError): return dict(json.loads(path.read_bytes()))
-	return {}
-def promised(folder, split):
-	"""Shards, by the manifest; 0: unknown."""
-	try: return sum(d["stats"][f"files_{split}"] for d in read_json(folder / "../../manifest.json")["datasets"]
-		if d["name"] == folder.resolve().name)
-	except (KeyError, TypeError): return 0
-def producing(folder):
-	"""What the producer there last said; {}: none."""
-	state = read_json(folder / ".producing")
-	return {"error": "has died"} | state if time.time() - state.get("time", math.inf) > 30 else state
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+# === DATA: from shards to batches, ahead of time ===
+#  shard files --readinto--> slot.read (pinned) --copy--> slot.tokens --widen--> slot.x, slot.y
+#               reader thread      (uint16)   copy stream   (uint16) compute stream  (int64)
+# Training and validation, overlap on and off are settings of one Pipeline. On a CPU there is no
+# copy, and the reader widens, too.
+#
+# The order is the challenge's, made for 8 ranks. A step's tokens are 8 spans, one behind the other.
+# In a span x is all but the last token and y all but the first, so its rows share one token more
+# than they have. With rows of 4 tokens and spans of 2 rows, a span takes 9 tokens:
+#    row 0: tokens 0-4   row 1: tokens 4-8   |   row 2: tokens 9-13   row 3: tokens 13-17   | ...
+SPANS_PER_STEP = 8
+HEADER_BYTES = 1024  # of a shard: 256 int32: magic number, version, number of tokens; then uint16
+GET_DATA = "run `python3 data/quickstart.py`, or data/cached_challenge_fineweb.py"
+
 
 class Shards:
-	"""A split's files by name, an endless stream; a live producer's join in turn."""
-	awaited = None
-	def __init__(self, folder, split):
-		self.folder, self.paths, self.ends, self.stamps = Path(folder), [], [0], []
-		self.growing = split == "train" and "error" not in (producing(self.folder) or "error")
-		for path in sorted(self.folder.glob(f"fineweb_{split}_*.bin")):
-			if not self.growing or path == self.following(): self.add(path)
-	@property
-	def total(self): return sys.maxsize if self.growing else self.ends[-1]
-	def following(self): return self.folder / f"fineweb_train_{len(self.paths):06}.bin"
-	def add(self, path):
-		self.ends.append(self.ends[-1] + shard_tokens(path))
-		self.paths.append(path), self.stamps.append(stamp(path))
-	def await_token(self, token, reader):  # until on disk, or the set complete
-		moved, done = now(), None
-		while self.growing and token >= self.ends[-1] and not reader.closed:
-			state, path = producing(self.folder), self.following()
-			if path.exists(): self.add(path)
-			elif self.paths and (not state or state.get("shards_promised") == len(self.paths)): self.growing = False
-			elif not state or "error" in state or now() - moved > reader.rt.stall_seconds:
-				raise RunError(f"{path} will not come: its producer {state.get('error', 'stands still')}")
-			else:
-				if done != (said := state.get("progress")): moved, done = now(), said
-				if path != self.awaited: reader.rt.log.say("stall", "waiting for {}: it is being made", shard=str(path))
-				self.awaited = path
-				time.sleep(0.05)
-	def pieces(self, first, count):
-		"""A stretch as (epoch, file index, byte offset, bytes)."""
-		while count:
-			epoch, at = divmod(first, self.total)
-			i = bisect.bisect(self.ends, at) - 1
-			n = min(count, self.ends[i + 1] - at)
-			yield epoch, i, HEADER_BYTES + 2 * (at - self.ends[i]), 2 * n
-			first, count = first + n, count - n
+    """A split's shards in the order of their names, as one endless stream of tokens.
 
-def dataset_faults(cfg):
-	folder = Path(cfg.data_path)
-	for split in "train", "val":
-		paths, tokens = sorted(folder.glob(f"fineweb_{split}_*.bin")), 0
-		if not (paths or Shards(folder, split).growing):
-			yield "data_path", f"no fineweb_{split}_*.bin: {where_else(cfg, 'data_path')}"
-		elif split == "val" and len(paths) < (whole := promised(folder, split)):
-			yield "data_path", f"{len(paths)} of {whole} val shards: fetch all"
-		for path in paths:
-			try:
-				tokens, ids = tokens + shard_tokens(path), np.memmap(path, "<u2", "r", HEADER_BYTES)
-				if (worst := np.r_[ids[:32768], ids[-32768:]].max()) >= cfg.vocab_size:
-					yield "vocab_size", f"{path} holds token {worst}: set its tokenizer's, or DATA_PATH"
-			except RunError as error: yield "", str(error)
-	if tokens and cut_val_tokens(cfg, tokens) == 1:  # of val, the last
-		yield "train_seq_len", f"{tokens} val tokens (VAL_TOKENS={cfg.val_tokens}) make no row: set less"
-def where_else(cfg, name):
-	for parent in Path.cwd().parents:
-		if (found := parent / getattr(cfg, name)).exists(): return f"set {name.upper()}={found.resolve()}"
-	return f"make: `{QUICKSTART} --prepare-only`; fetch: `python3 data/cached_challenge_fineweb.py --variant sp1024`"
-def cut_val_tokens(cfg, total):  # whole rows, and one more to predict
-	return (min(total, cfg.val_tokens or total) - 1) // (T := cfg.train_seq_len) * T + 1
-class BatchPlan(namedtuple("BatchPlan", "seq_len span_rows first_row stride batch_rows end_row")):
-	"""A rank's rows of seq_len + 1 tokens, by arithmetic, never by timing. stride: batch to batch."""
-	@classmethod
-	def train(cls, cfg, rank, W):  # micro-step k % accumulation of step k // accumulation
-		n = (rows := cfg.train_batch_tokens // (T := cfg.train_seq_len)) // (W * cfg.accumulation(W))
-		return cls(T, rows // SPANS_A_STEP, rank * n, W * n, n, sys.maxsize)
-	@classmethod
-	def val(cls, cfg, tokens, rank, W):
-		rows = (tokens - 1) // (T := cfg.train_seq_len)
-		first, end = rows * rank // W, rows * (rank + 1) // W
-		n = min(cfg.val_batch_size // (W * cfg.accumulation(W)) // T, end - first) or 1
-		return cls(T, rows, first, n, n, end)
-	def num_batches(self): return -((self.first_row - self.end_row) // self.stride)
-	def rows(self, k): return range(first := self.first_row + k * self.stride, min(first + self.batch_rows, self.end_row))
-	def token(self, row): return row * self.seq_len + row // self.span_rows  # a span's last begins no row
-	def tokens(self, rows):
-		"""Of a batch: the first, how many."""
-		return (first := self.token(rows.start)), self.token(rows.stop - 1) + self.seq_len + 1 - first
-	def last_token(self, rows):  # of the step: every rank waits for it
-		return self.token(rows.start // (n := SPANS_A_STEP * self.span_rows) * n + n) - 1
-	def segments(self, rows):
-		"""(row, end, token) in the batch, cut by spans."""
-		first, n = rows.start, self.span_rows
-		cuts = [first, *range(first - first % n + n, rows.stop, n), rows.stop]
-		return [(a - first, b - first, self.token(a) - self.token(first)) for a, b in zip(cuts, cuts[1:])]
+    A set may still be made while it is read: its producer (data/producer.py) keeps .producing
+    fresh, and its shards join in the order of their numbers, whenever they come.
+    """
+
+    def __init__(self, config, split, log=None):
+        self.folder, self.log = Path(config.data_path).resolve(), log
+        self.stall_seconds, self.vocab_size = config.data_stall_seconds, config.vocab_size
+        self.paths, self.ends = [], [0]  # ends[i]: tokens in the first i shards
+        producer = read_json(self.folder / ".producing") if split == "train" else {}
+        self.growing = bool(producer) and "error" not in producer  # more shards will come
+        self.promised = producer.get("shards_promised") or 0
+        with suppress(AttributeError, TypeError, ValueError):  # a manifest of another kind
+            for entry in read_json(self.folder / "../../manifest.json").get("datasets", []):
+                if entry.get("name") == self.folder.name and not self.growing:
+                    self.promised = int(entry.get("stats", {}).get(f"files_{split}", 0))
+        for path in sorted(self.folder.glob(f"fineweb_{split}_*.bin")):
+            if not self.growing or path == self.next_path():
+                self.add(path)
+        wanted = max(1, self.promised) if split == "val" else 1
+        if not self.growing and len(self.paths) < wanted:
+            files = f"{len(self.paths)} of {wanted} or more fineweb_{split}_*.bin"
+            raise RunError(f"DATA_PATH={config.data_path}: {files}: {GET_DATA}")
+
+    def next_path(self):
+        return self.folder / f"fineweb_train_{len(self.paths):06d}.bin"
+
+    def add(self, path):
+        try:
+            size = path.stat().st_size if path.is_file() else 0  # a pipe would be waited for
+            magic, version, tokens = np.fromfile(path, "<i4", 3).tolist() if size > 11 else [0] * 3
+        except OSError as error:
+            raise RunError(f"{path}: no shard: {first_line(error)}: move it away") from error
+        if (magic, version, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
+            begins = f"{magic}, {version}, {tokens} tokens in {size} bytes"
+            raise RunError(f"{path}: no whole shard ({begins}): fetch it anew, or move it away")
+        self.paths, self.ends = [*self.paths, path], [*self.ends, self.ends[-1] + tokens]
+
+    def wait_for(self, token, told_to_stop):
+        """Returns when `token` is on the disk, or when the set is complete without it."""
+        progress, since = None, time.monotonic()  # a producer whose progress moves is at work
+        while self.growing and token >= self.ends[-1] and not told_to_stop():
+            said, path = read_json(self.folder / ".producing"), self.next_path()
+            self.promised = said.get("shards_promised") or self.promised
+            if said.get("progress") != progress:
+                progress, since = said.get("progress"), time.monotonic()
+            complete = len(self.paths) == self.promised or not (self.promised or said)
+            if path.is_file():
+                self.add(path)
+            elif self.paths and complete:
+                self.growing = False
+            elif not said or "error" in said or time.monotonic() - since > self.stall_seconds:
+                reason = said.get("error", "makes no progress" if said else "has left")
+                raise RunError(f"{path} will not come: its producer {reason}")
+            else:
+                if self.log:
+                    self.log.line(f"waiting for {path}: it is being made")
+                    self.log.event("stall", shard=str(path))
+                self.log = None  # once is enough
+                time.sleep(0.05)
+
+    def pieces(self, first, count):
+        """Where the `count` tokens from `first` on are: (path, byte offset, bytes), ..."""
+        while count:
+            position = first if self.growing else first % self.ends[-1]
+            shard = bisect_right(self.ends, position) - 1
+            here = min(count, self.ends[shard + 1] - position)
+            yield self.paths[shard], HEADER_BYTES + 2 * (position - self.ends[shard]), 2 * here
+            first, count = first + here, count - here
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which rows are batch k of this rank: arithmetic, so that timing can change nothing."""
+
+    seq_len: int
+    span_rows: int
+    first_row: int  # of this rank's batch 0
+    stride: int  # rows from one batch of this rank to its next
+    batch_rows: int
+    end_row: int
+    first_batch: int = 0  # where to begin
+
+    @classmethod
+    def train(cls, config, runtime, step=0):
+        """In micro-step m, rank r has part m * ranks + r of the step's rows."""
+        seq_len, rank, ranks = config.train_seq_len, runtime.rank, runtime.world_size
+        step_rows, first_batch = config.train_batch_tokens // seq_len, step * runtime.micro_steps
+        rows, span_rows = step_rows // (ranks * runtime.micro_steps), step_rows // SPANS_PER_STEP
+        return cls(seq_len, span_rows, rank * rows, ranks * rows, rows, sys.maxsize, first_batch)
+
+    @classmethod
+    def val(cls, config, runtime, tokens):
+        """The split is one span, of which every rank has one stretch."""
+        seq_len, rank, ranks = config.train_seq_len, runtime.rank, runtime.world_size
+        total = (min(tokens, config.val_tokens or tokens) - 1) // seq_len
+        first, end = total * rank // ranks, total * (rank + 1) // ranks
+        rows = min(config.val_batch_size // (ranks * runtime.micro_steps) // seq_len, end - first)
+        return cls(seq_len, total, first, max(1, rows), max(1, rows), end)
+
+    @property
+    def num_batches(self):
+        return math.ceil((self.end_row - self.first_row) / self.stride)
+
+    def rows(self, k):
+        """Another order of batches is another `rows`. RESUME follows it: it begins at another k."""
+        first = self.first_row + k * self.stride
+        return range(first, min(first + self.batch_rows, self.end_row))
+
+    def first_token(self, row):
+        return row * self.seq_len + row // self.span_rows  # each span before it has one token more
+
+    def tokens(self, rows):
+        """(first token, tokens, spans) of consecutive rows: a part of a span, or some whole ones"""
+        spans = max(1, len(rows) // self.span_rows)
+        return self.first_token(rows.start), len(rows) * self.seq_len + spans, spans
+
+    def last_token_of_step(self, rows):
+        step_rows = SPANS_PER_STEP * self.span_rows
+        return self.first_token((rows.start // step_rows + 1) * step_rows) - 1
+
+    def widen(self, rows, tokens, x, y):
+        """uint16 tokens of some rows -> int64 x and y (B, T), in numpy or torch."""
+        filled, (_, count, spans) = len(rows), self.tokens(rows)
+        by_span = tokens[:count].reshape(spans, -1)  # several, where a rank has more than its 8th
+        x[:filled].reshape(spans, -1)[:] = by_span[:, :-1]
+        y[:filled].reshape(spans, -1)[:] = by_span[:, 1:]
+        x[filled:], y[filled:] = 0, -100  # no targets; another shape would be compiled anew
+
+
 def data_crc(plan, rows, tokens):
-	"""The rows' crc32, begun with their numbers, summed: the same for any ranks."""
-	T, n, data, first = plan.seq_len, plan.span_rows, memoryview(tokens), plan.token(rows.start)
-	return sum(zlib.crc32(data[(at := row * T + row // n - first):at + T + 1], row) for row in rows) & CRC
-def widen(tokens, x, y, segments):
-	"""uint16 -> int64 x, y (rows, T); numpy or tensors. Spare rows: no targets (-100)."""
-	T = x.shape[1]
-	for row, end, begin in segments:
-		part = tokens[begin:begin + (end - row) * T + 1]
-		x[row:end], y[row:end] = part[:-1].reshape(-1, T), part[1:].reshape(-1, T)
-	if end < len(y): x[end:], y[end:] = 0, -100
+    """A checksum of rows and their numbers, whose sum over batches is equal for any ranks."""
+    data, first, T = memoryview(tokens), plan.first_token(rows.start), plan.seq_len
+    starts = {row: plan.first_token(row) - first for row in rows}
+    return sum(zlib.crc32(data[i : i + T + 1], row) for row, i in starts.items()) & 0xFFFFFFFF
 
-class Overlap(namedtuple("Overlap", "queue copy_stream device_slots resident words")):
-	"""A split's settings, less what is ruled out. queue, device_slots: 0: no prefetch, no CUDA."""
-	@classmethod
-	def of(cls, cfg, split, cuda):
-		off, no_cuda = "(timing_breakdown)" * cfg.training_timing_breakdown, "(no_cuda)" * (not cuda)
-		early, apart, depth = (getattr(cfg, split + name) for name in ("_prefetch", "_copy_stream", "_prefetch_queue"))
-		gone, keep = off or no_cuda, split == "val" and cfg.val_resident
-		on, stream, stay = early and not off, apart and not gone, keep and not gone
-		slots, on_demand = cuda * (on * cfg.gpu_prefetch or 1), "(prefetch_off)" * (not on)
-		words = f"prefetch:{on}{off * early} copy_stream:{stream}{gone * apart} prefetch_queue:{on * depth}{on_demand}"
-		if split == "val": words = (f"overlap:{on or stream} {words} bytecount_device:{cfg.val_bytecount_device} "
-			f"resident:{stay:d}{gone * keep}")
-		words += f" gpu_prefetch:{slots}{no_cuda or on_demand * (slots != cfg.gpu_prefetch)}"
-		return cls(on * depth, stream, slots, stay, words)
+
+class Overlap(NamedTuple):
+    """What overlaps in a split: its settings, less what is ruled out here."""
+
+    queue: int  # batches read ahead; 0: each is read when it is asked for
+    copy_stream: bool
+    device_slots: int  # 2: one uploads while one is in use; 1: uploaded on demand; 0: no CUDA
+    words: str = ""  # for the log: what is on, or why not
+
+    @classmethod
+    def of(cls, config, split, cuda):
+        prefetch = getattr(config, f"{split}_prefetch")
+        stream = getattr(config, f"{split}_copy_stream")
+        timing = "(timing_breakdown)" if config.training_timing_breakdown else ""
+        no_stream = timing or ("" if cuda else "(no_cuda)")
+        queue = getattr(config, f"{split}_prefetch_queue") if prefetch and not timing else 0
+        copy_stream = stream and not no_stream
+        slots = (config.gpu_prefetch if queue else 1) if cuda else 0
+        words = f"overlap:{queue > 0 or copy_stream} " if split == "val" else ""
+        words += f"prefetch:{queue > 0}{timing if prefetch else ''} "
+        words += f"copy_stream:{copy_stream}{no_stream if stream else ''} prefetch_queue:{queue} "
+        words += f"bytecount_device:{config.val_bytecount_device} " if split == "val" else ""
+        return cls(queue, copy_stream, slots, f"{words}gpu_prefetch:{slots}")
+
 
 class Slot:
-	"""A batch: uint16 tokens; where handed out, int64 x and y: whole, as slices cost 50 us, new shapes compile anew."""
-	def __init__(self, plan, device, pinned=False):
-		self.tokens = torch.empty(plan.token(plan.batch_rows) + 2, dtype=torch.uint16, device=device, pin_memory=pinned)
-		self.x, self.y = (torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device) for _ in "xy")
+    """Room for one batch, made once: its tokens where they are read and on the device, its x, y."""
 
-class HandOut:
-	"""The CPU's last stage: host slots; the next call frees them."""
-	bytes_copied = wait_ms = copy_ms = 0  # wait_ms: sum(waits_ms)
-	def __init__(self): self.pending, self.waits_ms = [], []  # host slots in use
-	ask = close = lambda self: None
-	def waited(self, ms):
-		self.waits_ms.append(ms)
-		self.wait_ms += ms
-	def submit(self, slot): self.pending.append(slot)
-	def recycle(self, block): return self.pending.pop(0)  # if no longer needed; block: once it is
-	def hand_out(self): return self.pending[-1]
+    def __init__(self, plan, runtime):
+        count, shape = plan.tokens(range(plan.batch_rows))[1], (plan.batch_rows, plan.seq_len)
+        self.read = torch.empty(count, dtype=torch.uint16, pin_memory=runtime.cuda)
+        self.tokens = self.read
+        if runtime.cuda:
+            self.tokens = torch.empty(count, dtype=torch.uint16, device=runtime.device)
+        self.x = torch.zeros(shape, dtype=torch.int64, device=runtime.device)  # (B, T)
+        self.y = torch.zeros_like(self.x)
+        self.rows, self.digest = range(0), 0  # digest: data_crc, or the bytes the tokens stand for
+        self.copied = self.widened = None  # events: its upload is over; its tokens have been read
 
-class DeviceRing(HandOut):
-	"""CUDA's last stage: README.md's ring. `ready`: tokens have arrived; `free`: they were read."""
-	def __init__(self, plan, overlap, device, spans):
-		super().__init__()
-		self.spans, self.compute = spans, torch.cuda.current_stream(device)
-		self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
-		self.idle, self.full, self.empty = [], [], []
-		for _ in range(plan.num_batches() if overlap.resident else overlap.device_slots):
-			self.empty.append(slot := Slot(plan, device))
-			if overlap.resident: slot.x, slot.y = self.empty[0].x, self.empty[0].y  # of all, in turn
-			slot.ready, slot.free = torch.cuda.Event(), self.compute.record_event()  # unrecorded: a wait passes
-	def ask(self):  # the compute stream begins to wait
-		while self.idle and self.idle[0][1].query():
-			asked, fed = self.idle.pop(0)
-			self.waited(asked.elapsed_time(fed))
-		self.asked = recorded()
-	def submit(self, slot):
-		if not self.empty: raise RuntimeError("a copy beyond the ring")
-		target, n = self.empty.pop(0), slot.size
-		with torch.cuda.stream(self.copy):
-			self.copy.wait_event(target.free)
-			slot.begun.record()
-			with self.spans("h2d", COPY): target.tokens[:n].copy_(slot.tokens[:n], non_blocking=True)
-			target.ready.record(), slot.copied.record()
-		target.segments, target.digest = slot.segments, slot.digest
-		self.full.append(target), self.pending.append(slot)
-		self.bytes_copied += 2 * n
-	def recycle(self, block):
-		slot = self.pending[0]
-		if block: slot.copied.synchronize()  # synchronisation point: every host slot waits
-		if slot.copied.query():
-			self.copy_ms += slot.begun.elapsed_time(slot.copied)
-			return self.pending.pop(0)
-	def hand_out(self):
-		self.compute.wait_event((slot := self.full.pop(0)).ready)
-		self.idle.append((self.asked, recorded()))
-		widen(slot.tokens, slot.x, slot.y, slot.segments)
-		slot.free.record(self.compute)
-		self.empty.append(slot)
-		return slot
-	def close(self): self.copy.synchronize()  # synchronisation point: no copy outlives its slots
 
 class Pipeline:
-	"""Shards -> reader thread (whose error comes last) -> host slots -> device slots -> x, y."""
-	filled = taken = handed = late_copies = bytes_read = closed = read_ms = busy_ms = 0  # _ms: of the reader
-	place, where, since = None, "no file", math.inf  # (epoch, shard); in a read since
-	def __init__(self, source, name, digest, spans=Spans()):  # source: a run, a validation
-		rt, self.shards, self.plan, overlap = source.rt, source.shards, source.plan, source.overlap
-		self.name, self.spans, self.digest, self.overlap, self.verify = name, spans, digest, overlap, source.verify.on
-		self.who, self.rt, self.end = f"rank {rt.rank}: the {name} reader", rt, self.plan.num_batches()
-		slots = self.slots = overlap.device_slots
-		self.stage = DeviceRing(self.plan, overlap, rt.device, spans) if slots else HandOut()
-		self.host_waits_ms, self.file, self.crossings = [], open(os.devnull), []  # batches in a new shard
-		self.free, self.ready = queue.SimpleQueue(), queue.SimpleQueue()  # slots to fill, filled
-		for i in range(overlap.queue + max(1, slots)):
-			slot = Slot(self.plan, "cpu", rt.cuda)
-			slot.host = [*map(np.asarray, (slot.tokens, slot.x, slot.y))]
-			if slots: slot.begun, slot.copied = (self.stage.copy.record_event(timed_event()) for _ in "bc")
-			(self.free.put if i < overlap.queue else self.stage.pending.append)(slot)
-		self.thread = threading.Thread(target=self._read_all, name=f"{name} reader", daemon=True)
-		self.thread.start()
-	def _read_all(self):
-		try:
-			for k in range(self.end):
-				slot = self.free.get()
-				if self.closed: raise Stop
-				self._fill(slot, k)
-				self.ready.put(slot)
-				self.filled += 1
-				self._advise(k + 1 + self.overlap.queue)
-		except BaseException as error: self.ready.put(error)  # or the consumer hangs
-		finally: self.file.close()
-	def _fill(self, slot, k):
-		rows = (plan := self.plan).rows(k)
-		self.shards.await_token(plan.last_token(rows), self)
-		start, (first, n) = now(), plan.tokens(rows)
-		slot.size, slot.segments, tokens = n, plan.segments(rows), slot.host[0][:n]
-		with self.spans("disk_read", self.thread.name):
-			out = memoryview(tokens).cast("B")
-			for epoch, i, offset, size in self.shards.pieces(first, n):
-				if self.place not in (None, (epoch, i)):
-					self.spans.instant(("epoch", "shard_boundary")[self.place[0] == epoch], self.thread.name)
-					self.crossings.append(k)
-				self.place = epoch, i
-				self._read(i, offset, out[:size])
-				out = out[size:]
-		self.bytes_read += 2 * n
-		self.read_ms += 1e3 * (now() - start)
-		slot.digest = self.digest(plan, rows, tokens)
-		if self.verify or not self.slots: widen(*slot.host, slot.segments)
-		if self.verify: slot.digest |= int(batch_sum(*slot.host[1:])) << 32
-		self.busy_ms += 1e3 * (now() - start)
-	def _read(self, i, offset, out):  # EOFError: the file shrank (mapped: a crash)
-		(file := self._open(i, offset)).seek(offset)
-		while out:
-			if not (n := file.readinto(out)): raise EOFError(f"ends at byte {file.tell()}, {len(out)} short")
-			out = out[n:]
-		if stamp(file.fileno()) != self.shards.stamps[i]: raise EOFError("changed since this run began")
-		self.since = math.inf
-	def _open(self, i, offset):
-		path = str(self.shards.paths[i])
-		self.where, self.since = f"{path} at byte {offset}", now()
-		if self.file.name != path:
-			old, self.file = self.file, open(path, "rb", 0)
-			old.close()
-		return self.file
-	def _advise(self, k):  # has the kernel read batch k ahead
-		if k >= self.end or self.shards.growing: return
-		with suppress(OSError, AttributeError):  # not on macOS
-			for _, i, offset, size in self.shards.pieces(*self.plan.tokens(self.plan.rows(k))):
-				os.posix_fadvise(self._open(i, offset).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
-		self.since = math.inf
-	def _take(self):  # and a slot back: the reader stays within the queue
-		stage = self.stage
-		while len(stage.pending) >= (self.slots or 1) and (slot := stage.recycle(self.ready.empty())): self.free.put(slot)
-		start = now()
-		with self.spans("input_wait", HOST): slot = self._await()
-		self.taken += 1
-		self.host_waits_ms.append(ms := 1e3 * (now() - start))
-		if not self.slots: stage.waited(ms)
-		stage.submit(slot)
-	def _await(self):
-		while True:
-			with suppress(queue.Empty):
-				if isinstance(slot := self.ready.get(timeout=0.2), Slot): return slot
-				self.ready.put(slot)
-				what = slot if isinstance(slot, RunError) else f"{self.where}: {slot!r}"
-				raise RunError(f"{self.who} failed on {what}") from slot
-			if self.rt.signum: raise Stop
-			if now() - self.since > (limit_s := self.rt.stall_seconds):
-				faulthandler.dump_traceback()
-				raise RunError(f"{self.who} waits for {self.where} over DATA_STALL_SECONDS={limit_s:g}: use a local disk")
-	__iter__ = lambda self: self
-	def __next__(self):
-		"""int64 x, y (rows, T), valid until the next call (CUDA: GPU_PREFETCH-th); their digest."""
-		if self.handed >= self.end: raise StopIteration
-		if self.rt.signum: raise Stop
-		self.stage.ask()
-		if self.taken == self.handed:
-			self.late_copies += self.handed > 0 < self.slots
-			self._take()
-		slot = self.stage.hand_out()
-		self.handed += 1
-		while self.taken < min(self.filled, self.handed + self.slots - 1): self._take()
-		self.spans.handed(self)
-		return slot.x, slot.y, slot.digest
-	def again(self, spans):  # from its start, all on the device: a slot handed out goes to the end of `full`
-		self.spans, self.handed, self.stage.full = spans, 0, self.stage.empty
-		return self
-	def close(self):  # within a second; a stuck reader is left
-		self.closed = True
-		self.free.put(None)
-		self.thread.join(0.8)
-		self.stage.close()
+    """Iterates over this rank's batches of a split: slots with x, y (B, T), rows and digest.
 
-# === OPERATORS ===
-# Two Triton operators beside their eager references. Outside this section: qkv_heads, relu2_mlp, use_operators.
-try: import triton, triton.language as tl
-except ImportError: triton = None  # all is eager then
-kernel, constexpr = (triton.jit, tl.constexpr) if triton else (lambda function: function, None)
-OPERATORS = frozenset()  # those in use, of "qkv" and "mlp"; the others are eager
-RMS_EPS, INTERPRETED = torch.finfo(torch.float32).eps, os.getenv("TRITON_INTERPRET") == "1"  # F.rms_norm's, any dtype
-def operator(schema): return torch.library.custom_op("steptime::" + schema.split("(")[0], mutates_args=(),
-	schema=schema[schema.index("("):])
+    A batch is valid until the next one is asked for; a signal ends the iteration. Slots go round:
+    to_fill -> (the reader's thread) -> filled -> (the copy) -> uploaded -> in use -> to_fill.
+    There are as many as are read and uploaded ahead, and the one in use. So without any ahead a
+    batch is read and uploaded when it is asked for.
+
+    A stream is a queue of work that runs on its own; only events order two. Who writes to a slot
+    waits for who read it, and who reads it waits for who wrote it:
+      `copied`, on the copy stream: then the compute stream may widen the tokens, and the reader
+      may read the next ones over those that were copied.
+      `widened`, on the compute stream: then the copy stream may overwrite the device's tokens.
+    x and y need no event: they are written and read on the compute stream alone, in its order.
+    Each use has a new event. A wait for one that was recorded long ago would not wait.
+    """
+
+    def __init__(self, shards, plan, overlap, runtime, *, digest=data_crc, phase=nullcontext):
+        self.shards, self.plan, self.runtime = shards, plan, runtime
+        self.digest, self.phase = digest, phase
+        self.to_fill, self.filled, self.uploaded = queue.SimpleQueue(), queue.SimpleQueue(), deque()
+        self.uploads_ahead = max(0, overlap.device_slots - 1)
+        for _ in range(overlap.queue + self.uploads_ahead):
+            self.to_fill.put(Slot(plan, runtime))
+        self.in_use = Slot(plan, runtime)
+        if runtime.cuda:
+            self.compute = torch.cuda.current_stream(runtime.device)
+            self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
+            self.copy.wait_event(self.compute.record_event())  # for who had the slots' memory
+        self.num_done, self.bytes_read = plan.first_batch, 0
+        self.waits_ms, self.wait_ms = [], 0.0  # for a batch: of the device, or else the host; sum
+        self.edges = deque()  # (asked, there): events around waits that may not be over
+        self.closed, self.error = threading.Event(), None  # what ends the reader; what ended it
+        self.reading = "", math.inf  # where it reads, since when
+        self.thread = threading.Thread(target=self._read_all, name="reader", daemon=True)
+        self.thread.start()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.num_done == self.plan.num_batches or self.runtime.signum:
+            raise StopIteration
+        self.num_done += 1
+        self.to_fill.put(self.in_use)
+        if self.runtime.cuda:
+            asked = self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        if not self.uploaded:
+            self._upload(self._next_filled())
+        self.in_use = self.uploaded.popleft()
+        if self.runtime.cuda:
+            self._widen(self.in_use, asked)
+        # What has been read already goes up at once; this batch does not wait for a later one.
+        while len(self.uploaded) < self.uploads_ahead and not self.filled.empty():
+            self._upload(self.filled.get())
+        return self.in_use
+
+    def _next_filled(self):
+        """From the reader. Its error comes after the good batches; no wait is without a bound."""
+        start = time.perf_counter()
+        with self.phase("input_wait"):
+            while True:
+                with suppress(queue.Empty):
+                    slot = self.filled.get(timeout=0.2)
+                    break
+                self._check_reader()
+        if not self.runtime.cuda:
+            self._note_wait(1e3 * (time.perf_counter() - start))
+        return slot
+
+    def _check_reader(self):
+        who, limit = f"rank {self.runtime.rank}: the reader", self.shards.stall_seconds
+        where, since = self.reading
+        if self.runtime.signum or self.closed.is_set():
+            raise StopIteration
+        if self.error and self.filled.empty():
+            place = "" if isinstance(self.error, RunError) or not where else f"{where}: "
+            raise RunError(f"{who}: {place}{first_line(self.error)}") from self.error
+        if time.monotonic() - since > limit:
+            raise RunError(f"{who} waits for {where} over DATA_STALL_SECONDS={limit:g}")
+
+    def _upload(self, slot):
+        """Queues the copy to the device; waits for nothing."""
+        if self.runtime.cuda:
+            with self.phase("h2d"), torch.cuda.stream(self.copy):
+                if slot.widened:
+                    self.copy.wait_event(slot.widened)
+                slot.tokens.copy_(slot.read, non_blocking=True)
+                slot.copied = self.copy.record_event(torch.cuda.Event(blocking=True))
+        self.uploaded.append(slot)
+
+    def _widen(self, slot, asked):
+        """The compute stream waits for the copy, the host does not; how long, it tells later."""
+        self.compute.wait_event(slot.copied)
+        there = self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        self.edges.append((asked, there))
+        self.plan.widen(slot.rows, slot.tokens, slot.x, slot.y)
+        slot.widened = self.compute.record_event()
+        self._measure_waits()
+
+    def _measure_waits(self):
+        while self.edges and self.edges[0][1].query():  # as far as the device has come
+            asked, there = self.edges.popleft()
+            self._note_wait(asked.elapsed_time(there))
+
+    def _note_wait(self, ms):
+        self.waits_ms.append(ms)
+        self.wait_ms += ms
+
+    def close(self):
+        """Ends the reader, from any state within a second; a stuck one is left behind."""
+        self.closed.set()
+        self.to_fill.put(None)  # wakes it
+        self.thread.join(0.5)
+        if self.runtime.cuda:
+            self.copy.synchronize()  # synchronisation point: no copy outlives its slots
+            self._measure_waits()
+
+    # From here on: the reader's thread
+    def _read_all(self):
+        try:
+            if self.runtime.cuda:
+                torch.cuda.set_device(self.runtime.device)
+            for k in range(self.plan.first_batch, self.plan.num_batches):
+                slot, rows = self.to_fill.get(), self.plan.rows(k)
+                # Up to the step's end: ranks wait for a shard here, and not for each other later
+                self.shards.wait_for(self.plan.last_token_of_step(rows), self.closed.is_set)
+                if self.closed.is_set():
+                    return
+                if slot.copied:
+                    slot.copied.synchronize()  # synchronisation point, of this thread only
+                with self.phase("disk_read"):
+                    self._fill(slot, rows)
+                self.filled.put(slot)
+        except BaseException as error:  # whatever it is, or the main thread would wait for ever
+            self.error = error
+
+    def _fill(self, slot, rows):
+        first, count, _ = self.plan.tokens(rows)
+        tokens, ids = slot.read.numpy()[:count], self.shards.vocab_size
+        data = memoryview(tokens).cast("B")
+        for path, offset, left in self.shards.pieces(first, count):
+            self.reading = f"{path} at byte {offset}", time.monotonic()
+            with open(path, "rb", buffering=0) as file:
+                file.seek(offset)
+                while left:
+                    got = file.readinto(data[:left])
+                    if not got:
+                        raise EOFError(f"{path} ends {left} bytes early: it was changed")
+                    data, left = data[got:], left - got
+        self.reading = "", math.inf
+        at = int((tokens >= ids).argmax())  # the first one that is, or 0
+        if tokens[at] >= ids:  # the embedding lacks it; on a device that would end the context
+            path, offset, _ = next(self.shards.pieces(first + at, 1))
+            raise RunError(f"{path} at byte {offset}: token {tokens[at]}: VOCAB_SIZE={ids} is less")
+        slot.rows, slot.digest = rows, self.digest(self.plan, rows, tokens)
+        if not self.runtime.cuda:
+            self.plan.widen(rows, tokens, slot.x.numpy(), slot.y.numpy())
+        self.bytes_read += 2 * count
+
+
+# === OPERATORS: two passes in Triton beside their eager forms; each is used after a trial only ===
+# Shapes: x (B, T, D); heads (B, T, heads, head_dim), of which `half` is half; weights (outputs,
+# inputs). Sums and rotation are in float32. Kernels take pointers and sizes one by one: their
+# arguments are more than a function's elsewhere.
+RMS_EPS = torch.finfo(torch.float32).eps  # F.rms_norm's
+INTERPRETED = os.getenv("TRITON_INTERPRET") == "1"  # on the CPU, slowly: small blocks serve best
+kernel = triton.jit if triton else (lambda function: function)
+constexpr = tl.constexpr if triton else None
+
+
+def rms_norm(x):
+    return F.rms_norm(x, (x.size(-1),))
+
+
+def rotate(x, cos, sin):
+    """Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, head_dim)."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
+
+
+def heads_eager(x, weights, gain, rotary):
+    """Normed, rotated queries times their gain; normed, rotated keys; values."""
+    cos, sin = (t.to(x.dtype) for t in rotary)  # (T, 1, half)
+    q, k, v = (F.linear(x, weight).unflatten(-1, (-1, 2 * cos.size(-1))) for weight in weights)
+    q = rotate(rms_norm(q), cos, sin) * gain.to(q.dtype)[:, None]
+    return q, rotate(rms_norm(k), cos, sin), v
+
+
+def heads_operator(x, weights, gain, rotary):
+    """One product with the stacked weights, and one pass over what it gives.
+
+    A pass moves all heads through memory once. Eager there is one of the norm, the rotation, the
+    gain and the layout each; three products read x, and three more add up its gradient.
+    """
+    packed = F.linear(x, torch.cat(weights))
+    kv_heads = len(weights[1]) // (2 * rotary[0].size(-1))
+    return torch.ops.steptime.heads(packed, gain, *rotary, kv_heads)
+
+
+def mlp_eager(x, up, down):
+    """down relu(up x)^2 (arXiv:2109.08668)"""
+    return F.linear(F.relu(F.linear(x, up)).square(), down)
+
+
+def mlp_operator(x, up, down):
+    """relu^2 where the first product ends; backward, its gradient where that product ends.
+
+    With F hidden numbers a token it moves 4 F of them through memory and keeps F for the backward
+    pass; eager: 8 F, and 2 F kept.
+    """
+    return torch.ops.steptime.mlp(x, up, down)[0]
+
 
 @kernel
-def normed(at, half, here, eps):
-	"""A head's two halves over its root mean square, and that factor; at: its left half."""
-	left, right = tl.load(at, here, 0.0).to(tl.float32), tl.load(at + half, here, 0.0).to(tl.float32)
-	scale = 1 / tl.sqrt(tl.sum(left * left + right * right, 1, keep_dims=True) / (2 * half) + eps)
-	return left * scale, right * scale, scale
-@kernel
-def turned(left, right, cos, sin): return left * cos + right * sin, right * cos - left * sin
-@kernel
-def put(at, half, here, left, right):
-	tl.store(at, left, here)
-	tl.store(at + half, right, here)
-@kernel
-def rows_here(rotary, rows, T, half: constexpr, BLOCK: constexpr, WIDTH: constexpr):
-	"""This program's rows, the channels of a half (WIDTH: the next power of two), which of them exist, their angles."""
-	row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
-	channel = tl.arange(0, WIDTH)[None, :]
-	here, at = (row < rows) & (channel < half), rotary + row % T * half + channel
-	return row, channel, here, tl.load(at, here, 0.0).to(tl.float32), tl.load(at + T * half, here, 0.0).to(tl.float32)
-@kernel
-def heads_kernel(packed, gain, rotary, q, k, v, rows, T, eps, H: constexpr, KV: constexpr, half: constexpr,
-		BLOCK: constexpr, WIDTH: constexpr):
-	row, channel, here, cos, sin = rows_here(rotary, rows, T, half, BLOCK, WIDTH)
-	at = packed + row * ((H + 2 * KV) * 2 * half) + channel
-	for head in range(H):
-		left, right, _ = normed(at + head * 2 * half, half, here, eps)
-		left, right = turned(left, right, cos, sin)
-		g = tl.load(gain + head).to(tl.float32)
-		put(q + (row * H + head) * (2 * half) + channel, half, here, g * left, g * right)
-	for head in range(KV):
-		left, right, _ = normed(at + (H + head) * 2 * half, half, here, eps)
-		left, right = turned(left, right, cos, sin)
-		to, value = (row * KV + head) * (2 * half) + channel, at + (H + KV + head) * 2 * half
-		put(k + to, half, here, left, right)
-		put(v + to, half, here, tl.load(value, here, 0.0), tl.load(value + half, here, 0.0))
-@kernel
-def unnormed(at, grad_at, out, half, here, eps, g, cos, sin):
-	"""Writes a head's gradient before its norm; returns each row's share of its gain's gradient."""
-	left, right, scale = normed(at, half, here, eps)
-	dleft, dright = tl.load(grad_at, here, 0.0).to(tl.float32), tl.load(grad_at + half, here, 0.0).to(tl.float32)
-	dleft, dright = turned(dleft, dright, cos, -sin)  # back by the same angle
-	along = tl.sum(dleft * left + dright * right, 1, keep_dims=True)
-	mean = along / (2 * half)
-	put(out, half, here, g * scale * (dleft - left * mean), g * scale * (dright - right * mean))
-	return along
-@kernel
-def heads_grad_kernel(dq, dk, dv, packed, gain, rotary, grad, gain_grad, rows, T, eps, H: constexpr,
-		KV: constexpr, half: constexpr, BLOCK: constexpr, WIDTH: constexpr):
-	row, channel, here, cos, sin = rows_here(rotary, rows, T, half, BLOCK, WIDTH)
-	at = row * ((H + 2 * KV) * 2 * half) + channel
-	for head in range(H):
-		to, g = at + head * 2 * half, tl.load(gain + head).to(tl.float32)
-		along = unnormed(packed + to, dq + (row * H + head) * (2 * half) + channel, grad + to, half, here, eps, g, cos, sin)
-		tl.store(gain_grad + tl.program_id(0) * H + head, tl.sum(tl.sum(along, 1), 0))
-	for head in range(KV):
-		of, to = (row * KV + head) * (2 * half) + channel, at + (H + head) * 2 * half
-		unnormed(packed + to, dk + of, grad + to, half, here, eps, 1.0, cos, sin)
-		put(grad + to + KV * 2 * half, half, here, tl.load(dv + of, here, 0.0), tl.load(dv + of + half, here, 0.0))
-def heads_sizes(packed, gain, rotary, kv):
-	"""What both kernels are given: the grid, (rows, T, eps), constants."""
-	(B, T, width), H = packed.shape, len(gain)
-	half, block = width // (H + 2 * kv) // 2, 8 if INTERPRETED else 32
-	constants = dict(H=H, KV=kv, half=half, BLOCK=block, WIDTH=1 << (half - 1).bit_length())
-	return (-(-B * T // block),), (B * T, T, RMS_EPS), constants
-def heads_empty(packed, gain, rotary, kv):
-	(B, T, width), H = packed.shape, len(gain)
-	return tuple(packed.new_empty(B, T, n, width // (H + 2 * kv)) for n in (H, kv, kv))
-@operator("heads(Tensor packed, Tensor gain, Tensor rotary, int kv) -> (Tensor, Tensor, Tensor)")
-def split_heads(packed, gain, rotary, kv):
-	"""q (B, T, H, d), k, v (B, T, kv, d) of packed (B, T, (H + 2 kv) d); gain (H,), rotary (2, T, 1, d / 2)."""
-	grid, sizes, constants = heads_sizes(packed, gain, rotary, kv)
-	out = heads_empty(packed, gain, rotary, kv)
-	heads_kernel[grid](packed.contiguous(), gain.contiguous(), rotary.contiguous(), *out, *sizes, **constants)
-	return out
-@operator("heads_grad(Tensor dq, Tensor dk, Tensor dv, Tensor packed, Tensor gain, Tensor rotary) -> (Tensor, Tensor)")
-def split_heads_grad(dq, dk, dv, packed, gain, rotary):
-	"""The gradients of packed, all of it in one tensor, and of gain: partial sums by program, so that runs repeat."""
-	grid, sizes, constants = heads_sizes(packed, gain, rotary, dk.size(2))
-	grad, parts = packed.new_empty(packed.shape), gain.new_empty(*grid, len(gain), dtype=torch.float32)
-	sources = (t.contiguous() for t in (dq, dk, dv, packed, gain, rotary))
-	heads_grad_kernel[grid](*sources, grad, parts, *sizes, **constants)
-	return grad, parts.sum(0).to(gain.dtype)
-split_heads.register_fake(heads_empty)
-split_heads_grad.register_fake(lambda dq, dk, dv, packed, gain, rotary:
-	(packed.new_empty(packed.shape), gain.new_empty(len(gain))))
-split_heads.register_autograd(lambda ctx, *grads: (*split_heads_grad(*grads, *ctx.saved_tensors), None, None),
-	setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3]))
+def load_normed(at, half, here, eps):
+    """A head's two halves over its root mean square, and that factor; at: its left half."""
+    left = tl.load(at, here, 0.0).to(tl.float32)
+    right = tl.load(at + half, here, 0.0).to(tl.float32)
+    squares = tl.sum(left * left + right * right, 1, keep_dims=True)
+    scale = 1 / tl.sqrt(squares / (2 * half) + eps)
+    return left * scale, right * scale, scale
+
 
 @kernel
-def relu2_kernel(x, w, a, out, M, N, K, w_n, w_k, GRAD: constexpr, BM: constexpr, BN: constexpr,
-		BK: constexpr):
-	"""A tile of out (M, N): relu(x w)^2, or 2 sqrt(a) (x w) with GRAD; x (M, K), w (K, N) by its strides, a (M, N)."""
-	tiles = tl.cdiv(N, BN)  # neighbours share rows of x; all of w stays in the second-level cache
-	row = (tl.program_id(0) // tiles).to(tl.int64) * BM + tl.arange(0, BM)[:, None]
-	column, inner = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)[None, :], tl.arange(0, BK)
-	x_at, w_at = x + row * K + inner[None, :], w + inner[:, None] * w_k + column * w_n
-	sums = tl.zeros((BM, BN), tl.float32)
-	for k in range(0, K, BK):
-		xs = tl.load(x_at, (row < M) & (inner[None, :] < K - k), 0.0)
-		ws = tl.load(w_at, (column < N) & (inner[:, None] < K - k), 0.0)
-		sums = tl.dot(xs, ws, sums, input_precision="ieee")
-		x_at += BK
-		w_at += BK * w_k
-	here, to = (row < M) & (column < N), row * N + column
-	if GRAD:
-		sums = 2 * sums * tl.sqrt(tl.load(a + to, here, 0.0).to(tl.float32))
-	else:
-		sums = tl.where(sums < 0, 0.0, sums)  # not maximum: a NaN has to stay one
-		sums = sums * sums
-	tl.store(out + to, sums, here)
-def relu2_gemm(x, weight, strides, a=None):
-	"""relu(x weight^T)^2, or with a its gradient 2 sqrt(a) (x weight); strides: weight's, along out's channels first."""
-	x, N = x.contiguous(), len(weight) if a is None else a.size(-1)
-	M, K, out, big = x.numel() // x.size(-1), x.size(-1), x.new_empty(*x.shape[:-1], N), False
-	if x.is_cuda: big = torch.cuda.get_device_capability(x.device)[0] in (9, 10)  # 144 KB of shared memory, not 96
-	bm, bn, bk = (32, 32, 32) if INTERPRETED else (128, 256 if big else 128, 64)
-	grid = (-(-M // bm) * -(-N // bn),)
-	relu2_kernel[grid](x, weight, out if a is None else a.contiguous(), out, M, N, K, *strides, GRAD=a is not None,
-		BM=bm, BN=bn, BK=bk, num_warps=8, num_stages=3)
-	return out
-@operator("mlp(Tensor x, Tensor up, Tensor down) -> (Tensor, Tensor)")
+def turn(left, right, cos, sin):
+    return left * cos + right * sin, right * cos - left * sin
+
+
+@kernel
+def store_head(at, half, here, left, right):
+    tl.store(at, left, here)
+    tl.store(at + half, right, here)
+
+
+@kernel
+def locate(rows, half: constexpr, block: constexpr, width: constexpr):
+    """This program's rows, the channels of a half, and which of both exist."""
+    row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)[:, None]
+    channel = tl.arange(0, width)[None, :]  # width: half, or the next power of two
+    return row, channel, (row < rows) & (channel < half)
+
+
+@kernel
+def heads_kernel(  # noqa: PLR0913
+    packed,
+    gain,
+    cos,
+    sin,
+    q,
+    k,
+    v,
+    rows,
+    T,
+    eps,
+    q_heads: constexpr,
+    kv_heads: constexpr,
+    half: constexpr,
+    block: constexpr,
+    width: constexpr,
+):
+    """packed (rows, (q_heads + 2 kv_heads) head_dim) -> q, k, v; a program does `block` rows."""
+    row, channel, here = locate(rows, half, block, width)
+    angle = row % T * half + channel
+    cosine, sine = tl.load(cos + angle, here, 0.0), tl.load(sin + angle, here, 0.0)
+    at = packed + row * ((q_heads + 2 * kv_heads) * 2 * half) + channel
+    for head in range(q_heads):
+        left, right, _ = load_normed(at + head * 2 * half, half, here, eps)
+        left, right = turn(left, right, cosine, sine)
+        g = tl.load(gain + head).to(tl.float32)
+        to = q + (row * q_heads + head) * (2 * half) + channel
+        store_head(to, half, here, g * left, g * right)
+    for head in range(kv_heads):
+        left, right, _ = load_normed(at + (q_heads + head) * 2 * half, half, here, eps)
+        left, right = turn(left, right, cosine, sine)
+        to = (row * kv_heads + head) * (2 * half) + channel
+        store_head(k + to, half, here, left, right)
+        value = at + (q_heads + kv_heads + head) * 2 * half
+        left, right = tl.load(value, here, 0.0), tl.load(value + half, here, 0.0)
+        store_head(v + to, half, here, left, right)
+
+
+@kernel
+def head_gradient(  # noqa: PLR0913
+    at, grad_at, out, half, here, eps, gain, cosine, sine
+):
+    """Writes the gradient of a head before its norm; returns each row's share of its gain's."""
+    left, right, scale = load_normed(at, half, here, eps)
+    left_grad = tl.load(grad_at, here, 0.0).to(tl.float32)
+    right_grad = tl.load(grad_at + half, here, 0.0).to(tl.float32)
+    left_grad, right_grad = turn(left_grad, right_grad, cosine, -sine)  # back by the same angle
+    along = tl.sum(left_grad * left + right_grad * right, 1, keep_dims=True)
+    mean = along / (2 * half)
+    factor = gain * scale
+    store_head(
+        out, half, here, factor * (left_grad - left * mean), factor * (right_grad - right * mean)
+    )
+    return along
+
+
+@kernel
+def heads_gradient_kernel(  # noqa: PLR0913
+    q_grad,
+    k_grad,
+    v_grad,
+    packed,
+    gain,
+    cos,
+    sin,
+    grad,
+    gain_grad,
+    rows,
+    T,
+    eps,
+    q_heads: constexpr,
+    kv_heads: constexpr,
+    half: constexpr,
+    block: constexpr,
+    width: constexpr,
+):
+    """The gradient of packed, and of gain (programs, q_heads): to be summed over programs."""
+    row, channel, here = locate(rows, half, block, width)
+    angle = row % T * half + channel
+    cosine, sine = tl.load(cos + angle, here, 0.0), tl.load(sin + angle, here, 0.0)
+    at = row * ((q_heads + 2 * kv_heads) * 2 * half) + channel
+    for head in range(q_heads):
+        to, g = at + head * 2 * half, tl.load(gain + head).to(tl.float32)
+        of = q_grad + (row * q_heads + head) * (2 * half) + channel
+        along = head_gradient(packed + to, of, grad + to, half, here, eps, g, cosine, sine)
+        tl.store(gain_grad + tl.program_id(0) * q_heads + head, tl.sum(tl.sum(along, 1), 0))
+    for head in range(kv_heads):
+        of = (row * kv_heads + head) * (2 * half) + channel
+        to = at + (q_heads + head) * 2 * half
+        head_gradient(packed + to, k_grad + of, grad + to, half, here, eps, 1.0, cosine, sine)
+        left, right = tl.load(v_grad + of, here, 0.0), tl.load(v_grad + of + half, here, 0.0)
+        store_head(grad + to + kv_heads * 2 * half, half, here, left, right)
+
+
+@functools.cache
+def heads_launch(shape, q_heads, kv_heads):
+    """(grid, sizes, constants) of both kernels for packed numbers of a shape."""
+    B, T, width = shape
+    half = width // (q_heads + 2 * kv_heads) // 2
+    block = 8 if INTERPRETED else 32
+    constants = {"q_heads": q_heads, "kv_heads": kv_heads, "half": half, "block": block}
+    constants["width"] = 1 << (half - 1).bit_length()
+    return (math.ceil(B * T / block),), (B * T, T, RMS_EPS), constants
+
+
+def empty_heads(packed, gain, cos, sin, kv_heads):
+    (B, T, width), q_heads = packed.shape, len(gain)
+    head_dim = width // (q_heads + 2 * kv_heads)
+    return tuple(packed.new_empty(B, T, n, head_dim) for n in (q_heads, kv_heads, kv_heads))
+
+
+def heads(packed, gain, cos, sin, kv_heads):
+    """q, k, v of packed; gain (query heads,); cos and sin float32 (T, 1, half)."""
+    grid, sizes, constants = heads_launch(packed.shape, len(gain), kv_heads)
+    out = empty_heads(packed, gain, cos, sin, kv_heads)
+    inputs = (t.contiguous() for t in (packed, gain, cos, sin))
+    heads_kernel[grid](*inputs, *out, *sizes, **constants)
+    return out
+
+
+def heads_gradient(grads, packed, gain, cos, sin):
+    """The gradients of packed and gain. Gain's is summed in a fixed order, so that runs repeat."""
+    grid, sizes, constants = heads_launch(packed.shape, len(gain), grads[1].size(2))
+    grad = torch.empty_like(packed, memory_format=torch.contiguous_format)
+    parts = packed.new_empty(*grid, len(gain), dtype=torch.float32)
+    inputs = (t.contiguous() for t in (*grads, packed, gain, cos, sin))
+    heads_gradient_kernel[grid](*inputs, grad, parts, *sizes, **constants)
+    return grad, parts.sum(0).to(gain.dtype)
+
+
+def empty_heads_gradient(grads, packed, gain, cos, sin):
+    grad = torch.empty_like(packed, memory_format=torch.contiguous_format)
+    return grad, gain.new_empty(len(gain))
+
+
+def save_heads(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:4])
+
+
+def backward_heads(ctx, *grads):
+    grads = torch.ops.steptime.heads_gradient(list(grads), *ctx.saved_tensors)
+    return *grads, None, None, None
+
+
+@kernel
+def relu2_kernel(  # noqa: PLR0913
+    x,
+    w,
+    a,
+    out,
+    rows,
+    columns,
+    inner,
+    w_column,
+    w_inner,
+    gradient: constexpr,
+    tile_rows: constexpr,
+    tile_columns: constexpr,
+    tile_inner: constexpr,
+):
+    """A tile of out (rows, columns): relu(x w)^2, or with `gradient` 2 sqrt(a) (x w).
+
+    x (rows, inner), w (inner, columns) with the strides w_inner and w_column, a as out.
+    """
+    tiles = tl.cdiv(columns, tile_columns)  # neighbours share rows of x; w stays in the cache
+    row = (tl.program_id(0) // tiles).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    column = tl.program_id(0) % tiles * tile_columns + tl.arange(0, tile_columns)[None, :]
+    depth = tl.arange(0, tile_inner)
+    x_at = x + row * inner + depth[None, :]
+    w_at = w + depth[:, None] * w_inner + column * w_column
+    sums = tl.zeros((tile_rows, tile_columns), tl.float32)
+    for done in range(0, inner, tile_inner):
+        x_tile = tl.load(x_at, (row < rows) & (depth[None, :] < inner - done), 0.0)
+        w_tile = tl.load(w_at, (column < columns) & (depth[:, None] < inner - done), 0.0)
+        sums = tl.dot(x_tile, w_tile, sums, input_precision="ieee")
+        x_at += tile_inner
+        w_at += tile_inner * w_inner
+    here, to = (row < rows) & (column < columns), row * columns + column
+    if gradient:
+        sums = 2 * sums * tl.sqrt(tl.load(a + to, here, 0.0).to(tl.float32))
+    else:
+        sums = tl.where(sums < 0, 0.0, sums)  # not the maximum: a NaN has to stay one
+        sums = sums * sums
+    tl.store(out + to, sums, here)
+
+
+def relu2_tile(major, itemsize, gradient):
+    """Rows, columns, inner of a tile; major: the GPU's generation, 9 is Hopper.
+
+    The large ones take 147 KB of shared memory, the small ones 98. As ptxas says: forward, 128 x
+    256 makes the tensor cores wait (C7515, Triton 3.6); backward, 256 x 128 spills registers.
+    """
+    if INTERPRETED:
+        return 32, 32, 32
+    if itemsize == 4:  # only in tests, where larger ones compile for minutes
+        return 32, 64, 32
+    if major in (9, 10):
+        return (128, 256, 64) if gradient else (256, 128, 64)
+    return 128, 128, 64
+
+
+@functools.cache
+def relu2_launch(shape, device, itemsize, gradient):
+    """(grid, constants) for a result (rows, columns)."""
+    major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+    tile = relu2_tile(major, itemsize, gradient)
+    constants = dict(zip(("tile_rows", "tile_columns", "tile_inner"), tile, strict=True))
+    constants |= {"gradient": gradient, "num_warps": 8, "num_stages": 3}
+    return (math.ceil(shape[0] / tile[0]) * math.ceil(shape[1] / tile[1]),), constants
+
+
+def relu2_product(x, weight, strides, a=None):
+    """relu(x weight^T)^2, or with a its gradient 2 sqrt(a) (x weight).
+
+    strides: weight's, along the columns of the result first
+    """
+    columns, inner = len(weight) if a is None else a.size(-1), x.size(-1)
+    rows = x.numel() // inner
+    out = x.new_empty(*x.shape[:-1], columns)
+    grid, constants = relu2_launch((rows, columns), x.device, x.itemsize, a is not None)
+    kept = out if a is None else a.contiguous()
+    sizes = rows, columns, inner, *strides
+    relu2_kernel[grid](x.contiguous(), weight, kept, out, *sizes, **constants)
+    return out
+
+
 def mlp(x, up, down):
-	"""(down a, a) with a = relu(up x)^2. Only a is written: relu(up x), which its gradient needs, is sqrt(a)."""
-	a = relu2_gemm(x, up, up.stride())
-	return F.linear(a, down), a
-@operator("mlp_grad(Tensor dy, Tensor down, Tensor a) -> Tensor")
-def mlp_grad(dy, down, a): return relu2_gemm(dy, down, down.stride()[::-1], a)  # of up x
-def mlp_empty(x, up, down): return x.new_empty(*x.shape[:-1], len(down)), x.new_empty(*x.shape[:-1], len(up))
-def mlp_context(ctx, inputs, output):
-	ctx.save_for_backward(*inputs, output[1])
-	ctx.mark_non_differentiable(output[1])
-	ctx.set_materialize_grads(False)  # a's, which nobody asks for, would be a tensor of zeros
-def mlp_backward(ctx, dy, _):
-	x, up, down, a = ctx.saved_tensors
-	dh = mlp_grad(dy, down, a)
-	return dh @ up, dh.flatten(0, -2).T @ x.flatten(0, -2), dy.flatten(0, -2).T @ a.flatten(0, -2)
-mlp.register_fake(mlp_empty)
-mlp_grad.register_fake(lambda dy, down, a: a.new_empty(a.shape))
-mlp.register_autograd(mlp_backward, setup_context=mlp_context)
+    """(down a, a) with a = relu(up x)^2. Backward, relu(up x) is the root of a: only a is kept."""
+    a = relu2_product(x, up, up.stride())
+    return F.linear(a, down), a
 
-def qkv_eager(x, weights, gain, rotary):
-	q, k, v = (F.linear(x, w).unflatten(-1, (-1, 2 * rotary.size(-1))) for w in weights)
-	return rotate(rms_norm(q), rotary) * gain.to(q.dtype)[:, None], rotate(rms_norm(k), rotary), v
-def qkv_operator(x, weights, gain, rotary):
-	return split_heads(F.linear(x, torch.cat(weights)), gain, rotary, len(weights[1]) // (2 * rotary.size(-1)))
-def mlp_eager(x, up, down): return F.linear(F.relu(F.linear(x, up)).square(), down)
-def mlp_operator(x, up, down): return mlp(x, up, down)[0]
-FORMS = dict(qkv=(qkv_eager, qkv_operator), mlp=(mlp_eager, mlp_operator))
-def qkv_heads(x, weights, gain, rotary):
-	"""Normed, rotated, scaled queries (B, T, H, d), keys and values (B, T, KV, d) of x (B, T, D).
 
-	weights: three matrices (heads d, D) in x's dtype; gain (H,); rotary (2, T, 1, d / 2), halves of a head paired.
-	The operator is one product with the stacked matrices, then one pass over its output, (H + 2 KV) d numbers a token:
-	in and out once; backward, they and their gradients in, one packed gradient out. Eager, each of norm, rotation,
-	gain and layout is such a pass, and three products read x, three more write and add up its gradient."""
-	return FORMS["qkv"][int("qkv" in OPERATORS)](x, weights, gain, rotary)  # int: torch 2.11 compiles no bool as index
-def relu2_mlp(x, up, down):
-	"""down relu(up x)^2 for x (..., D), up (F, D), down (D, F) in x's dtype.
+def empty_mlp(x, up, down):
+    return x.new_empty(*x.shape[:-1], len(down)), x.new_empty(*x.shape[:-1], len(up))
 
-	The operator squares where the product ends, and multiplies the gradient by 2 relu(up x) where its product ends: it
-	moves 4 F numbers a token through memory (a = relu(up x)^2 out and in; a in and the gradient out), not 8, and keeps
-	a alone for the backward pass. Weight gradients and down are torch's products."""
-	return FORMS["mlp"][int("mlp" in OPERATORS)](x, up, down)
 
-def trial(name, form, cfg, rt):
-	"""Outputs and gradients of a form on two rows of random numbers."""
-	random = torch.Generator(rt.device).manual_seed(1)
-	def draw(*sizes, dtype=rt.dtype, scale=1.0):
-		numbers = torch.randn(*sizes, generator=random, device=rt.device) * scale
-		return numbers.to(dtype).requires_grad_()
-	T, D, H, d = cfg.train_seq_len, cfg.model_dim, cfg.num_heads, cfg.model_dim // cfg.num_heads
-	kv, wide = d * cfg.num_kv_heads, cfg.mlp_mult * D
-	sizes = ((D, D), (kv, D), (kv, D)) if name == "qkv" else ((wide, D), (D, wide))
-	x, weights = draw(2, T, D), [draw(*size, scale=D ** -0.5) for size in sizes]
-	gain, rotary = draw(H, dtype=torch.float32), draw(2, T, 1, d // 2, dtype=torch.float32)
-	outputs = form(x, weights, gain, rotary) if name == "qkv" else [form(x, *weights)]
-	inputs = [x, *weights, *[gain] * (name == "qkv")]
-	return [*outputs, *torch.autograd.grad(outputs, inputs, [draw(*t.shape) for t in outputs])]
-def fault_of(name, cfg, rt):
-	"""Why an operator cannot be used here, or ""."""
-	if not triton: return "triton cannot be imported"
-	if not INTERPRETED and (not rt.cuda or rt.dtype != torch.bfloat16): return "needs CUDA and bfloat16"
-	try: wanted, found = (trial(name, form, cfg, rt) for form in FORMS[name])
-	except Exception as error: return f"{type(error).__name__}: {first_line(error)}"  # whatever a compiler raises
-	off = torch.stack([(a - b).float().norm() / a.float().norm() for a, b in zip(wanted, found)]).max().item()
-	bound = 0.02 if rt.dtype == torch.bfloat16 else 1e-4
-	return "" if off <= bound else f"relative to eager values it is off by {off:.2g}"  # NaN is, too
-def use_operators(cfg, rt, log):
-	"""Takes those of OPERATORS into use that give the eager values here, on every rank; a warning for each other."""
-	global OPERATORS
-	auto = cfg.operators == "auto" and (rt.cuda or INTERPRETED)
-	faults = {name: fault_of(name, cfg, rt) for name in FORMS if auto or cfg.operators == name}
-	sound = torch.tensor([not fault for fault in faults.values()], dtype=torch.float32, device=rt.device)
-	rt.all_reduce(sound, "operators")
-	OPERATORS = frozenset(name for name, ranks in zip(faults, sound.tolist()) if ranks == rt.world_size)
-	for name in sorted(faults.keys() - OPERATORS):
-		log.line(f"warning: operator {name} does not work here, it is eager: {faults[name] or 'so on another rank'}")
-	log.line(f"operators:{'+'.join(sorted(OPERATORS)) or 'none'}")
+def mlp_gradient(grad, down, a):
+    """The gradient of up x."""
+    return relu2_product(grad, down, down.stride()[::-1], a)
 
-# === MODEL ===
-def folded(m, scale): return m.weight if scale is None else scale[:, None] * m.weight
-class Cast(torch.autograd.Function):
-	"""`low`, cast ahead from a float32 `master`, which gets its gradient."""
-	@staticmethod
-	def forward(ctx, low, master): return low.view_as(low)
-	@staticmethod
-	def backward(ctx, grad): return None, grad.float()
-def used(m, scale=None): return Cast.apply(m.low, folded(m, scale)) if torch.is_grad_enabled() else m.low
+
+def empty_mlp_gradient(grad, down, a):
+    return torch.empty_like(a, memory_format=torch.contiguous_format)
+
+
+def save_mlp(ctx, inputs, output):
+    ctx.save_for_backward(*inputs, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # a's, which nobody asks for, would be a tensor of zeros
+
+
+def backward_mlp(ctx, grad, _):
+    x, up, down, a = ctx.saved_tensors
+    hidden = torch.ops.steptime.mlp_gradient(grad, down, a)
+    grad, rows, a, x = (t.flatten(0, -2) for t in (grad, hidden, a, x))
+    return hidden @ up, rows.T @ x, grad.T @ a
+
+
+LIBRARY = torch.library.Library("steptime", "DEF")
+
+
+def register(function, empty, arguments, results):
+    """Makes it torch.ops.steptime.<name>, so that a compiled model stays one graph.
+
+    Not by torch.library.custom_op, whose checks cost the host 60 us a call.
+    """
+    name = function.__name__
+    LIBRARY.define(f"{name}({arguments}) -> {results}")
+    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"steptime::{name}", empty, lib=LIBRARY)
+
+
+def register_gradient(name, backward, save):
+    torch.library.register_autograd(f"steptime::{name}", backward, setup_context=save, lib=LIBRARY)
+
+
+HEADS = "Tensor packed, Tensor gain, Tensor cos, Tensor sin"
+register(heads, empty_heads, f"{HEADS}, int kv_heads", "(Tensor, Tensor, Tensor)")
+register(heads_gradient, empty_heads_gradient, f"Tensor[] grads, {HEADS}", "(Tensor, Tensor)")
+register_gradient("heads", backward_heads, save_heads)
+register(mlp, empty_mlp, "Tensor x, Tensor up, Tensor down", "(Tensor, Tensor)")
+register(mlp_gradient, empty_mlp_gradient, "Tensor grad, Tensor down, Tensor a", "Tensor")
+register_gradient("mlp", backward_mlp, save_mlp)
+
+
+def largest_difference(found, wanted):
+    """Of pairs of tensors, relative to the norm of the one that is wanted."""
+    pairs = zip(found, wanted, strict=True)
+    return torch.stack([(a - b).float().norm() / b.float().norm() for a, b in pairs]).max().item()
+
+
+def trial(form, config, runtime):
+    """Values and gradients of a form of heads or MLP, on two rows of random numbers."""
+    random = torch.Generator(runtime.device).manual_seed(1)
+
+    def draw(*sizes, scale=1.0, dtype=runtime.dtype):
+        numbers = torch.randn(*sizes, generator=random, device=runtime.device) * scale
+        return numbers.to(dtype).requires_grad_()
+
+    T, D, q_heads = config.train_seq_len, config.model_dim, config.num_heads
+    head_dim, hidden = D // q_heads, config.mlp_mult * D
+    x, std = draw(2, T, D), D**-0.5
+    if form in (mlp_eager, mlp_operator):
+        inputs = [x, draw(hidden, D, scale=std), draw(D, hidden, scale=std)]
+        outputs = [form(*inputs)]
+    else:
+        sizes = (head_dim * n for n in (q_heads, config.num_kv_heads, config.num_kv_heads))
+        weights = [draw(size, D, scale=std) for size in sizes]
+        gain, *rotary = (
+            draw(*size, dtype=torch.float32)
+            for size in ((q_heads,), (T, 1, head_dim // 2), (T, 1, head_dim // 2))
+        )
+        inputs = [x, *weights, gain]
+        outputs = form(x, weights, gain, [t.detach() for t in rotary])
+    grads = torch.autograd.grad(outputs, inputs, [draw(*t.shape) for t in outputs])
+    return [*outputs, *grads]
+
+
+def operator_fault(eager, operator, config, runtime):
+    """Why an operator cannot be used here, or "": where it raises, or has other values."""
+    if not triton:
+        return "triton cannot be imported"
+    if not INTERPRETED and runtime.dtype != torch.bfloat16:
+        return "it needs CUDA and bfloat16"
+    try:
+        found, wanted = (trial(form, config, runtime) for form in (operator, eager))
+    except Exception as error:  # whatever a compiler raises
+        return f"{type(error).__name__}: {first_line(error)}"
+    off = largest_difference(found, wanted)
+    bound = 0.02 if runtime.dtype == torch.bfloat16 else 1e-4
+    return "" if off <= bound else f"it is off by {off:.2g}"  # NaN is, too
+
+
+def use_operators(model, config, runtime, log):
+    """QKV_OPERATOR, MLP_OPERATOR: each, if it has the eager values here, and on every rank."""
+    asked = {"qkv": config.qkv_operator, "mlp": config.mlp_operator}
+    forms = {"qkv": (heads_eager, heads_operator), "mlp": (mlp_eager, mlp_operator)}
+    used = []
+    for name in filter(asked.get, forms):
+        fault = operator_fault(*forms[name], config, runtime)
+        faulty = torch.tensor(float(fault != ""), device=runtime.device)
+        if runtime.all_reduce(faulty).item() > 0:
+            fault = fault or "so on another rank"
+            log.line(f"warning: operator {name} does not work here, so eager: {fault}")
+            continue
+        used.append(name)
+        for block in model.blocks:
+            if name == "qkv":
+                block.attn.heads = heads_operator
+            else:
+                block.mlp.form = mlp_operator
+    log.line(f"operators:{'+'.join(used) or 'none'}")
+
+
+# === MODEL: the challenge's baseline; B sequences, T tokens, D channels ===
+# The order of construction is the challenge's, so that a SEED gives its initial weights.
 class Linear(nn.Linear):
-	"""Float32, cast by hand: torch 2.12's autocast keeps the residual stream in float32 (pytorch PR 174824)."""
-	def __init__(self, *sizes, zero=False):
-		super().__init__(*sizes, bias=False)
-		if zero: nn.init.zeros_(self.weight)
-	def forward(self, x, scale=None): return F.linear(x, used(self, scale))
-def rms_norm(x): return F.rms_norm(x, x.shape[-1:])
-def rotate(x, rotary):
-	"""Rotary positions (arXiv:2104.09864), halves of a head paired: x (B, T, heads, d), rotary (2, T, 1, d / 2)."""
-	(cos, sin), (left, right) = rotary.to(x.dtype), x.chunk(2, dim=-1)
-	return torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
-def attend(q, k, v):
-	"""Causal attention of (B, T, heads, d), fewer heads in k and v."""
-	q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-	return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.size(1) != k.size(1)).transpose(1, 2)
-def choose_attention(cfg, rt):
-	"""From now on attend() runs this: the first whose output and gradients on one batch are those of math in float32."""
-	H, KV = cfg.num_heads, cfg.num_kv_heads
-	q, k, v, y = (torch.randn(2, min(cfg.train_seq_len, 1024), heads, cfg.model_dim // H, device=rt.device,
-		dtype=rt.dtype).requires_grad_() for heads in (H, KV, KV, H))
-	def results(backend, dtype=rt.dtype):
-		if backend == "fa3": nn.attention.activate_flash_attention_impl("FA3")
-		for name in "cudnn", "flash", "mem_efficient", "math":
-			getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend.replace("fa3", "flash"))
-		out = attend(*(t.to(dtype) for t in (q, k, v)))
-		return [out, *torch.autograd.grad(out, (q, k, v), y.to(dtype))]
-	expected = results("math", torch.float32)
-	for backend in cfg.attention_backend.replace("auto", "fa3 cudnn flash math").split():
-		try:
-			off = torch.stack([(a - b).norm() / b.norm() for a, b in zip(results(backend), expected)]).max().item()
-			if off < 0.02: return backend
-		except Exception as error: off = first_line(error)  # whatever one raises that is not there
-		if backend == "fa3":
-			with suppress(AttributeError): nn.attention.restore_flash_attention_impl(_raise_warn=False)  # from torch 2.11 on
-	raise RunError(f"ATTENTION_BACKEND={backend} does not work here, or is wrong ({off}): set auto")
+    """Float32 weights (outputs, inputs), cast to the dtype of the activations where they are used.
+
+    Not autocast: from torch 2.12 on that makes rms_norm, and so the residual stream, float32.
+    """
+
+    def __init__(self, inputs, outputs, zero=False):
+        super().__init__(inputs, outputs, bias=False)
+        self.register_buffer("cast", None, persistent=False)  # of CastWeights, where that is on
+        if zero:
+            nn.init.zeros_(self.weight)
+
+    def used(self, dtype, scale=None):
+        """`scale` (outputs,) is of the output; on the weight it costs no pass over (B, T, D)."""
+        if self.cast is not None:
+            return self.cast
+        weight = self.weight if scale is None else scale[:, None] * self.weight
+        return weight.to(dtype)
+
+    def forward(self, x, scale=None):
+        return F.linear(x, self.used(x.dtype, scale))
+
 
 class Attention(nn.Module):
-	"""Causal, grouped queries, rms norm on queries and keys, a gain per query head."""
-	def __init__(self, cfg):
-		super().__init__()
-		D = cfg.model_dim
-		self.head_dim = D // cfg.num_heads
-		self.c_q, self.proj = Linear(D, D), Linear(D, D, zero=True)
-		self.c_k, self.c_v = (Linear(D, cfg.num_kv_heads * self.head_dim) for _ in "kv")
-		self.q_gain = nn.Parameter(torch.full((cfg.num_heads,), cfg.qk_gain_init))
-	def forward(self, x, rotary, scale):
-		weights = [used(c) for c in (self.c_q, self.c_k, self.c_v)]
-		q, k, v = qkv_heads(x, weights, self.q_gain, rotary)  # (B, T, heads, d)
-		return self.proj(attend(q, k, v).flatten(2), scale)
+    """Causal, grouped queries, rms norm on queries and keys, a gain a query head."""
+
+    def __init__(self, config):
+        super().__init__()
+        D, head_dim = config.model_dim, config.model_dim // config.num_heads
+        self.c_q = Linear(D, D)
+        self.c_k = Linear(D, config.num_kv_heads * head_dim)
+        self.c_v = Linear(D, config.num_kv_heads * head_dim)
+        self.proj = Linear(D, D, zero=True)
+        self.q_gain = nn.Parameter(torch.full((config.num_heads,), config.qk_gain_init))
+        self.heads = heads_eager  # or heads_operator, see use_operators
+
+    def forward(self, x, rotary, scale):
+        weights = [c.used(x.dtype) for c in (self.c_q, self.c_k, self.c_v)]
+        q, k, v = self.heads(x, weights, self.q_gain, rotary)  # (B, T, heads, head_dim)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        grouped = q.size(1) != k.size(1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return self.proj(y.transpose(1, 2).flatten(2), scale)
+
+
+class MLP(nn.Module):
+    """proj(relu(fc x)^2) (arXiv:2109.08668)"""
+
+    def __init__(self, config):
+        super().__init__()
+        self.fc = Linear(config.model_dim, config.mlp_mult * config.model_dim)
+        self.proj = Linear(config.mlp_mult * config.model_dim, config.model_dim, zero=True)
+        self.form = mlp_eager  # or mlp_operator, see use_operators
+
+    def forward(self, x, scale):
+        return self.form(x, self.fc.used(x.dtype), self.proj.used(x.dtype, scale))
+
 
 class Block(nn.Module):
-	"""Attention and the MLP down(relu(up x)^2) (arXiv:2109.08668), scaled by channel; x0, the embedding, is mixed in."""
-	def __init__(self, cfg):
-		super().__init__()
-		ones = torch.ones(D := cfg.model_dim)
-		self.attn = Attention(cfg)
-		self.mlp = nn.ModuleDict(dict(fc=Linear(D, n := cfg.mlp_mult * D), proj=Linear(n, D, zero=True)))
-		self.attn_scale, self.mlp_scale = (nn.Parameter(ones.clone()) for _ in "am")
-		self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
-	def forward(self, x, x0, rotary):
-		a, b = self.resid_mix.to(x.dtype)
-		x = a * x + b * x0
-		x = x + self.attn(rms_norm(x), rotary, self.attn_scale)
-		return x + relu2_mlp(rms_norm(x), used(self.mlp.fc), used(self.mlp.proj, self.mlp_scale))
+    """Mixes the embedding x0 back in, then adds attention and MLP, each scaled by channel."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.attn, self.mlp, ones = Attention(config), MLP(config), torch.ones(config.model_dim)
+        self.attn_scale = nn.Parameter(ones.clone())
+        self.mlp_scale = nn.Parameter(ones.clone())
+        self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
+
+    def forward(self, x, x0, rotary):
+        mix = self.resid_mix.to(x.dtype)
+        x = mix[0] * x + mix[1] * x0
+        x = x + self.attn(rms_norm(x), rotary, self.attn_scale)
+        return x + self.mlp(rms_norm(x), self.mlp_scale)
+
 
 class GPT(nn.Module):
-	"""The challenge's baseline: half of the blocks push their outputs, the others add them back."""
-	def __init__(self, cfg, dtype):
-		super().__init__()
-		D, self.dtype, self.cap = cfg.model_dim, dtype, cfg.logit_softcap
-		self.tok_emb = nn.Embedding(cfg.vocab_size, D)
-		self.skip_weights = nn.Parameter(torch.ones(cfg.num_layers // 2, D))
-		self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.num_layers))
-		self.lm_head = None if cfg.tie_embeddings else Linear(D, cfg.vocab_size, zero=True)
-		if cfg.tie_embeddings: nn.init.normal_(self.tok_emb.weight, std=cfg.tied_embed_init_std)
-		# Operations a token, with gradients: every matrix, and attention's causal half.
-		matrices = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2 < len(p))
-		self.flops = 6 * (matrices + cfg.vocab_size * D + cfg.num_layers * cfg.train_seq_len * D)
-		channels = torch.arange(0, d := D // cfg.num_heads, 2) / d
-		angle = torch.arange(cfg.train_seq_len)[:, None, None] * cfg.rope_base ** -channels
-		self.register_buffer("rotary", torch.stack((angle.cos(), angle.sin())), persistent=False)
-		scales = dict(self.named_parameters())
-		self.casts = [(m, scales.get(n.replace(".proj", "_scale"))) for n, m in self.named_modules() if hasattr(m, "weight")]
-		for m, _ in self.casts: m.register_buffer("low", m.weight.detach().to(dtype, copy=True), persistent=False)
-	@torch.no_grad()
-	def cast(self):
-		"""Where weights have changed: once a step, not once a micro-step."""
-		torch._foreach_copy_([m.low for m, _ in self.casts], [folded(*pair) for pair in self.casts])
-	def forward(self, x, y):
-		"""Mean nats, a float32 scalar, of predicting y from x, both (B, T)."""
-		x = x0 = rms_norm(self.tok_emb(x).to(self.dtype))  # (B, T, D)
-		skips = []
-		for i, block in enumerate(self.blocks, -len(self.skip_weights)):
-			if i >= 0 and skips: x = x + self.skip_weights[i].to(x.dtype) * skips.pop()
-			x = block(x, x0, self.rotary)
-			if i < 0: skips.append(x)
-		logits = F.linear(rms_norm(x), used(self.lm_head or self.tok_emb))
-		return F.cross_entropy((self.cap * torch.tanh(logits / self.cap)).float().flatten(0, 1), y.flatten())
+    """The first half of the blocks push their outputs, the others add them back, last one first."""
 
-def compiled(log, *functions):
-	"""`functions` compiled; eager, with one warning, where that cannot work."""
-	if "2.11." in torch.__version__:  # costs 6 ms of 67 there on an H100 (parameter-golf PR 1420)
-		os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
-	broken = []
-	def calling(slow):
-		fast = torch.compile(slow, dynamic=False, fullgraph=True)
-		def call(*args):
-			try:
-				if not broken: return fast(*args)
-			except (torch._dynamo.exc.TorchDynamoException, ImportError, OSError) as error:
-				log.line(f"warning: torch.compile does not work here: {first_line(error)}")
-				broken.append(error)
-			return slow(*args)
-		return call
-	return [*map(calling, functions)]
+    def __init__(self, config, dtype):
+        super().__init__()
+        D, self.dtype, self.softcap = config.model_dim, dtype, config.logit_softcap
+        self.tok_emb = nn.Embedding(config.vocab_size, D)
+        self.skip_weights = nn.Parameter(torch.ones(config.num_layers // 2, D))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.lm_head = None if config.tie_embeddings else Linear(D, config.vocab_size, zero=True)
+        if config.tie_embeddings:
+            nn.init.normal_(self.tok_emb.weight, std=config.tied_embed_init_std)
+        head_dim = D // config.num_heads
+        frequencies = config.rope_base ** -(torch.arange(0, head_dim, 2) / head_dim)
+        angles = torch.arange(config.train_seq_len)[:, None, None] * frequencies
+        self.register_buffer("cos", angles.cos(), persistent=False)  # (T, 1, head_dim / 2)
+        self.register_buffer("sin", angles.sin(), persistent=False)
 
-# === OPTIMIZERS ===
-def newton_schulz(x, steps, dtype):
-	"""(n, rows, cols) -> about the nearest semi-orthogonal, in `dtype` (https://kellerjordan.github.io/posts/muon/)."""
-	tall = x.size(-2) > x.size(-1)
-	x = (x.mT if tall else x).to(dtype)
-	x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-	for _ in range(steps):
-		gram = x @ x.mT
-		x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-	return x.mT if tall else x
+    def forward(self, x, y):
+        """The mean loss in nats of predicting y from x, both (B, T); y = -100 is no target."""
+        x = x0 = rms_norm(self.tok_emb(x).to(self.dtype))  # (B, T, D)
+        rotary = self.cos, self.sin
+        skips, half = [], len(self.skip_weights)
+        for i, block in enumerate(self.blocks):
+            if i >= half and skips:
+                x = x + self.skip_weights[i - half].to(x.dtype) * skips.pop()
+            x = block(x, x0, rotary)
+            if i < half:
+                skips.append(x)
+        head = self.lm_head or self.tok_emb
+        logits = F.linear(rms_norm(x), head.weight.to(x.dtype))  # (B, T, vocabulary)
+        logits = self.softcap * torch.tanh(logits / self.softcap)
+        return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
 
-class Optimizers:
-	"""Muon on the blocks' matrices, Adam on all else; float32 vectors: values; gradients and, reduced first, `tail`."""
-	def __init__(self, model, cfg, tail):
-		self.cfg, groups, small, head = cfg, defaultdict(list), [model.skip_weights], model.lm_head
-		for name, p in model.blocks.named_parameters():
-			(small if p.ndim != 2 or named(name, cfg.control_tensor_name_patterns) else groups[p.shape]).append(p)
-		rates = {model.tok_emb.weight: cfg.embed_lr if head else cfg.tied_embed_lr} | dict.fromkeys(small, cfg.scalar_lr)
-		if head: rates[head.weight] = cfg.head_lr
-		members = [*sum(groups.values(), []), *rates]  # Muon's, by shape; then Adam's
-		self.values = torch.cat([p.detach().flatten() for p in members])
-		self.reduced = self.values.new_zeros(len(self.values) + tail)
-		self.grads, self.tail = self.reduced.tensor_split([-tail])
-		self.rates = torch.cat([p.new_full([p.numel()], lr) for p, lr in rates.items()])
-		def cut(sizes): return zip(self.values.split(sizes), self.grads.split(sizes))
-		for p, (values, grads) in zip(members, cut([p.numel() for p in members])):
-			p.data, p.grad = values.view_as(p), grads.view_as(p)
-		*banks, adam = cut([*(len(group) * shape.numel() for shape, group in groups.items()), len(self.rates)])
-		self.adam = *adam, *map(torch.zeros_like, adam)  # values, gradients, their average, their squares'
-		self.banks = [[v.view(-1, *shape) for v in (*pair, torch.zeros_like(pair[0]))] for shape, pair in zip(groups, banks)]
-		self.buckets = [self.reduced[-tail - len(self.rates):], *(grads for _, grads, _ in self.banks)]
-		self.count, self.lr_scale, self.momentum = self.values.new_zeros(3)
-		self.halted, self.cast = self.count > 0, model.cast
-	def reduce(self, rt):
-		"""Begins all sums over ranks, awaits the tail's and Adam's: the others run under the updates before theirs."""
-		self.waits = [rt.begin(dist.all_reduce, part) for part in self.buckets]
-		for wait in self.waits[:None if self.cfg.grad_clip_norm or self.cfg.training_timing_breakdown else 1]: wait()
-	def clip(self):
-		if (limit := self.cfg.grad_clip_norm) > 0: self.grads.mul_((limit / (self.grads.norm() + 1e-6)).clamp(max=1.0))
-	@torch.no_grad()
-	def step(self, lr_scale, momentum):
-		self.lr_scale.fill_(lr_scale)
-		self.momentum.fill_(momentum)
-		self.update_adam()
-		for wait, bank in zip(self.waits[1:], self.banks):
-			wait()
-			self.update_muon(*bank)
-		self.cast()
-	# By the schedules on the device. Once `halted` is set nothing changes.
-	def update_muon(self, values, grads, average):
-		cfg, halted, dtype = self.cfg, self.halted, torch.bfloat16 if grads.is_cuda else torch.float32
-		grads = grads.masked_fill(halted, 0)
-		average.mul_(torch.where(halted, 1.0, self.momentum)).add_(grads)
-		update = newton_schulz(grads + self.momentum * average, cfg.muon_backend_steps, dtype)
-		rate = cfg.matrix_lr * self.lr_scale * max(1.0, values.size(-2) / values.size(-1)) ** 0.5
-		values.sub_((rate * update).masked_fill(halted, 0))
-	def update_adam(self):
-		cfg, halted, (values, grads, mean, square) = self.cfg, self.halted, self.adam
-		grads = grads.masked_fill(halted, 0)
-		self.count.add_(~halted)
-		mean.lerp_(grads, (1 - cfg.beta1) * ~halted)
-		square.lerp_(grads.square(), (1 - cfg.beta2) * ~halted)
-		root = (square / (1 - cfg.beta2 ** self.count)).sqrt() + cfg.adam_eps
-		update = self.rates * self.lr_scale * mean / (1 - cfg.beta1 ** self.count) / root
-		values.sub_(update.masked_fill(halted, 0))
-	def snapshot(self): return [*map(torch.clone, self.tensors())]
-	def tensors(self): return [self.values, *(average for *_, average in self.banks), *self.adam[2:], self.count]
-	@torch.no_grad()
-	def restore(self, saved):
-		for mine, theirs in zip(self.tensors(), saved, strict=True): mine.copy_(theirs.view_as(mine))
-		self.cast()
+    def flops_per_token(self, config):
+        """Of both passes: 6 a weight of a matrix, and attention's causal half."""
+        matrices = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2 and len(p) > 2)
+        attention = config.num_layers * config.train_seq_len * config.model_dim
+        return 6 * (matrices + config.vocab_size * config.model_dim + attention)
 
-def named(name, patterns): return any(part in name for part in patterns.split(",") if part)
-def lr_multiplier(cfg, step, elapsed_ms):
-	"""1, at the end linearly to 0."""
-	n, cap_s = cfg.warmdown_iters, cfg.max_wallclock_seconds
-	if not n: return 1.0
-	if cap_s <= 0: return min(1.0, (cfg.iterations - step) / n)
-	return min(1.0, max(0.0, 1e3 * cap_s - elapsed_ms) * max(step, 1) / max(n * elapsed_ms, 1e-9))
-def muon_momentum(cfg, step):
-	"""Linear up to MUON_MOMENTUM."""
-	share = step / n if step < (n := cfg.muon_momentum_warmup_steps) else 1.0
-	return (1 - share) * cfg.muon_momentum_warmup_start + share * cfg.muon_momentum
 
-Agreed = namedtuple("Agreed", "elapsed_ms train_loss stop data_crc wait_ms bad")  # wait_ms, bad: of each rank
-class Control:
-	"""The control vector of README.md; a crc in parts of 11 bits: exact float32 sums."""
-	FIELDS = 6  # before those of each rank
-	def __init__(self, optimizers, rt):
-		self.optimizers, self.rt, self.lag = optimizers, rt, 1 + rt.cuda
-		self.ring = torch.zeros(4, 2, len(optimizers.tail), pin_memory=rt.cuda)  # steps, (sent, received)
-		self.events = [recorded() for _ in range(4 * rt.cuda)]
-	def agree(self, step, loss, *, clock, wait_ms, data_crc):
-		"""Sums gradients and tail over the ranks; loss: this rank's share of the mean, a device scalar."""
-		(sent, received), rt, mine = self.ring[step % 4], self.rt, self.optimizers
-		tail, bad = mine.tail, mine.tail[-rt.world_size:]
-		ms = clock.ms_at(self.events[step - 2 & 3]) if clock.edge else clock.now_ms()  # CUDA: the last sum surely there
-		sent[:self.FIELDS] = torch.tensor([*(data_crc >> n & 0x7FF for n in (0, 11, 22)), ms * (rt.rank == 0), 0, rt.signum])
-		sent[self.FIELDS + rt.rank] = wait_ms
-		tail.copy_(sent, non_blocking=True)
-		tail[4], bad[rt.rank] = loss, ~torch.isfinite(loss + mine.grads.sum())
-		mine.reduce(rt)
-		mine.halted |= tail[5] + bad.sum() > 0
-		received.copy_(tail, non_blocking=True)
-		if rt.cuda: self.events[step % 4].record()
-	def read(self, step):
-		"""Synchronisation point: the reduction of `step`, two steps ago (logging: just now)."""
-		with self.rt.waiting("step"):
-			if self.rt.cuda: self.events[step % 4].synchronize()
-		low, mid, high, ms, loss, stop, *ranks = self.ring[step % 4][1].tolist()
-		crc, W = int(low + 2**11 * mid + 2**22 * high) & CRC, self.rt.world_size
-		return Agreed(ms, loss, stop, crc, ranks[:W], ranks[W:])
+class CastWeights:
+    """CAST_ONCE, FOLD_ONCE: weights in the dtype of the activations, made once a step.
+
+    In a micro-step the casts are leaves of the graph: gradients with regard to them are added up in
+    float32, in those of the weights. `spread`, once a step, makes of the gradient of a scaled
+    weight those of weight and scale.
+    """
+
+    def __init__(self, model, config):
+        self.plain, self.scaled, self.leaf_of = [], [], {}
+        for block in model.blocks:
+            scales = {block.attn.proj: block.attn_scale, block.mlp.proj: block.mlp_scale}
+            for module in filter(lambda module: isinstance(module, Linear), block.modules()):
+                scale = scales.get(module)
+                if not (config.cast_once if scale is None else config.fold_once):
+                    continue
+                module.cast = torch.empty_like(module.weight, dtype=model.dtype, requires_grad=True)
+                self.leaf_of[module.weight] = module.cast
+                if scale is None:
+                    self.plain.append((module.cast, module.weight))
+                else:
+                    self.scaled.append((module.cast, module.weight, scale))
+                    self.leaf_of[scale] = None  # it is in no micro-step's graph
+        self.refresh()
+
+    def leaves(self, params):
+        """[(leaf of the graph, where its gradients are added up)]"""
+        pairs = [(self.leaf_of.get(p, p), p.grad) for p in params]
+        return [(leaf, grad) for leaf, grad in pairs if leaf is not None]
+
+    def refresh(self):
+        """Where weights have changed."""
+        with torch.no_grad():
+            for cast, weight in self.plain:
+                cast.copy_(weight)
+            for cast, weight, scale in self.scaled:
+                cast.copy_(scale[:, None] * weight)
+
+    def spread(self):
+        """Once a step, behind its last micro-step."""
+        with torch.no_grad():
+            for _, weight, scale in self.scaled:
+                scale.grad.add_((weight.grad * weight).sum(1))
+                weight.grad.mul_(scale[:, None])
+
+
+def attention_backends(config, runtime, log):
+    """SDPA's backends that work here, {backend: name}, the fastest first: it takes one that can."""
+    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+    every = {"fa3": flash, "cudnn": cudnn, "flash": flash, "math": SDPBackend.MATH}
+    wanted = list(every) if config.attention_backend == "auto" else [config.attention_backend]
+    shape, working = (1, config.num_heads, 128, config.model_dim // config.num_heads), {}
+    q = torch.zeros(shape, device=runtime.device, dtype=runtime.dtype, requires_grad=True)
+    for name in wanted:
+        activated = False
+        try:
+            if name == "fa3":
+                nn.attention.activate_flash_attention_impl("FA3")
+                activated = True
+            with sdpa_kernel(every[name]):
+                F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+            working.setdefault(every[name], name)
+        except Exception as error:  # whatever a library raises that is missing or does not fit
+            if runtime.cuda:
+                log.console(f"attention: {name} does not work here: {first_line(error)}")
+            if activated:
+                nn.attention.restore_flash_attention_impl()
+    if not working:
+        raise RunError(
+            f"ATTENTION_BACKEND={config.attention_backend}: not on this machine: set auto"
+        )
+    return probe_attention(working, config, runtime, log) if config.attention_probe else working
+
+
+def probe_attention(working, config, runtime, log):
+    """ATTENTION_PROBE: those whose values and gradients are math's, the fastest first.
+
+    Rank 0's order, so that all ranks have one. 2 % is what bfloat16 leaves of a gradient's norm.
+    """
+    T, head_dim = config.train_seq_len, config.model_dim // config.num_heads
+    random = torch.Generator(runtime.device).manual_seed(1)
+
+    def draw(heads):
+        shape = 8, heads, T, head_dim
+        return torch.randn(shape, generator=random, device=runtime.device).requires_grad_()
+
+    exact = [draw(config.num_heads), draw(config.num_kv_heads), draw(config.num_kv_heads)]
+    inputs = [t.detach().to(runtime.dtype).requires_grad_() for t in exact]
+
+    def results(backend, qkv):
+        with sdpa_kernel(backend):
+            grouped = config.num_heads != config.num_kv_heads
+            y = F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=grouped)
+            return [y, *torch.autograd.grad(y.float().square().sum(), qkv)]
+
+    def milliseconds(backend):
+        runtime.synchronize()
+        start = time.perf_counter()
+        results(backend, inputs)
+        runtime.synchronize()
+        return 1e3 * (time.perf_counter() - start)
+
+    wanted, times = results(SDPBackend.MATH, exact), {}
+    for backend, name in working.items():
+        try:
+            off = largest_difference(results(backend, inputs), wanted)
+        except Exception as error:  # of a library that lacks grouped heads, say
+            log.line(f"attention: {name} is not used: {first_line(error)}")
+            continue
+        if off <= 0.02:
+            times[name] = min(milliseconds(backend) for _ in range(10))
+        else:
+            log.line(f"attention: {name} is not used: it is off by {off:.2g}")
+    if not times:
+        raise RunError("ATTENTION_PROBE=1: no backend has the values of math: set 0")
+    times = runtime.broadcast(dict(sorted(times.items(), key=lambda item: item[1])))
+    log.line("attention: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()))
+    backends = {name: backend for backend, name in working.items()}
+    return {backends[name]: name for name in times}
+
+
+def compile_options(config):
+    """What torch.compile is asked for beyond its defaults: MAX_AUTOTUNE, COORDINATE_DESCENT."""
+    wanted = {"max_autotune": config.max_autotune}
+    wanted |= {"coordinate_descent_tuning": config.coordinate_descent}
+    return {name: True for name, on in wanted.items() if on} or None
+
+
+def try_compile(function, arguments, log, options):
+    """`function` compiled; as it is, with a warning, where its forward or backward cannot be."""
+    compiled = torch.compile(function, dynamic=False, options=options)
+    try:
+        result = compiled(*arguments)
+        if result is not None and result.requires_grad:
+            result.backward()
+        return compiled
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of a compiler's many kinds
+        log.line(f"warning: torch.compile does not work here, so eager: {first_line(error)}")
+        return function
+
+
+# === OPTIMIZERS: Muon on the blocks' matrices, Adam on all else ===
+# Where the device scalar `found_inf` is 1 a step changes nothing: torch's own way (GradScaler's) to
+# leave one out without asking the device. It is Exchange.skip, and the gradients are 0 then.
+def newton_schulz(x, iterations, dtype):
+    """(n, rows, cols) -> about the nearest semi-orthogonal matrices, in `dtype`.
+
+    It does not converge: singular values end between about 0.7 and 1.2, which serves as well and
+    takes fewer iterations (https://kellerjordan.github.io/posts/muon/).
+    """
+    tall = x.size(-2) > x.size(-1)
+    x = (x.mT if tall else x).to(dtype)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT  # (n, short side, short side)
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, made orthogonal. A group's matrices have one shape: they go in one batch.
+
+    Each matrix is made orthogonal by one rank, and one all-reduce hands all updates to all ranks:
+    so replicas stay equal to the bit, whatever the ranks' kernels do in the last one. EXCHANGE
+    does that in parts, or by an all-gather. With "shards" a rank has the summed gradients and the
+    averages of its own matrices alone.
+    """
+
+    def __init__(self, groups, runtime, config):
+        super().__init__(groups, {"momentum": config.muon_momentum})
+        self.runtime, self.how = runtime, config.exchange
+        self.iterations = config.muon_backend_steps
+        self.newton_schulz, self.arrive = newton_schulz, None  # arrive: Exchange's
+        self.dtype = torch.bfloat16 if runtime.cuda else torch.float32
+        matrices = [p for group in self.param_groups for p in group["params"]]
+        if self.how == "shards":
+            self.layout = share_out(matrices, runtime.world_size)  # a part a rank, of equal sizes
+            self.mine = set(self.layout[runtime.rank])
+            self.sizes = [max(sum(p.numel() for p in part) for part in self.layout)]
+            self.sizes *= runtime.world_size
+        else:
+            self.layout = [group["params"] for group in self.param_groups]  # a part a group
+            self.mine = set(matrices[runtime.rank :: runtime.world_size])
+            self.sizes = [sum(p.numel() for p in part) for part in self.layout]
+        # To be summed or gathered over the ranks; and the same in float32.
+        self.sums = torch.zeros(sum(self.sizes), dtype=self.dtype, device=runtime.device)
+        self.updates = torch.zeros(sum(self.sizes), device=runtime.device)
+        self.sum_of, self.update_of = {}, {}
+        for vector, views in (self.sums, self.sum_of), (self.updates, self.update_of):
+            for params, part in zip(self.layout, vector.split(self.sizes), strict=True):
+                views |= zip(params, split_as(part, params), strict=True)
+        for p in matrices:
+            self.state[p]["average"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self):
+        issue, parts, sent = self.runtime.issue, self.sums.split(self.sizes), []
+        self.sums.zero_()
+        for number, group in enumerate(self.param_groups):
+            self.arrive(number)
+            self._orthogonalize(group)
+            if self.how == "parts":
+                sent.append(issue(dist.all_reduce, parts[number]))
+        if self.how == "whole":
+            self.runtime.all_reduce(self.sums)
+        if self.how == "shards":
+            mine = parts[self.runtime.rank].clone()
+            sent.append(issue(dist.all_gather_into_tensor, self.sums, mine))
+        for work in filter(None, sent):
+            work.wait()
+        self.updates.copy_(self.sums).masked_fill_(self.found_inf > 0, 0.0)
+        for group in self.param_groups:
+            updates = [self.update_of[p] for p in group["params"]]
+            torch._foreach_add_(group["params"], updates, alpha=-group["lr"])
+
+    def _orthogonalize(self, group):
+        """Averages of those that are held here, updates of those that are this rank's."""
+        mine = [p for p in group["params"] if p in self.mine]
+        held = mine if self.how == "shards" else group["params"]
+        if not held:
+            return
+        averages = {p: self.state[p]["average"] for p in held}
+        decay = torch.where(self.found_inf > 0, 1.0, group["momentum"])
+        torch._foreach_mul_(list(averages.values()), decay)
+        torch._foreach_add_(list(averages.values()), [p.grad for p in held])
+        if not mine:
+            return
+        turn = len({p.shape for p in group["params"]}) > 1  # a bank of tall and wide ones
+        grads = stack([p.grad for p in mine], turn)  # (n, rows, cols)
+        nesterov = grads + group["momentum"] * stack([averages[p] for p in mine], turn)
+        updates = self.newton_schulz(nesterov, self.iterations, self.dtype).unbind()
+        updates = [u if u.shape == p.shape else u.mT for u, p in zip(updates, mine, strict=True)]
+        scales = [max(1.0, p.size(0) / p.size(1)) ** 0.5 for p in mine]
+        torch._foreach_copy_([self.sum_of[p] for p in mine], torch._foreach_mul(updates, scales))
+
+    def gather_averages(self):
+        """All averages, on every rank: each comes from the rank that has it."""
+        if self.how == "shards" and dist.is_initialized():
+            for rank, part in enumerate(self.layout):
+                for p in part:
+                    dist.broadcast(self.state[p]["average"], rank)
+
+
+def share_out(matrices, world_size):
+    """A list a rank, of about equal sizes: each matrix, the largest first, to who has the least."""
+    shares = [[] for _ in range(world_size)]
+    sizes = [0] * world_size
+    for p in sorted(matrices, key=torch.numel, reverse=True):
+        least = sizes.index(min(sizes))
+        shares[least].append(p)
+        sizes[least] += p.numel()
+    return shares
+
+
+def stack(matrices, turn):
+    """One tensor of them; turn: of tall ones their transpose."""
+    return torch.stack([m.mT if turn and m.size(0) > m.size(1) else m for m in matrices])
+
+
+def split_as(vector, params):
+    """Views of a vector, or of its first part, in the shapes of `params`."""
+    sizes = [p.numel() for p in params]
+    parts = vector[: sum(sizes)].split(sizes)
+    return [part.view_as(p) for part, p in zip(parts, params, strict=True)]
+
+
+def is_named(name, patterns):
+    return any(part in name for part in patterns.split(",") if part)
+
+
+def make_optimizers(model, config, runtime):
+    """(Adam, Muon). A group's `base_lr` is its rate before the schedule."""
+    by_shape, small = defaultdict(list), [model.skip_weights]
+    for name, p in model.blocks.named_parameters():
+        control = p.ndim != 2 or is_named(name, config.control_tensor_name_patterns)
+        shape = tuple(sorted(p.shape)) if config.muon_one_bank else p.shape
+        (small if control else by_shape[shape]).append(p)
+    for params in by_shape.values():  # as without the bank: then a checkpoint fits both
+        params.sort(key=lambda p, first=params[0].shape: p.shape != first)
+    embed_lr = config.tied_embed_lr if config.tie_embeddings else config.embed_lr
+    adam_groups = [{"params": [model.tok_emb.weight], "lr": embed_lr}]
+    adam_groups.append({"params": small, "lr": config.scalar_lr})
+    if not config.tie_embeddings:
+        adam_groups.append({"params": [model.lm_head.weight], "lr": config.head_lr})
+    muon_groups = [{"params": params, "lr": config.matrix_lr} for params in by_shape.values()]
+    betas = config.beta1, config.beta2
+    adam = torch.optim.Adam(adam_groups, betas=betas, eps=config.adam_eps, fused=True)
+    muon = Muon(muon_groups, runtime, config)
+    groups = adam.param_groups + muon.param_groups
+    for group in groups:
+        group["base_lr"] = group["lr"]
+    for name, p in model.named_parameters():
+        times = sum(p is other for group in groups for other in group["params"])
+        if times != 1:
+            raise RunError(f"{name} is in {times} groups of make_optimizers: put it in one")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not isinstance(module, Linear):
+            raise RunError(f"{name} is an nn.Linear, which fails in bfloat16: make it a Linear")
+    return adam, muon
+
+
+def lr_multiplier(config, step, elapsed_ms):
+    """1, and at the end linearly down to 0: by steps or, in a capped run, by its clock.
+
+    elapsed_ms: the training time of the `step` steps so far
+    """
+    if config.warmdown_iters == 0:
+        return 1.0
+    if config.max_wallclock_seconds <= 0:
+        return min(1.0, max(0, config.iterations - step) / config.warmdown_iters)
+    left_ms = max(0.0, 1e3 * config.max_wallclock_seconds - elapsed_ms)
+    warmdown_ms = config.warmdown_iters * elapsed_ms / max(step, 1)
+    return min(1.0, left_ms / max(warmdown_ms, 1e-9))
+
+
+def muon_momentum(config, step):
+    """A linear ramp up to MUON_MOMENTUM."""
+    share = min(1.0, step / max(config.muon_momentum_warmup_steps, 1e-9))
+    return (1 - share) * config.muon_momentum_warmup_start + share * config.muon_momentum
+
+
+# === EXCHANGE: a step's one all-reduce of gradients, and all that ranks tell each other in it ===
+class Row(NamedTuple):
+    """What a rank tells. Sums with zeros, and of small whole numbers, are exact in float32."""
+
+    steps: float  # how many its device is known to have done
+    elapsed_ms: float  # the training time when it had
+    wait_ms: float  # for input, so far
+    signum: float  # of a signal that it heard, or 0
+    crc_low: float  # data_crc of the rows that it trained on: its lower 16 bits
+    crc_high: float  # and its upper ones
+    loss: float = 0.0  # its share of the mean loss, filled in on the device
+    fault: float = 0.0  # 1: loss or gradient are not finite; filled in on the device
+
+
+SIGNUM, LOSS, FAULT = (Row._fields.index(name) for name in ("signum", "loss", "fault"))
+
+
+class Exchange:
+    """All gradients are views of one vector, and before them it has a table, a Row a rank.
+
+    A rank fills in its row and leaves the others zero, so the sum over ranks is the whole table.
+    The host reads it steps later, when it is surely there: nothing drains the device, and all ranks
+    decide alike, for they read the same table at the same step. The device does not wait for them:
+    after a table with a signal or a fault `skip` is 1, and no step changes anything any more.
+
+    EXCHANGE says how the vector is summed.
+      whole: by one all-reduce.
+      parts: by one of the table and Adam's gradients, and by one of each of Muon's groups. All are
+        begun at once, and the later ones run under the updates of those before.
+      shards: by an all-reduce of the table and Adam's gradients, and a reduce-scatter that gives
+        each rank the gradients of the matrices which it makes orthogonal. It runs under Adam's
+        update.
+    """
+
+    def __init__(self, optimizers, runtime, clock, config):
+        (adam, muon), self.runtime, self.clock = optimizers, runtime, clock
+        self.how, self.works = config.exchange, {}  # works: those begun that have not arrived
+        # Nothing runs under the sums where their norm is asked for, or phases are timed alone.
+        self.at_once = config.grad_clip_norm > 0 or config.training_timing_breakdown
+        small, shape = [], (runtime.world_size, len(Row._fields))
+        for group in adam.param_groups:
+            small += group["params"]
+        rows, size = math.prod(shape), sum(p.numel() for p in small)
+        self.vector = torch.zeros(rows + size + sum(muon.sizes), device=runtime.device)
+        self.table, self.gradients = self.vector[:rows].view(shape), self.vector[rows:]
+        self.head, self.rest = self.vector.split([rows + size, sum(muon.sizes)])
+        self.small, self.parts = self.head[rows:], self.rest.split(muon.sizes)
+        self.share = torch.zeros_like(self.parts[0]) if self.how == "shards" else None
+        parts = zip([small, *muon.layout], [self.small, *self.parts], strict=True)
+        for params, vector in parts:
+            for p, grad in zip(params, split_as(vector, params), strict=True):
+                p.grad = grad  # backward adds to it in place
+        self.skip = torch.zeros((), device=runtime.device)
+        tables = runtime.steps_late + 2  # on their way at most
+        self.sent = torch.zeros(tables, shape[1], pin_memory=runtime.cuda)
+        self.received = torch.zeros(tables, *shape, pin_memory=runtime.cuda)
+        self.unread = deque()  # (step, its table on the host, the event after which it is there)
+
+    def begin(self, steps, elapsed_ms, data_crc):
+        """The first step is `steps`; what was exchanged before is forgotten."""
+        self.unread.clear()
+        self.skip.zero_()
+        self.taken = steps
+        self.rows = [Row(steps, elapsed_ms, 0.0, 0, data_crc & 0xFFFF, data_crc >> 16)]  # last read
+        self.done = steps, elapsed_ms  # what this rank's device has done, and when
+        self.agreed = steps, elapsed_ms  # what rank 0's had, as far as all ranks have read of it
+        self.first = steps, elapsed_ms  # the same after the first step, which may be a slow one
+
+    def all_reduce(self, step, row, loss):
+        """Sums gradients and table. No synchronisation point on CUDA: `read` is."""
+        sent, received = self.sent[step % len(self.sent)], self.received[step % len(self.sent)]
+        sent.copy_(torch.tensor(row))
+        mine = self.table[self.runtime.rank]
+        mine.copy_(sent, non_blocking=True)
+        mine[LOSS] = loss
+        mine[FAULT] = ~torch.isfinite(loss + self.gradients.sum())
+        self._begin_sums()
+        ended = self.table[:, SIGNUM].sum() + self.table[:, FAULT].sum() > 0
+        self.skip.masked_fill_(ended, 1.0)
+        (self.gradients if self.how == "whole" else self.small).masked_fill_(self.skip > 0, 0.0)
+        for number in list(self.works) if self.at_once else []:
+            self.arrive(number)
+        received.copy_(self.table, non_blocking=True)
+        event = torch.cuda.Event(blocking=True) if self.runtime.cuda else None
+        if event:
+            event.record()
+        self.unread.append((step, received, event))
+
+    def _begin_sums(self):
+        """The table and Adam's gradients have arrived afterwards; Muon's have with "whole"."""
+        if self.how == "whole":
+            self.runtime.all_reduce(self.vector)
+            return
+        issue = self.runtime.issue
+        head = issue(dist.all_reduce, self.head)
+        if self.how == "parts":
+            self.works = {n: issue(dist.all_reduce, part) for n, part in enumerate(self.parts)}
+        else:
+            self.works = {0: issue(dist.reduce_scatter_tensor, self.share, self.rest)}
+        if head:
+            head.wait()
+
+    def arrive(self, number):
+        """From here on the gradients of Muon's group `number` are sums over the ranks."""
+        if number not in self.works:
+            return
+        work = self.works.pop(number)
+        part = self.parts[self.runtime.rank if self.how == "shards" else number]
+        if work:
+            work.wait()
+            if self.how == "shards":
+                part.copy_(self.share)
+        part.masked_fill_(self.skip > 0, 0.0)
+
+    def norm(self):
+        """Of the whole gradient. With "shards" a rank has all sums of its own part alone."""
+        if self.how != "shards":
+            return self.gradients.norm()
+        own = self.runtime.all_reduce(self.parts[self.runtime.rank].square().sum())
+        return (self.small.square().sum() + own).sqrt()
+
+    def read(self, before):
+        """Reads the tables of all steps before `before`; HaltError at the first that did not count.
+
+        The one synchronisation point of a step, and only where the host is that far ahead.
+        """
+        while self.unread and self.unread[0][0] < before:
+            step, received, event = self.unread.popleft()
+            if event:
+                event.synchronize()
+            rows = [Row(*values) for values in received.tolist()]
+            for rank, row in enumerate(rows):
+                if row.fault or row.signum:
+                    fault = f"rank {rank}: step {step + 1}: loss or gradient not finite"
+                    raise HaltError(int(row.signum) or fault)
+            self.rows, self.taken = rows, step + 1
+            # Where the device is the faster one, later steps are done as well by now.
+            later = sum(event.query() for _, _, event in self.unread if event)
+            self.done = step + 1 + later, self.clock.now_ms()
+            self.agreed = max(self.agreed, (rows[0].steps, rows[0].elapsed_ms))
+
+    def agree(self, step, ms):
+        """All ranks know, just now, that `step` steps took so long."""
+        self.agreed = step, ms
+        if step == 1:
+            self.first = self.agreed
+
+    def elapsed_ms(self, step):
+        """Training time of `step` steps: what all ranks know, carried on at the pace since then."""
+        (steps, ms), (first_steps, first_ms) = self.agreed, self.first
+        pace_ms = (ms - first_ms) / (steps - first_steps) if steps > first_steps else 0.0
+        return ms + pace_ms * (step - steps)
+
+    def data_crc(self):
+        total = sum(int(row.crc_low) + (int(row.crc_high) << 16) for row in self.rows)
+        return total & 0xFFFFFFFF
+
 
 # === EVALUATION ===
-class ByteTable(namedtuple("ByteTable", "base leading_space boundary")):
-	"""Of each id, numpy or tensors: UTF-8 bytes less a leading space; has it one? is it control, unknown, unused?"""
-	@classmethod
-	def load(cls, path):
-		"""A SentencePiece .model, or .json {"kind": "byte", "offset": n}: ids below n are controls."""
-		if path.endswith(".json"):
-			boundary = np.arange(256 + (offset := read_json(Path(path))["offset"])) < offset
-			return cls(1 - boundary, 0 * boundary, boundary)
-		ids = [*range(len(model := sentencepiece.SentencePieceProcessor(model_file=path)))]
-		pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
-		boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
-		space = np.char.startswith(pieces, " ") & ~boundary
-		base = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
-		return cls(base * ~boundary, space, boundary)
-	def count(self, previous, target):
-		"""Bytes of the ids `target`, each after its `previous`; no leading space after a boundary."""
-		return self.base[target].sum() + (self.leading_space[target] & ~self.boundary[previous]).sum()
+class ByteTable(NamedTuple):
+    """What bits per byte need to know of each token id: arrays of numpy, or tensors."""
 
-def tokenizer_faults(cfg):
-	path = cfg.tokenizer_path
-	try:
-		if not os.path.isfile(path): yield "tokenizer_path", f"no such file: {where_else(cfg, 'tokenizer_path')}"
-		elif (size := len(ByteTable.load(path).base)) != cfg.vocab_size:
-			yield "vocab_size", f"the tokenizer {path} has {size} tokens: set {size}"
-	except Exception as error:	# whatever a damaged file raises
-		yield "tokenizer_path", f"no SentencePiece .model, no byte .json ({first_line(error)}): set one"
+    base: Any  # UTF-8 bytes, without a leading space
+    leading_space: Any  # is there one?
+    boundary: Any  # control, unknown, unused: no bytes, and a space behind it does not count
 
-def due(every, step): return every and step % every == 0
+    @classmethod
+    def of(cls, config):
+        """Of TOKENIZER_PATH; RunError if it does not fit."""
+        path = config.tokenizer_path
+        try:
+            table = cls.load(path)
+        except Exception as error:  # whatever a missing or a damaged file raises
+            raise RunError(f"TOKENIZER_PATH={path}: {first_line(error)}: {GET_DATA}") from error
+        size = len(table.base)
+        if size != config.vocab_size:
+            raise RunError(f"VOCAB_SIZE={config.vocab_size}: {path} has {size} tokens: set {size}")
+        return table
+
+    @classmethod
+    def load(cls, path):
+        """Of a SentencePiece .model, or a byte tokenizer's .json, in either of its two forms."""
+        if path.endswith(".json"):
+            form = json.loads(Path(path).read_bytes())
+            offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
+            boundary = np.arange(256 + min(offset, 2**16)) < offset  # ids below are controls
+            return cls(1 - boundary, np.zeros_like(boundary), boundary)
+        model = sentencepiece.SentencePieceProcessor(model_file=path)
+        ids = list(range(len(model)))
+        pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
+        boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
+        space = np.array([piece.startswith(" ") for piece in pieces]) & ~boundary
+        size = np.where(model.is_byte(ids), 1, [len(piece.encode()) for piece in pieces] - space)
+        return cls(size * ~boundary, space, boundary)
+
+    def count(self, previous, target):
+        """The bytes of the tokens `target`, each behind its `previous`."""
+        spaces = self.leading_space[target] & ~self.boundary[previous]
+        return self.base[target].sum() + spaces.sum()
+
+
+class Resident:
+    """VAL_RESIDENT: batches that stay on the device, as uint16, after the first pass; then again.
+
+    124 MB of the published split on one device. Iterates as a Pipeline does.
+    """
+
+    def __init__(self, plan, runtime):
+        self.plan, self.runtime, self.slot = plan, runtime, Slot(plan, runtime)
+        self.kept, self.place = [], 0
+
+    def keep(self, batch):
+        """A copy of a Pipeline's batch."""
+        filled = len(batch.rows)
+        tokens = torch.cat((batch.x[:filled].flatten(), batch.y[filled - 1, -1:]))
+        self.kept.append((batch.rows, tokens.to(torch.uint16)))
+
+    @property
+    def complete(self):
+        return len(self.kept) == self.plan.num_batches
+
+    def __iter__(self):
+        self.place = 0
+        return self
+
+    def __next__(self):
+        if self.place == len(self.kept) or self.runtime.signum:
+            raise StopIteration
+        self.slot.rows, tokens = self.kept[self.place]
+        self.place += 1
+        self.plan.widen(self.slot.rows, tokens, self.slot.x, self.slot.y)
+        return self.slot
+
+    def close(self):
+        pass
+
+
 class Validation:
-	"""Nats from the model; bytes from the tokens, counted once."""
-	bytes, resident = 0, None  # the pipeline that keeps its batches
-	def __init__(self, cfg, rt, log, verify):
-		self.cfg, self.rt, self.log, self.verify, self.shards = cfg, rt, log, verify, Shards(cfg.data_path, "val")
-		self.tokens, self.table = cut_val_tokens(cfg, self.shards.total), ByteTable.load(cfg.tokenizer_path)
-		self.plan = BatchPlan.val(cfg, self.tokens, rt.rank, rt.world_size)
-		self.overlap, self.on_device = Overlap.of(cfg, "val", rt.cuda), cfg.val_bytecount_device == "cuda"
-		if self.on_device: self.table = ByteTable(*(torch.tensor(part, device=rt.device) for part in self.table))
-	def host_bytes(self, plan, rows, tokens):  # in the reader thread
-		return 0 if self.bytes or self.on_device else int(self.table.count(tokens[:-1], tokens[1:]))
-	@torch.no_grad()
-	def evaluate(self, loss_of, scope, compiles, spans):
-		"""(nats a token, bits per byte, ms). Halt: a signal."""
-		log, plan, total = self.log, self.plan, self.plan.num_batches()
-		sums = torch.zeros(3, dtype=torch.float64, device=self.rt.device)  # nats, bytes, signals
-		start, foretell = (told := now()), forecast(self.rt, log, f"{scope}: {total} batches", total, compiles=compiles)
-		pipeline = self.resident.again(spans) if self.resident else Pipeline(self, "val", self.host_bytes, spans)
-		if self.overlap.resident: self.resident = pipeline
-		with suppress(Stop), closing(pipeline), spans("validate"):
-			for k, (x, y, digest) in enumerate(pipeline, 1):
-				next(foretell)
-				n = len(rows := plan.rows(k - 1))
-				with spans("forward"): sums[0] += loss_of(x, y).double() * n * plan.seq_len
-				sums[1] += self.table.count(x[:n], y[:n]) if self.on_device and not self.bytes else digest & CRC
-				self.verify.consumed(pipeline, (x, y, digest), k)
-				at = f"{scope} batch {k}/{total}"
-				if due(self.cfg.val_progress_log_every, k):  # a synchronisation point
-					seen = (rows.stop - plan.first_row) * plan.seq_len
-					log.line(f"val_progress:{at} partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}")
-				if now() - told > 30: told = log.console(f"({at})") or now()
-		sums[2] = self.rt.signum  # then a synchronisation point: the end
-		nats, counted, stop = self.rt.all_reduce(sums, re.sub(r"step_\d+", "validation", scope)).tolist()
-		if stop: raise Halt(stop)
-		self.verify.settle()
-		self.bytes = self.bytes or int(counted)
-		return nats / (self.tokens - 1), nats / math.log(2) / self.bytes, 1e3 * (now() - start)
+    """Nats from the model, bytes from the tokens; counted once, by the reader's thread."""
 
-# === ARTIFACT ===
+    def __init__(self, config, runtime, log, phase):
+        self.runtime, self.log, self.phase = runtime, log, phase
+        self.shards, self.bytes = Shards(config, "val"), 0
+        self.plan = BatchPlan.val(config, runtime, self.shards.ends[-1])
+        self.tokens = self.plan.span_rows * self.plan.seq_len  # predicted, over all ranks
+        self.partial = " partial_val:1" if config.val_tokens else ""
+        self.overlap = Overlap.of(config, "val", runtime.cuda)
+        self.resident = Resident(self.plan, runtime) if config.val_resident else None
+        self.log_every, self.byte_table = config.val_progress_log_every, ByteTable.of(config)
+        self.on_device = config.val_bytecount_device == "cuda"
+        if self.on_device:
+            self.byte_table = ByteTable(*(torch.tensor(t, device="cuda") for t in self.byte_table))
+
+    def count_bytes(self, plan, rows, tokens):
+        """A batch's digest, by the reader: its bytes, the first time."""
+        counted = self.bytes or self.on_device
+        return 0 if counted else int(self.byte_table.count(tokens[:-1], tokens[1:]))
+
+    def batches(self):
+        """Those of the first pass, where they stay; else read anew."""
+        if self.resident and self.resident.complete:
+            return self.resident
+        if self.resident:
+            self.resident.kept.clear()  # of a pass that a signal ended
+        how = {"digest": self.count_bytes, "phase": self.phase}
+        return Pipeline(self.shards, self.plan, self.overlap, self.runtime, **how)
+
+    @torch.no_grad()
+    def evaluate(self, loss, scope):
+        """(nats a token, bits a byte, ms) of the whole split; all ranks take part."""
+        runtime, plan, phase = self.runtime, self.plan, self.phase
+        runtime.synchronize()
+        start = time.perf_counter()
+        # nats, bytes, and the signals that each rank has heard
+        sums = torch.zeros(2 + runtime.world_size, dtype=torch.float64, device=runtime.device)
+        batches = self.batches()
+        with closing(batches), phase("validate"):
+            for done, batch in enumerate(batches, 1):
+                rows = len(batch.rows)
+                if self.resident and batches is not self.resident:
+                    self.resident.keep(batch)
+                with phase("forward"):
+                    sums[0] += loss(batch.x, batch.y).double() * (rows * plan.seq_len)
+                if self.on_device and not self.bytes:
+                    sums[1] += self.byte_table.count(batch.x[:rows], batch.y[:rows])
+                elif batch.digest:
+                    sums[1] += batch.digest
+                if self.log_every and done % self.log_every == 0:  # a synchronisation point
+                    seen = (batch.rows.stop - plan.first_row) * plan.seq_len
+                    mean = f"partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}"
+                    self.log.line(f"val_progress:{scope} batch {done}/{plan.num_batches} {mean}")
+        sums[2 + runtime.rank] = runtime.signum
+        nats, counted, *signals = runtime.all_reduce(sums).tolist()  # a synchronisation point
+        if any(signals):
+            raise HaltError(int(max(signals)))
+        self.bytes, ms = self.bytes or int(counted), 1e3 * (time.perf_counter() - start)
+        return nats / self.tokens, nats / math.log(2) / self.bytes, ms
+
+
+# === ARTIFACT: the challenge's format; int8 with a scale a row, then zlib ===
 QUANT_FORMAT = "int8_clean_per_row_v1"
-def quantize(t):
-	"""Float tensor -> (int8 of its shape, scale): float16 (rows,) for a matrix, else a float32 scalar."""
-	t, matrix = t.float(), t.ndim == 2
-	clip = t.abs().quantile(0.9999984, 1 if matrix else None, True)
-	scale = (clip / 127).clamp(1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
-	q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
-	return q, scale[:, 0].half() if matrix else scale.view(())
-def dequantize(q, scale):
-	"""Undoes quantize() up to half a scale, float32."""
-	return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
-def saved(thing):
-	"""A torch file, as bytes."""
-	torch.save(thing, buffer := io.BytesIO())
-	return buffer.getvalue()
-def pack(state, cfg):
-	"""(the artifact, bytes of its tensors, of its torch file) of CPU tensors, each its own."""
-	file = {part: {} for part in "quantized scales dtypes passthrough qmeta passthrough_orig_dtypes".split()}
-	quantized, scales, dtypes, kept, meta, originals = file.values()
-	for name, t in state.items():
-		dtype = str(t.dtype)[6:]  # behind "torch."
-		if not t.is_floating_point(): kept[name] = t
-		elif t.numel() > 65_536:
-			(quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
-			if t.ndim == 2: meta[name] = dict(scheme="per_row", axis=0)
-		elif named(name, cfg.int8_keep_float_fp32_name_patterns): kept[name] = t.float()
-		else: kept[name], originals[name] = t.half(), dtype
-	raw = saved(dict(__quant_format__=QUANT_FORMAT, **file))
-	payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
-	return zlib.compress(raw, 9), payload, len(raw)
-@contextmanager
-def refused(what):
-	"""What a damaged or hostile file raises is a RunError."""
-	try: yield
-	except Exception as error: raise RunError(f"{what}: {first_line(error)}")
-def load(data, limit):
-	"""What torch.save wrote. Executes nothing; ValueError above `limit` bytes."""
-	file = len(data) <= limit and zipfile.ZipFile(io.BytesIO(data))
-	if not file or sum(part.file_size for part in file.infolist()) > limit: raise ValueError(f"it has over {limit} bytes")
-	if any(b"bytearray" in file.read(part) for part in file.infolist()): raise ValueError("it asks for memory")
-	try: return torch.load(io.BytesIO(data), "cpu", weights_only=True)
-	except pickle.UnpicklingError: raise ValueError("it holds code")
-def unpack(data, expected):
-	"""The state in an artifact, ours or the challenge's; RunError unless it fits `expected`."""
-	limit = 8 * sum(map(torch.numel, expected.values())) + (1 << 20)
-	with refused("the artifact cannot be loaded"):
-		raw = (stream := zlib.decompressobj()).decompress(data, limit)
-		if not stream.eof: raise ValueError(f"it is cut short, or has over {limit} bytes")
-		file = load(raw, limit)
-		if (kind := file["__quant_format__"]) != QUANT_FORMAT: raise ValueError(f"its format is {kind}")
-		quantized, scales, plain = file["quantized"], file["scales"], file["passthrough"]
-		found, wanted = ({(name, t.shape) for name, t in state.items()} for state in (quantized | plain, expected))
-		wrong = sorted({name for name, _ in found ^ wanted})[:5]
-		if wrong: raise ValueError(f"missing, unknown or of another shape: {', '.join(wrong)}")
-		if any(scales[name].shape not in ((), q.shape[:1]) for name, q in quantized.items()): raise ValueError("wrong scales")
-		return {name: plain[name].to(t.dtype) if name in plain else dequantize(quantized[name], scales[name])
-			for name, t in expected.items()}
 
-# === CHECKPOINT ===
-def fingerprint(cfg):
-	"""What a checkpoint is bound to."""
-	names = [*(values := vars(cfg))]
-	bound = [*names[:2], "seed", *names[names.index("iterations"):names.index("train_prefetch")]]
-	return {n: Path(values[n]).name if "_path" in n else values[n] for n in bound}
-def find_checkpoint(cfg):
-	"""The path of RESUME's; None: start anew."""
-	newest = max(Path("checkpoints", cfg.run_id).glob("step_*.pt"), default=None)
-	path = {"": None, "auto": newest}.get(cfg.resume, Path(cfg.resume))
-	with refused(f"name a checkpoint: RESUME={path}"): return path and path.stat() and path
+
+def quantize(t):
+    """Floats -> (int8 of the same shape, scale): float16 (rows,) of a matrix, else a float32."""
+    t, matrix = t.float(), t.ndim == 2
+    clip = t.abs().quantile(0.9999984, dim=1 if matrix else None, keepdim=True)
+    scale = (clip / 127).clamp(1 / 127) if matrix else torch.where(clip > 0, clip / 127, 1.0)
+    q = (t.clamp(-clip, clip) / scale).round().clamp(-127, 127).to(torch.int8)
+    return q, scale[:, 0].half() if matrix else scale.view(())
+
+
+def torch_bytes(thing):
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    return buffer.getvalue()
+
+
+def torch_load(data):
+    """What torch.save wrote. Nothing in it is executed, and it takes no more memory than bytes."""
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        unpacked = sum(part.file_size for part in file.infolist())
+        pickles = [file.read(name) for name in file.namelist() if unpacked <= len(data)]
+    if not pickles or any(b"\nbytearray\n" in pickle for pickle in pickles):
+        raise ValueError("it asks for more memory than it has bytes")
+    return torch.load(io.BytesIO(data), "cpu", weights_only=True)
+
+
+def pack(state, config):
+    """(the artifact, bytes of its tensors, bytes before zlib) of a state dict on the CPU"""
+    quantized, scales, dtypes, kept, meta, originals = {}, {}, {}, {}, {}, {}
+    for name, t in state.items():
+        dtype = str(t.dtype).removeprefix("torch.")
+        if not t.is_floating_point():
+            kept[name] = t
+        elif t.numel() > 65_536:
+            (quantized[name], scales[name]), dtypes[name] = quantize(t), dtype
+            if t.ndim == 2:
+                meta[name] = {"scheme": "per_row", "axis": 0}
+        elif is_named(name, config.int8_keep_float_fp32_name_patterns):
+            kept[name] = t.float()
+        else:
+            kept[name], originals[name] = t.half(), dtype
+    file = {"__quant_format__": QUANT_FORMAT, "quantized": quantized, "scales": scales}
+    file |= {"dtypes": dtypes, "passthrough": kept, "qmeta": meta}
+    raw = torch_bytes(file | {"passthrough_orig_dtypes": originals})
+    payload = sum(t.nbytes for part in (quantized, scales, kept) for t in part.values())
+    return zlib.compress(raw, 9), payload, len(raw)
+
+
+def unpack(data, expected):
+    """The state dict in an artifact, ours or the challenge's; RunError if it does not fit."""
+    try:
+        limit, stream = 8 * sum(t.numel() for t in expected.values()) + 2**20, zlib.decompressobj()
+        raw = stream.decompress(data, limit)
+        if not stream.eof:
+            raise ValueError("it is cut short, or unpacks to too much")
+        file = torch_load(raw)
+        if file["__quant_format__"] != QUANT_FORMAT:
+            raise ValueError("it has another format")
+        state = {**file["passthrough"], **file["quantized"]}
+        if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in expected.items()}:
+            raise ValueError("its tensors are those of another model")
+        for name, q in file["quantized"].items():
+            scale = file["scales"][name]
+            if scale.shape not in ((), q.shape[:1]):
+                raise ValueError(f"the scale of {name} has another shape")
+            state[name] = q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
+        return {name: state[name].to(t.dtype) for name, t in expected.items()}
+    except Exception as error:  # whatever a damaged file raises
+        raise RunError(f"no artifact of this model: {first_line(error)}") from error
+
+
+# === INSTRUMENTS: every log has input_wait; TRACE_STEPS shows what ran when, with overlap on; ===
+# TRAINING_TIMING_BREAKDOWN times each phase alone, with overlap off.
+class Clock:
+    """Training time in ms. Its edges are synchronisation points: the device's work is done."""
+
+    def __init__(self, runtime):
+        self.runtime, self.total_ms, self.since = runtime, 0.0, math.inf
+
+    def now_ms(self):
+        return self.total_ms + 1e3 * max(0.0, time.perf_counter() - self.since)
+
+    def start(self):
+        self.runtime.synchronize()
+        self.since = time.perf_counter()
+
+    def stop(self):
+        self.runtime.synchronize()
+        self.total_ms, self.since = self.now_ms(), math.inf
+
+
+class Phases:
+    """`with phase("forward"):` names a phase for torch.profiler, or times it alone."""
+
+    def __init__(self, config, runtime, log):
+        self.config, self.runtime, self.log = config, runtime, log
+        self.ms, self.profiler = defaultdict(float), None
+
+    def __call__(self, name):
+        if self.config.training_timing_breakdown:
+            return self.alone(name)
+        return record_function(name) if self.profiler else nullcontext()
+
+    @contextmanager
+    def alone(self, name):
+        """Two synchronisation points around a phase; what they wait for is counted as "sync"."""
+        start = self.synchronized_ms()
+        yield
+        self.ms[name] += self.synchronized_ms() - start
+        if name == "validate":  # its own phases are no step's
+            self.ms = defaultdict(float, validate=self.ms[name])
+
+    def synchronized_ms(self):
+        start = time.perf_counter()
+        self.runtime.synchronize()
+        end = time.perf_counter()
+        self.ms["sync"] += 1e3 * (end - start)
+        return 1e3 * end
+
+    def begin_trace(self):
+        """From here on, on rank 0: what runs when on all threads and streams, overlap on."""
+        steps, options = self.config.trace_steps, {}
+        if steps == 0 or self.runtime.rank > 0:
+            return
+        with suppress(AttributeError, TypeError):  # private names: else a trace without the reader
+            private = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+            options = {"experimental_config": private}
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
+        options |= {"schedule": schedule, "on_trace_ready": self.write_trace}
+        self.profiler = torch.profiler.profile(**options)
+        self.profiler.start()
+        self.profiler.step()  # past the warm-up
+
+    def write_trace(self, profiler):
+        path, self.profiler = self.log.path.with_suffix(".trace.json.gz"), None
+        try:
+            profiler.export_chrome_trace(str(path))
+            self.log.line(f"trace: {path}")
+        except (OSError, RuntimeError) as error:
+            self.log.line(f"warning: no trace: {first_line(error)}")
+
+    def end_step(self, step):
+        if self.profiler:
+            self.profiler.step()
+        ms, self.ms, count = self.ms, defaultdict(float), self.runtime.micro_steps
+        often = step <= 10 or step % self.config.training_timing_every == 0
+        if not (self.config.training_timing_breakdown and often):
+            return
+        names = "input_wait", "h2d", "forward", "backward"
+        read, upload, forward, backward = (ms[name] / count for name in names)
+        self.log.line(
+            f"timing_breakdown step:{step} micro_steps:{count} batch_cpu_ms:{read:.2f} "
+            f"batch_h2d_ms:{upload:.2f} forward_ms:{forward:.2f} backward_ms:{backward:.2f} "
+            f"grad_clip_ms:{ms['grad_clip']:.2f} optimizer_ms:{ms['optimizer']:.2f} "
+            f"val_ms:{ms['validate']:.2f} explicit_sync_ms:{ms['sync']:.2f} "
+            "(per_optimizer_step; forward/backward/batch averaged over micro_steps; "
+            f"grad_accum_steps={count}) reduce_ms:{ms['reduce']:.2f}"
+        )
+
 
 # === TRAINING ===
-class Run:
-	"""The model and all that trains it; the same weights on every rank."""
-	step = heeded = crc = final = 0  # steps taken, looked at; their data_crc; the state before the export
-	def __init__(self, cfg, rt, log):
-		self.cfg, self.rt, self.log, self.clock, self.attention = cfg, rt, log, Clock(rt), choose_attention(cfg, rt)
-		torch.manual_seed(cfg.seed)
-		self.accumulation, self.compiles = cfg.accumulation(rt.world_size), cfg.torch_compile in ["1", "auto"][:1 + rt.cuda]
-		self.loss_of = self.model = GPT(cfg, rt.dtype).to(rt.device)
-		o = self.optimizers = Optimizers(self.model, cfg, tail=Control.FIELDS + 2 * rt.world_size)
-		if self.compiles: self.loss_of, o.update_muon, o.update_adam, o.cast = compiled(log, self.model,
-			o.update_muon, o.update_adam, o.cast)
-		self.control, self.shards = Control(o, rt), Shards(cfg.data_path, "train")
-		self.overlap, self.plan = Overlap.of(cfg, "train", rt.cuda), BatchPlan.train(cfg, rt.rank, rt.world_size)
-		self.verify, self.partial = Verify(cfg.data_verify, log), " partial_val:1" * bool(cfg.val_tokens)
-		self.validation = Validation(cfg, rt, log, self.verify)
-		self.generators = [torch.default_generator, *torch.cuda.default_generators]
-		self.writer, self.history = threading.Thread(), []  # of a checkpoint; [step, loss, bpb, ms] of validations
-		self.writer.start()
-		self.hardware = torch.cuda.get_device_name() if rt.cuda else os.uname().machine
-	def heed(self, step):
-		"""Halt at the first step before `step` that was not taken. All ranks ask alike."""
-		while self.heeded < step:
-			said = self.control.read(self.heeded)
-			if said.stop or any(said.bad): self.step = self.heeded
-			if any(said.bad): raise Halt(0, f"rank {said.bad.index(1)}: step {self.step + 1}: loss or gradient not finite: "
-				"lower the learning rates")
-			if said.stop: raise Halt(said.stop)
-			self.heeded, self.crc = self.heeded + 1, said.data_crc
-	def state(self):
-		"""What to go on from. Synchronisation point: copies to the host."""
-		self.heed(self.step)
-		tensors = [t.to("cpu", copy=True, non_blocking=True) for t in self.optimizers.tensors()]
-		self.rt.synchronize()
-		return dict(config=fingerprint(self.cfg), step=self.step, train_ms=self.clock.now_ms(), data_crc=self.crc,
-			history=self.history[:], rng=[g.get_state() for g in self.generators], tensors=tensors)
-	def write(self, state):
-		"""step_<n>.pt; the last CHECKPOINT_KEEP stay. True: on the disk."""
-		folder, step, start = Path("checkpoints", self.cfg.run_id), state["step"], now()
-		path = folder / f"step_{step:08d}.pt"
-		try:
-			folder.mkdir(parents=True, exist_ok=True)
-			for rest in folder.glob("*.tmp"): rest.unlink()  # of a process that was killed
-			write_atomic(path, saved(state))
-			for old in sorted(folder.glob("step_*.pt"))[:-self.cfg.checkpoint_keep]: old.unlink()
-			self.log.event("checkpoint", step=step, path=str(path), write_ms=1e3 * (now() - start))
-			return True
-		except (OSError, RunError) as error: self.log.line(f"warning: no checkpoint of step {step}: {first_line(error)}")
-	def checkpoint(self, spans):
-		"""A thread writes it: training waits for no disk."""
-		with spans("checkpoint", HOST): state = self.state()
-		if self.writer.is_alive(): return self.log.line(f"warning: no checkpoint of step {self.step}: a busy disk")
-		self.writer = threading.Thread(target=lambda: self.rt.rank or self.write(state), daemon=True)
-		self.writer.start()
-	def resume(self, path):
-		"""RunError: another configuration's, or no checkpoint."""
-		limit = sum(t.nbytes for t in self.optimizers.tensors()) + (1 << 22)
-		with refused(f"RESUME={path}"):
-			state = load(self.rt.broadcast(self.rt.rank or open(path, "rb").read(limit + 1)), limit)
-			theirs = state["config"]
-			if other := [f"{k.upper()}={shown(theirs.get(k, ''))}, not {shown(v)}" for k, v in fingerprint(self.cfg).items()
-				if theirs.get(k) != v]: raise ValueError("another configuration: " + "; ".join(other))
-			self.optimizers.restore(state["tensors"])
-			for g, rng in zip(self.generators, state["rng"]): g.set_state(rng)
-			self.step, self.crc, self.clock.total_ms = int(state["step"]), int(state["data_crc"]), float(state["train_ms"])
-			self.history = [[*map(float, row)] for row in state["history"]]
-		self.plan = self.plan._replace(first_row=self.plan.rows(self.step * self.accumulation).start)
-		self.log.say("checkpoint", "resumed: step:{} from:{} train_time:{:.0f}ms", step=self.step, resumed_from=str(path),
-			train_time_ms=self.clock.total_ms)
-	def batches(self, spans=Spans()): return Pipeline(self, "train", data_crc, spans)
+FINAL = "final_int8_zlib_roundtrip"
+PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312}  # dense bfloat16, data sheets
 
-def train_step(run, batches, step, elapsed_ms, crc, foretell):
-	"""elapsed_ms: agreed; crc: this rank's data_crc, returned."""
-	spans, o, share, started = batches.spans, run.optimizers, 0.0, now()  # share: of the loss
-	o.reduced.zero_()
-	with suppress(Stop):  # then all leave the step out
-		for _ in range(run.accumulation):
-			next(foretell)
-			x, y, digest = batch = next(batches)
-			with spans("forward"): loss = run.loss_of(x, y) / (run.accumulation * run.rt.world_size)
-			with spans("backward"): loss.backward()
-			run.verify.consumed(batches, batch, step + 1)
-			share += loss.detach()
-			crc = crc + digest & CRC
-			next(foretell)
-	with spans("reduce"): run.control.agree(step, share, clock=run.clock, wait_ms=batches.stage.wait_ms, data_crc=crc)
-	with spans("grad_clip"): o.clip()
-	with spans("optimizer"): o.step(lr_multiplier(run.cfg, step, elapsed_ms), muon_momentum(run.cfg, step))
-	run.rt.longest_s = max(run.rt.longest_s, now() - started)
-	return crc
-def warm_up(run, foretell):
-	"""Priming steps, off the clock, rolled back."""
-	saved, count, first, run.heeded = run.optimizers.snapshot(), run.cfg.warmup_steps, (run.step, run.step, run.crc), 0
-	try:
-		with closing(run.batches()) as batches:
-			for step in range(count):
-				train_step(run, batches, step, 0.0, 0, foretell)
-				run.heed(step + 1)
-				run.log.line(f"warmup_step:{step + 1}/{count}")
-	finally:
-		run.optimizers.restore(saved)
-		run.step, run.heeded, run.crc = first
-def validate(run, step, spans):
-	run.clock.stop()
-	run.heed(step)
-	val, ms = run.validation, run.clock.total_ms
-	loss, bpb, val_ms = val.evaluate(run.loss_of, f"step_{step}", run.compiles, spans)
-	run.log.say("validation", "step:{0}/{1} val_loss:{2:.4f} val_bpb:{3:.4f} train_time:{4:.0f}ms step_avg:{5:.2f}ms"
-		+ run.partial + "\nval_stage_time_ms:{6:.0f}ms step:{0}/{1}", step=step, iterations=run.cfg.iterations, val_loss=loss,
-		val_bpb=bpb, train_time_ms=ms, step_avg_ms=ms / max(step, 1), val_ms=val_ms, val_tokens=val.tokens - 1,
-		val_bytes=val.bytes)
-	run.history.append([step, loss, bpb, val_ms])
-	run.clock.start()
 
-# Dense bfloat16, NVIDIA's data sheets; the last that fits counts.
-PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "NVL": 835, "H100 PCIe": 756, "A100": 312, "4090": 165}
-def log_step(run, step):
-	"""A training line; rates since the last. Synchronisation point: its time must be true."""
-	run.rt.synchronize()
-	run.heed(step)
-	run.verify.settle()
-	c, ms, agreed = run.cfg, run.clock.now_ms(), run.control.read(step - 1)
-	mark = step, ms, *agreed.wait_ms
-	(steps, since_ms, *waits_ms), run.logged = np.subtract(mark, run.logged), mark
-	tok_s = 1e3 * steps * c.train_batch_tokens / since_ms
-	left_ms = min((c.iterations - step) * ms / step, (1e3 * max(0, c.max_wallclock_seconds) or math.inf) - ms)
-	mfu = {"mfu_percent": tok_s * run.model.flops / run.rt.world_size / peak / 1e10
-		for gpu, peak in PEAK_TFLOPS.items() if gpu in run.hardware}
-	run.log.say("step", "step:{}/{} train_loss:{:.4f} train_time:{:.0f}ms step_avg:{:.2f}ms tok_s:{:.0f} "
-		"input_wait:{:.2f}% data_crc:{} eta:{:.0f}s" + " mfu:{:.1f}%" * len(mfu), step=step, iterations=c.iterations,
-		train_loss=agreed.train_loss, train_time_ms=ms, step_avg_ms=ms / step, tok_s=tok_s,
-		input_wait_percent=100 * max(waits_ms) / since_ms, data_crc=f"{agreed.data_crc:08x}", eta_s=max(0, left_ms) / 1e3,
-		**mfu)
+def add_to(sums, gradients):
+    torch._foreach_add_(sums, gradients)
 
-def train(run):
-	c, log, clock, rt = run.cfg, run.log, run.clock, run.rt
-	left, cap_s = c.iterations - run.step, c.max_wallclock_seconds
-	run.logged = run.start = run.step, clock.total_ms, *[0.0] * rt.world_size  # input waits; at the last line
-	foretell = forecast(rt, log, f"{c.warmup_steps} + {left} steps", c.warmup_steps + left,
-		pieces=run.accumulation, cap_s=cap_s, compiles=run.compiles)
-	warm_up(run, foretell)
-	kind = Breakdown if c.training_timing_breakdown else Trace if c.trace_steps > 0 == rt.rank else Spans
-	with closing(kind(c, rt, log)) as spans, closing(run.batches(spans)) as batches:
-		step, elapsed_ms, crc = run.step, clock.total_ms, run.crc * (rt.rank == 0)
-		clock.start()
-		while True:
-			run.heed(step - run.control.lag)  # synchronisation point, past unless the host runs far ahead
-			if step >= run.start[0] + 2:
-				elapsed_ms = run.control.read(step - 2).elapsed_ms * min(1.5, step / max(1, step - 1 - 2 * rt.cuda))
-			capped = step < c.iterations and 0 < 1e3 * cap_s <= elapsed_ms + elapsed_ms / max(step, 1)
-			last = capped or step == c.iterations
-			if last or due(c.val_loss_every, step): validate(run, step, spans)
-			if last: break
-			if step == run.shards.total // (c.train_batch_tokens + SPANS_A_STEP):
-				log.line(f"WARNING: step {step + 1} begins a second epoch of {len(run.shards.paths)} shards")
-			crc = train_step(run, batches, step, elapsed_ms, crc, foretell)
-			run.step = step = step + 1
-			if step <= 10 or due(c.train_log_every, step): log_step(run, step)
-			if due(c.checkpoint_every, step): run.checkpoint(spans)
-			spans.step_done(step)
-		clock.stop()
-		if capped: log.line(f"stopping_early: wallclock_cap train_time:{clock.total_ms:.0f}ms step:{step}/{c.iterations}")
-		report(run, batches, step)
-def waits(run, batches, waits_ms, train_ms):
-	n = run.accumulation
-	steps = np.reshape(waits_ms[:batches.handed] or [0.0] * n, (-1, n)).sum(1)
-	worst = int(steps.argmax())
-	return dict(total_ms=steps.sum(), percent=100 * steps.sum() / train_ms, median_ms=np.median(steps),
-		p99_ms=np.percentile(steps, 99), max_ms=steps.max(), worst_step=run.start[0] + worst + 1,
-		at_shard_boundary=worst in {k // n for k in batches.crossings})
-def verdict(percent, hidden, prefetch, needed, delivered, awaited=None):
-	"""hidden: %; needed, delivered: MB/s."""
-	cost = f"input cost {percent:.2f} % of training: "
-	if percent < 0.5 <= hidden: return f"{cost}overlap hides {hidden:.2f} %"
-	if percent < 0.5: return cost + "overlap settings do not matter here"
-	if not prefetch: return cost + "nothing overlaps: set TRAIN_PREFETCH=1"
-	if awaited: return cost + "shards were still being made"
-	if delivered > needed: return cost + "stalls: raise TRAIN_PREFETCH_QUEUE"
-	return f"reads are the limit: {needed:.3g} MB/s needed, {delivered:.3g} MB/s delivered: move DATA_PATH to a local disk"
-def report(run, batches, step):
-	"""What the run has cost, its input since resumed; the device is idle."""
-	stage, (first, first_ms, *_), total_ms, read = batches.stage, run.start, run.clock.total_ms, batches.bytes_read
-	train_ms, tokens = total_ms - first_ms, step * (run.cfg.train_batch_tokens + SPANS_A_STEP)
-	stage.ask()
-	host, device = (waits(run, batches, ms, train_ms) for ms in (batches.host_waits_ms, stage.waits_ms))
-	rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 * (sys.platform != "darwin")  # in bytes there
-	peak = [(most() or rss) >> 20 for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)]
-	percent = 100 * (step > first) * max(run.control.read(step - 1).wait_ms) / train_ms
-	needed, delivered = (read / 1e3 / max(ms, 1e-9) for ms in (train_ms - stage.wait_ms, batches.read_ms))
-	moved = dict(read=read, read_gb_s=delivered / 1e3, copied=stage.bytes_copied,
-		copy_gb_s=stage.bytes_copied / 1e6 / (stage.copy_ms or 1),
-		late_copies_percent=100 * batches.late_copies / (batches.handed or 1))
-	seen, val_ms = dict(tokens_seen=tokens, epochs=tokens / run.shards.ends[-1]), sum(row[3] for row in run.history)
-	advice = verdict(percent, 100 * (batches.busy_ms + stage.copy_ms) / train_ms - device["percent"], run.overlap.queue,
-		needed, delivered, run.shards.awaited)
-	run.log.line(f"timing_train_loop_ms:{total_ms:.0f}ms timing_val_total_ms:{val_ms:.0f}ms\n"
-		f"host_wait {words(host, 3)}\ndevice_wait {words(device, 3)}\ninput_bytes {words(moved)}\ninput: {advice}\n"
-		f"{words(seen, 3)}\npeak memory allocated: {peak[0]} MiB reserved: {peak[1]} MiB")
-	run.log.event("input", step=step, train_time_ms=total_ms, val_total_ms=val_ms, host_wait=host, device_wait=device,
-		percent_of_slowest_rank=percent, bytes=moved, verdict=advice, **seen, peak_mib=peak)
-	run.verify.settle(total=True)
-	batches.spans.close()
-def export_and_score(run, code_bytes):
-	"""Rank 0 writes the artifact; all ranks score its very bytes."""
-	log, data, tag, run.final = run.log, None, "final_int8_zlib_roundtrip", run.state()
-	if not run.rt.rank:
-		state = {name: t.cpu().clone() for name, t in run.model.state_dict().items()}
-		write_atomic(Path("final_model.pt"), model := saved(state))
-		data, payload, raw = pack(state, run.cfg)
-		write_atomic(Path("final_model.int8.ptz"), data)
-		log.say("artifact", "Serialized model: {} bytes\nCode size: {} bytes\nTotal submission size: {} bytes\n"
-			"Serialized model int8+zlib: {} bytes (payload:{} raw_torch:{} payload_ratio:{:.2f}x)\n"
-			"Total submission size int8+zlib: {} bytes", model_bytes=len(model), code_bytes=code_bytes,
-			raw_total_bytes=len(model) + code_bytes, artifact_bytes=len(data), payload_bytes=payload, raw_torch_bytes=raw,
-			payload_ratio=sum(t.nbytes for t in state.values()) / payload, total_bytes=(total := len(data) + code_bytes))
-		if total > 16_000_000: log.line(f"WARNING: {total} bytes, the cap is 16000000")
-	run.model.load_state_dict(unpack(run.rt.broadcast(data), run.model.state_dict()))
-	run.model.cast()
-	loss, bpb, ms = run.validation.evaluate(run.loss_of, tag, False, Spans())
-	log.say("score", tag + " val_loss:{0:.4f} val_bpb:{1:.4f} eval_time:{2:.0f}ms{3}\n"
-		+ tag + "_exact val_loss:{0:.8f} val_bpb:{1:.8f}{3}", val_loss=loss, val_bpb=bpb, eval_ms=ms, partial=run.partial)
+
+class Trainer:
+    """A run: the model and all that trains it, the same on every rank."""
+
+    def __init__(self, config, runtime, log):
+        self.config, self.runtime, self.log = config, runtime, log
+        self.clock, self.phase = Clock(runtime), Phases(config, runtime, log)
+        torch.manual_seed(config.seed)
+        self.model = GPT(config, runtime.dtype).to(runtime.device)
+        use_operators(self.model, config, runtime, log)
+        self.adam, self.muon = self.optimizers = make_optimizers(self.model, config, runtime)
+        self.exchange = Exchange(self.optimizers, runtime, self.clock, config)
+        self.muon.arrive = self.exchange.arrive
+        self.casts, self.add = CastWeights(self.model, config), torch._foreach_add_
+        self.leaves = []  # of the graph, where a micro-step's gradients are not those of backward()
+        if config.cast_once or config.fold_once or config.add_compiled:
+            self.leaves = self.casts.leaves(self.model.parameters())
+        for optimizer in self.optimizers:
+            optimizer.found_inf, optimizer.grad_scale = self.exchange.skip, None
+        self.shards = Shards(config, "train", log)
+        self.overlap = Overlap.of(config, "train", runtime.cuda)
+        self.validation, self.val_ms = Validation(config, runtime, log, self.phase), 0.0
+        # The model draws no random numbers while it trains; one of yours may.
+        self.generators = [torch.default_generator, *torch.cuda.default_generators]
+        self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state to export
+        self.begin(step=0, data_crc=0)
+        self.loss = self.model  # x, y -> mean nats
+        if config.torch_compile == "1" or config.torch_compile == "auto" and runtime.cuda:
+            self.compile()
+
+    def compile(self):
+        """What can be, and what levers ask for; one warning is enough where nothing can."""
+        config, runtime = self.config, self.runtime
+        how = self.log, compile_options(config)
+        slot = Slot(BatchPlan.train(config, runtime), runtime)
+        self.loss = try_compile(self.model, (slot.x, slot.y), *how)
+        for leaf, _ in self.leaves:
+            if not isinstance(leaf, nn.Parameter):
+                leaf.grad = None  # that trial's
+        if self.loss is self.model:
+            return
+        matrices = torch.zeros(2, 64, 32, device=runtime.device), 1, self.muon.dtype
+        self.muon.newton_schulz = try_compile(newton_schulz, matrices, *how)
+        if self.casts.leaf_of:
+            self.casts.refresh = try_compile(self.casts.refresh, (), *how)
+            self.casts.spread = try_compile(self.casts.spread, (), *how)
+        if config.add_compiled:
+            leaves, sums = zip(*self.leaves, strict=True)
+            zeros = [torch.zeros_like(leaf, requires_grad=False) for leaf in leaves]
+            self.add = try_compile(add_to, (sums, zeros), *how)
+
+    def begin(self, step, data_crc):
+        """Goes on after `step`; what was exchanged before is forgotten."""
+        self.step, self.crc = step, data_crc if self.runtime.rank == 0 else 0  # crc: of this rank
+        self.exchange.begin(step, self.clock.total_ms, data_crc)
+
+    def batches(self):
+        plan = BatchPlan.train(self.config, self.runtime, self.step)
+        return Pipeline(self.shards, plan, self.overlap, self.runtime, phase=self.phase)
+
+    def train_step(self, batches):
+        """Issues one step. Nothing here waits for the device, and only `batches` for input."""
+        exchange, phase, loss_sum = self.exchange, self.phase, 0.0
+        parts = self.runtime.micro_steps * self.runtime.world_size
+        exchange.vector.zero_()
+        for batch in islice(batches, self.runtime.micro_steps):  # fewer after a signal
+            with phase("forward"):
+                loss = self.loss(batch.x, batch.y) / parts
+            with phase("backward"):
+                self.backward(loss)
+            loss_sum += loss.detach()
+            self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
+        with phase("reduce"):
+            self.casts.spread()
+            crc = self.crc & 0xFFFF, self.crc >> 16
+            row = Row(*exchange.done, batches.wait_ms, self.runtime.signum, *crc)
+            exchange.all_reduce(self.step, row, loss_sum)
+        with phase("grad_clip"):
+            if self.config.grad_clip_norm > 0:
+                norm = exchange.norm() + 1e-6
+                exchange.gradients.mul_((self.config.grad_clip_norm / norm).clamp(max=1.0))
+        with phase("optimizer"):
+            scale = lr_multiplier(self.config, self.step, exchange.elapsed_ms(self.step))
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = scale * group["base_lr"]
+                    group["momentum"] = muon_momentum(self.config, self.step)  # Adam has none
+                optimizer.step()
+            self.casts.refresh()
+        self.step += 1
+
+    def backward(self, loss):
+        """Adds the gradients of a micro-step up."""
+        if not self.leaves:
+            loss.backward()
+            return
+        leaves, sums = zip(*self.leaves, strict=True)
+        self.add(sums, torch.autograd.grad(loss, leaves))
+
+    def warm_up(self):
+        """Priming steps, off the clock: all is allocated and compiled then. None of them counts."""
+        step, crc, steps = self.step, self.exchange.data_crc(), self.config.warmup_steps
+        random = [generator.get_state() for generator in self.generators]
+        self.exchange.skip.fill_(1)  # no step changes anything
+        try:
+            with closing(self.batches()) as batches:
+                for done in range(1, steps + 1):
+                    self.train_step(batches)
+                    self.exchange.read(self.step)
+                    self.log.line(f"warmup_step:{done}/{steps}")
+        finally:
+            self.begin(step, crc)  # also where a signal ends them
+            for generator, state in zip(self.generators, random, strict=True):
+                generator.set_state(state)
+
+    def train(self):
+        """The run: steps, and once in a while a line, a validation, a checkpoint."""
+        config, clock = self.config, self.clock
+        self.warm_up()
+        self.logged = self.step, clock.total_ms, 0.0  # step, ms and wait of the last line
+        with closing(self.batches()) as batches:
+            self.phase.begin_trace()
+            clock.start()
+            while True:
+                # All that ranks know of each other is older than what the device is at work on.
+                self.exchange.read(self.step - self.runtime.steps_late)
+                next_ms = self.exchange.elapsed_ms(self.step + 1)
+                capped = 0 < 1e3 * config.max_wallclock_seconds < next_ms
+                last = capped or self.step >= config.iterations
+                if last and self.step > self.logged[0]:
+                    self.log_step()
+                if last or is_due(config.val_loss_every, self.step):
+                    self.validate()
+                if last:
+                    break
+                step_tokens = config.train_batch_tokens + SPANS_PER_STEP
+                if self.step == self.shards.ends[-1] // step_tokens and not self.shards.growing:
+                    self.log.line(f"WARNING: step {self.step + 1} begins the shards anew")
+                self.train_step(batches)
+                if self.step <= 10 or is_due(config.train_log_every, self.step):
+                    self.log_step()
+                if is_due(config.checkpoint_every, self.step):
+                    self.checkpoint()
+                self.phase.end_step(self.step)
+            clock.stop()
+        if self.phase.profiler:
+            self.phase.profiler.stop()  # the run was shorter than TRACE_STEPS
+        if capped:
+            at = f"train_time:{clock.total_ms:.0f}ms step:{self.step}/{config.iterations}"
+            self.log.line(f"stopping_early: wallclock_cap {at}")
+        self.report(batches)
+
+    def evaluate(self, scope):
+        self.model.eval()
+        result = self.validation.evaluate(self.loss, scope)
+        self.model.train()
+        return result
+
+    def validate(self):
+        self.exchange.read(self.step)
+        self.clock.stop()
+        ms, at = self.clock.total_ms, f"step:{self.step}/{self.config.iterations}"
+        loss, bpb, val_ms = self.evaluate(f"step_{self.step}")
+        self.val_ms += val_ms
+        self.log.line(
+            f"{at} val_loss:{loss:.4f} val_bpb:{bpb:.4f} train_time:{ms:.0f}ms "
+            f"step_avg:{ms / max(self.step, 1):.2f}ms{self.validation.partial}\n"
+            f"val_stage_time_ms:{val_ms:.0f}ms {at}",
+            event="validation",
+        )
+        self.clock.start()
+
+    def log_step(self):
+        """A line, with rates since the last one. Synchronisation point: its time must be true."""
+        config, exchange, step = self.config, self.exchange, self.step
+        self.runtime.synchronize()
+        exchange.read(step)
+        ms = self.runtime.broadcast(self.clock.now_ms())
+        exchange.agree(step, ms)
+        now = step, ms, max(row.wait_ms for row in exchange.rows)
+        (steps, since_ms, wait_ms), self.logged = np.subtract(now, self.logged), now
+        tok_s = 1e3 * steps * config.train_batch_tokens / since_ms
+        left_ms = (config.iterations - step) * ms / step
+        if config.max_wallclock_seconds > 0:
+            left_ms = min(left_ms, 1e3 * config.max_wallclock_seconds - ms)
+        loss = sum(row.loss for row in exchange.rows)
+        line = (
+            f"step:{step}/{config.iterations} train_loss:{loss:.4f} train_time:{ms:.0f}ms "
+            f"step_avg:{ms / step:.2f}ms tok_s:{tok_s:.0f} "
+            f"input_wait:{100 * wait_ms / since_ms:.2f}% data_crc:{exchange.data_crc():08x} "
+            f"eta:{max(0.0, left_ms / 1e3):.0f}s"
+        )
+        for gpu, peak in PEAK_TFLOPS.items():
+            if gpu in self.runtime.hardware:
+                flops = tok_s / self.runtime.world_size * self.model.flops_per_token(config)
+                line += f" mfu:{100 * 1e-12 * flops / peak:.1f}%"
+        self.log.line(line, "step", train_loss=loss)
+
+    def report(self, batches):
+        """What the run has cost, and what its input has: a line and a sentence."""
+        ms, micro_steps = self.clock.total_ms, self.runtime.micro_steps
+        waits = np.reshape(batches.waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
+        percent, advice = 100 * waits.sum() / max(ms, 1e-9), "overlap settings do not matter here"
+        if percent >= 0.5:
+            more = "raise TRAIN_PREFETCH_QUEUE, or move DATA_PATH to a faster disk"
+            advice = more if self.overlap.queue else "nothing overlaps: set TRAIN_PREFETCH=1"
+        step_tokens = self.config.train_batch_tokens + SPANS_PER_STEP
+        epochs = self.step * step_tokens / self.shards.ends[-1]
+        peaks = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
+        self.log.line(
+            f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{self.val_ms:.0f}ms\n"
+            f"input_wait total:{waits.sum():.3f}ms share:{percent:.3f}% "
+            f"p99:{np.percentile(waits, 99):.3f}ms max:{waits.max():.3f}ms "
+            f"worst_step:{self.step - len(waits) + waits.argmax() + 1} "
+            f"read_bytes:{batches.bytes_read} epochs:{epochs:.3f}\n"
+            f"input cost {percent:.2f} % of training: {advice}\n"
+            f"peak memory allocated: {peaks[0]} MiB reserved: {peaks[1]} MiB",
+            event="input",
+        )
+
+    def snapshot(self):
+        """All there is to go on from, as a copy, of all ranks. Synchronisation point."""
+        self.runtime.synchronize()
+        self.exchange.read(self.step)
+        self.muon.gather_averages()
+        state = {"settings": self.config.texts(), "step": self.step, "val_ms": self.val_ms}
+        state |= {"train_ms": self.clock.now_ms(), "data_crc": self.exchange.data_crc()}
+        state |= {"random": [generator.get_state() for generator in self.generators]}
+        parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
+        return state | {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+
+    def restore(self, state):
+        """Goes on from a snapshot. Rates and the like are this run's."""
+        self.model.load_state_dict(state["model"])
+        self.casts.refresh()
+        for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
+            mine = {"param_groups": optimizer.state_dict()["param_groups"]}
+            optimizer.load_state_dict(saved | mine)
+        for generator, random in zip(self.generators, state["random"], strict=False):
+            generator.set_state(random)
+        self.clock.total_ms, self.val_ms = state["train_ms"], state["val_ms"]
+        self.begin(state["step"], state["data_crc"])
+
+    def checkpoint(self):
+        """A thread writes it: training does not wait for the disk."""
+        state = self.snapshot()
+        if self.writer.is_alive():
+            self.log.line(f"warning: no checkpoint of step {self.step}: the disk is still busy")
+        elif self.runtime.rank == 0:
+            self.writer = threading.Thread(target=self.save, args=[state], daemon=True)
+            self.writer.start()
+
+    def save(self, state):
+        """step_<n>.pt; the last CHECKPOINT_KEEP stay. True: it is on the disk."""
+        path = Path("checkpoints", self.config.run_id, f"step_{state['step']:08d}.pt")
+        finite = all(tensor.isfinite().all() for tensor in state["model"].values())
+        problem = self.write(path, torch_bytes(state)) if finite else "weights are not finite"
+        if problem:
+            self.log.line(f"warning: no checkpoint: {problem}")
+            return False
+        for old in checkpoints(self.config.run_id)[self.config.checkpoint_keep :]:
+            old.unlink(missing_ok=True)
+        self.log.event("checkpoint", step=state["step"], path=str(path))
+        return True
+
+    def write(self, path, data):
+        return write_atomic(path, data, self.config.data_stall_seconds)
+
+    def halt(self, reason):
+        """All ranks have left the same step: (exit code, status, problem); the state is saved."""
+        if self.writer.is_alive():
+            self.writer.join()
+        self.step = self.exchange.taken
+        state = self.final or self.snapshot()
+        saved = self.runtime.rank == 0 and self.save(state)
+        saved = self.runtime.broadcast(saved)  # the others wait for the disk, too
+        again = f": RUN_ID={self.config.run_id} RESUME=auto goes on" if saved else ""
+        if isinstance(reason, str):
+            return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
+        return 128 + reason, "interrupted", f"interrupted after step {self.step}{again}"
+
+    def export_and_score(self, code_bytes):
+        """Rank 0 writes the artifact; every rank scores its part of the split with those bytes.
+
+        Returns what is missing at the end: a full disk costs files, not the score.
+        """
+        self.final, problems, data = self.snapshot(), [], None
+        state = {name: t.cpu() for name, t in self.final["model"].items()}
+        model, tag, partial = torch_bytes(state), FINAL, self.validation.partial
+        if self.runtime.rank == 0:
+            data, payload, raw = pack(state, self.config)
+            problems.append(self.write(Path("final_model.int8.ptz"), data))
+            total, ratio = len(data) + code_bytes, sum(t.nbytes for t in state.values()) / payload
+            self.log.line(
+                f"Serialized model: {len(model)} bytes\nCode size: {code_bytes} bytes\n"
+                f"Total submission size: {len(model) + code_bytes} bytes\n"
+                f"Serialized model int8+zlib: {len(data)} bytes "
+                f"(payload:{payload} raw_torch:{raw} payload_ratio:{ratio:.2f}x)\n"
+                f"Total submission size int8+zlib: {total} bytes"
+            )
+            self.log.event("artifact", artifact_bytes=len(data), code_bytes=code_bytes)
+            if total > 16_000_000:
+                self.log.line(f"WARNING: {total} bytes, the cap is 16000000")
+        self.model.load_state_dict(unpack(self.runtime.broadcast(data), state))
+        self.casts.refresh()
+        loss, bpb, ms = self.evaluate(tag)
+        if self.runtime.rank == 0:
+            problems.append(self.write(Path("final_model.pt"), model))
+        self.log.line(
+            f"{tag} val_loss:{loss:.4f} val_bpb:{bpb:.4f} eval_time:{ms:.0f}ms{partial}\n"
+            f"{tag}_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}{partial}",
+            event="score",
+        )
+        if not math.isfinite(loss):
+            problems.append(f"the score is {loss}: lower the learning rates")
+            self.final = None  # no state to go on from
+        return "; ".join(filter(None, problems))
+
+
+def is_due(every, step):
+    return every > 0 and step % every == 0
+
 
 # === MAIN ===
-def log_header(run, source):
-	c, log, rt, val, shards = run.cfg, run.log, run.rt, run.validation, run.shards
-	rule, found = "=" * 100, len(shards.paths)
-	log.write(f"{source}\n{rule}\nRunning Python {sys.version}\nRunning PyTorch {torch.__version__}\n"
-		f"{os.popen('timeout 30 nvidia-smi 2>/dev/null').read()}\n{rule}", log.path)
-	def of(names): return " ".join(f"{name}:{getattr(c, name)}" for name in names.split())
-	# The source, above them in the log, has no such lines.
-	log.line(f"val_bpb:enabled tokenizer_kind={('sentencepiece', 'byte')[c.tokenizer_path.endswith('.json')]} "
-		f"tokenizer_path={c.tokenizer_path}\ntrain_loader:dataset:{shards.folder.resolve().name} train_shards:{found}\n"
-		f"val_loader:shards pattern={c.data_path}/fineweb_val_*.bin tokens:{val.tokens - 1}{run.partial}\n"
-		f"model_params:{len(run.optimizers.values)}\nworld_size:{rt.world_size} grad_accum_steps:{run.accumulation}\n"
-		f"sdp_backends:{run.attention}=True\nattention_mode:gqa {of('num_heads num_kv_heads')} attention_backend:"
-		f"{run.attention}\n{of('tie_embeddings')} embed_lr:{(c.embed_lr, c.tied_embed_lr)[c.tie_embeddings]} "
-		f"head_lr:{c.head_lr * (not c.tie_embeddings)} {of('matrix_lr scalar_lr')}\n"
-		f"{of('train_batch_tokens train_seq_len iterations warmup_steps')} max_wallclock_seconds:"
-		f"{c.max_wallclock_seconds:.3f}\n{of('seed')}\ntrain_io:{run.overlap.words}\nval_io:{val.overlap.words}")
-	expected = producing(shards.folder).get("shards_promised") or promised(shards.folder, "train")
-	if shards.growing: log.line(f"train_shards: {found} of {expected or '?'} so far: their producer is at work")
-	elif found < expected: log.line(f"WARNING: train_shards: {found} of {expected}, and nothing brings the others")
-	if rt.cuda and rt.dtype == torch.float32: log.line("no native bfloat16 on this GPU: float32")
-	log.event("config", **vars(c))
-	log.event("hardware", device=run.hardware, cpus=os.cpu_count(), torch=torch.__version__, cuda=torch.version.cuda,
-		python=sys.version.split()[0], world_size=rt.world_size)
-def fitting_accumulation(cfg, rt):
-	"""The fewest micro-steps whose rows fit in 0.9 of the free memory, by a trial of eight, uncompiled."""
-	if cfg.grad_accum_steps != "auto" or not rt.cuda: return cfg.grad_accum_steps
-	rows = cfg.train_batch_tokens // cfg.train_seq_len // rt.world_size
-	x = torch.zeros(8, cfg.train_seq_len, device=rt.device).long()
-	GPT(cfg, rt.dtype).to(rt.device)(x, x).backward()
-	fit = 0.9 * 8 * torch.cuda.mem_get_info()[0] / torch.cuda.max_memory_allocated()
-	return next((n for n in range(1, rows) if rows % n == 0 and rows <= n * fit), rows)
-def resume_command(cfg, env):
-	env = env | dict(RUN_ID=cfg.run_id, RESUME="auto")
-	launch = f"torchrun --standalone --nproc_per_node={env['WORLD_SIZE']}" if "RANK" in env else "python3"
-	return shlex.join(["env", *(f"{k}={env[k]}" for k in SETTINGS if k in env), *launch.split(), sys.argv[0]])
-def execute(cfg, rt, env, warnings):
-	"""An exit code. A foreseeable failure is one line."""
-	end = 1, "failed"
-	try:
-		rt.start(cfg, env)
-		run_id, steps, found = rt.broadcast((cfg.run_id, fitting_accumulation(cfg, rt), rt.rank or find_checkpoint(cfg)))
-		cfg = replace(cfg, run_id=run_id, grad_accum_steps=steps)
-		log = rt.log = RunLog(run_id, rt.rank == 0, found)
-		source = Path(__file__).read_text("utf-8")
-		log.console(log.path)
-		log.event("run", run_id=run_id, argv=sys.argv)
-		log_header(run := Run(cfg, rt, log), source)
-		for warning in warnings: log.line(f"warning: {warning}")
-		use_operators(cfg, rt, log)
-		if found: run.resume(found)
-		train(run)
-		export_and_score(run, len(source.encode()))
-		run.writer.join(60)
-		end = 0, "finished"
-	except Halt as halt:
-		run.writer.join(60)
-		saved = rt.broadcast(not rt.rank and run.write(run.final or run.state()))
-		signum, *bad = halt.args
-		code = 128 + (rt.signum or (signal.SIGINT if signum % signal.SIGTERM else signal.SIGTERM))
-		end = (1, "nonfinite", *bad) if bad else (code, "interrupted", f"interrupted after step {run.step}",
-			f"\n{resume_command(cfg, env)}" * bool(saved))
-		if rt.rank: end = end[0], ""
-	except torch.OutOfMemoryError:
-		n = cfg.train_batch_tokens // rt.world_size // (steps := cfg.accumulation(rt.world_size))
-		end += (f"GRAD_ACCUM_STEPS={steps}: out of memory on rank {rt.rank} at {n} tokens a micro-step, "
-			f"{torch.cuda.mem_get_info()[0] >> 20} MiB free: set {2 * steps}",)
-	except RunError as error: end += (str(error),)
-	finally:
-		last_words(rt.log, *end)
-		rt.close()
-	return end[0]
-def last_words(log, code, status, problem="", hint=""):
-	if problem: print(f"train_gpt.py: {problem}", file=sys.stderr)
-	if not log: return
-	if problem: log.write(f"error: {problem}", log.path)
-	log.event("end", status=status, exit_code=code, error=problem)
-	log.console(f"{status}: see {log.path}{hint}")
-def main():
-	env, arguments = os.environ, sys.argv[1:]
-	if arguments in (["--help"], ["-h"]): return print_help() or 0
-	(cfg, faults), (misspelt, warnings) = Config.from_environment(env), foreign_names(env)
-	faults += misspelt + [f"{word}: no such argument: see --help" for word in arguments if word != "--print-config"]
-	if arguments and not faults:
-		return print(json.dumps({name: dict(value=value, source=("default", "environment")[name.upper() in env])
-			for name, value in vars(cfg).items()}, indent=1)) or 0
-	rt = Runtime(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), cfg.data_stall_seconds)
-	faults += cfg.problems(rt.world_size)
-	if torch.__version__ < "2.11.dev": warnings.append(f"torch {torch.__version__}: untried below 2.11")
-	if not faults: return execute(cfg, rt, env, warnings)
-	if env.get("LOCAL_RANK", "0") == "0":
-		print("train_gpt.py: nothing started, wrong settings:", *faults, sep="\n  ", file=sys.stderr)
-	return 2
-# Python's own exit aborts now and then, in gloo's threads (torch 2.13).
-if __name__ == "__main__": os._exit((main(), sys.stdout.flush())[0])
+def checkpoints(run_id):
+    """The files of a run, the newest first."""
+    return sorted(Path("checkpoints", run_id).glob("step_????????.pt"), reverse=True)
+
+
+def find_checkpoint(config):
+    """(path, state, what has changed since) of what RESUME means, or None."""
+    paths = checkpoints(config.run_id) if config.resume == "auto" else [Path(config.resume)]
+    for path in paths if config.resume else []:
+        try:
+            state = torch_load(path.read_bytes())
+            theirs = state["settings"]
+            if not all(isinstance(value, str) for value in theirs.values()):
+                raise ValueError("its settings are not texts")
+        except Exception as error:  # whatever a missing or a damaged file raises
+            if config.resume != "auto":
+                raise RunError(f"RESUME={path}: no checkpoint: {first_line(error)}") from error
+            tell(f"warning: {path} is damaged: taking the one before", "stderr")
+            continue
+        changed = {}
+        for name, mine in config.texts().items():
+            same = Path(mine).name == Path(theirs.get(name, "")).name  # of paths only the name
+            if not same and name not in ("RUN_ID", "RESUME"):
+                changed[name] = f"{name} was {theirs.get(name)}, is {mine}"
+        bound = [change for name, change in changed.items() if name in BOUND.split()]
+        if bound:
+            raise RunError(f"RESUME={path}: of another configuration: {'; '.join(bound)}")
+        with torch.device("meta"):
+            expected = {
+                name: t.shape for name, t in GPT(config, torch.float32).state_dict().items()
+            }
+        found = {name: t.shape for name, t in state.get("model", {}).items()}
+        if found != expected or not {"adam", "muon", "step"} <= state.keys():
+            raise RunError(f"RESUME={path}: of another script: its tensors are not this model's")
+        return path, state, "; ".join(changed.values())
+    return None
+
+
+def log_source(log, warnings):
+    """What a log begins with, as the challenge's do: the script's text and the versions."""
+    smi, rule, source = "", "=" * 100, Path(__file__).read_text("utf-8")
+    with suppress(OSError, subprocess.SubprocessError):
+        smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout
+    versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
+    log.write(".txt", f"{source}\n{rule}\n{versions}\n{smi}\n{rule}")
+    log.line("\n".join([str(log.path), *warnings]))
+
+
+def log_header(run, backends):
+    """The settings that matter, in the challenge's lines."""
+    config, log, runtime, shards, val = run.config, run.log, run.runtime, run.shards, run.validation
+
+    def words(names):
+        return " ".join(f"{name}:{getattr(config, name)}" for name in names.split())
+
+    kind = "byte" if config.tokenizer_path.endswith(".json") else "sentencepiece"
+    tied = config.tie_embeddings
+    embed_lr, head_lr = (config.tied_embed_lr, 0.0) if tied else (config.embed_lr, config.head_lr)
+    log.line(
+        f"val_bpb:enabled tokenizer_kind={kind} tokenizer_path={config.tokenizer_path}\n"
+        f"train_loader:dataset:{shards.folder.name} train_shards:{len(shards.paths)}\n"
+        f"val_loader:shards pattern={config.data_path}/fineweb_val_*.bin "
+        f"tokens:{val.tokens}{val.partial}\n"
+        f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
+        f"world_size:{runtime.world_size} grad_accum_steps:{runtime.micro_steps}\n"
+        f"sdp_backends:{backends}\nattention_mode:gqa {words('num_heads num_kv_heads')}\n"
+        f"{words('tie_embeddings')} embed_lr:{embed_lr} head_lr:{head_lr} "
+        f"{words('matrix_lr scalar_lr')}\n"
+        f"{words('train_batch_tokens train_seq_len iterations warmup_steps')} "
+        f"max_wallclock_seconds:{config.max_wallclock_seconds:.3f}\n{words('seed')}\n"
+        f"train_io:{run.overlap.words}\nval_io:{val.overlap.words}"
+    )
+    if len(shards.paths) < shards.promised:
+        state = "the others are being made" if shards.growing else "WARNING: no more will come"
+        log.line(f"train_shards: {len(shards.paths)} of {shards.promised}: {state}")
+    log.event("run", run_id=config.run_id, argv=sys.argv)
+    log.event("config", **asdict(config))
+    machine = {"device": runtime.hardware, "cpus": os.cpu_count(), "world_size": runtime.world_size}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    log.event("hardware", **machine, **versions, python=sys.version.split()[0])
+
+
+def run_to_the_end(config, runtime, log, found):
+    """(exit code, status, problem): all ranks come to the same end."""
+    backends = attention_backends(config, runtime, log)
+    with sdpa_kernel(list(backends), set_priority=True):
+        run = Trainer(config, runtime, log)
+        log_header(run, ",".join(backends.values()))
+        if found:
+            path, state, changed = found
+            run.restore(state)
+            log.line(f"resumed: step:{run.step} resumed_from:{path} {changed}", "checkpoint")
+        try:
+            run.train()
+            problem = run.export_and_score(Path(__file__).stat().st_size)
+        except HaltError as halt:
+            return run.halt(*halt.args)
+    if run.writer.is_alive():
+        run.writer.join()
+    problem = runtime.broadcast(problem)  # rank 0's, and the others wait for its disk
+    if problem and runtime.rank == 0 and run.final:
+        run.save(run.final)
+    return (1, "failed", problem) if problem else (0, "finished", "")
+
+
+def execute(config, env, warnings):
+    """Runs it; the exit code. What is foreseeable ends in one line."""
+    runtime, log, together = Runtime(config, env), None, False
+    code, status, problem = 1, "failed", ""
+    try:
+        runtime.start(env)
+        own = {"DATA_PATH": "", "TOKENIZER_PATH": "", "RUN_ID": ""}  # a machine's, a rank's own
+        runtime.require_equal(config.texts() | own | read_data(config)[0])
+        found = find_checkpoint(config) if runtime.rank == 0 else None
+        run_id, found = runtime.broadcast((config.run_id, found))
+        log = RunLog(run_id, runtime.rank == 0, found)
+        log_source(log, warnings)
+        code, status, problem = run_to_the_end(replace(config, run_id=run_id), runtime, log, found)
+        together = True
+    except RunError as error:
+        problem = str(error)
+    except torch.OutOfMemoryError:
+        steps, free = runtime.micro_steps, torch.cuda.mem_get_info()[0] >> 20
+        problem = f"GRAD_ACCUM_STEPS={steps}: out of memory, {free} MiB free: set {2 * steps}"
+    except Exception as error:  # that nobody foresaw, or another rank that has gone
+        tell(traceback.format_exc(), "stderr")
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    if log:
+        log.event("end", status=status, exit_code=code, error=problem)
+        log.console(f"{status}: see {log.path}")
+    if problem and (runtime.rank == 0 or not together):  # last: it says how to go on
+        alone = not together and not problem.startswith("rank")
+        complain(f"rank {runtime.rank}: {problem}" if alone else problem)
+    if together and dist.is_initialized():  # else others may sit in a collective: NCCL would wait
+        dist.destroy_process_group()
+    return code
+
+
+def complain(problem):
+    """On stderr, and in the report that torchrun makes of a failed rank."""
+    tell(f"train_gpt.py: {problem}", "stderr")
+    try:
+        raise RunError(problem)  # it has to be at work to be recorded
+    except RunError as error:
+        with suppress(OSError, ValueError):
+            get_error_handler().record_exception(error)
+
+
+def main(arguments, env):
+    """The exit code: 0 done, 1 failed, 2 wrong settings, 128 + n ended by signal n."""
+    if arguments in (["--help"], ["-h"]):
+        print_help()
+        return 0
+    config, faults, warnings = read_config(env)
+    if config.fewest_micro_steps and not config.grad_accum_steps:
+        steps = fewest_micro_steps(config, int(env.get("WORLD_SIZE", 1)))
+        config = replace(config, grad_accum_steps=steps)
+    faults += [f"{word}: unknown, see --help" for word in arguments if word != "--print-config"]
+    if arguments and not faults:
+        given = {name.lower(): "environment" for name in filter(env.get, SETTINGS)}
+        pairs = {
+            k: {"value": v, "source": given.get(k, "default")} for k, v in vars(config).items()
+        }
+        tell(json.dumps(pairs, indent=1))
+        return 0
+    faults += find_faults(config, int(env.get("WORLD_SIZE", 1)), env)
+    if not faults:
+        return execute(config, env, warnings)
+    if env.get("LOCAL_RANK", "0") == "0":
+        complain("\n  ".join(["nothing started, wrong settings:", *faults]))
+    else:
+        time.sleep(30)  # torchrun ends all at the first exit: that of the rank that speaks
+    return 2
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:], os.environ)
+    os._exit(exit_code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)
