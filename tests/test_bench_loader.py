@@ -199,22 +199,22 @@ def test_wrong_arguments_are_one_line(arguments: list[str], words: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_all_arms(tmp_path: Path, other: Path) -> None:
+def test_a_run_in_processes(tmp_path: Path, other: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, BENCH, "--quick", "--challenge", other, "--json", result]
     done = subprocess.run(
-        [*command, "--against", ROOT / "train_gpt.py"],
+        [*command, "--arms", "challenge", "torch"],
         capture_output=True,
         text=True,
         timeout=280,
         env=clean_environment(TMPDIR=tmp_path),
     )
     assert done.returncode == 0, done.stderr
-    assert "the same tokens from all 6 arms" in done.stdout
+    assert "the same tokens from all 3 arms" in done.stdout
     runs = json.loads(result.read_text())
     assert list(runs) == ["warm none", "warm compute"]
     for arms in runs.values():
-        assert list(arms) == ["ours", "unread", "against", "challenge", "torch", "limit"]
+        assert list(arms) == ["ours", "challenge", "torch"]
         assert all(len(run["waits_ms"]) == 39 for found in arms.values() for run in found)
     assert {path.name for path in tmp_path.iterdir()} == {"result.json", "other.py"}
 

@@ -2,6 +2,7 @@
 with overlap off; the bench of the instruments counts what they cost in the same model.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -67,16 +68,20 @@ def test_an_arm_that_trains_otherwise_is_found(tmp_path: Path, arm: str, change:
 
 
 @pytest.mark.slow
-def test_the_arms_take_turns_and_are_held_against_off() -> None:
-    said = bench("--repeats", "2", "--steps", "3")
+def test_the_arms_take_turns_and_are_held_against_off(tmp_path: Path) -> None:
+    """A slow disk is waited for without overlap, also where a batch crosses two shards."""
+    found = tmp_path / "found.json"
+    said = bench("--repeats", "2", "--steps", "3", "--slow-ms", "5", "--json", str(found))
     assert said.returncode == 0, said.stderr
     lines = said.stdout.splitlines()
     turns = [line.split("  step ")[0] for line in lines if line.startswith("repeat")]
     wanted = [f"repeat 1/2 {arm}" for arm in ARMS]
     wanted += [f"repeat 2/2 {arm}" for arm in (*ARMS[1:], ARMS[0])]
     assert [" ".join(turn.split()) for turn in turns] == wanted
-    report = [line for line in lines if line.startswith(("a step", "idle a step", "a validation"))]
-    assert len(report) == 12 and sum("against off" in line for line in report) == 9
+    report = [line for line in lines if " against off " in line]
+    assert len(report) == 4 * 3 and len(lines) == 1 + 2 * 4 + 4 * 4
+    off = json.loads(found.read_text())["off"]
+    assert min(off["idle"] + off["boundary"]) >= 5
 
 
 def test_a_wrong_setting_is_one_error() -> None:

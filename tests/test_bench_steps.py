@@ -95,7 +95,9 @@ def test_the_window_holds_whole_steps_and_no_wait_inside(steps: ModuleType) -> N
     device, ended, written = Device(), [], []
     out = SimpleNamespace(write=written.append, flush=lambda: None)
     marks = [steps.Mark("train", 3), steps.Mark("train", 7)]
-    recorder = steps.Recorder(out, marks, device.synchronize, lambda: device.host, ended.append)
+    recorder = steps.driver.Recorder(
+        out, marks, device.synchronize, lambda: device.host, ended.append
+    )
     for step in range(1, 9):
         device.step()
         line = f"step:{step}/8 train_loss:{9 - step / 10:.4f} data_crc:{step:04x} eta:1s\n"
@@ -124,21 +126,18 @@ def test_arms_take_turns_one_process_each(tmp_path: Path) -> None:
     ours, other = (write_script(tmp_path, name) for name in ("mine", "theirs"))
     result = tmp_path / "result.json"
     arguments = ["--ours", ours, "--against", other, "--vary", "MATRIX_LR=2", "--json", result]
-    said = bench(tmp_path, *arguments)
+    said = bench(tmp_path, *arguments, "--arm", other, "MATRIX_LR=3")
     assert said.returncode == 0, said.stderr + said.stdout
     ran = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
-    turn = [("theirs", "-"), ("mine", "-"), ("mine", "2")]
+    turn = [("theirs", "-"), ("mine", "-"), ("mine", "2"), ("theirs", "3")]
     assert [(name, rate) for name, _, _, rate in ran] == 3 * turn
     assert len({process for _, process, _, _ in ran}) == len(ran)
-    assert [int(iterations) for _, _, iterations, _ in ran] == 3 * [24] + 6 * [14]
+    assert [int(iterations) for _, _, iterations, _ in ran] == 4 * [24] + 8 * [14]
     runs = json.loads(result.read_text())["runs"]
-    assert {name: len(found) for name, found in runs.items()} == {
-        "other": 2,
-        "ours": 2,
-        "MATRIX_LR=2": 2,
-    }
-    table = said.stdout.split("\narm ")[1].splitlines()[1:4]
-    assert [line.split()[0] for line in table] == list(runs)
+    names = ["other", "ours", "MATRIX_LR=2", f"{tmp_path.name.split('_')[-1]} MATRIX_LR=3"]
+    assert {name: len(found) for name, found in runs.items()} == dict.fromkeys(names, 2)
+    table = said.stdout.split("\narm ")[1].splitlines()[1:5]
+    assert [line.split("  ")[0] for line in table] == names
     assert "PASS ours: the losses of other" in said.stdout
     assert [path.name for path in tmp_path.iterdir() if "bench" in path.name] == []
 
@@ -153,16 +152,18 @@ def test_a_variant_that_cannot_run_is_named_and_the_rest_goes_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("new", "words"),
+    ("new", "limit", "words"),
     [
-        ("    sys.exit('no such thing')\n", "ended with code 1: no such thing"),
-        ("    s = Settings(1 << 30)\n", "the script ended before its lines"),
-        ("    __import__('time').sleep(600)\n", "ran for 2 s: raise --limit"),
+        ("    sys.exit('no such thing')\n", 200, "ended with code 1: no such thing"),
+        ("    s = Settings(1 << 30)\n", 200, "the script ended before its lines"),
+        ("    __import__('time').sleep(600)\n", 2, "ran for 2 s: raise --limit"),
     ],
 )
-def test_a_script_that_fails_is_one_line(tmp_path: Path, new: str, words: str) -> None:
+def test_a_script_that_fails_is_one_line(
+    tmp_path: Path, new: str, limit: float, words: str
+) -> None:
     ours = write_script(tmp_path, "mine", "    s = Settings()\n", new)
-    said = bench(tmp_path, "--ours", ours, "--limit", 2)
+    said = bench(tmp_path, "--ours", ours, "--limit", limit)
     assert said.returncode == 1 and len(said.stderr.splitlines()) == 1
     assert said.stderr.startswith("steps.py: arm ours: ") and words in said.stderr
 
@@ -236,13 +237,29 @@ def test_wrong_usage_is_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [[], ["--validation", "--passes", "2"]])
+def test_ranks_are_processes_and_end_with_the_first_one(tmp_path: Path) -> None:
+    """The others would wait for it."""
+    start = "    s = Settings()\n"
+    note = "    with open(os.environ['NOTES'], 'a') as notes:\n"
+    note += "        print('rank', os.environ['RANK'], file=notes)\n"
+    wait = "    if os.environ['RANK'] == '1': __import__('time').sleep(600)\n"
+    ours = write_script(tmp_path, "mine", start, start + note + wait)
+    said = bench(tmp_path, "--ours", ours, "--ranks", 2, "--limit", 200)
+    assert said.returncode == 0, said.stdout + said.stderr
+    ranks = [line for line in (tmp_path / "notes").read_text().splitlines() if "rank" in line]
+    assert sorted(ranks) == 3 * ["rank 0"] + 3 * ["rank 1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [[], ["--validation", "--passes", "1"]])
 def test_the_trainer_itself(tmp_path: Path, corpus: Corpus, mode: list[str]) -> None:
     """Two copies of it are the same mathematics, on a CPU to the last digit."""
-    settings = {**corpus.env, "VOCAB_SIZE": 300, "DEVICE": "cpu"}
-    said = bench(tmp_path, "--against", ROOT / "train_gpt.py", *mode, **settings)
+    settings = {**corpus.env, "VOCAB_SIZE": 300, "DEVICE": "cpu", "GRAD_ACCUM_STEPS": 1}
+    against = [] if mode else ["--against", ROOT / "train_gpt.py"]
+    said = bench(tmp_path, *against, *mode, **settings)
     assert said.returncode == 0, said.stdout + said.stderr
-    header, other, ours = said.stdout.split("loss at step")[1].splitlines()[:3]
-    assert other.split()[1:] == ours.split()[1:] and len(header.split()) == (1 if mode else 12)
-    rows = said.stdout.split("\narm ")[1].splitlines()[1:3]
+    header, *losses = said.stdout.split("loss at step")[1].splitlines()[: 2 if mode else 3]
+    assert len({tuple(line.split()[1:]) for line in losses}) == 1
+    assert len(header.split()) == (1 if mode else 12)
+    rows = said.stdout.split("\narm ")[1].splitlines()[1 : len(losses) + 1]
     assert all(float(row.split()[i]) > 0 for row in rows for i in (1, 3))

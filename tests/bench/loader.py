@@ -360,7 +360,7 @@ def report(tables):
         print("PASS" if reached else "FAIL", line)
 
 
-def parse():
+def parse(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -375,7 +375,7 @@ def parse():
     parser.add_argument("--json", type=Path, help="a file for every run, with every wait")
     parser.add_argument("--quick", action="store_true", help="to see that it works")
     parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.repeats = options.repeats or (1 if options.quick else 3)
     options.steps = options.steps or (40 if options.quick else 160)
     return parser, options

@@ -1,7 +1,10 @@
-"""Overlap on, off and in part, in one run: milliseconds a step, the device's idle time, validation.
+"""Overlap on, off and in part, in one run: milliseconds a step, what of them the device (without
+CUDA the host) waits for input, at a boundary of shards, too, and a validation.
 
     python3 tests/bench/overlap.py
         the baseline's configuration, on CUDA; synthetic shards
+    python3 tests/bench/overlap.py --slow-ms 20
+        as from a slow disk: every read takes so much longer
     python3 tests/bench/overlap.py --check
         correctness alone: every arm has the same losses and data_crc
 
@@ -15,6 +18,7 @@ import contextlib
 import copy
 import dataclasses
 import importlib
+import json
 import os
 import statistics
 import sys
@@ -28,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "logs")]
 stats, train_gpt = importlib.import_module("stats"), importlib.import_module("train_gpt")
 
+FIGURES = {"step": "a step", "idle": "idle a step", "boundary": "at a boundary"}
+FIGURES |= {"val": "a validation"}
 WARM_STEPS = 3  # of an arm, before it is timed
 ARMS = {  # prefetch, copy stream
     "on": (True, True),
@@ -49,6 +55,17 @@ def synthetic_data(folder, vocab_size, train_tokens, val_tokens):
             path.write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
     (folder / "byte.json").write_text(f'{{"kind": "byte", "offset": {vocab_size - 256}}}')
     return {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "byte.json")}
+
+
+def slow_disk(ms):
+    """From here on every batch takes so much longer to read."""
+    fill = train_gpt.Pipeline._fill
+
+    def fill_slowly(pipeline, slot, rows):
+        time.sleep(1e-3 * ms)
+        fill(pipeline, slot, rows)
+
+    train_gpt.Pipeline._fill = fill_slowly
 
 
 def configure(folder, defaults, train_tokens, val_tokens):
@@ -88,14 +105,14 @@ class Bench:
         self.run.validation.overlap = train_gpt.Overlap.of(config, "val", self.runtime.cuda)
 
     def train(self, steps):
-        """(ms a step, device idle ms a step, data_crc, losses) of `steps` steps from token 0."""
-        run, losses, idle_ms = self.run, [], 0.0
+        """(ms a step, waits for input a batch, data_crc, losses) of `steps` steps from token 0."""
+        run, losses = self.run, []
         run.begin(step=0, data_crc=0)
         with contextlib.closing(run.batches()) as batches:
             for step in range(WARM_STEPS + steps):
                 if step == WARM_STEPS:
                     self.runtime.synchronize()
-                    started, idle_ms = time.perf_counter(), -sum(batches.waits_ms)
+                    started = time.perf_counter()
                 run.train_step(batches)
                 if step >= 2:  # as training does: two steps late
                     run.exchange.read(step - 1)
@@ -103,8 +120,21 @@ class Bench:
             self.runtime.synchronize()
             spent_ms = 1e3 * (time.perf_counter() - started)
             run.exchange.read(run.step)
-        idle_ms += sum(batches.waits_ms)
-        return spent_ms / steps, idle_ms / steps, run.exchange.data_crc(), losses
+        return spent_ms / steps, batches.waits_ms, run.exchange.data_crc(), losses
+
+    def waits(self, waits_ms):
+        """Of the steps that are timed: (ms a step, the worst at a boundary of shards).
+
+        At a boundary: the batch whose tokens, of all ranks, cross it, or the next one.
+        """
+        run, begin = self.run, WARM_STEPS * self.runtime.micro_steps
+        plan, at_boundary = train_gpt.BatchPlan.train(self.config, self.runtime), [0.0]
+        for k in range(begin, len(waits_ms)):
+            first, count, _ = plan.tokens(plan.rows(k))
+            if len(list(run.shards.pieces(first, count))) > 1:
+                at_boundary.append(max(waits_ms[k : k + 2]))
+        steps = len(waits_ms) / self.runtime.micro_steps - WARM_STEPS
+        return sum(waits_ms[begin:]) / steps, max(at_boundary)
 
     def validate(self):
         """(milliseconds, bits per byte) of one validation."""
@@ -135,8 +165,8 @@ def check(bench, steps):
 
 
 def measure(bench, repeats, steps):
-    """Per arm: ms a step, idle ms a step and validation ms of every repeat, arms in turns."""
-    out = {arm: {"step": [], "idle": [], "val": []} for arm in ARMS}
+    """Per arm what each repeat gave, arms in turns: {"step": [ms, ...], "idle": ...}"""
+    out = {arm: {name: [] for name in FIGURES} for arm in ARMS}
     names = list(ARMS)
     bench.train(steps)  # compiles and warms up; not counted
     bench.validate()
@@ -144,8 +174,9 @@ def measure(bench, repeats, steps):
         shift = repeat % len(names)
         for arm in names[shift:] + names[:shift]:
             bench.choose(arm)
-            step_ms, idle_ms, _, _ = bench.train(steps)
-            values = {"step": step_ms, "idle": idle_ms, "val": bench.validate()[0]}
+            step_ms, waits_ms, _, _ = bench.train(steps)
+            found = step_ms, *bench.waits(waits_ms), bench.validate()[0]
+            values = dict(zip(FIGURES, found, strict=True))
             for name, value in values.items():
                 out[arm][name].append(value)
             said = ", ".join(f"{name} {value:.3f} ms" for name, value in values.items())
@@ -154,7 +185,7 @@ def measure(bench, repeats, steps):
 
 
 def report(found):
-    for name, what in (("step", "a step"), ("idle", "idle a step"), ("val", "a validation")):
+    for name, what in FIGURES.items():
         for arm, values in found.items():
             line = f"{what:13} {arm:17} {statistics.median(values[name]):10.3f} ms"
             if arm != "off":
@@ -170,7 +201,9 @@ def main():
     )
     parser.add_argument("--repeats", type=int, default=3, help="of every arm (3, at least 2)")
     parser.add_argument("--steps", type=int, default=60, help="timed steps of an arm (60)")
+    parser.add_argument("--slow-ms", type=float, default=0, help="more, of every read (0)")
     parser.add_argument("--check", action="store_true", help="compare losses, time nothing")
+    parser.add_argument("--json", type=Path, help="a file for every figure")
     options = parser.parse_args()
     if options.repeats < 2 or options.steps < 1:
         parser.error("--repeats must be at least 2, --steps at least 1")
@@ -183,7 +216,11 @@ def main():
             return check(bench, options.steps)
         if not bench.runtime.cuda:
             print("no CUDA device: times of the CPU, where only prefetch exists", flush=True)
-        report(measure(bench, options.repeats, options.steps))
+        slow_disk(options.slow_ms)
+        found = measure(bench, options.repeats, options.steps)
+        report(found)
+        if options.json:
+            options.json.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
 

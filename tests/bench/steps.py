@@ -4,6 +4,8 @@
         two scripts; the other one is the reference of all ratios
     python3 tests/bench/steps.py --vary ATTENTION_BACKEND=flash TORCH_COMPILE=0
         ours, and ours with each of these settings alone
+    python3 tests/bench/steps.py --arm PATH/train_gpt.py OPERATORS=qkv --arm ...
+        and further scripts, each with its own settings
     python3 tests/bench/steps.py --validation ...
         full validation passes instead of training steps
     python3 tests/bench/steps.py --quick ...
@@ -11,8 +13,10 @@
 
 Settings come from the environment; every script gets the same, spelt out, since defaults differ
 between versions. Data: DATA_PATH and TOKENIZER_PATH, or what `data/quickstart.py --prepare-only`
-has made. A process an arm and run. First every arm runs untimed: it fills the compile caches, and
-gives the losses at steps 1-10 and later. Then come the repeats, in each of them every arm once.
+has made. A process an arm and run, or with --ranks one a GPU. First every arm runs untimed: it
+fills the compile caches, and gives the losses at steps 1-10 and later. Then come the repeats, in
+each of them every arm once. Where time is short, --json FILE --budget SECONDS ends in time with
+exit code 3, and the same command goes on from there.
 
 A script is timed unedited. What scripts with one contract share is `step:<n>/<N> train_loss:` at
 the edge of step n. So a driver runs the script as __main__ with a stdout that watches for that
@@ -27,14 +31,12 @@ from step 100 on within seed noise, three standard deviations of the difference 
 """
 
 import argparse
+import hashlib
 import importlib
 import json
 import math
 import os
 import platform
-import re
-import resource
-import runpy
 import shutil
 import signal
 import statistics
@@ -43,102 +45,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "logs"))
-stats = importlib.import_module("stats")
+DRIVER = ROOT / "tests" / "bench" / "driver.py"
+sys.path += [str(ROOT / "logs"), str(DRIVER.parent)]
+driver, stats = importlib.import_module("driver"), importlib.import_module("stats")
+Mark = driver.Mark
 
 
 class BenchError(Exception):
     """A foreseeable failure; its text is one line."""
-
-
-# === The driver: the script's process ===
-class Mark(NamedTuple):
-    """The line at which the clock is read."""
-
-    kind: str  # train or val
-    step: int
-
-
-LINE = re.compile(r"step:(\d+)/\d+ (train|val)_loss:(\S+)(?:.* data_crc:(\w+))?")
-
-
-class Recorder:
-    """A stdout that reads the clock, the device idle, at the lines of `marks`,
-    and calls `finish` with all it has seen after the last."""
-
-    def __init__(self, out, marks, synchronize, clock, finish):
-        self.out, self.left, self.pending = out, list(marks), ""
-        self.synchronize, self.clock, self.finish = synchronize, clock, finish
-        self.seen = {"times": [], "losses": {"train": {}, "val": {}}, "crcs": {}, "val_tokens": ""}
-
-    def write(self, text):
-        *lines, self.pending = (self.pending + text).split("\n")
-        for line in lines:
-            self.out.write(line + "\n")
-            self.heed(line)
-        return len(text)
-
-    def heed(self, line):
-        if line.startswith("val_loader:"):
-            self.seen["val_tokens"] = re.search(r"tokens:(\d+)", line)[1]
-        found = LINE.match(line)
-        if not found:
-            return
-        mark = Mark(found[2], int(found[1]))
-        if mark in self.left:
-            self.synchronize()
-            self.seen["times"].append([*mark, self.clock()])
-            self.left.remove(mark)
-        self.seen["losses"][mark.kind][mark.step] = float(found[3])
-        if found[4]:
-            self.seen["crcs"][mark.step] = found[4]
-        if not self.left:
-            self.finish(self.seen)
-
-    def flush(self):
-        self.out.flush()
-
-    def __getattr__(self, name):
-        return getattr(self.out, name)
-
-
-def cuda_in_use():
-    """torch.cuda, once the script has begun to use it; else None."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch and torch.cuda.is_initialized() else None
-
-
-def synchronize():
-    if cuda := cuda_in_use():
-        cuda.synchronize()
-
-
-def hardware():
-    """The device, and the peak of memory: of the allocator on CUDA, else of the process."""
-    if cuda := cuda_in_use():
-        return {"device": cuda.get_device_name(), "peak_mib": cuda.max_memory_allocated() >> 20}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # on Linux
-    return {"device": platform.machine(), "peak_mib": peak}
-
-
-def drive(order):
-    """Runs a script as `python script` does; at its last mark the result is written."""
-
-    def finish(seen):
-        Path(order["result"]).write_text(json.dumps(seen | hardware()), encoding="utf-8")
-        sys.stdout.flush()
-        os._exit(0)  # what follows, a validation and an export, is not asked for
-
-    marks = [Mark(*mark) for mark in order["marks"]]
-    sys.stdout = Recorder(sys.stdout, marks, synchronize, time.perf_counter, finish)
-    sys.argv, sys.path[0] = [order["script"]], str(Path(order["script"]).parent)
-    sys.path.remove(str(ROOT / "logs"))
-    runpy.run_path(order["script"], run_name="__main__")
-    print(f"the script ended before its lines {order['marks']}", file=sys.stderr)
-    return 1
 
 
 # === The runs ===
@@ -205,70 +121,133 @@ class Bench:
 
     def __init__(self, options, folder):
         self.options, self.folder, self.count = options, folder, 0
-        self.environ, self.failed = settings_of(os.environ, options.quick), False
+        self.environ = settings_of(os.environ, options.quick)
         self.arms = {}  # name -> (script, settings)
         for name, path in (("other", options.against), ("ours", options.ours)):
-            if path:  # a copy: an edit meanwhile changes nothing
-                (folder / name).mkdir()
-                self.arms[name] = shutil.copy(path, folder / name / path.name), {}
+            if path:
+                self.add(name, path, [])
         for word in options.vary:
-            name, _, value = word.partition("=")
-            self.arms[word] = self.arms["ours"][0], {name: value}
+            self.add(word, options.ours, [word])
+        for path, *words in options.arm:
+            name = Path(path).resolve().parent.name.split("_")[-1]  # a record's folder has a date
+            self.add(" ".join([name, *words]), Path(path), words)
         self.reference = "other" if options.against else "ours"
         self.gate, self.runs = {}, {}  # an arm's result of its untimed run, of its timed ones
+        self.failures = {}  # why an arm cannot be run
+        self.started, self.longest = time.monotonic(), 0.0  # seconds of a run
+        self.identity = self.identify()
+        if options.json and options.json.exists():
+            self.go_on(json.loads(options.json.read_bytes()))
+
+    def add(self, name, path, words):
+        """An arm; of its script a copy, so that an edit meanwhile changes nothing."""
+        if name in self.arms:
+            raise BenchError(f"arm {name} is there twice: leave one out")
+        folder = self.folder / f"arm{len(self.arms)}"
+        folder.mkdir()
+        settings = dict(word.partition("=")[::2] for word in words)
+        self.arms[name] = shutil.copy(path, folder / path.name), settings
+
+    def identify(self):
+        """What must be the same where runs of several calls are set side by side."""
+        texts = {name: Path(script).read_bytes() for name, (script, _) in self.arms.items()}
+        hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+        named = {name: self.environ.get(name) for name in (*SHAPE, *CORPUS)}
+        plan = [self.options.steps, self.options.passes, self.options.gate_steps]
+        return {"scripts": hashes, "settings": named, "plan": [*plan, self.options.ranks]}
+
+    def go_on(self, kept):
+        for what in self.identity:
+            if kept["identity"][what] != self.identity[what]:
+                path = self.options.json
+                raise BenchError(f"{path} is of other {what}: move it away, or name another file")
+        self.gate, self.runs, self.failures = kept["gate"], kept["runs"], kept["failures"]
+        self.longest = kept["longest"]
+
+    def keep(self):
+        """All that was found, as --json has it."""
+        tokens = self.environ["TRAIN_BATCH_TOKENS"]
+        if self.options.validation:
+            tokens = next(iter(self.gate.values()), {}).get("val_tokens")
+        kept = {"identity": self.identity, "reference": self.reference, "tokens": tokens}
+        kept |= {"gate": self.gate, "runs": self.runs, "failures": self.failures}
+        if self.options.json:
+            driver.write_whole(self.options.json, kept | {"longest": self.longest})
 
     def execute(self, name, settings, marks):
-        """One run in a process of its own."""
+        """One run, in processes of its own."""
         (script, varied), self.count = self.arms[name], self.count + 1
-        folder = self.folder / f"run{self.count}"
+        folder, ranks = self.folder / f"run{self.count}", self.options.ranks
         folder.mkdir()
-        order = {"script": str(script), "marks": marks, "result": str(folder / "result.json")}
+        result, started = folder / "result.json", time.monotonic()
+        order = {"script": str(script), "marks": marks, "result": str(result)}
         env = self.environ | {key: str(value) for key, value in settings.items()} | varied
+        command = [sys.executable, str(DRIVER), json.dumps(order)]
+        if ranks > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+            command[1:1] = launcher
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
-            command = [sys.executable, __file__, "--drive", json.dumps(order)]
             pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             process = subprocess.Popen(
                 command, cwd=folder, env=env, start_new_session=True, **pipes
             )
             try:
-                code = process.wait(self.options.limit)
-            except subprocess.TimeoutExpired:
-                raise BenchError(f"ran for {self.options.limit:g} s: raise --limit") from None
+                # Rank 0 ends at its last mark. The others would wait for it.
+                while process.poll() is None and not result.exists():
+                    if time.monotonic() - started > self.options.limit:
+                        raise BenchError(f"ran for {self.options.limit:g} s: raise --limit")
+                    time.sleep(0.05)
             finally:
                 os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
                 process.wait()
-        if not Path(order["result"]).exists():
+        self.longest = max(self.longest, time.monotonic() - started)
+        if not result.exists():
             said = (folder / "stderr").read_text("utf-8", "replace").split("\n")
             last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-            raise BenchError(f"ended with code {code}: {last.strip()}")
-        return json.loads(Path(order["result"]).read_bytes())
+            raise BenchError(f"ended with code {process.returncode}: {last.strip()}")
+        return json.loads(result.read_bytes())
 
-    def attempt(self, name, plan):
-        """None, and a line, if a variant cannot be run; BenchError if a script cannot."""
+    def attempt(self, name, repeat):
+        """A run; a variant that cannot be run is noted, BenchError if a script cannot."""
         try:
-            return self.execute(name, *plan)
+            plan = untimed(self.options) if repeat < 0 else timed(self.options)
+            result = self.execute(name, *plan)
         except BenchError as error:
             if name in ("ours", "other"):
                 raise BenchError(f"arm {name}: {error}") from error
             print(f"arm {name}: FAILED: {error}", flush=True)
-            self.failed = True
-            del self.arms[name]
-            return None
+            self.failures[name] = str(error)
+            return
+        if repeat < 0:
+            self.gate[name] = result
+            return
+        result["ms"] = measured_ms(result, self.options)
+        self.runs.setdefault(name, []).append(result)
+        which = f"repeat {repeat + 1}/{self.options.repeats} {name}"
+        print(f"{which:40} {result['ms']:10.3f} ms", flush=True)
 
     def conduct(self):
-        """Every arm untimed, then once in each repeat, in the same order."""
-        for name in list(self.arms):
-            if result := self.attempt(name, untimed(self.options)):
-                self.gate[name] = result
-        check_work(self.gate)
-        for repeat in range(self.options.repeats):
-            for name in list(self.arms):
-                if result := self.attempt(name, timed(self.options)):
-                    result["ms"] = measured_ms(result, self.options)
-                    self.runs.setdefault(name, []).append(result)
-                    which = f"repeat {repeat + 1}/{self.options.repeats} {name}"
-                    print(f"{which:40} {result['ms']:10.3f} ms", flush=True)
-        self.runs = {name: self.runs[name] for name in self.arms}
+        """Every arm untimed, then once in each repeat, in the same order. False: no time left.
+
+        A call makes at least one run, so that enough calls come to the end.
+        """
+        for repeat in range(-1, self.options.repeats):
+            for name in self.arms:
+                done = name in self.gate if repeat < 0 else len(self.runs.get(name, [])) > repeat
+                if done or name in self.failures:
+                    continue
+                ends_s = time.monotonic() - self.started + self.longest
+                if self.count and ends_s > self.options.budget:
+                    return False
+                self.attempt(name, repeat)
+                self.keep()
+            if repeat < 0:
+                check_work(self.gate)
+        self.gate, self.runs = (
+            {name: kept[name] for name in self.arms if name not in self.failures}
+            for kept in (self.gate, self.runs)
+        )
+        return True
 
 
 def check_work(results):
@@ -363,22 +342,27 @@ def parse():
     parser.add_argument("--against", type=Path, help="another script")
     parser.add_argument("--ours", type=Path, default=ROOT / "train_gpt.py", help="ours")
     parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE", help="an arm each")
+    parser.add_argument(
+        "--arm", nargs="+", action="append", default=[], metavar="WORD", help="PATH NAME=VALUE ..."
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="processes of a run, a GPU each (1)")
     parser.add_argument("--validation", action="store_true", help="time validation passes")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of an arm (3)")
     parser.add_argument("--steps", type=int, help="timed steps of a run (60; --quick: 4)")
     parser.add_argument("--passes", type=int, default=3, help="timed validations of a run (3)")
     parser.add_argument("--gate-steps", type=int, help="of the untimed run (200; --quick: 24)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds, of a run (1800)")
-    parser.add_argument("--json", type=Path, help="a file for every run")
+    parser.add_argument("--json", type=Path, help="a file for every run; to go on from, if there")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds, of this call")
     parser.add_argument("--quick", action="store_true", help="to see that it works")
-    parser.add_argument("--drive", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.steps = options.steps or (4 if options.quick else 60)
     options.gate_steps = options.gate_steps or (24 if options.quick else 200)
     for name, least in {"repeats": 2, "steps": 1, "passes": 1, "gate_steps": 22}.items():
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')}: set at least {least}")
-    for path in filter(None, (options.ours, options.against)):
+    scripts = [options.ours, options.against, *(Path(words[0]) for words in options.arm)]
+    for path in filter(None, scripts):
         if not path.is_file():
             parser.error(f"{path}: no such file: name a train_gpt.py")
     return options
@@ -386,20 +370,18 @@ def parse():
 
 def main():
     options = parse()
-    if options.drive:
-        return drive(options.drive)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the run that is on ends, too
     with tempfile.TemporaryDirectory(prefix="steps-bench-") as folder:
         try:
             bench = Bench(options, Path(folder))
-            bench.conduct()
+            if not bench.conduct():
+                print("no time left: the same command goes on from here")
+                return 3
         except BenchError as error:
             print(f"steps.py: {error}", file=sys.stderr)
             return 1
         passed = report(bench)
-        if options.json:
-            found = {"gate": bench.gate, "runs": bench.runs}
-            options.json.write_text(json.dumps(found), encoding="utf-8")
-    return 0 if passed and not bench.failed else 1
+    return 0 if passed and not bench.failures else 1
 
 
 if __name__ == "__main__":

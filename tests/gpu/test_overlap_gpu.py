@@ -179,6 +179,17 @@ def test_every_log_says_how_long_the_device_waited(tmp_path: Path, corpus: Corpu
     assert 10 * step_bytes <= read <= 14 * step_bytes
 
 
+def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: Finished) -> None:
+    """With the same batches, from the same weights; what remains is the order of sums."""
+    run(tmp_path / "first", corpus, CHECKPOINT_EVERY=5, RUN_ID="r")
+    path = tmp_path / "first" / "checkpoints" / "r" / "step_00000005.pt"
+    done = run(tmp_path / "second", corpus, RESUME=path)
+    assert done.values("data_crc") == without_overlap.values("data_crc")[5:]
+    found, whole = (np.array(log.values("train_loss"), float) for log in (done, without_overlap))
+    np.testing.assert_allclose(found, whole[5:], atol=2e-2, rtol=0)
+    assert abs(whole[0] - whole[5]) > 0.1, "it would be seen if it began anew"
+
+
 def test_the_cap_is_kept_by_the_devices_clock(tmp_path: Path, corpus: Corpus) -> None:
     """Also where validations come between."""
     settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 4, "VAL_TOKENS": 2000}
