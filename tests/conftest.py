@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import train_gpt  # noqa: E402  (the repository's root is not a package)
 
+pytest_plugins = ["promises"]
 SETTINGS = {f.name.upper() for f in dataclasses.fields(train_gpt.Config)}
 SMALL_MODEL = {
     "NUM_LAYERS": 2,

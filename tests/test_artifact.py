@@ -272,6 +272,7 @@ def test_the_small_file_is_fine_before_it_is_damaged() -> None:
 
 
 @pytest.mark.parametrize("wrap", ["torch_file", "plain_pickle", "within_a_part"])
+@pytest.mark.row("an artifact that runs a command (..)", "nothing is executed")
 def test_a_file_that_would_run_a_command_runs_nothing(tmp_path: Path, wrap: str) -> None:
     command = Command(tmp_path / "ran")
     if wrap == "plain_pickle":
@@ -285,6 +286,7 @@ def test_a_file_that_would_run_a_command_runs_nothing(tmp_path: Path, wrap: str)
 
 @pytest.mark.parametrize("packed", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("name", ["data.pkl", "DATA.PKL"])  # torch finds it by either
+@pytest.mark.row("an artifact that asks for memory (..)", "refused without it")
 def test_a_pickle_that_asks_for_memory_gets_none(name: str, packed: int) -> None:
     pickled = pickle.dumps({"quantized": {"a": Memory()}}, protocol=2)
     refusal(zipped_anew(saved(small_file()), packed, name, pickled))
@@ -296,6 +298,7 @@ def test_a_folder_of_such_a_name_asks_for_none() -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.row("a small file that unpacks to 256 MB (..)", "refused without the memory")
 def test_a_file_that_unpacks_to_256_mb_is_refused(inner: bool) -> None:
     if inner:
         large = {"b": torch.ones(4), "more": torch.zeros(1 << 28, dtype=torch.int8)}
@@ -316,6 +319,7 @@ PRETENDED = {
 
 
 @pytest.mark.parametrize("part", PRETENDED)
+@pytest.mark.row("a tensor that pretends to be huge (..)", "refused without the memory")
 def test_a_tensor_that_pretends_to_be_huge_takes_no_memory(part: str) -> None:
     data = artifact_of(small_file(**{part: dict([PRETENDED[part]])}))
     assert len(data) < 10_000

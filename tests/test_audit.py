@@ -658,6 +658,7 @@ def test_names_ids_of_another_tokenizer(world, models):
     assert (first["document"], first["token"], first["id"]) == (2, 2, size)
 
 
+@pytest.mark.row("a wrong tokenizer of the same size", "audit.py never says proved")
 def test_another_tokenizer_of_the_same_size_is_never_proved(world, models, capsys):
     """Its ids have other text and other bytes; only the documents, or the record, can show it."""
     right, wrong = models["nmt_nfkc"], models["dummy_prefix"]

@@ -203,6 +203,7 @@ def test_a_byte_tokenizer_counts_one_byte_a_token_and_none_for_controls(
 
 @pytest.mark.parametrize("form", ["ours", "theirs"])
 @pytest.mark.parametrize("vocab_size", [260, 1024, 65536])
+@pytest.mark.row("a byte tokenizer with offset 300000000 (..)", "refused in a line, at once")
 def test_an_offset_that_no_token_could_have_is_refused_at_once(
     corpus: Corpus, tmp_path: Path, form: str, vocab_size: int
 ) -> None:
@@ -220,6 +221,9 @@ def test_an_offset_that_no_token_could_have_is_refused_at_once(
     assert spent < 1 and peak < 8 << 20
 
 
+@pytest.mark.row(
+    "a tokenizer that did not make the shards", "refused; the line names the right one"
+)
 def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     """One of the same size would give bytes, and a score, that mean nothing."""
     data = shutil.copytree(corpus.folder, tmp_path / "datasets" / "made")

@@ -118,6 +118,7 @@ def test_a_resumed_run_goes_on_in_its_log(tmp_path: Path, data: dict, reference:
     assert trained == [*range(1, 13), *range(7, 13)]
 
 
+@pytest.mark.row("1 rank, then 2, then 4, then 1 again", "the same rows in every step")
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, data: dict, reference: Live) -> None:
     """1 rank, then 2, then 4, then 1 again: the same rows in every step, losses to rounding."""
     settings = data | {"GRAD_ACCUM_STEPS": 0}
@@ -163,6 +164,7 @@ def test_the_newest_files_stay(tmp_path: Path, data: dict) -> None:
     assert written[-1]["path"] == "checkpoints/r/step_00000005.pt"
 
 
+@pytest.mark.row("a disk slower than training", "training does not wait; a warning")
 def test_training_does_not_wait_for_a_busy_disk(
     tmp_path: Path, data: dict, reference: Live
 ) -> None:
@@ -177,6 +179,7 @@ def test_training_does_not_wait_for_a_busy_disk(
     assert_same_result(run, reference, exact=True)
 
 
+@pytest.mark.row("a new run under an old RUN_ID", "the old one's checkpoints are moved aside")
 def test_a_new_run_leaves_the_old_checkpoints_alone(
     tmp_path: Path, data: dict, reference: Live
 ) -> None:
@@ -191,6 +194,9 @@ def test_a_new_run_leaves_the_old_checkpoints_alone(
 # What cannot be gone on from
 
 
+@pytest.mark.row(
+    "RESUME with other shapes or data", "refused by name; nothing is written to the old log"
+)
 def test_what_is_bound_is_refused_field_by_field(
     tmp_path: Path, data: dict, reference: Live
 ) -> None:
@@ -219,6 +225,9 @@ def test_data_that_has_moved_is_the_same(tmp_path: Path, data: dict, reference: 
 
 
 @pytest.mark.parametrize("damaged", [1, 2])
+@pytest.mark.row(
+    "the newest checkpoints are damaged: ..", "RESUME=auto takes the one before, with a line"
+)
 def test_auto_takes_the_newest_that_is_whole(
     tmp_path: Path, data: dict, reference: Live, damaged: int
 ) -> None:
@@ -253,6 +262,7 @@ POISON = {"runs a command": {"settings": {}, "step": Command()}, "has no setting
 
 
 @pytest.mark.parametrize("case", POISON)
+@pytest.mark.row("a checkpoint from others that ..", "refused; nothing is executed")
 def test_a_file_from_others_is_refused_and_nothing_executed(
     tmp_path: Path, data: dict, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -267,6 +277,7 @@ def test_a_file_from_others_is_refused_and_nothing_executed(
 
 
 @pytest.mark.parametrize("part", ["model", "adam", "muon", "step"])
+@pytest.mark.row("a checkpoint without ..", "refused before the old log is touched")
 def test_a_checkpoint_of_another_script_is_refused(
     tmp_path: Path, data: dict, reference: Live, part: str
 ) -> None:

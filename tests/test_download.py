@@ -302,6 +302,7 @@ def test_a_data_set_made_here_is_not_touched(place: Place) -> None:
     assert own.read_bytes() == CONTENT[TRAIN[1]] and place.hub.requests == []
 
 
+@pytest.mark.row("a repository that names paths elsewhere", "nothing is written there")
 def test_nothing_is_written_elsewhere(place: Place) -> None:
     """A manifest may name what it likes: data/producer.py, and the next tool would have run it."""
     named = manifest()
@@ -328,6 +329,9 @@ def test_nothing_is_written_elsewhere(place: Place) -> None:
         ("manifest.json", "sp1024"),
         ("tokenizers/a.model", "x/../../../x"),
     ],
+)
+@pytest.mark.row(
+    "a repository that names files of another kind (..)", "not fetched; nothing is replaced"
 )
 def test_only_shards_and_tokenizers_are_fetched(tool, model_path: str, data_set: str) -> None:
     stats = {"files_train": 1, "files_val": 1}

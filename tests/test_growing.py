@@ -149,6 +149,7 @@ def test_a_growing_set_trains_as_the_complete_one(
     assert float(waited) > 300, "waiting for a shard is input wait"
 
 
+@pytest.mark.row("a producer that leaves early, whole run", "one line")
 def test_a_producer_that_leaves_early_ends_the_run_in_one_line(tmp_path: Path) -> None:
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
@@ -252,6 +253,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("case", FAILURES)
+@pytest.mark.row("a producer ends: ..", "an error behind the good batches")
 def test_the_end_of_a_producer_comes_after_the_good_batches(tmp_path: Path, case: str) -> None:
     fail, said = FAILURES[case]
     producer = Producer(tmp_path / "data")

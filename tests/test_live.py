@@ -355,6 +355,7 @@ def test_a_failure_stays_until_the_next_begins(
     assert word_of(tmp_path) is None
 
 
+@pytest.mark.row("a producer that leaves early", "says so; training takes it for an error")
 def test_who_leaves_before_the_promised_shards_says_so(tmp_path: Path) -> None:
     """Training must not take what is there for the complete set."""
     for made, left in ((2, "left after 2 of 3 shards"), (3, None)):
@@ -536,6 +537,7 @@ def test_a_signal_reaches_the_command_once_and_ends_both(place: Place, number: i
 
 
 @pytest.mark.parametrize("console", ["full", "gone", "closed"])
+@pytest.mark.row("a console that takes no text, --live (..)", "costs its text only")
 def test_a_console_that_takes_no_text_costs_nothing_else(
     place: Place, plain: Path, console: str
 ) -> None:
@@ -610,6 +612,7 @@ def test_a_signal_while_the_command_is_being_started_is_not_lost(
     assert command.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.row("kill -9 of a --live producer", "its command is told to stop")
 def test_a_producer_that_is_killed_takes_its_command_along(place: Place) -> None:
     """No more shards will come: training ends at once, and by a signal, so with a checkpoint."""
     process = place.start(place.live("--tokens-per-second", 20_000, then="until signal"))

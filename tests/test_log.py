@@ -75,6 +75,7 @@ def older_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["r", "lr.0.04"])
+@pytest.mark.row("a new run under an old RUN_ID (..)", "log and events are moved aside")
 def test_an_older_run_of_the_same_name_keeps_what_is_its_own(folder: Path, name: str) -> None:
     """Its text, its events, its checkpoints get another name; what RESUME=auto finds is new."""
     older_run(name)
@@ -107,6 +108,7 @@ def test_a_resumed_run_goes_on_in_its_files(folder: Path) -> None:
 # Full and closed.
 
 
+@pytest.mark.row("disk full under the log, for a while", "lines are lost, later ones are there")
 def test_a_full_disk_costs_lines_and_is_a_warning(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:

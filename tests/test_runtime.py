@@ -149,6 +149,10 @@ def perturbed_run(env: dict[str, str]) -> int:
 
 
 @pytest.mark.parametrize("other", ["MATRIX_LR", "train shards", "val shards"])
+@pytest.mark.row(
+    "ranks with other settings or data: ..",
+    "end at the start; the line names what differs, and ranks",
+)
 def test_ranks_that_differ_end_at_once_in_a_line(tmp_path: Path, other: str) -> None:
     """It names what differs, both values, and a rank of each."""
     data, folder = byte_data(tmp_path / "data"), tmp_path / "run"
@@ -178,6 +182,7 @@ def test_the_weights_of_all_ranks_are_equal_to_the_bit(tmp_path: Path) -> None:
     assert len({rank.said.splitlines()[-1] for rank in ranks}) == 1
 
 
+@pytest.mark.row("a rank fails", "leaves at once, waits for nobody")
 def test_a_rank_that_fails_leaves_at_once_and_the_others_follow(tmp_path: Path) -> None:
     """Without a launcher that would end them. It waits for none of them: they may wait for it."""
     settings = {**SMALL_MODEL, **byte_data(tmp_path / "data"), "VAL_LOSS_EVERY": 0}
@@ -277,6 +282,7 @@ def launch(folders: list[Path], env: dict[str, object]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.row("two machines that share no disk", "train as one")
 def test_two_agents_that_share_no_disk(corpus: Corpus, tmp_path: Path) -> None:
     """Each with one rank, in a folder with data of its own: the run of one with two ranks.
 

@@ -47,6 +47,7 @@ def test_whole_shards_are_taken_in_the_order_of_their_names(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.row("a damaged shard (..)", "refused by name")
 def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: str) -> None:
     content, words = DAMAGED[name]
     config = config_of(**byte_data(tmp_path), TRAIN_SEQ_LEN=32)
@@ -61,6 +62,7 @@ def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: 
 
 @pytest.mark.timeout(30)  # else it would be waited for
 @pytest.mark.parametrize("kind", ["pipe", "folder", "dead link"])
+@pytest.mark.row("a .. in the place of a shard, at the start", "refused at once")
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "fineweb_val_000000.bin"
     makers = {"pipe": os.mkfifo, "folder": os.mkdir}

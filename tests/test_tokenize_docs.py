@@ -657,6 +657,7 @@ def test_memory_does_not_grow_with_the_number_of_documents(tmp_path: Path) -> No
     assert large < small + 30e6
 
 
+@pytest.mark.row("one huge document", "bounded memory")
 def test_a_large_document_takes_few_bytes_of_memory_a_byte(tmp_path: Path, exported: Path) -> None:
     """So that one of 50 MB is done within a gigabyte; uncut, SentencePiece takes 45 a character."""
     size = 20_000_000
@@ -696,6 +697,7 @@ def trained(**settings: object) -> tokenize_docs.Tokenizer:
     ],
     ids=["plain", "as the published ones", "identity"],
 )
+@pytest.mark.row("a document cut for encoding (..)", "the ids of the whole")
 def test_a_long_document_has_the_ids_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, settings: dict
 ) -> None:
@@ -785,6 +787,7 @@ def test_passages_are_the_same_from_any_of_them_on(
 # === OTHER MACHINES ===============================================================================
 
 
+@pytest.mark.row("paths and consoles that are not UTF-8", "no traceback")
 def test_paths_and_consoles_that_are_not_utf8(tmp_path: Path, exported: Path) -> None:
     """A folder of a Latin-1 name, and a console that shows ASCII: tokenised and audited."""
     place = tmp_path / os.fsdecode(b"caf\xe9")
