@@ -208,6 +208,21 @@ def test_a_lever_gives_the_run_without_it(
     assert off > 1e-3 if bound is None else off <= bound, off
 
 
+@pytest.mark.parametrize("bank", [0, 1])
+def test_muons_first_update_is_the_gradient_made_orthogonal(
+    bank: int, data: dict[str, str]
+) -> None:
+    """Times the root of rows over columns of a tall matrix; each one by itself."""
+    trainer = trainer_of(data, MUON_ONE_BANK=bank)
+    for p in trainer.muon.update_of:
+        torch.nn.init.normal_(p, std=0.1)  # no gradient is 0 then
+    train(trainer, steps=1)
+    for p, update in trainer.muon.update_of.items():
+        wanted = record.newton_schulz(p.grad[None], 5, torch.float32)[0]
+        wanted *= max(1.0, p.size(0) / p.size(1)) ** 0.5
+        torch.testing.assert_close(update, wanted, rtol=1e-3, atol=1e-4)
+
+
 def test_resident_batches_are_not_read_again(data: dict[str, str], tmp_path: Path) -> None:
     own = byte_data(tmp_path)
     trainer = trainer_of(own, VAL_RESIDENT=1)
@@ -227,6 +242,21 @@ def test_shares_of_ranks_are_even() -> None:
     assert sorted(map(id, sum(shares, []))) == sorted(map(id, matrices))
     sizes = [sum(p.numel() for p in share) for share in shares]
     assert max(sizes) * 8 <= 1.02 * sum(sizes)
+
+
+def test_micro_steps_are_as_few_as_fit() -> None:
+    """At the defaults 88 GB in one: an H200 has that, an H100 the half, a card of 24 GB the 8th."""
+    config, gigabyte = config_of(), 1e9
+    for world_size, memory, steps in (1, 149, 1), (1, 85, 2), (1, 25, 8), (2, 85, 1), (8, 25, 1):
+        found = record.fewest_micro_steps(config, world_size, memory * gigabyte)
+        assert found == steps, (world_size, memory, found)
+
+
+def test_the_compiler_knows_its_options() -> None:
+    options = record.compile_options(config_of(MAX_AUTOTUNE=1, COORDINATE_DESCENT=1))
+    assert options == {"max_autotune": True, "coordinate_descent_tuning": True}
+    torch.compile(torch.sin, options=options)  # raises where a name is none of its own
+    assert record.compile_options(config_of()) is None
 
 
 # The levers, in runs of the script.

@@ -243,19 +243,16 @@ def find_faults(config, world_size, env):
     return faults + read_data(config)[1]
 
 
-def fewest_micro_steps(config, world_size):
-    """As few micro-steps as fit: a part of what every rank would have in 8 over all ranks.
+def fewest_micro_steps(config, world_size, memory):
+    """FEWEST_MICRO_STEPS: as few as leave a fifth of a device's `memory` (bytes) free.
 
-    A token's saved activations are 157 kB at the defaults (10.26 GB of 65,536 tokens): 17 numbers
-    a channel and block. With logits and their gradient in float32, no more than 80 % of the memory.
+    A token keeps 17 numbers a channel and block for the backward pass: so counted at the defaults,
+    10.3 GB for 65,536 tokens. Logits and their gradient in float32 come on top.
     """
-    most = max(1, SPANS_PER_STEP // world_size)
-    if config.device == "cpu" or not torch.cuda.is_available():
-        return 1
-    memory = 0.8 * torch.cuda.get_device_properties(0).total_memory
     token_bytes = 2 * 17 * config.num_layers * config.model_dim + 12 * config.vocab_size
     rank_bytes = token_bytes * config.train_batch_tokens / world_size
-    fitting = (n for n in (1, 2, 4, 8) if n < most and rank_bytes / n < memory)
+    most = max(1, SPANS_PER_STEP // world_size)
+    fitting = (n for n in (1, 2, 4) if n < most and rank_bytes / n < 0.8 * memory)
     return next(fitting, most)
 
 
@@ -1478,7 +1475,7 @@ def probe_attention(working, config, runtime, log):
     times = runtime.broadcast(dict(sorted(times.items(), key=lambda item: item[1])))
     log.line("attention: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()))
     backends = {name: backend for backend, name in working.items()}
-    return {backends[name]: name for name in times}
+    return {backends[name]: name for name in times if name in backends}
 
 
 def compile_options(config):
@@ -1589,9 +1586,9 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(list(averages.values()), [p.grad for p in held])
         if not mine:
             return
-        turn = len({p.shape for p in group["params"]}) > 1  # a bank of tall and wide ones
-        grads = stack([p.grad for p in mine], turn)  # (n, rows, cols)
-        nesterov = grads + group["momentum"] * stack([averages[p] for p in mine], turn)
+        mixed = len({p.shape for p in group["params"]}) > 1  # tall and wide ones in one bank
+        grads = stack([p.grad for p in mine], mixed)  # (n, rows, cols)
+        nesterov = grads + group["momentum"] * stack([averages[p] for p in mine], mixed)
         updates = self.newton_schulz(nesterov, self.iterations, self.dtype).unbind()
         updates = [u if u.shape == p.shape else u.mT for u, p in zip(updates, mine, strict=True)]
         scales = [max(1.0, p.size(0) / p.size(1)) ** 0.5 for p in mine]
@@ -1616,9 +1613,9 @@ def share_out(matrices, world_size):
     return shares
 
 
-def stack(matrices, turn):
-    """One tensor of them; turn: of tall ones their transpose."""
-    return torch.stack([m.mT if turn and m.size(0) > m.size(1) else m for m in matrices])
+def stack(matrices, mixed):
+    """One tensor of them; mixed: tall ones are transposed."""
+    return torch.stack([m.mT if mixed and m.size(0) > m.size(1) else m for m in matrices])
 
 
 def split_as(vector, params):
@@ -2632,7 +2629,9 @@ def main(arguments, env):
         return 0
     config, faults, warnings = read_config(env)
     if config.fewest_micro_steps and not config.grad_accum_steps:
-        steps = fewest_micro_steps(config, int(env.get("WORLD_SIZE", 1)))
+        cuda = config.device != "cpu" and torch.cuda.is_available()
+        memory = torch.cuda.get_device_properties(0).total_memory if cuda else math.inf
+        steps = fewest_micro_steps(config, int(env.get("WORLD_SIZE", 1)), memory)
         config = replace(config, grad_accum_steps=steps)
     faults += [f"{word}: unknown, see --help" for word in arguments if word != "--print-config"]
     if arguments and not faults:
