@@ -136,6 +136,7 @@ class Session:
         self.stages["quality ours"] = partial(train, script=TRAINER)
         if options.against:
             self.stages["quality other"] = partial(train, script=options.against)
+        self.stages["steptime"] = time_steptime  # last: with many arms it takes many calls
 
     @cached_property
     def facts(self):
@@ -259,11 +260,15 @@ def in_turns(session, *words):
 
 
 def time_steps(session):
-    """Ours, ours with each lever off, the record StepTime with each of its own on alone."""
-    words = ["--vary", *OFF]
-    for script in sorted(ROOT.glob("records/*/*_StepTime/train_gpt.py")):
-        for lever in [[], *([word] for word in new_levers(script))]:
-            words += ["--arm", script, *lever]
+    """Ours, and ours with each lever off."""
+    in_turns(session, "--vary", *OFF)
+
+
+def time_steptime(session):
+    """Ours, and the record StepTime as it is and with each of its own levers on alone."""
+    [script], words = ROOT.glob("records/*/*_StepTime/train_gpt.py"), []
+    for lever in [[], *([word] for word in new_levers(script))]:
+        words += ["--arm", script, *lever]
     in_turns(session, *words)
 
 
@@ -348,7 +353,7 @@ def spread(values, digits=2):
     return f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def steps_table(data, wanted=lambda arm: True):
+def steps_table(data):
     runs, reference = data["runs"], data["reference"]
     verdicts = {words.partition(":")[0]: ok for ok, words in steps.gate(data["gate"], reference)}
     base = statistics.median(run["ms"] for run in runs[reference])
@@ -359,17 +364,10 @@ def steps_table(data, wanted=lambda arm: True):
         gate = {None: "reference", True: "same", False: "DIFFERENT"}[verdicts.get(arm)]
         figures = f"{middle / base:.3f}", f"{1e3 * int(data['tokens']) / middle:,.0f}"
         memory = max(run["peak_mib"] for run in found)
-        if wanted(arm):
-            rows.append([arm, spread(times), *figures, f"{memory:,}", gate, len(times)])
-    rows += [
-        [arm, f"failed: {why}", *[""] * 5] for arm, why in data["failures"].items() if wanted(arm)
-    ]
+        rows.append([arm, spread(times), *figures, f"{memory:,}", gate, len(times)])
+    rows += [[arm, f"failed: {why}", *[""] * 5] for arm, why in data["failures"].items()]
     head = ["arm", "ms", f"ratio to {reference}", "tokens/s", "peak MiB", "losses", "repeats"]
     return markdown(head, rows)
-
-
-def of_steptime(arm):
-    return arm in ("ours", "other") or arm.startswith("StepTime")
 
 
 def overlap_table(data):
@@ -404,8 +402,8 @@ def quality_table(data):
 
 TABLES = {  # marker -> (stages, the table of one's data)
     "tests": ([f"tests {name}" for name in test_files()], tests_table),
-    "steps": (["steps"], partial(steps_table, wanted=lambda arm: not arm.startswith("StepTime"))),
-    "steptime": (["steps"], partial(steps_table, wanted=of_steptime)),
+    "steps": (["steps"], steps_table),
+    "steptime": (["steptime"], steps_table),
     "overlap": (["overlap", "slow disk"], overlap_table),
     "validation": (["validation"], steps_table),
     "loader": (["loader"], loader_table),
