@@ -21,6 +21,7 @@ what trains how  make_optimizers: a group of Muon's has matrices of one shape
 import copy
 import difflib
 import functools
+import hashlib
 import inspect
 import io
 import json
@@ -28,6 +29,7 @@ import math
 import os
 import queue
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -294,7 +296,7 @@ class RunError(Exception):
 
 
 class HaltError(Exception):
-    """All ranks end after the same step: (a signal's number, or what is wrong)."""
+    """All ranks end after the same step: (a signal's number, or what is wrong; on which rank)."""
 
 
 def first_line(error):
@@ -359,11 +361,11 @@ class Runtime:
         """Begins one; its wait() holds up the compute stream, without CUDA the host. Or None."""
         return collective(*tensors, async_op=True) if dist.is_initialized() else None
 
-    def broadcast(self, value):
-        """Rank 0's value, on every rank. Synchronisation point: at a run's ends, for a log line."""
+    def broadcast(self, value, rank=0):
+        """A rank's value, on all of them. Synchronisation point: at a run's ends, for a log line"""
         box = [value]
         if dist.is_initialized():
-            dist.broadcast_object_list(box, device=self.device)
+            dist.broadcast_object_list(box, rank, device=self.device)
         return box[0]
 
     def require_equal(self, facts):
@@ -460,7 +462,7 @@ def read_json(path):
 #    row 0: tokens 0-4   row 1: tokens 4-8   |   row 2: tokens 9-13   row 3: tokens 13-17   | ...
 SPANS_PER_STEP = 8
 HEADER_BYTES = 1024  # of a shard: 256 int32: magic number, version, number of tokens; then uint16
-GET_DATA = "run `python3 data/quickstart.py`, or data/cached_challenge_fineweb.py"
+GET_DATA = "run `python3 data/quickstart.py --prepare-only`, or data/cached_challenge_fineweb.py"
 
 
 class Shards:
@@ -1687,13 +1689,14 @@ class Row(NamedTuple):
     steps: float  # how many its device is known to have done
     elapsed_ms: float  # the training time when it had
     wait_ms: float  # for input, so far
-    signum: float  # of a signal that it heard, or 0
+    signum: float  # of a signal that it heard, or NO_INPUT, or 0
     crc_low: float  # data_crc of the rows that it trained on: its lower 16 bits
     crc_high: float  # and its upper ones
     loss: float = 0.0  # its share of the mean loss, filled in on the device
     fault: float = 0.0  # 1: loss or gradient are not finite; filled in on the device
 
 
+NO_INPUT = 1000  # no signal has that number
 SIGNUM, LOSS, FAULT = (Row._fields.index(name) for name in ("signum", "loss", "fault"))
 
 
@@ -1814,7 +1817,7 @@ class Exchange:
             for rank, row in enumerate(rows):
                 if row.fault or row.signum:
                     fault = f"rank {rank}: step {step + 1}: loss or gradient not finite"
-                    raise HaltError(int(row.signum) or fault)
+                    raise HaltError(int(row.signum) or fault, rank)
             self.rows, self.taken = rows, step + 1
             # Where the device is the faster one, later steps are done as well by now.
             later = sum(event.query() for _, _, event in self.unread if event)
@@ -1857,6 +1860,12 @@ class ByteTable(NamedTuple):
         size = len(table.base)
         if size != config.vocab_size:
             raise RunError(f"VOCAB_SIZE={config.vocab_size}: {path} has {size} tokens: set {size}")
+        recorded = Path(config.data_path, "tokenizer.sha256")  # as sha256sum writes it, by data/
+        if recorded.is_file():
+            wanted, _, name = recorded.read_text(errors="replace").strip().partition("  ")
+            if hashlib.sha256(Path(path).read_bytes()).hexdigest() != wanted:
+                other = os.path.normpath(recorded.parent / name)
+                raise RunError(f"TOKENIZER_PATH={path}: it did not make these shards: set {other}")
         return table
 
     @classmethod
@@ -1867,7 +1876,7 @@ class ByteTable(NamedTuple):
             offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
             boundary = np.arange(256 + min(offset, 2**16)) < offset  # ids below are controls
             return cls(1 - boundary, np.zeros_like(boundary), boundary)
-        model = sentencepiece.SentencePieceProcessor(model_file=path)
+        model = sentencepiece.SentencePieceProcessor(model_proto=Path(path).read_bytes())
         ids = list(range(len(model)))
         pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]
         boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
@@ -2175,6 +2184,7 @@ class Trainer:
         # The model draws no random numbers while it trains; one of yours may.
         self.generators = [torch.default_generator, *torch.cuda.default_generators]
         self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state to export
+        self.problem = ""  # of this rank's input
         self.begin(step=0, data_crc=0)
         self.loss = self.model  # x, y -> mean nats
         if config.torch_compile == "1" or config.torch_compile == "auto" and runtime.cuda:
@@ -2215,17 +2225,21 @@ class Trainer:
         exchange, phase, loss_sum = self.exchange, self.phase, 0.0
         parts = self.runtime.micro_steps * self.runtime.world_size
         exchange.vector.zero_()
-        for batch in islice(batches, self.runtime.micro_steps):  # fewer after a signal
-            with phase("forward"):
-                loss = self.loss(batch.x, batch.y) / parts
-            with phase("backward"):
-                self.backward(loss)
-            loss_sum += loss.detach()
-            self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
+        try:
+            for batch in islice(batches, self.runtime.micro_steps):  # fewer after a signal
+                with phase("forward"):
+                    loss = self.loss(batch.x, batch.y) / parts
+                with phase("backward"):
+                    self.backward(loss)
+                loss_sum += loss.detach()
+                self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
+        except RunError as error:  # of the reader: the others are told, and all keep what they have
+            self.problem = str(error)
         with phase("reduce"):
+            signum = NO_INPUT if self.problem else self.runtime.signum
             self.casts.spread()
             crc = self.crc & 0xFFFF, self.crc >> 16
-            row = Row(*exchange.done, batches.wait_ms, self.runtime.signum, *crc)
+            row = Row(*exchange.done, batches.wait_ms, signum, *crc)
             exchange.all_reduce(self.step, row, loss_sum)
         with phase("grad_clip"):
             if self.config.grad_clip_norm > 0:
@@ -2359,6 +2373,8 @@ class Trainer:
         step_tokens = self.config.train_batch_tokens + SPANS_PER_STEP
         epochs = self.step * step_tokens / self.shards.ends[-1]
         peaks = [torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20]
+        if not self.runtime.cuda:
+            peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10] * 2  # on Linux
         self.log.line(
             f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{self.val_ms:.0f}ms\n"
             f"input_wait total:{waits.sum():.3f}ms share:{percent:.3f}% "
@@ -2418,7 +2434,7 @@ class Trainer:
     def write(self, path, data):
         return write_atomic(path, data, self.config.data_stall_seconds)
 
-    def halt(self, reason):
+    def halt(self, reason, rank=0):
         """All ranks have left the same step: (exit code, status, problem); the state is saved."""
         if self.writer.is_alive():
             self.writer.join()
@@ -2429,6 +2445,8 @@ class Trainer:
         again = f": RUN_ID={self.config.run_id} RESUME=auto goes on" if saved else ""
         if isinstance(reason, str):
             return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
+        if reason == NO_INPUT:
+            return 1, "failed", self.runtime.broadcast(self.problem, rank) + again
         return 128 + reason, "interrupted", f"interrupted after step {self.step}{again}"
 
     def export_and_score(self, code_bytes):
