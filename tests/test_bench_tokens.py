@@ -18,17 +18,17 @@ def bench(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProce
         text=True,
         capture_output=True,
         timeout=880,
-        env=clean_environment(TMPDIR=folder),
+        env=clean_environment(TMPDIR=folder, TORCHINDUCTOR_CACHE_DIR=folder.parent / "inductor"),
     )
 
 
 def test_training_while_shards_are_made(tmp_path: Path) -> None:
-    said = bench(tmp_path, "live.py", "--steps", "8", "--repeats", "1")
+    said = bench(tmp_path, "live.py", "--steps", "12", "--repeats", "1")
     assert said.returncode == 0, said.stderr
     assert "making first, then training: " in said.stdout and list(tmp_path.iterdir()) == []
 
 
 def test_the_arms_of_tokenizing_yield_the_same_tokens(tmp_path: Path) -> None:
-    said = bench(tmp_path, "tokenizing.py", "--megabytes", "0.2", "--repeats", "1")
+    said = bench(tmp_path, "tokenizing.py", "--megabytes", "0.4", "--repeats", "1")
     assert "target: at least 80 % in each arm: " in said.stdout, said.stderr  # reached or missed
     assert said.returncode in (0, 1) and list(tmp_path.iterdir()) == []

@@ -88,8 +88,11 @@ class Bench:
     def __init__(self, config):
         runtime = train_gpt.Runtime(config, {})
         runtime.start({})
-        self.config, self.runtime = config, runtime
-        self.run = train_gpt.Trainer(config, runtime, train_gpt.RunLog("bench", enabled=False))
+        self.config, self.runtime, self.attention = config, runtime, contextlib.ExitStack()
+        log = train_gpt.RunLog("bench", enabled=False)
+        backends = list(train_gpt.attention_backends(config, runtime, log))  # as a run has them
+        self.attention.enter_context(train_gpt.sdpa_kernel(backends, set_priority=True))
+        self.run = train_gpt.Trainer(config, runtime, log)
         self.start = self.run.snapshot()
 
     def choose(self, arm):
