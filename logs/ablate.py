@@ -16,16 +16,12 @@ the others and adds new seeds and values. A run that fails is shown with its las
 rest goes on; wrong settings (exit code 2) end everything, as does Ctrl-C, which keeps what is
 finished.
 
-Before a long one: python3 logs/preflight.py -- COMMAND
-
 Exit code: 0 done, 1 a run failed or is no part of an ablation, 2 wrong usage or settings,
 130 interrupted.
 """
 
 import argparse
 import difflib
-import fcntl
-import functools
 import hashlib
 import itertools
 import json
@@ -33,10 +29,8 @@ import math
 import os
 import re
 import shlex
-import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,7 +39,7 @@ from typing import Any
 import compare
 import launch
 import stats
-from launch import OURS, ToolError, Trainer, clock
+from launch import OURS, ToolError, Trainer
 from read_log import Logs, Run, read_logs
 
 try:
@@ -55,6 +49,9 @@ except ImportError:
 
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
+# They change when a batch is read, never which.
+OVERLAP = {"TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_COPY_STREAM"}
+OVERLAP |= {"TRAIN_PREFETCH_QUEUE"}
 
 # --- the plan ---
 
@@ -153,6 +150,7 @@ class Ablation:
     seeds: list[int]
     control: bool
     mode: tuple[str, str] | None  # ("steps" or "seconds", how many)
+    configuration: dict[str, dict[str, Any]] | None = None  # as the trainer resolves it
     arms: list[Arm] = field(init=False)
     runs: list[Planned] = field(init=False)
 
@@ -172,20 +170,15 @@ class Ablation:
         steps = {"ITERATIONS": length, "MAX_WALLCLOCK_SECONDS": "0"}
         return {"steps": steps, "seconds": {"MAX_WALLCLOCK_SECONDS": length}}.get(kind, {})
 
-    def base(self, configuration: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+    def base(self) -> dict[str, Any]:
         """What all runs of a folder have in common; a change of it makes another ablation."""
         trainer, owned = self.trainer, {*self.vary, *self.fixed, *OURS}
-        settings = trainer.settings(configuration).items()
-        script = trainer.script and hashlib.sha256(trainer.script.read_bytes()).hexdigest()[:16]
+        settings = trainer.settings(self.configuration).items()
         return {
             "command": trainer.words,
-            "folder": str(trainer.folder),
-            "script_sha256": script,
+            "script": hashlib.sha256(trainer.source().encode()).hexdigest()[:16],
             "mode": " ".join(self.mode) if self.mode else "as set",
-            "settings": {name: value for name, value in settings if name not in owned},
-            "machine": launch.machine(),
-            "versions": launch.versions(trainer),
-        }
+        } | {name: value for name, value in settings if name not in owned}
 
     def words(self) -> str:
         length = f"{self.mode[1]} {self.mode[0]} each" if self.mode else "as long as set"
@@ -198,208 +191,72 @@ class Ablation:
 
 
 class Folder:
-    """Where an ablation lives: manifest.json, runs/<RUN_ID>/ to work in, logs/ with copies of all
-    logs, the report."""
+    """Where an ablation lives: manifest.json, the report, runs/<RUN_ID>/ with the logs of each."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.logs, self.manifest_path = path, path / "logs", path / "manifest.json"
-        self.manifest: dict[str, Any] = {}
+        self.path, self.manifest_path = path, path / "manifest.json"
 
     def open(self, base: Mapping[str, Any]) -> None:
-        """Takes the folder for this ablation, if it is empty or this ablation's and free."""
-        other = "name another --out"
+        """Takes the folder for this ablation, if it is new or this ablation's."""
+        other, made = "name another --out", dict(base)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            strange = [path.name for path in self.path.iterdir() if path.name != ".lock"]
-            self.lock = (self.path / ".lock").open("w", encoding="utf-8")
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            words = "another ablate.py, or a run that it started, is at work in it: wait for it, or"
-            raise ToolError(f"{self.path}: {words} {other}") from error
+            if self.manifest_path.exists():
+                made = dict(json.loads(self.manifest_path.read_text(encoding="utf-8"))["base"])
         except OSError as error:
             raise ToolError(f"{self.path}: cannot be used: {error.strerror}: {other}") from error
-        if strange and not self.manifest_path.exists():
-            words = "holds files, but no manifest.json of an ablation"
+        except (ValueError, KeyError, TypeError) as error:
+            words = "cannot be read: name another --out, or remove the folder"
+            raise ToolError(f"{self.manifest_path}: {words}") from error
+        pairs = ((name, made.get(name), base.get(name)) for name in {**made, **base})
+        if changed := [f"{name} was {one}, is {two}" for name, one, two in pairs if one != two]:
+            words = f"holds runs made otherwise ({'; '.join(changed)})"
             raise ToolError(f"{self.path}: {words}: {other}")
-        if self.manifest_path.exists():
-            self.manifest = self._read()
-            if changed := _changed(self.manifest["base"], base):
-                words = f"holds runs made otherwise ({'; '.join(changed)})"
-                raise ToolError(f"{self.path}: {words}: {other}")
-        self.manifest = {
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "runs": {},
-        } | self.manifest
-        self.manifest["base"] = dict(base)
-        self.logs.mkdir(exist_ok=True)
+        self.save(base=made)
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.manifest_path.read_text(encoding="utf-8"))
-            if isinstance(found["base"], dict) and isinstance(found["runs"], dict):
-                return found
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        words = "cannot be read: name another --out, or remove the folder"
-        raise ToolError(f"{self.manifest_path}: {words}")
-
-    def save(self, **news: Any) -> None:
-        self.manifest.update(news)
-        write_atomic(self.manifest_path, json.dumps(self.manifest, indent=1))
-
-    def record(self, run: Planned, **news: Any) -> None:
-        self.manifest["runs"].setdefault(run.run_id, {}).update(news)
-        self.save()
+    def save(self, **manifest: Any) -> None:
+        self.manifest_path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
     def work(self, run: Planned) -> Path:
         return self.path / "runs" / run.run_id
 
-    def collect(self, run: Planned) -> None:
-        """Copies a run's logs into logs/; of a trainer that writes none, what it printed."""
-        for suffix in (".txt", ".jsonl"):
-            source = self.work(run) / "logs" / f"{run.run_id}{suffix}"
-            target = self.logs / f"{run.run_id}{suffix}"
-            target.unlink(missing_ok=True)
-            if suffix == ".txt" and not source.exists():
-                source = self.work(run) / "output.txt"
-            if source.exists():
-                shutil.copyfile(source, target)
-
     def result(self, run: Planned) -> Run | None:
-        """What the run's logs say, if it was this run and it is finished."""
-        found = read_logs([self.logs / f"{run.run_id}.txt"]).runs
-        entry = self.manifest["runs"].get(run.run_id, {})
-        made = entry.get("settings"), entry.get("seed"), entry.get("exit_code") or 0
-        if not found or made != (dict(run.arm.settings), run.seed, 0):
+        """What the run's log says, or what it printed, if it is finished."""
+        own = self.work(run) / "logs" / f"{run.run_id}.txt"
+        found = read_logs([own if own.exists() else self.work(run) / "output.txt"]).runs
+        if not found or found[-1].status != "finished" or found[-1].seed not in (None, run.seed):
             return None
         read = found[-1]
-        ended = read.status == "finished" or entry.get("exit_code") == 0 and not read.config
-        logged = ((read.config.get(name.lower()), value) for name, value in run.arm.settings)
-        if not ended or read.seed not in (None, run.seed) or any(_other(*pair) for pair in logged):
-            return None
         read.seed = run.seed
         read.config = {name.lower(): value for name, value in run.arm.settings} | read.config
         return read
 
 
-def _other(logged: Any, value: str) -> bool:
-    """Does a log contradict a value that was set? Of texts, only whether there is one counts."""
-    if logged is None or isinstance(logged, str):
-        return False
-    try:
-        return float(logged) != float(value)
-    except (TypeError, ValueError):
-        return False
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two bases, each in a few words."""
-    result = []
-    for name in dict.fromkeys((*old, *new)):
-        before, after = old.get(name), new.get(name)
-        if isinstance(before, dict) and isinstance(after, dict):
-            keys = dict.fromkeys((*before, *after))
-            pairs = [(key, before.get(key, "not set"), after.get(key, "not set")) for key in keys]
-        else:
-            pairs = [(name, str(before)[:60], str(after)[:60])]
-        result += [f"{key} was {one}, is {two}" for key, one, two in pairs if one != two]
-    return result
-
-
-def write_atomic(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 # --- running ---
-
-
-class Progress:
-    """A bar on a terminal, in runs and shares of them; elsewhere a line a run."""
-
-    def __init__(self, total: int) -> None:
-        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left {postfix}"
-        self.done = 0
-        self.bar = tqdm(total=total, bar_format=form, disable=None, leave=False)
-
-    def begin(self, words: str) -> None:
-        self.started = time.monotonic()
-        self.words = f"[{self.done + 1}/{self.bar.total}] {words}"
-        self.bar.set_description_str(self.words)
-        if self.bar.disable:
-            print(f"{self.words}: started", flush=True)
-
-    def tick(self, output: Path) -> None:
-        step, share = reached(launch.last_lines(output, 40))
-        self.bar.n = self.done + min(share, 0.99)
-        self.bar.set_postfix_str(step)
-
-    def over(self, words: str) -> None:
-        self.done += 1
-        self.bar.n = self.done
-        after = clock(time.monotonic() - self.started)
-        self.bar.write(f"{self.words}: {words} after {after}")
-        sys.stdout.flush()
-
-
-def reached(lines: Sequence[str]) -> tuple[str, float]:
-    """(step:n/N, share of the run) of the last line that tells a step."""
-    for line in reversed(lines):
-        if found := re.search(r"(?<!_)step:(\d+)/(\d+)", line):
-            share = int(found[1]) / max(1, int(found[2]))
-            return found[0], share
-    return "", 0.0
 
 
 def run_all(ablation: Ablation, folder: Folder) -> list[str]:
     """Runs what is not finished; returns the failures. Wrong settings end it (ToolError)."""
-    entries, failures = folder.manifest["runs"], []
-    for run in ablation.runs:
-        if entries.get(run.run_id, {}).get("status") == "running":
-            folder.collect(run)  # it may have outlived a process that was killed
+    failures = []
     todo = [run for run in ablation.runs if folder.result(run) is None]
     if kept := len(ablation.runs) - len(todo):
         print(f"{kept} of {len(ablation.runs)} runs are finished and kept", flush=True)
-    progress = Progress(len(todo))
-    with progress.bar:
-        for run in todo:
-            code, finished = run_one(ablation, folder, run, progress)
-            if not finished:
-                print(launch.indented(launch.last_lines(folder.work(run) / "output.txt")))
-                unfinished = ", but its log has no end" * (code == 0)
-                failures.append(f"{run.words}: exit code {code}{unfinished}")
+    with tqdm(todo, unit="run", disable=None, leave=False) as bar:
+        for number, run in enumerate(bar, 1):
+            bar.write(f"[{number}/{len(todo)}] {run.words}: started")
+            sys.stdout.flush()
+            work = launch.fresh_folder(folder.work(run), ablation.trainer)
+            code = launch.run_child(ablation.trainer, work, ablation.settings(run))
+            if code == 0 and folder.result(run) is not None:
+                continue
+            bar.write(f"[{number}/{len(todo)}] {run.words}: FAILED (exit code {code})")
+            bar.write(launch.indented(launch.last_lines(work / "output.txt")))
+            unfinished = ", but its log has no end" * (code == 0)
+            failures.append(f"{run.words}: exit code {code}{unfinished}")
             if code == 2:
                 words = "the trainer refuses its settings (above): nothing more was run"
                 raise ToolError(f"{run.words}: {words}")
     return failures
-
-
-def run_one(
-    ablation: Ablation, folder: Folder, run: Planned, progress: Progress
-) -> tuple[int, bool]:
-    """A run from its start to its record in the manifest: (exit code, is it finished)."""
-    started = time.time()
-    made = {"settings": dict(run.arm.settings), "seed": run.seed, "control": run.control}
-    state = {"status": "running", "started": started, "load": os.getloadavg()[0], "exit_code": None}
-    folder.record(run, **made, **state)
-    progress.begin(run.words)
-    work = launch.fresh_folder(folder.work(run), ablation.trainer)
-    settings, held = ablation.settings(run), (folder.lock.fileno(),)
-    try:
-        code = launch.run_child(ablation.trainer, work, settings, watch=progress.tick, held=held)
-    except KeyboardInterrupt:
-        folder.record(run, status="interrupted")
-        raise
-    folder.collect(run)
-    folder.record(run, exit_code=code, wall_s=round(time.time() - started, 3))
-    finished = code == 0 and folder.result(run) is not None
-    folder.record(run, status="finished" if finished else "failed")
-    progress.over("finished" if finished else f"FAILED (exit code {code})")
-    return code, finished
 
 
 # --- what came out ---
@@ -447,7 +304,7 @@ class Results:
     ablation: Ablation
     runs: dict[Planned, Run]
 
-    @functools.cached_property
+    @property
     def metrics(self) -> list[tuple[str, str, Callable[[Run], float | None]]]:
         """(name, unit, value of a run) of all that is compared."""
         found = list(self.runs.values())
@@ -504,41 +361,26 @@ class Results:
 
     def refusals(self) -> dict[str, list[str]]:
         """Of each arm, why its runs and the first arm's are no ablation of what was varied."""
-        result, first = {}, self.ablation.arms[0]
+        result, first = {}, self._group(self.ablation.arms[0])
         for arm in self.ablation.arms[1:]:
-            pairs = zip(first.settings, arm.settings, strict=True)
-            varied = [name for (name, old), (_, new) in pairs if old != new]
-            groups = [
-                [read for run, read in self.runs.items() if run.arm == one and not run.control]
-                for one in (first, arm)
-            ]
-            options = argparse.Namespace(metric="bpb", margin=0.0, alpha=0.05, varied=varied)
-            found = compare.compare_groups(*groups, options).refusals if all(groups) else []
-            # One seed is no sample, which the table says.
-            result[arm.label] = [why for why in found if "a test needs two" not in why]
-        return {label: why for label, why in result.items() if why}
+            second, why = self._group(arm), []
+            for runs in (first, second):
+                mixed = [d.name for d in compare.differences(runs)[0] if not d.harmless]
+                why += [f"its runs or the first arm's differ in {', '.join(mixed)}"] * bool(mixed)
+            varied = {name for name, value in arm.settings if value != self._first(name)}
+            data = compare.same_data([*first, *second])
+            if varied <= OVERLAP and data and len(data[1]) > 1:
+                crcs = " and ".join(data[1])
+                why.append(f"it trained on other data (data_crc {crcs} at step {data[0]})")
+            if why:
+                result[arm.label] = why
+        return result
 
+    def _group(self, arm: Arm) -> list[Run]:
+        return [read for run, read in self.runs.items() if run.arm == arm and not run.control]
 
-def arm_lines(results: Results) -> list[str]:
-    arms, rows = results.ablation.arms, []
-    for arm, control in [*((arm, False) for arm in arms), (arms[0], True)]:
-        columns = [results.values(arm, value, control) for _, _, value in results.metrics]
-        count = sum(run.arm == arm and run.control == control for run in results.runs)
-        if count or not control:
-            figures = itertools.chain(*(_mean_std(list(column.values())) for column in columns))
-            rows.append([arm.label + " (again)" * control, str(count), *figures])
-    head = ["arm", "runs"]
-    for name, unit, _ in results.metrics:
-        head += [f"{name}, {unit}" if unit != name else name, "std"]
-    return ["Arms (mean and standard deviation over seeds)", *compare.table(head, rows, 1)]
-
-
-def _mean_std(values: Sequence[float]) -> tuple[str, str]:
-    if not values:
-        return "-", "-"
-    group = stats.summary(values)
-    mean = f"{group.mean:.5g}" if abs(group.mean) >= 100 else f"{group.mean:.4f}"
-    return mean, f"{group.std:.2g}" if group.n > 1 else "-"
+    def _first(self, name: str) -> str:
+        return dict(self.ablation.arms[0].settings)[name]
 
 
 def difference_lines(found: Sequence[Difference]) -> list[str]:
@@ -562,18 +404,6 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
         chance = "where nothing differs, one in 20 leaves out zero by chance"
         lines.append(f"({known} intervals: {chance})")
     return lines
-
-
-def machine_lines(results: Results) -> list[str]:
-    noise = [
-        f"{name} {alone:.4g} {unit}"
-        for name, unit, value in results.metrics
-        if (alone := results.noise(value))
-    ]
-    most = "two runs of the first arm with one seed differ by at most"
-    return (
-        [f"The machine itself: {most} {', '.join(noise)}; less is not measurable"] if noise else []
-    )
 
 
 def verdict(results: Results, found: Sequence[Difference]) -> str:
@@ -619,24 +449,19 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
     blocks = [
         [summary],
         difference_lines(found),
-        arm_lines(results),
-        machine_lines(results),
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
         compare.report(Logs(runs=list(runs.values())), None),
         [ablation.words()],
     ]
-    full = sum(read.stopped_early is None for read in runs.values())
-    if full and ablation.mode and ablation.mode[0] == "seconds":
-        words = f"ITERATIONS, not the time, ended {full} of {len(runs)} runs: raise it"
-        blocks.insert(1, [f"Note: {words}"])
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
-    write_atomic(folder.path / "report.txt", f"{text}\n")
-    folder.save(differences=[asdict(d) for d in found], verdict=summary)
+    (folder.path / "report.txt").write_text(f"{text}\n", encoding="utf-8")
+    manifest = {"base": ablation.base(), "verdict": summary}
+    folder.save(**manifest, differences=[asdict(d) for d in found])
     arms = [[read for run, read in runs.items() if run.arm == arm] for arm in ablation.arms]
     picture = folder.path / "picture.png"
     print(compare.draw(arms, picture, "steps", "") or f"picture: {picture}")
-    print(f"report: {folder.path / 'report.txt'}   logs: {folder.logs}")
+    print(f"report: {folder.path / 'report.txt'}   logs: {folder.path / 'runs'}")
     return int(bool(failures or results.refusals()))
 
 
@@ -675,9 +500,8 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
             print(f"{number:4}  {variables} {trainer.words}")
         print(f"nothing was run; the folder would be {folder.path}")
         return 0
-    folder.open(ablation.base(configuration))
-    order = [run.run_id for run in ablation.runs]
-    folder.save(vary=vary, seeds=seeds, control=options.control, order=order)
+    ablation.configuration = configuration
+    folder.open(ablation.base())
     try:
         failures = run_all(ablation, folder)
     except KeyboardInterrupt:
@@ -699,13 +523,14 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     words = "a setting and its values; may be repeated"
-    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=words)
+    add("--vary", action="append", required=True, metavar="NAME=v1,v2", help=words)
     words = "how many seeds, from SEED (1337) on, or which: 1337,42,7 (default: 3)"
     add("--seeds", default="3", help=words)
+    length = parser.add_mutually_exclusive_group().add_argument
     words = "fixed steps: ITERATIONS=N, MAX_WALLCLOCK_SECONDS=0"
-    add("--steps", metavar="N", help=words)
+    length("--steps", type=above_zero, metavar="N", help=words)
     words = "fixed time: MAX_WALLCLOCK_SECONDS=S (ITERATIONS as set)"
-    add("--seconds", metavar="S", help=words)
+    length("--seconds", type=above_zero, metavar="S", help=words)
     add("--out", type=Path, metavar="FOLDER", help="default: logs/ablate-<names>")
     words = "do not run the first arm twice in each repeat"
     add("--no-control", dest="control", action="store_false", help=words)
@@ -713,26 +538,16 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--dry-run", action="store_true", help=words)
     ours, command = launch.split_command(arguments)
     options = parser.parse_args(ours)
-    if fault := fault_of_options(options, command):
-        parser.exit(2, f"error: {fault}\n")
+    if not command:
+        parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
     return options, command
 
 
-def fault_of_options(options: argparse.Namespace, command: Sequence[str]) -> str:
-    if not options.vary:
-        return "say what varies, such as --vary TRAIN_PREFETCH=1,0"
-    if not command:
-        return "name the trainer's command after --, such as: -- python3 train_gpt.py"
-    if options.steps and options.seconds:
-        return "--steps and --seconds: name one of them"
-    for name, kind in (("steps", int), ("seconds", float)):
-        value = getattr(options, name)
-        try:
-            if value is not None and not 0 < kind(value) < 1e9:
-                raise ValueError
-        except ValueError:
-            return f"--{name} {value}: a number above 0, such as 200"
-    return ""
+def above_zero(text: str) -> str:
+    """A setting's value as it was written."""
+    if not re.fullmatch(r"\d{0,9}(\.\d+)?", text) or not float(text or 0):
+        raise argparse.ArgumentTypeError(f"a number above 0, not {text}")
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,34 +7,28 @@ Any log of the parameter-golf family is read.
     python3 logs/compare.py LOG... --plot runs.svg
     # is A's loss lower than B's by more than --margin?
     python3 logs/compare.py --a LOG... --b LOG...
-    # the same, as an ablation of one setting
-    python3 logs/compare.py --a LOG... --b LOG... --varied TRAIN_PREFETCH
 
 A and B are runs of one configuration each, with several seeds. Compared are the results that are
 submitted (the last of each run), by Welch's one-sided test, in nats a token; in bits a byte where
 tokenizers differ. It is refused, with the reasons, where a group mixes configurations, where runs
-are missing, unfinished or the same, where one was scored on a part of the split; as an ablation
-also where anything else than the varied settings differs, and, if they are overlap settings, where
-the runs did not train on the same data (data_crc).
+are missing, unfinished or the same, where one was scored on a part of the split.
 
 Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """
 
 import argparse
-import difflib
-import json
 import math
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import launch
 import stats
-from read_log import KINDS, Logs, Run, Score, read_logs
+from read_log import Logs, Run, read_logs
 
 CAP_BYTES = 16_000_000  # script and model, decimal
 MAX_ARMS = 14  # in one picture
@@ -52,29 +46,8 @@ PATHS = {
 # Shown where they differ, but no reason why results would: periods of lines, surroundings.
 HARMLESS = {
     "train_log_every", "val_loss_every", "val_progress_log_every", "training_timing_every",
-    "checkpoint_every", "checkpoint_keep", "trace_steps", "python", "driver", "driver_cuda", "nccl",
-    "cpus", "platform", "data_dir",
+    "checkpoint_every", "checkpoint_keep", "trace_steps", "python", "cpus", "platform", "data_dir",
 }  # fmt: skip
-OVERLAP = {
-    "train_prefetch", "train_prefetch_queue", "train_copy_stream", "val_prefetch",
-    "val_copy_stream", "gpu_prefetch", "training_timing_breakdown",
-}  # fmt: skip
-# What a log states beside a setting, and that cannot stay when the setting changes.
-MODEL = (
-    "num_layers",
-    "model_dim",
-    "num_heads",
-    "num_kv_heads",
-    "mlp_mult",
-    "vocab_size",
-    "tie_embeddings",
-)
-CONSEQUENCES = dict.fromkeys(MODEL, ("model_params",)) | {
-    "grad_accum_steps": ("effective_grad_accum_steps",),
-    "train_seq_len": ("val_split_tokens",),
-    "data_path": ("dataset", "train_shards", "val_split_tokens"),
-    "attention_backend": ("sdp.backends",),
-}
 
 
 @dataclass
@@ -92,19 +65,14 @@ class Difference:
 class Comparison:
     """A against B: refused for `refusals`, or tested."""
 
-    metric: str = "nats"
+    unit: str = "nats"  # or bits a byte
     margin: float = MARGIN
     alpha: float = 0.01
-    varied: list[str] = field(default_factory=list)
     a: stats.Group | None = None
     b: stats.Group | None = None
     test: stats.Test | None = None
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def unit(self) -> str:
-        return "nats" if self.metric == "nats" else "bits a byte"
 
     @property
     def significant(self) -> bool:
@@ -128,7 +96,6 @@ def conditions(run: Run) -> dict[str, Any]:
         "code": run.source_sha256 and run.source_sha256[:12],
         "code_bytes": run.sizes.code or run.source_bytes,
         "model_params": run.model_params,
-        "codec": run.sizes.codec,
         "world_size": run.world_size,
         "effective_grad_accum_steps": run.grad_accum_steps,
         "dataset": run.dataset,
@@ -140,26 +107,23 @@ def conditions(run: Run) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def differences(runs: Sequence[Run]) -> tuple[list[Difference], int, list[str]]:
-    """Conditions that differ, how many are equal in all runs, and the names of those that not
-    every log tells."""
+def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
+    """Conditions that differ, and how many are equal in all runs that tell them."""
     told = [conditions(run) for run in runs]
     hashed = all("code" in one for one in told)  # then the number of code bytes says nothing more
-    result, equal, partly = [], 0, []
+    result, equal = [], 0
     for name in dict.fromkeys(name for one in told for name in one):
         values: dict[Any, list[int]] = {}
         for index, one in enumerate(told):
             if name in one:
                 values.setdefault(one[name], []).append(index)
-        unknown = [index for index, one in enumerate(told) if name not in one]
         if len(values) > 1:
+            unknown = [index for index, one in enumerate(told) if name not in one]
             harmless = name in HARMLESS or hashed and name == "code_bytes"
             result.append(Difference(name, list(values.items()), unknown, harmless))
-        elif unknown:
-            partly.append(name)
         else:
             equal += 1
-    return sorted(result, key=lambda difference: difference.harmless), equal, partly
+    return sorted(result, key=lambda difference: difference.harmless), equal
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[int]]:
@@ -185,43 +149,9 @@ def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:
     return step, found
 
 
-def byte_words(run: Run) -> tuple[str, str] | None:
-    """(verdict, words) of the bytes that the run's scores imply; None: no score.
-
-    The result to be submitted is named, or the first one that is wrong.
-    """
-    last = run.final_validation
-    scores = [run.headline, *(run.score(kind) for kind in KINDS)]
-    if last:
-        scores.append(Score("val", f"step {last.step}", last.val_loss, last.val_bpb, None, 4, 4))
-    scores = [score for score in scores if score and _rate(score)]
-    if not scores:
-        return None
-    if not run.val_tokens:
-        rate = _rate(scores[0])
-        for name, (tokens, count) in stats.PUBLISHED.items():
-            if abs(rate * tokens / count - 1) < 1e-4:
-                words = f"the log does not tell the tokens; {tokens:,} would make it {name}"
-                return "unknown", words
-        words = f"the log does not tell the tokens: {rate:.4f} bytes a token fit no published split"
-        return "unknown", words
-    checks = [
-        stats.check_bytes(
-            score.val_loss,
-            score.val_bpb,
-            run.val_tokens,
-            loss_digits=score.loss_digits,
-            bpb_digits=score.digits,
-        )
-        for score in scores
-    ]
-    off = next((n for n, check in enumerate(checks) if check.verdict == "differs"), 0)
-    tag = f" ({scores[off].tag})" if checks[off].verdict != "agrees" else ""
-    return checks[off].verdict, checks[off].words + tag
-
-
-def _rate(score: Score | None) -> float | None:
-    """Bytes a token, from a loss and its bits per byte."""
+def bytes_a_token(run: Run) -> float | None:
+    """From a loss and its bits per byte."""
+    score = run.headline
     values = (score.val_loss, score.val_bpb) if score else (None, None)
     if not all(value is not None and 0 < value < math.inf for value in values):
         return None
@@ -231,10 +161,11 @@ def _rate(score: Score | None) -> float | None:
 # --- A against B ---
 
 
-def compare_groups(a: Sequence[Run], b: Sequence[Run], options: argparse.Namespace) -> Comparison:
+def compare_groups(
+    a: Sequence[Run], b: Sequence[Run], options: argparse.Namespace, unread: list[str]
+) -> Comparison:
     """Welch's test of A's results against B's, or the reasons why there is none."""
-    varied = [name.lower().replace("-", "_") for name in options.varied]
-    result = Comparison(alpha=options.alpha, varied=varied)
+    result = Comparison(alpha=options.alpha, refusals=unread)
     refuse = result.refusals.append
     for name, group in (("A", a), ("B", b)):
         _check_group(name, group, refuse, result.notes.append)
@@ -242,45 +173,45 @@ def compare_groups(a: Sequence[Run], b: Sequence[Run], options: argparse.Namespa
         refuse("A and B share a run (equal to the digit): each run belongs to one of them")
     if not (a and b):
         return result
-    _choose_metric(a, b, options, result)
-    _check_difference(a, b, result)
+    _choose_unit(a, b, options, result)
+    obstacles = _some([d.name for d in differences([*a, *b])[0] if not d.harmless])
+    words = "the logs show no difference in configuration between A and B"
+    if obstacles:
+        words = f"A and B differ in {obstacles}: which is better is tested, not why"
+    result.notes.append(words)
     if not result.refusals:
-        values = [[_value(run, result.metric) for run in group] for group in (a, b)]
+        values = [[_value(run, result.unit) for run in group] for group in (a, b)]
         result.a, result.b = map(stats.summary, values)
         result.test = stats.welch(*values, margin=result.margin)
     return result
 
 
-def _value(run: Run, metric: str) -> float | None:
+def _value(run: Run, unit: str) -> float | None:
     score = run.headline
-    value = score and (score.val_bpb if metric == "bpb" else score.val_loss)
+    value = score and (score.val_loss if unit == "nats" else score.val_bpb)
     return value if value is not None and math.isfinite(value) else None
 
 
 def other_tokenizers(runs: Sequence[Run]) -> list[float]:
     """Bytes a token, the lowest and the highest, where the runs cannot have one tokenizer."""
-    rates = [rate for run in runs if (rate := _rate(run.headline))]
+    rates = [rate for run in runs if (rate := bytes_a_token(run))]
     apart = rates and max(rates) / min(rates) > 1 + SAME_RATE
     return [min(rates), max(rates)] if apart else []
 
 
-def _choose_metric(
+def _choose_unit(
     a: Sequence[Run], b: Sequence[Run], options: argparse.Namespace, result: Comparison
 ) -> None:
     """Nats a token; bits a byte across tokenizers, or where a log has no loss."""
-    runs, rates = [*a, *b], other_tokenizers([*a, *b])
-    scored = [run for run in runs if _value(run, "bpb") is not None]
-    without_loss = [run for run in scored if _value(run, "nats") is None]
-    result.metric = options.metric or ("bpb" if rates or without_loss else "nats")
-    if rates and result.metric == "nats":
-        result.refusals.append(
-            f"tokenizers differ ({rates[0]:.3f} to {rates[1]:.3f} bytes a token), so nats a token "
-            "cannot be compared: use --metric bpb"
-        )
-    elif rates and not options.metric:
+    runs = [*a, *b]
+    scored = [run for run in runs if _value(run, "bits a byte") is not None]
+    if other_tokenizers(runs):
+        result.unit = "bits a byte"
         result.notes.append("tokenizers differ: compared in bits a byte, not in nats a token")
+    elif any(_value(run, "nats") is None for run in scored):
+        result.unit = "bits a byte"
     for run in runs:
-        if _value(run, result.metric) is None:
+        if _value(run, result.unit) is None:
             result.refusals.append(
                 f"{run.name} has no result to compare ({run.status}, step {run.last_step}): "
                 "leave it out, or let it end"
@@ -294,9 +225,9 @@ def _choose_metric(
         words = f"the results come from different evaluations ({', '.join(sorted(kinds))})"
         result.notes.append(f"{words}: their difference is the model's and the evaluation's")
     result.margin = MARGIN if options.margin is None else options.margin
-    if options.margin is None and result.metric == "bpb":
+    if options.margin is None and result.unit != "nats":
         # As many nats of B's tokens, whose bytes are known where B has losses.
-        rate = next((rate for run in b if (rate := _rate(run.headline))), 2.5)
+        rate = next((rate for run in b if (rate := bytes_a_token(run))), 2.5)
         result.margin = float(f"{MARGIN / math.log(2) / rate:.2g}")
 
 
@@ -329,65 +260,6 @@ def _trace(run: Run) -> tuple[Any, ...] | None:
     return (run.seed, run.last_step, run.train_time_ms, times, head and head.val_bpb)
 
 
-def _check_difference(a: Sequence[Run], b: Sequence[Run], result: Comparison) -> None:
-    """What A and B differ in; as an ablation, whether that is what was varied and nothing else."""
-    found, _, partly = differences([*a, *b])
-    obstacles = _some([d.name for d in found if not d.harmless and not _follows(d.name, result)])
-    if not result.varied:
-        words = "the logs show no difference in configuration between A and B"
-        if obstacles:
-            words = f"A and B differ in {obstacles}: which is better is tested, not why"
-        result.notes.append(words)
-        return
-    told = set().union(*(conditions(run) for run in (*a, *b)))
-    for name in result.varied:
-        words = {name}
-        if name in OVERLAP:
-            words |= {room + name.partition("_")[2] for room in ("train_io.", "val_io.")}
-        if not words & told:
-            close = difflib.get_close_matches(name, sorted(told), 1)
-            meant = f" (meant: {close[0]}?)" if close else ": name a condition of the first table"
-            result.refusals.append(f"not an ablation of {name}: no log names it{meant}")
-        elif not words & {d.name for d in found}:
-            result.refusals.append(f"not an ablation of {name}: it is the same in A and B")
-    if obstacles:
-        alone = f"not an ablation of {', '.join(result.varied)} alone"
-        result.refusals.append(f"{alone}: {obstacles} differ, too")
-    if unknown := [name for name in partly if name not in HARMLESS]:
-        words = f"{len(unknown)} conditions are not in every log, so not compared"
-        result.notes.append(f"{words}: {_some(unknown)}")
-    if set(result.varied) & OVERLAP:
-        _check_data([*a, *b], result)
-
-
-def _check_data(runs: Sequence[Run], result: Comparison) -> None:
-    """Overlap must not change what is trained on: the data of all runs must be the same."""
-    found, missing = same_data(runs), [run.name for run in runs if not run.crc_at()]
-    if missing:
-        words = f"no data_crc in {_some(missing)}: that the data was the same is not shown"
-        result.notes.append(words)
-        return
-    reason = "" if found else "no step with a data_crc is common to all logs"
-    if found and len(found[1]) > 1:
-        names = {crc: _some([runs[i].name for i in numbers]) for crc, numbers in found[1].items()}
-        words = "; ".join(f"{crc}: {name}" for crc, name in names.items())
-        reason = f"the runs trained on different data (data_crc at step {found[0]}: {words})"
-    if reason:
-        result.refusals.append(f"not an overlap comparison: {reason}")
-
-
-def _follows(name: str, result: Comparison) -> bool:
-    """Is a condition one of those varied, or the state that the log prints as its consequence?"""
-    for one in result.varied:
-        if name == one or name in CONSEQUENCES.get(one, ()):
-            return True
-        of_both = one in ("gpu_prefetch", "training_timing_breakdown")
-        same_room = of_both or name.partition("_")[0] == one.partition("_")[0]
-        if one in OVERLAP and name.startswith(("train_io.", "val_io.")) and same_room:
-            return True
-    return False
-
-
 def verdict(result: Comparison) -> str:
     """The outcome in one sentence."""
     if result.refusals:
@@ -407,7 +279,7 @@ def verdict(result: Comparison) -> str:
 def pair_words(runs: Sequence[Run]) -> str:
     """Two runs alone: what input explains of their difference, and what would decide it."""
     one, two = (run.step_times().mean for run in runs)
-    heads = [_value(run, "bpb") for run in runs]
+    heads = [_value(run, "bits a byte") for run in runs]
     words = []
     if None not in heads:
         lower = "lower" if heads[1] <= heads[0] else "higher"
@@ -427,10 +299,8 @@ def pair_words(runs: Sequence[Run]) -> str:
     ]
     command = "one seed each cannot tell more: run each with two other seeds, then --a and --b"
     if values:
-        vary = " ".join(
-            f"--vary {shlex.quote(f'{name.upper()}={chr(44).join(both)}')}"
-            for name, both in values[:2]
-        )
+        named = (f"{name.upper()}={','.join(both)}" for name, both in values[:2])
+        vary = " ".join(f"--vary {shlex.quote(words)}" for words in named)
         command = (
             f"this decides it: python3 logs/ablate.py {vary} --seeds 3 -- python3 train_gpt.py"
         )
@@ -483,7 +353,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> 
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
-    found, equal, partly = differences(runs)
+    found, equal = differences(runs)
     seeds: dict[int | None, list[int]] = {}
     for index, run in enumerate(runs):
         seeds.setdefault(run.seed, []).append(index)
@@ -497,8 +367,6 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
     lines += [f"  {name.ljust(width)}  {words}" for name, words in rows]
     if not found:
         lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
-    if partly and len(runs) > 1:
-        lines.append(f"  told by some logs only, so not compared: {_some(partly)}")
     return lines
 
 
@@ -515,7 +383,7 @@ def run_row(run: Run) -> list[str]:
         seed = f"{run.seed_in_name} (name)"
     gpus, device = run.hardware.get("gpus") or run.world_size, str(run.hardware.get("device", "-"))
     hardware = f"{gpus} x {device}" if gpus and device != "-" else device
-    figures = cell(run.model_params, ","), cell(run.train_shards), cell(run.epochs_seen(), ".2f")
+    figures = cell(run.model_params, ","), cell(run.train_shards), cell(run.epochs, ".2f")
     return [run.status, seed, cell(run.versions.get("torch")), hardware, *figures]
 
 
@@ -527,7 +395,6 @@ def time_row(run: Run) -> list[str]:
         *(cell(ms, ".2f") for ms in (times.mean, times.p50, times.p99, times.max)),
         *(cell(ms and ms / 1e3, ",.1f") for ms in totals),
         "-" if wait is None else f"{wait:.2f}%",
-        cell(run.tokens(), ","),
         cell(run.peak_mib, ","),
     ]
 
@@ -555,7 +422,7 @@ TABLES = (
     (
         "Time (p50, p99, max: of the means between two training lines)",
         time_row,
-        "steps ms/step p50 p99 max train_s val_s eval_s input_wait tokens peak_MiB",
+        "steps ms/step p50 p99 max train_s val_s eval_s input_wait peak_MiB",
     ),
     (
         "Results (bits per byte of each stage; submitted: the last one of the decoded artifact)",
@@ -582,41 +449,26 @@ def group_lines(runs: Sequence[Run]) -> list[str]:
     lines = []
     for numbers in seed_groups(runs):
         words = []
-        for metric in ("nats", "bpb"):
-            values = [_value(runs[i], metric) for i in numbers]
+        for unit in ("nats", "bits a byte"):
+            values = [_value(runs[i], unit) for i in numbers]
             if len(numbers) > 1 and None not in values:
                 group = stats.summary(values)
-                words.append(f"{metric} {group.mean:.5f} std {group.std:.5f}")
+                words.append(f"{unit} {group.mean:.5f} std {group.std:.5f}")
         if words:
             lines.append(f"  runs {numbers_in_words(numbers)}: {', '.join(words)}")
     return ["Groups: equal but for the seed (submitted results)", *lines] if lines else []
 
 
 def data_lines(runs: Sequence[Run]) -> list[str]:
-    if len(runs) < 2:
-        return []
-    found, without = same_data(runs), [i for i, run in enumerate(runs) if not run.crc_at()]
-    if len(without) == len(runs):
-        return ["Same data: not known (no data_crc in these logs)"]
+    without = [index for index, run in enumerate(runs) if not run.crc_at()]
     missing = f"; no data_crc: {numbers_in_words(without)}" if without else ""
+    found = same_data(runs)
     if found is None:
         return [f"Same data: not known (no common step with a data_crc{missing})"]
     step, crcs = found
     words = " | ".join(f"{crc}: {numbers_in_words(numbers)}" for crc, numbers in crcs.items())
     answer = "yes" if len(crcs) == 1 else "NO"
     return [f"Same data: {answer}, data_crc at step {step} (the last common one): {words}{missing}"]
-
-
-def byte_lines(runs: Sequence[Run]) -> list[str]:
-    said: dict[tuple[str, str], list[int]] = {}
-    for index, run in enumerate(runs):
-        if words := byte_words(run):
-            said.setdefault(words, []).append(index)
-    lines = [
-        f"  {numbers_in_words(numbers)}: {'DIFFERS: ' if kind == 'differs' else ''}{words}"
-        for (kind, words), numbers in said.items()
-    ]
-    return ["Bytes that the scores imply (loss / ln 2 * tokens / bpb)", *lines] if lines else []
 
 
 def remark_lines(runs: Sequence[Run]) -> list[str]:
@@ -644,14 +496,12 @@ def _remarks(run: Run) -> Iterable[str]:
         yield f"continued at step {_some([str(step) for step in run.resumed_at])}"
     if sizes.total is not None and sizes.total > CAP_BYTES:
         yield f"{sizes.total - CAP_BYTES:,} bytes over the cap of {CAP_BYTES:,}"
-    if run.source_bytes and sizes.code not in (None, run.source_bytes):
-        yield f"Code size {sizes.code:,}, but the script in the log has {run.source_bytes:,} bytes"
-    if (epochs := run.epochs_seen()) and epochs > 1:
-        yield f"{epochs:.1f} passes over its {run.train_shards or ''} shards"
+    if run.epochs and run.epochs > 1:
+        yield f"{run.epochs:.1f} passes over its {run.train_shards or ''} shards"
 
 
 def comparison_lines(result: Comparison) -> list[str]:
-    lines = [f"A against B{': ablation of ' + ', '.join(result.varied) if result.varied else ''}"]
+    lines = ["A against B"]
     for name, group in (("A", result.a), ("B", result.b)):
         if group:
             mean = f"{group.mean:.5f} {result.unit}, std {group.std:.5f}"
@@ -668,8 +518,7 @@ def report(logs: Logs, comparison: Comparison | None) -> list[str]:
     runs, blocks = logs.runs, []
     if runs:
         blocks = [difference_lines(runs), *table_lines(runs)]
-        parts = (group_lines, data_lines, byte_lines, remark_lines)
-        blocks += [part(runs) for part in parts]
+        blocks += [part(runs) for part in (group_lines, data_lines, remark_lines)]
     if comparison:
         blocks.append(comparison_lines(comparison))
     if len(runs) == 2:
@@ -677,41 +526,6 @@ def report(logs: Logs, comparison: Comparison | None) -> list[str]:
     if logs.problems:
         blocks.append(["Could not be read", *(f"  {problem}" for problem in logs.problems)])
     return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
-
-
-def as_json(logs: Logs, comparison: Comparison | None) -> str:
-    runs, records = logs.runs, []
-    for run in runs:
-        record = asdict(run) | {"name": run.name, "last_step": run.last_step}
-        for lines in ("steps", "validations"):
-            del record[lines]
-        last, head = run.final_validation, run.headline
-        record |= {"final_validation": last and asdict(last), "headline": head and asdict(head)}
-        record |= {"step_ms": asdict(run.step_times()), "bytes_check": byte_words(run)}
-        records.append(record)
-    data = same_data(runs)
-    result = comparison and asdict(comparison) | {
-        "significant": comparison.significant,
-        "verdict": verdict(comparison),
-    }
-    found = {
-        "runs": records,
-        "problems": logs.problems,
-        "differences": [asdict(difference) for difference in differences(runs)[0]],
-        "groups": seed_groups(runs),
-        "same_data": data and {"step": data[0], "crcs": data[1]},
-        "comparison": result,
-    }
-    return json.dumps(_plain(found), indent=1)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no nan and no infinity: null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 # --- command line ---
@@ -725,18 +539,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs (.txt, .log, .jsonl)")
     add("--a", nargs="+", metavar="LOG", help="the runs that are held to be better, several seeds")
     add("--b", nargs="+", metavar="LOG", help="the runs they are compared with")
-    words = "A against B is an ablation of this setting, or of code, torch, device, world_size ..."
-    add("--varied", action="append", default=[], metavar="NAME", help=f"{words}; may be repeated")
-    words = "by how much A must be better, in --metric's unit (default: 0.005 nats)"
+    words = "by how much A must be better, in the unit compared (default: 0.005 nats)"
     add("--margin", type=float, help=words)
     words = "the p below which that counts as shown (default: 0.01)"
     add("--alpha", type=float, default=0.01, help=words)
-    words = "nats a token or bits a byte (default: nats where all runs have one tokenizer)"
-    add("--metric", choices=("nats", "bpb"), help=words)
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
     add("--x", choices=("steps", "seconds"), default="steps", help="of the picture's curves")
     add("--title", help="of the picture")
-    add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if fault := fault_of_options(options):
         parser.exit(2, f"error: {fault}\n")
@@ -749,8 +558,6 @@ def fault_of_options(options: argparse.Namespace) -> str:
         return "--a and --b belong together: name the logs of both groups"
     if not (options.logs or options.a):
         return "name a log, such as: python3 logs/compare.py logs/*.txt"
-    if options.varied and not options.a:
-        return "--varied needs --a LOG... and --b LOG..."
     if not 0 < options.alpha < 1:
         return f"--alpha {options.alpha:g}: a probability between 0 and 1, such as 0.01"
     if options.margin is not None and not 0 <= options.margin < math.inf:
@@ -762,29 +569,15 @@ def fault_of_options(options: argparse.Namespace) -> str:
 
 def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[list[Run]]]:
     """All logs named, each read once; A against B where they are given; the arms of a picture."""
-    groups = {name: read_logs(paths or []) for name, paths in (("A", options.a), ("B", options.b))}
-    taken = [{os.path.realpath(log.path) for log in group.files} for group in groups.values()]
-    others = read_logs(
-        path
-        for path in options.logs
-        if os.path.realpath(path) not in taken[0] | taken[1] or Path(path).is_dir()
-    )
-    logs = Logs()
-    for one in (*groups.values(), others):
-        logs.files += one.files
-        logs.runs += one.runs
-        logs.problems += one.problems
+    logs = read_logs([*(options.a or []), *(options.b or []), *options.logs])
     if not options.a:
         return logs, None, [[logs.runs[i] for i in numbers] for numbers in seed_groups(logs.runs)]
-    result = compare_groups(groups["A"].runs, groups["B"].runs, options)
-    for name, group in groups.items():
-        unread = (log.path for log in group.files if not log.runs)
-        result.refusals += [f"{name}: no run was read from {path}" for path in unread]
-    if shared := taken[0] & taken[1]:
-        result.refusals.append(f"A and B share {_some(sorted(map(os.path.basename, shared)))}")
-    if result.refusals:
-        result.a = result.b = result.test = None
-    return logs, result, [group.runs for group in groups.values()]
+    groups = [read_logs(options.a), read_logs(options.b)]
+    told = {Path(run.path).stem for run in logs.runs}
+    named = [path for path in map(Path, (*options.a, *options.b)) if not path.is_dir()]
+    unread = [f"no run was read from {path}" for path in named if path.stem not in told]
+    result = compare_groups(*(group.runs for group in groups), options, unread)
+    return logs, result, [group.runs for group in groups]
 
 
 def draw(arms: Sequence[Sequence[Run]], path: Path, x: str = "steps", title: str = "") -> str:
@@ -808,7 +601,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problem = ""
     try:
         logs, comparison, arms = gather(options)
-        print(as_json(logs, comparison) if options.json else "\n".join(report(logs, comparison)))
+        print("\n".join(report(logs, comparison)))
         if options.plot and logs.runs:
             problem = draw(arms, options.plot, options.x, options.title or "")
     except KeyboardInterrupt:

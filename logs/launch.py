@@ -3,25 +3,22 @@ in which it is started, watched, and ended with whoever started it."""
 
 import argparse
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 PATH_SETTINGS = ("DATA_PATH", "TOKENIZER_PATH", "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "RESUME")
 OURS = ("RUN_ID", "SEED")  # set a run, so never part of what runs have in common
 LAST_LINES = 12  # shown of a run that failed
-POLL_S = 0.5  # between two looks at a run's progress
 PATIENCE_S = 20.0  # for a run to end after each signal
 
 
@@ -135,23 +132,9 @@ def fresh_folder(path: Path, trainer: Trainer) -> Path:
     return path
 
 
-def run_child(
-    trainer: Trainer,
-    work: Path,
-    settings: Mapping[str, str],
-    *,
-    watch: Callable[[Path], None] = lambda output: None,
-    held: Sequence[int] = (),
-) -> int:
+def run_child(trainer: Trainer, work: Path, settings: Mapping[str, str]) -> int:
     """Runs the command in `work` to its exit code, its output in output.txt. Whatever ends this
-    ends it, too.
-
-    `held` are open files that it keeps open: a lock that lasts as long as the run, should this
-    process be killed.
-    """
-
-    def heed_interrupts() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a background job starts ignores it
+    ends it, too."""
 
     output = work / "output.txt"
     with open(output, "wb") as out:
@@ -163,14 +146,9 @@ def run_child(
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=held,
-            preexec_fn=heed_interrupts,
         )
         try:
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return child.wait(POLL_S)
-                watch(output)
+            return child.wait()
         finally:
             if child.poll() is None:
                 end(child)
@@ -201,54 +179,15 @@ def indented(lines: Sequence[str]) -> str:
 
 
 def gpus() -> list[dict[str, str]]:
-    """Name, driver, MiB in all and in use of each NVIDIA device; none without nvidia-smi."""
-    query = "--query-gpu=name,driver_version,memory.total,memory.used"
+    """Name, driver and MiB of each NVIDIA device; none without nvidia-smi."""
+    query = "--query-gpu=name,driver_version,memory.total"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        names = ("name", "driver", "total_mib", "used_mib")
+        names = ("name", "driver", "total_mib")
         rows = (re.split(r"\s*,\s*", line.strip()) for line in done.stdout.splitlines())
-        return [dict(zip(names, row, strict=True)) for row in rows if len(row) == 4]
+        return [dict(zip(names, row, strict=True)) for row in rows if len(row) == 3]
     return []
-
-
-def machine() -> dict[str, Any]:
-    """What step times depend on; not the host's name, which a rented machine changes."""
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        cpu = found[1] if found else cpu
-    found = gpus()
-    driver = found[0]["driver"] if found else None
-    names = [gpu["name"] for gpu in found]
-    return {"cpu": cpu, "cpus": os.cpu_count(), "gpus": names, "driver": driver}
-
-
-def versions(trainer: Trainer) -> dict[str, str]:
-    """Of the trainer's Python and packages, where it is the one that runs this tool."""
-    found = {}
-    for name in ("torch", "numpy", "flash_attn") if trainer.python == sys.executable else ():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found | {"python": platform.python_version()}
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end as Ctrl-C does, unless whoever started this ignores them (nohup)."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in old.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -259,10 +198,14 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run_tool(work: Callable[[], int]) -> int:
-    """A tool's exit code; what goes wrong is one line."""
+    """A tool's exit code; what goes wrong is one line. SIGTERM ends it as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
-        with ended_by_signals():
-            return work()
+        return work()
     except ToolError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2

@@ -21,7 +21,6 @@ from read_log import Run
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 DASHES = ("-", "--", ":", "-.")
 FEW = 3  # points that a curve needs; with fewer there are bars alone
-SMOOTH_FROM = 60  # points from which a training loss is smoothed
 MAX_NAME = 44  # characters of an arm's name
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log)\b"  # of a log's name
 QUANTITIES = {  # of a curve: its lines and their field, and the axis
@@ -138,11 +137,6 @@ def curves_of(arms: Sequence[Arm], quantity: str, x: str) -> Curves | None:
         return None
     # Each run between its own points, never beyond them.
     tables = [one.interpolate("index", limit_area="inside") for one in tables]
-    longest = max(map(len, tables))
-    if quantity == "train_loss" and longest >= SMOOTH_FROM:
-        window = longest // 30
-        tables = [one.rolling(window, min_periods=1, center=True).mean() for one in tables]
-        axis += f"\n(running mean of {window} logged points)"
     return Curves(tables, axis)
 
 

@@ -8,8 +8,8 @@ Give it the command and the variables of the real run. Exit code: 0 ready, 2 not
 """
 
 import argparse
+import functools
 import hashlib
-import math
 import os
 import platform
 import re
@@ -18,7 +18,6 @@ import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,6 @@ OVERLAP_SWITCHES = ("TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_
 CUDA_TOLERANCE = (1e-3, 2e-2)
 SPARE_BYTES = 1 << 30  # of disk
 CAP_BYTES = 16_000_000
-DEFAULT_PATHS = {
-    "DATA_PATH": "./data/datasets/fineweb10B_sp1024",  # the challenge's
-    "TOKENIZER_PATH": "./data/tokenizers/fineweb_1024_bpe.model",
-}
 GET_DATA = "start this where data/ is, with the shards fetched (see README), or set DATA_PATH"
 
 
@@ -52,32 +47,12 @@ class Checks:
         self.faults += level == "FAULT"
         print(f"{level:<6}{name:<10}{words}", flush=True)
 
-    def ok(self, name: str, words: str) -> None:
-        self.say("ok", name, words)
-
-    def note(self, name: str, words: str) -> None:
-        self.say("note", name, words)
-
-    def fault(self, name: str, words: str) -> None:
-        self.say("FAULT", name, words)
+    ok = functools.partialmethod(say, "ok")
+    note = functools.partialmethod(say, "note")
+    fault = functools.partialmethod(say, "FAULT")
 
 
-@dataclass
-class Settings:
-    """A setting's value as the trainer resolves it, else the environment's, else None."""
-
-    environ: Mapping[str, str]
-    configuration: Mapping[str, Mapping[str, Any]] | None
-
-    def __call__(self, name: str) -> Any:
-        known = (self.configuration or {}).get(name.lower())
-        return known.get("value") if known else self.environ.get(name, DEFAULT_PATHS.get(name))
-
-    def number(self, name: str, default: float) -> float:
-        try:
-            return float(self(name))
-        except (TypeError, ValueError):
-            return default
+Settings = Mapping[str, Any]  # as the trainer resolves them
 
 
 # --- before anything runs ---
@@ -98,7 +73,7 @@ def shard_tokens(path: Path) -> int:
 
 def check_data(checks: Checks, trainer: Trainer, settings: Settings) -> dict[str, int]:
     """Shards and tokenizer; returns the tokens of each split."""
-    folder, tokens = trainer.folder / str(settings("DATA_PATH")), {"train": 0, "val": 0}
+    folder, tokens = trainer.folder / str(settings["data_path"]), {"train": 0, "val": 0}
     for split in tokens:
         paths, faults = sorted(folder.glob(f"fineweb_{split}_*.bin")), []
         for path in paths:
@@ -116,7 +91,7 @@ def check_data(checks: Checks, trainer: Trainer, settings: Settings) -> dict[str
             checks.note("data", f"{folder}: no fineweb_train_*.bin so far: they are being made")
         else:
             checks.fault("data", f"{folder}: no fineweb_{split}_*.bin: {GET_DATA}")
-    path = trainer.folder / str(settings("TOKENIZER_PATH"))
+    path = trainer.folder / str(settings["tokenizer_path"])
     data = path.read_bytes() if path.is_file() else b""
     if data:
         digest = hashlib.sha256(data).hexdigest()[:12]
@@ -148,16 +123,12 @@ def check_devices(checks: Checks, trainer: Trainer, settings: Settings) -> None:
     name = ", ".join(dict.fromkeys(gpu["name"] for gpu in found))
     driver = found[0]["driver"]
     checks.ok("devices", f"{len(found)} x {name}, driver {driver}, {count} of them used")
-    if str(settings("DEVICE")) == "cpu":
+    if str(settings["device"]) == "cpu":
         checks.note("devices", "DEVICE=cpu: the devices stay idle")
     elif count < len(found) and "CUDA_VISIBLE_DEVICES" not in trainer.environ:
         checks.note("devices", f"the command uses {count} of {len(found)}: {remedy}")
     elif count > len(found):
         checks.fault("devices", f"{started} for {len(found)} devices: {remedy}")
-    used = [int(gpu["used_mib"]) if gpu["used_mib"].isdigit() else 0 for gpu in found]
-    busy = ", ".join(f"{i} ({mib} MiB)" for i, mib in enumerate(used) if mib > 1500)
-    if busy:
-        checks.note("devices", f"memory is in use on device {busy}: see nvidia-smi for by whom")
 
 
 # --- two short runs ---
@@ -166,13 +137,13 @@ def check_devices(checks: Checks, trainer: Trainer, settings: Settings) -> None:
 def short_settings(settings: Settings) -> dict[str, str]:
     """20 steps that a run of any length begins with, on a part of the validation split; nothing
     else is written."""
-    batch = int(settings.number("VAL_BATCH_SIZE", 524_288))
-    val_tokens = min(4 * batch + 1, int(settings.number("VAL_TOKENS", 0)) or 4 * batch + 1)
+    batch = int(settings["val_batch_size"])
+    val_tokens = min(4 * batch + 1, int(settings["val_tokens"]) or 4 * batch + 1)
     return {
         "ITERATIONS": str(STEPS),
         "MAX_WALLCLOCK_SECONDS": "0",
         "WARMDOWN_ITERS": "0",
-        "WARMUP_STEPS": str(int(min(3, settings.number("WARMUP_STEPS", 20)))),
+        "WARMUP_STEPS": str(int(min(3, settings["warmup_steps"]))),
         "TRAIN_LOG_EVERY": "10",
         "VAL_LOSS_EVERY": "0",
         "VAL_TOKENS": str(val_tokens),
@@ -279,8 +250,8 @@ def say_times(
         f"{100 * (on / off - 1):+.1f} % with it; {STEPS - TIMED_FROM} steps each: a rough figure"
     )
     checks.ok("time", f"{on:.2f} ms a step with overlap on, {off:.2f} off ({rough})")
-    cap_s = settings.number("MAX_WALLCLOCK_SECONDS", 600)
-    steps = iterations = int(settings.number("ITERATIONS", 20_000))
+    cap_s = settings["max_wallclock_seconds"]
+    steps = iterations = int(settings["iterations"])
     takes = clock(iterations * on / 1e3)
     words = f"ITERATIONS={iterations:,} take about {takes}; no cap is set"
     if cap_s > 0:
@@ -291,16 +262,11 @@ def say_times(
             end = f"ITERATIONS={iterations:,} ends it first, after {takes}"
         words = f"about {fit:,} steps fit MAX_WALLCLOCK_SECONDS={cap_s:g}, {end}"
     checks.ok("steps", words)
-    used = steps * int(settings.number("TRAIN_BATCH_TOKENS", 524_288))
+    used = steps * int(settings["train_batch_tokens"])
     if tokens["train"]:
         passes = used / tokens["train"]
         words = f"{used:,} will be trained on: {passes:.2f} passes over the shards here"
         checks.say("note" if passes > 1 else "ok", "tokens", words)
-    run = found["on"]
-    if run.eval_total_ms and run.val_tokens and tokens["val"]:
-        scored = min(tokens["val"], settings.number("VAL_TOKENS", 0) or math.inf)
-        seconds = run.eval_total_ms / 1e3 * scored / run.val_tokens
-        checks.ok("eval", f"about {seconds:.1f} s a validation of {int(scored):,} tokens")
 
 
 def say_room(checks: Checks, run: Run) -> None:
@@ -322,18 +288,13 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     """All checks, in the order in which a fault would stop a run."""
     checks, out = Checks(), options.out
     checks.ok("command", trainer.words)
-    try:
-        configuration = trainer.configuration()
-    except ToolError as problem:
-        lines = launch.indented(str(problem).splitlines())
-        checks.fault("settings", f"the trainer refuses them:\n{lines}")
-        print("NOT READY: settings are wrong: mend those named above")
-        return 2
-    settings, given = Settings(trainer.environ, configuration), trainer.settings(configuration)
-    words = " ".join(f"{name}={value}" for name, value in given.items())
-    checks.ok("settings", words or "none in the environment: all defaults")
+    configuration = trainer.configuration()
     if configuration is None:
-        checks.note("settings", "the script has no --print-config: they are not checked beforehand")
+        raise ToolError(f"{trainer.words}: no script with --print-config: name train_gpt.py")
+    settings = {name: entry["value"] for name, entry in configuration.items()}
+    given = trainer.settings(configuration).items()
+    words = " ".join(f"{name}={value}" for name, value in given)
+    checks.ok("settings", words or "none in the environment: all defaults")
     tokens = check_data(checks, trainer, settings)
     check_devices(checks, trainer, settings)
     free = shutil.disk_usage(trainer.folder).free

@@ -1,7 +1,8 @@
-"""Statistics for comparing runs: groups of seeds, Welch's and the paired t-test (scipy's), and the
-bytes that a score implies. All functions raise ValueError for values that have no answer."""
+"""Statistics for comparing runs: groups of seeds, Welch's and the paired t-test (scipy's).
+All functions raise ValueError for values that have no answer."""
 
 import math
+import statistics
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,21 +13,8 @@ try:
 except ImportError as error:
     sys.exit(f"error: {error.name} is missing: run {sys.executable} -m pip install scipy")
 
-# Share of the bytes by which sliding windows or diagnostics are off that count each token rightly.
-NEAR = 0.002
-# Predicted tokens and bytes of published validation splits, as solved from the digits of many logs.
-PUBLISHED = {
-    "sp1024": (62_021_632, 151_080_362),
-    "sp1024, 400 bytes lost": (62_021_632, 151_079_962),
-    "sp1024, length 16384": (62_013_440, 151_061_140),
-    "sp1024, length 32768": (61_997_056, 151_024_098),
-    "sp4096": (45_508_608, 151_074_052),
-    "sp4096, another export": (45_514_752, 151_074_923),
-    "sp8192": (40_540_160, 151_078_221),
-    "CaseOps with a byte sidecar": (47_851_520, 151_074_498),
-    "byte260": (151_130_112, 151_130_112),
-    "NaiveBaseline export": (63_779_840, 155_769_746),
-}
+# Predicted tokens and bytes of the challenge's validation split.
+PUBLISHED = {"sp1024": (62_021_632, 151_080_362)}
 
 
 @dataclass(frozen=True)
@@ -59,29 +47,11 @@ class Test:
         return (self.high - self.low) / 2
 
 
-@dataclass(frozen=True)
-class ByteCheck:
-    """Bytes that follow from a loss, its bits per byte and its tokens, with what the printed
-    digits leave open."""
-
-    verdict: str  # agrees; near: off by less than NEAR; differs; unknown
-    bytes: float
-    tolerance: float
-    ratio: float  # to the nearest known total of as many tokens; nan: none is known
-    split: str | None  # the split of that total
-    words: str
-
-
 def summary(values: Sequence[float]) -> Group:
     if not values or not all(math.isfinite(value) for value in values):
         raise ValueError("a mean needs finite values, one at least")
-    try:
-        mean = math.fsum(values) / len(values)
-        squares = math.fsum((value - mean) * (value - mean) for value in values)
-    except OverflowError as error:
-        raise ValueError("the values are too large to add") from error
-    std = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else math.nan
-    return Group(len(values), mean, std)
+    std = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Group(len(values), statistics.fmean(values), std)
 
 
 def interval(values: Sequence[float]) -> float:
@@ -128,47 +98,3 @@ def _certain(difference: float, margin: float, df: float) -> Test:
     t = math.copysign(math.inf, above) if above else 0.0
     p = 0.0 if above > 0 else 1.0 if above < 0 else 0.5
     return Test(difference, margin, t, df, p, difference, difference)
-
-
-def check_bytes(
-    val_loss: float,
-    val_bpb: float,
-    tokens: int,
-    *,
-    loss_digits: int | None = None,
-    bpb_digits: int | None = None,
-) -> ByteCheck:
-    """Holds the bytes of a score against the published splits.
-
-    Digits are decimals as printed (None: full precision); what rounding leaves open is the
-    tolerance. A split of another size is unknown, never wrong.
-    """
-    if not (0 < val_loss < math.inf and 0 < val_bpb < math.inf and tokens > 0):
-        raise ValueError("the byte check needs a positive loss, bits per byte and tokens")
-    found = val_loss / math.log(2) * tokens / val_bpb
-    open_share = sum(
-        0.5 * 10.0**-digits / value
-        for digits, value in ((loss_digits, val_loss), (bpb_digits, val_bpb))
-        if digits is not None
-    )
-    # One byte more: the published totals are themselves known to a byte.
-    tolerance = found * (open_share + 1e-12) + 1.5
-    known = {name: totals for name, totals in PUBLISHED.items() if totals[0] == tokens}
-    about = f"{found:,.0f} bytes ({found / tokens:.4f} a token)"
-    if not known:
-        words = f"{about}: no published split has {tokens:,} tokens"
-        return ByteCheck("unknown", found, tolerance, math.nan, None, words)
-    totals = ((name, total) for name, (_, total) in known.items())
-    name, nearest = min(totals, key=lambda pair: abs(pair[1] - found))
-    ratio, off = found / nearest, found - nearest
-    verdict, words = "differs", f"{about}, but {name} has {nearest:,}: x{ratio:.4f}"
-    if abs(off) <= tolerance:
-        verdict, words = "agrees", f"{nearest:,} bytes: {name}"
-    elif abs(ratio - 1) < NEAR:
-        verdict = "near"
-        words = f"{nearest:,} bytes {off:+,.0f}: {name}, some windows left out or counted twice?"
-    elif 1.14 < ratio < 1.20:
-        words += ": the leading space counted twice?"
-    elif 0.82 < ratio < 0.88:
-        words += ": the leading space not counted?"
-    return ByteCheck(verdict, found, tolerance, ratio, name, words)

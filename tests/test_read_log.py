@@ -115,25 +115,21 @@ total_eval_time:372.5s
 """
 
 
-def read_text(
-    folder: Path, text: str | bytes, name: str = "train.log", **options: Any
-) -> read_log.LogFile:
+def read_text(folder: Path, text: str | bytes, name: str = "train.log") -> read_log.Logs:
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
-    return read_log.read_log(path, **options)
+    return read_log.read_log(path)
 
 
-def only(log: read_log.LogFile) -> Run:
+def only(log: read_log.Logs) -> Run:
     assert len(log.runs) == 1 and log.problems == [], (log.problems, log.runs)
     return log.runs[0]
 
 
 def test_a_baseline_log(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, HEADER + BASELINE))
-    about = (run.run_id, run.seed, run.status, run.last_step, run.iterations)
-    assert about == ("try7", 1337, "finished", 500, 20000)
-    drivers = {"driver": "570.124.06", "driver_cuda": "12.8"}
-    assert run.versions == {"python": "3.12.3", "torch": "2.9.1+cu128"} | drivers
+    assert (run.seed, run.status, run.last_step) == (1337, "finished", 500)
+    assert run.versions == {"python": "3.12.3", "torch": "2.9.1+cu128"}
     assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 2} and run.world_size == 8
     assert (run.dataset, run.train_shards, run.val_tokens) == ("fineweb10B_sp1024", 80, 62021632)
     assert [s.step for s in run.steps] == [1, 2, 200, 400] and run.steps[1].train_loss == 15.9120
@@ -142,24 +138,19 @@ def test_a_baseline_log(tmp_path: Path) -> None:
     assert stop == ("wallclock_cap", 500, 20500, 10210)
     sizes = run.sizes
     assert (sizes.model, sizes.code, sizes.artifact) == (67240121, 48310, 15702114)
-    assert (sizes.total, sizes.codec) == (15750424, "int8+zlib")
+    assert sizes.total == 15750424
     head = run.headline
     assert (head.kind, head.tag) == ("roundtrip", "final_int8_zlib_roundtrip")
     figures = (head.val_loss, head.val_bpb, head.eval_ms, head.digits)
     assert figures == (2.42003108, 1.43328104, 1401, 8)
     assert run.score("pre_quant").val_loss == 2.41 and run.score("ttt") is None
-    assert (
-        run.config["matrix_lr"] == 0.04
-        and run.config["sdp.flash"] is True
-        and run.config["num_kv_heads"] == 4
-    )
+    assert run.config["matrix_lr"] == 0.04 and run.config["num_kv_heads"] == 4
     assert run.config["tied_embed_lr"] == 0.05 and "head_lr" not in run.config
-    assert run.tokens() == 500 * 524288 and run.epochs_seen() == pytest.approx(500 * 524288 / 8e9)
 
 
 def test_step_times_are_those_between_the_lines(tmp_path: Path) -> None:
     times = only(read_text(tmp_path, BASELINE)).step_times()
-    assert times.mean == pytest.approx(41.0) and times.widest == 200
+    assert times.mean == pytest.approx(41.0)
     assert times.p50 == pytest.approx(40.0) and times.max == pytest.approx(42.0) == times.p99
 
 
@@ -167,34 +158,35 @@ def test_the_script_in_a_log_is_no_log_and_its_bytes_are_known(tmp_path: Path) -
     run = only(read_text(tmp_path, HEADER + BASELINE))
     assert (run.source_bytes, len(run.source_sha256)) == (len(SOURCE.encode()), 64)
     assert 7 not in [s.step for s in run.steps] and run.scores[0].val_bpb > 1 and run.seed == 1337
-    assert len(run.sizes.stated) == 5 and run.error is None
+    assert run.error is None
     other = only(read_text(tmp_path, HEADER.replace("never", "ever!") + BASELINE))
     assert other.source_bytes == run.source_bytes and other.source_sha256 != run.source_sha256
 
 
-def test_a_rule_inside_the_script_does_not_end_it(tmp_path: Path) -> None:
-    source = SOURCE.replace("A trainer.", f"A trainer.\n{RULE}\nseed:5\n{RULE}\n")
-    run = only(read_text(tmp_path, HEADER.replace(SOURCE, source) + BASELINE))
-    assert run.source_bytes == len(source.encode()) and run.seed == 1337
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        f'"""A trainer.\n{RULE}\nseed:5\n{RULE}\n"""\n',
+        '"A trainer."\nVERSION = 1\n',
+        f'import os\n\ndef rule():\n    return """\n{RULE}\n"""\n' + "x = 1\n" * 200,
+        "# A trainer.\nVERSION = 1\n",
+    ],
+)
+@pytest.mark.parametrize("front", ["", f"Source code:\n{RULE}\n"])
+def test_the_script_is_found_whole(tmp_path: Path, front: str, beginning: str) -> None:
+    source = beginning + SOURCE
+    run = only(read_text(tmp_path, front + HEADER.replace(SOURCE, source) + BASELINE))
+    assert run.source == source.encode() and run.seed == 1337 and len(run.steps) == 4
 
 
 def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, MODERN))
-    data = (run.seed, run.run_id, run.dataset, run.train_shards, run.val_tokens)
-    assert data == (42, "5f0d", "fineweb10B_sp8192", 80, 40540160)
-    assert (
-        run.config["adam_eps"] == 1e-8
-        and run.config["ttt_enabled"] is True
-        and run.model_params == 35901112
-    )
-    assert [(s.step, s.train_loss, s.tok_s) for s in run.steps] == [
-        (1, 9.0115, 8190220),
-        (500, 3.38, 7764000),
-        (1000, 3.28, 7742000),
-    ]
-    assert run.steps[1].train_time_ms == pytest.approx(1e3 * 500 * 786432 / 7764000), (
-        "0.8m is 6 seconds coarse"
-    )
+    data = (run.seed, run.dataset, run.train_shards, run.val_tokens, run.model_params)
+    assert data == (42, "fineweb10B_sp8192", 80, 40540160, 35901112)
+    assert run.config["adam_eps"] == 1e-8 and run.config["ttt_enabled"] is True
+    assert [(s.step, s.train_loss) for s in run.steps] == [(1, 9.0115), (500, 3.38), (1000, 3.28)]
+    exact = pytest.approx(1e3 * 500 * 786432 / 7764000)
+    assert run.steps[1].train_time_ms == exact, "0.8m is 6 seconds coarse"
     assert (run.stop_step, run.train_time_ms) == (1200, 122071)
     assert [(v.step, v.val_bpb, v.train_time_ms) for v in run.validations] == [
         (0, 3.4881, None),
@@ -208,12 +200,6 @@ def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> 
     assert run.headline.kind == "ttt" and run.eval_total_ms == 372500
     sizes = run.sizes
     assert (sizes.code, sizes.packed_code, sizes.total) == (120450, 27310, 15907712)
-    assert sizes.codec == "quantized+brotli"
-
-
-def test_minutes_that_tokens_a_second_contradict_are_kept(tmp_path: Path) -> None:
-    run = only(read_text(tmp_path, MODERN.replace("tok/s: 7764000", "tok/s: 1000")))
-    assert run.steps[1].train_time_ms == pytest.approx(48_000)
 
 
 @pytest.mark.parametrize(
@@ -242,25 +228,21 @@ def test_what_stands_in_front_of_lines_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("line", "time_ms", "average"),
+    ("line", "time_ms"),
     [
-        ("step:588/2000 train_loss:2.1000 train_time:588071ms step_avg:83.10ms", 588071, 83.1),
-        ("step:588/2000 train_loss: 2.1 train_time: 588071ms step_avg: 83.10ms", 588071, 83.1),
-        ("step: 588/2000 train_loss=2.1000 train_time=588.071s", 588071, None),
-        ("step 588/2000 train_loss:2.1 lr_mul:1.0 train_time:588071ms tok/s:123456", 588071, None),
-        ("step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms", 588071, None),
-        ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588071, 83.1),
-        ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588000, 1000),
-        ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588071, None),
+        ("step:588/2000 train_loss: 2.1 train_time: 588071ms step_avg: 83.10ms", 588071),
+        ("step: 588/2000 train_loss=2.1000 train_time=588.071s", 588071),
+        ("step 588/2000 train_loss:2.1 lr_mul:1.0 train_time:588071ms tok/s:123456", 588071),
+        ("step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms", 588071),
+        ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588071),
+        ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588000),
+        ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588071),
     ],
 )
-def test_spellings_of_a_training_line(
-    tmp_path: Path, line: str, time_ms: float, average: float | None
-) -> None:
+def test_spellings_of_a_training_line(tmp_path: Path, line: str, time_ms: float) -> None:
     found = only(read_text(tmp_path, line + "\n")).steps[0]
-    assert (found.step, found.iterations, found.train_loss) == (588, 2000, 2.1)
+    assert (found.step, found.train_loss) == (588, 2.1)
     assert found.train_time_ms == pytest.approx(time_ms)
-    assert found.step_avg_ms == (None if average is None else pytest.approx(average))
 
 
 # Behind a baseline's log, whose artifact scored 1.43328104: the line, its kind, its bits per byte
@@ -336,14 +318,6 @@ legal_ttt_exact val_loss:2.30000021 val_bpb:1.40000012
     assert worse.headline.val_bpb == 1.45, "the last one, not the lowest"
 
 
-def test_a_mode_line_says_what_the_round_trip_was_scored_with(tmp_path: Path) -> None:
-    text = BASELINE.replace(
-        "final_int8_zlib_roundtrip val",
-        "final_eval_mode:sliding_window stride:64 batch_seqs:32\nfinal_int8_zlib_roundtrip val",
-    )
-    assert [s.kind for s in only(read_text(tmp_path, text)).scores] == ["sliding"]
-
-
 @pytest.mark.parametrize(
     ("lines", "field", "value"),
     [
@@ -413,18 +387,12 @@ def test_an_evaluation_started_behind_a_run_is_its_own(tmp_path: Path) -> None:
     assert run.headline.val_bpb == 1.4 and len(run.steps) == 4 and len(run.scores) == 2
 
 
-def test_a_resumed_run_is_one_run(tmp_path: Path) -> None:
+def test_a_step_that_goes_back_is_a_resumed_run(tmp_path: Path) -> None:
     first = BASELINE[: BASELINE.index("step:500/")]
-    again = (
-        BASELINE[: BASELINE.index("warmup_step:1")]
-        + "step:300/20000 train_loss:2.6 train_time:12100ms\n"
-    )
-    rest = BASELINE[BASELINE.index("step:400/") :].replace("16400", "16500")
-    run = only(read_text(tmp_path, first + again + rest))
-    assert run.resumed_at == [300] and [s.step for s in run.steps] == [1, 2, 200, 300, 400]
-    assert run.steps[-1].train_time_ms == 16500 and run.headline.val_bpb == 1.43328104
-    plain = only(read_text(tmp_path, first + rest.replace("step:400/", "step:300/", 1) + "\n"))
-    assert [s.step for s in plain.steps] == [1, 2, 200, 300] and plain.resumed_at == [300]
+    rest = BASELINE[BASELINE.index("step:400/") :].replace("step:400/", "step:300/", 1)
+    run = only(read_text(tmp_path, first + rest))
+    assert [s.step for s in run.steps] == [1, 2, 200, 300] and run.resumed_at == [300]
+    assert run.headline.val_bpb == 1.43328104
 
 
 def test_a_log_that_ends_anywhere_gives_what_is_complete(tmp_path: Path) -> None:
@@ -444,11 +412,6 @@ def test_a_log_that_ends_anywhere_gives_what_is_complete(tmp_path: Path) -> None
 def test_a_log_that_ends_inside_the_script(tmp_path: Path) -> None:
     log = read_text(tmp_path, HEADER[: HEADER.index("main()\n\n=")])
     assert log.runs == [] and "the log ends inside the script's text" in log.problems[0]
-    half = "class Half:\n    size: int = 5\n\ndef f(x):\n    return x\n"
-    rest = read_text(tmp_path, half + HEADER[len(SOURCE) :] + BASELINE)
-    assert only(rest).source_sha256 is None and only(rest).last_step == 500, (
-        "a script without its head has no hash"
-    )
 
 
 def test_the_end_of_a_failed_run_is_said(tmp_path: Path) -> None:
@@ -465,29 +428,16 @@ def test_the_end_of_a_failed_run_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encode", "problems"),
+    "encode",
     [
-        (lambda text: text.replace("\n", "\r\n").encode(), []),
-        (lambda text: text.encode("utf-16"), []),
-        (lambda text: b"\xef\xbb\xbf" + text.encode(), []),
-        (
-            lambda text: text.encode().replace(b"seed:1337\n", b"seed:1337\n\xff\xfe_: \x80\n"),
-            ["1 lines are not UTF-8"],
-        ),
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
     ],
 )
-def test_other_encodings(tmp_path: Path, encode: Any, problems: list[str]) -> None:
+def test_other_encodings(tmp_path: Path, encode: Any) -> None:
     plain = only(read_text(tmp_path, HEADER + BASELINE))
-    log = read_text(tmp_path, encode(HEADER + BASELINE))
-    assert log.problems == problems and dataclasses.asdict(log.runs[0]) == dataclasses.asdict(plain)
-
-
-def test_of_a_huge_file_both_ends_are_read(tmp_path: Path) -> None:
-    noise = "tttg: c1/131 lr:0.001 t:0.3s\n" * 20_000
-    log = read_text(tmp_path, BASELINE.replace("step:200/", noise + "step:200/"), max_bytes=20_000)
-    assert log.runs[0].headline.val_bpb == 1.43328104 and log.runs[0].seed == 1337
-    assert log.problems == [f"{log.bytes:,} bytes: only the first and the last 10,000 were read"]
-    assert [s.step for s in log.runs[0].steps] == [1, 2, 200, 400]
+    assert only(read_text(tmp_path, encode(HEADER + BASELINE))) == plain
 
 
 def test_what_is_no_log_is_named(tmp_path: Path) -> None:
@@ -500,13 +450,12 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     logs = read_log.read_logs([tmp_path / name for name in names])
     words = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
     assert words == [
-        "a.log: not a text file (compressed, or an image): name the log itself",
+        "a.log: no training log: no line of one was found",
         "b.log: no training log: no line of one was found",
-        "c.log: empty",
+        "c.log: no training log: no line of one was found",
         "pipe: cannot be read: not a file",
         "none.log: cannot be read: No such file or directory",
         "empty: a folder without .txt or .log files: name the logs",
-        "a.log: named twice: read once",
     ]
     assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)
 
@@ -515,7 +464,7 @@ def test_unreadable_values_are_named_with_their_line(tmp_path: Path) -> None:
     text = BASELINE.replace("train_loss:2.8000", "train_loss:2.8x").replace(
         "world_size:8", "world_size:many"
     )
-    log = read_text(tmp_path, text + "final_int8_zlib_roundtrip val_loss:2.0 val_bpb:?\n" * 1)
+    log = read_text(tmp_path, text + "final_int8_zlib_roundtrip val_loss:2.0 val_bpb:?\n")
     assert [problem.split(":")[0] for problem in log.problems] == ["line 6", "line 17", "line 29"]
     many = read_text(tmp_path, "".join(f"step:{n}/99 train_loss:?\n" for n in range(50)) + BASELINE)
     assert len(many.problems) == 21 and many.problems[-1] == "30 more lines like these"
@@ -561,32 +510,18 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def test_our_own_log_is_read(own: Finished) -> None:
     logs = read_log.read_logs([own.folder / "logs"])
-    assert len(logs.files) == len(logs.runs) == 1 and logs.problems == []
+    assert len(logs.runs) == 1 and logs.problems == []
     run = logs.runs[0]
-    source = (ROOT / "train_gpt.py").read_bytes()
-    assert run.source_bytes == len(source) == run.sizes.code and run.train_shards == 1
+    assert run.source == (ROOT / "train_gpt.py").read_bytes() and run.train_shards == 1
+    assert run.source_bytes == run.sizes.code
     assert (run.seed, run.last_step, run.status, run.partial_val) == (5, 12, "finished", True)
     assert run.config["embed_lr"] == 0.6 and run.config["train_prefetch"] is True
-    assert run.config["train_io.prefetch"] is True and run.hardware["cpus"] > 0
-    assert (run.iterations, run.val_tokens) == (12, 1984) and run.peak_mib is not None
+    assert run.val_tokens == 1984 and run.peak_mib is not None and run.hardware["cpus"] > 0
     assert run.sizes.total == run.sizes.artifact + run.sizes.code
-    assert [v.step for v in run.validations] == [0, 6, 12] and run.tokens() == 12 * 2048
+    assert [v.step for v in run.validations] == [0, 6, 12]
     assert len(run.scores) == 1 and run.headline.digits == 8 and run.headline.eval_ms > 0
-    assert all(len(step.data_crc) == 8 and step.tok_s > 0 for step in run.steps)
+    assert all(len(step.data_crc) == 8 for step in run.steps)
     assert run.input_wait_percent < 100 and run.epochs > 0 and run.versions["torch"]
-
-
-def test_our_older_logs_are_read(tmp_path: Path) -> None:
-    """Their input report had other lines."""
-    text = BASELINE + (
-        "input: input cost 0.25 % of training: overlap settings do not matter here\n"
-        "tokens_seen:4096 epochs:0.054\n"
-        "peak memory allocated: 793 MiB reserved: 800 MiB\n"
-        "overlappable: 0.24 ms of 267.44 ms a step (0.09 %)\n"
-    )
-    run = only(read_text(tmp_path, text))
-    cost = (run.input_wait_percent, run.epochs, run.tokens(), run.peak_mib)
-    assert cost == (0.25, 0.054, 4096, 793) and "overlappable" not in run.config
 
 
 def mutate(data: bytes, edits: list[tuple[float, bytes, int]], end: float) -> bytes:
@@ -598,25 +533,9 @@ def mutate(data: bytes, edits: list[tuple[float, bytes, int]], end: float) -> by
     return bytes(changed)
 
 
-EDIT = st.tuples(
-    st.floats(0, 1),
-    st.one_of(
-        st.binary(max_size=3),
-        st.sampled_from(
-            [
-                b"\n",
-                b"9" * 40,
-                b"e999",
-                b"nan",
-                b"-",
-                b"val_bpb:",
-                b"step:1/",
-                b"=" * 40 + b"\n",
-            ]
-        ),
-    ),
-    st.integers(0, 30),
-)
+WORDS = b"\n | 99999999999999999999 | e999 | nan | - | val_bpb: | step:1/ | ====================\n"
+PUT_IN = st.one_of(st.binary(max_size=3), st.sampled_from(WORDS.split(b" | ")))
+EDIT = st.tuples(st.floats(0, 1), PUT_IN, st.integers(0, 30))
 
 
 @pytest.mark.parametrize("which", ["own.txt", "baseline", "modern"])
@@ -634,14 +553,9 @@ def test_damage_never_raises(own: Finished, tmp_path: Path, which: str) -> None:
         log = read_text(tmp_path, mutate(data, edits, end), "damaged.log")
         assert log.runs or log.problems
         for run in log.runs:
-            assert isinstance(run.seed, (int, type(None))) and isinstance(run.last_step, int)
-            assert all(
-                isinstance(s.step, int) and isinstance(s.train_loss, (float, type(None)))
-                for s in run.steps
-            )
             assert all(b.step > a.step for a, b in itertools.pairwise(run.steps))
             assert all(s.kind in read_log.KINDS for s in run.scores)
-            run.step_times(), run.headline, run.epochs_seen()
+            run.step_times(), run.headline
         assert all("\n" not in problem for problem in log.problems)
 
     survives()

@@ -1,4 +1,4 @@
-"""The statistics of logs/stats.py: what the tests ask, the bytes of a score, what is refused."""
+"""The statistics of logs/stats.py: what the tests ask, what is refused."""
 
 import math
 import sys
@@ -60,49 +60,11 @@ def test_mean_standard_deviation_and_interval() -> None:
     [
         lambda: stats.summary([]),
         lambda: stats.summary([1.0, math.nan]),
-        lambda: stats.summary([1e308, 1e308, 1e308]),
         lambda: stats.welch([1.0], [2.0, 3.0]),
         lambda: stats.paired([1.0, 2.0], [1.0]),
         lambda: stats.paired([1.0], [1.0]),
-        lambda: stats.check_bytes(math.nan, 1.2, 1000),
-        lambda: stats.check_bytes(2.0, 0.0, 1000),
     ],
 )
 def test_values_without_meaning_are_refused(call: Any) -> None:
     with pytest.raises(ValueError):
         call()
-
-
-def score_of(nats: float, tokens: int, total_bytes: float) -> tuple[float, float]:
-    return nats, nats / math.log(2) * tokens / total_bytes
-
-
-@pytest.mark.parametrize("split", stats.PUBLISHED)
-def test_scores_of_the_published_splits_are_recognised(split: str) -> None:
-    tokens, total = stats.PUBLISHED[split]
-    loss, bpb = score_of(2.0726, tokens, total)
-    check = stats.check_bytes(round(loss, 8), round(bpb, 8), tokens, loss_digits=8, bpb_digits=8)
-    assert check.verdict == "agrees" and check.split == split and abs(check.bytes - total) < 3
-
-
-@pytest.mark.parametrize(
-    ("factor", "words"), [(1.17, "counted twice"), (1 / 1.171, "not counted"), (1.5, "x1.5")]
-)
-def test_wrongly_counted_bytes_are_found(factor: float, words: str) -> None:
-    tokens, total = stats.PUBLISHED["sp8192"]
-    check = stats.check_bytes(*score_of(2.79, tokens, total * factor), tokens)
-    assert check.verdict == "differs" and words in check.words
-    assert check.ratio == pytest.approx(factor)
-
-
-def test_few_digits_leave_more_open_and_lost_windows_are_no_error() -> None:
-    tokens, total = stats.PUBLISHED["sp1024"]
-    loss, bpb = score_of(2.0726, tokens, total + 3000)
-    assert stats.check_bytes(loss, bpb, tokens, loss_digits=4, bpb_digits=4).verdict == "agrees"
-    near = stats.check_bytes(loss, bpb, tokens, loss_digits=8, bpb_digits=8)
-    assert near.verdict == "near" and "+3,000" in near.words and near.tolerance < 4
-
-
-def test_other_splits_are_unknown() -> None:
-    unknown = stats.check_bytes(*score_of(4.0, 193_536, 662_943), 193_536)
-    assert unknown.verdict == "unknown" and "662,943" in unknown.words
