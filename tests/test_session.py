@@ -138,6 +138,7 @@ def test_what_cannot_be_reported(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
     """The command itself, one stage a call; on a CPU the tests of tests/gpu are skipped."""
     env = clean_environment(**corpus.env, **TINY)

@@ -267,7 +267,8 @@ def time_steps(session):
 def time_steptime(session):
     """Ours, and the record StepTime as it is and with each of its own levers on alone."""
     [script], words = ROOT.glob("records/*/*_StepTime/train_gpt.py"), []
-    for lever in [[], *([word] for word in new_levers(script))]:
+    levers = new_levers(script)[: 1 if session.options.quick else None]
+    for lever in [[], *([word] for word in levers)]:
         words += ["--arm", script, *lever]
     in_turns(session, *words)
 
