@@ -6,15 +6,11 @@ runs take turns, are paired by seed, end in 95 % intervals.
         torchrun --standalone --nproc_per_node=8 train_gpt.py
 
 Settings are environment variables. Each combination of values is an arm, the first one is what the
-others are held against. A repeat runs every arm with one seed, beginning one arm further each time,
-and then the first arm once more with the same seed: what two equal runs differ by is the machine's
-(--no-control leaves the second run out).
+others are held against. A repeat runs every arm with one seed, beginning one arm further each time.
 python3 and torchrun mean those of the Python that runs this tool.
 
 Each run has a folder of its own. The same command again keeps the runs that are finished, redoes
-the others and adds new seeds and values. A run that fails is shown with its last lines, and the
-rest goes on; wrong settings (exit code 2) end everything, as does Ctrl-C, which keeps what is
-finished.
+the others and adds new seeds and values. A run that fails is shown, and the rest goes on.
 
 Exit code: 0 done, 1 a run failed or is no part of an ablation, 2 wrong usage or settings,
 130 interrupted.
@@ -28,7 +24,6 @@ import json
 import math
 import os
 import re
-import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -81,29 +76,27 @@ class Arm:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of the plan. control: the first arm's second run of a repeat."""
+    """A run of the plan."""
 
     arm: Arm
     seed: int
-    control: bool = False
 
     @property
     def run_id(self) -> str:
-        return f"{self.arm.slug}_seed{self.seed}" + "_again" * self.control
+        return f"{self.arm.slug}_seed{self.seed}"
 
     @property
     def words(self) -> str:
-        return f"{self.arm.label} seed {self.seed}" + " (again)" * self.control
+        return f"{self.arm.label} seed {self.seed}"
 
 
-def plan(arms: Sequence[Arm], seeds: Sequence[int], control: bool) -> list[Planned]:
+def plan(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Planned]:
     """All runs in their order: a repeat a seed, rotated by one arm each, so that no arm always
     comes first."""
     result = []
     for repeat, seed in enumerate(seeds):
         turn = repeat % len(arms)
         result += [Planned(arm, seed) for arm in (*arms[turn:], *arms[:turn])]
-        result += [Planned(arms[0], seed, control=True)] * control
     return result
 
 
@@ -148,7 +141,6 @@ class Ablation:
     trainer: Trainer
     vary: dict[str, list[str]]
     seeds: list[int]
-    control: bool
     mode: tuple[str, str] | None  # ("steps" or "seconds", how many)
     configuration: dict[str, dict[str, Any]] | None = None  # as the trainer resolves it
     arms: list[Arm] = field(init=False)
@@ -157,7 +149,7 @@ class Ablation:
     def __post_init__(self) -> None:
         combinations = itertools.product(*self.vary.values())
         self.arms = [Arm(tuple(zip(self.vary, values, strict=True))) for values in combinations]
-        self.runs = plan(self.arms, self.seeds, self.control)
+        self.runs = plan(self.arms, self.seeds)
 
     def settings(self, run: Planned) -> dict[str, str]:
         """The variables of a run."""
@@ -322,23 +314,10 @@ class Results:
             result.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
         return result
 
-    def values(
-        self, arm: Arm, value: Callable[[Run], float | None], control: bool = False
-    ) -> dict[int, float]:
+    def values(self, arm: Arm, value: Callable[[Run], float | None]) -> dict[int, float]:
         """Of each seed, where it is known."""
-        found = {
-            run.seed: value(read)
-            for run, read in self.runs.items()
-            if run.arm == arm and run.control == control
-        }
+        found = {run.seed: value(read) for run, read in self.runs.items() if run.arm == arm}
         return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
-
-    def noise(self, value: Callable[[Run], float | None]) -> float:
-        """What second runs of the first arm differ by from the first ones of their seed, at
-        most."""
-        arm = self.ablation.arms[0]
-        first, again = self.values(arm, value), self.values(arm, value, control=True)
-        return max((abs(again[seed] - first[seed]) for seed in first if seed in again), default=0.0)
 
     def differences(self) -> list[Difference]:
         result, first_arm = [], self.ablation.arms[0]
@@ -352,35 +331,31 @@ class Results:
             if len(seeds) == 1:
                 result.append(Difference(*about, b[0] - a[0]))
                 continue
-            test, alone = stats.paired(a, b), self.noise(value)
-            clear = not test.low <= 0 <= test.high and abs(test.difference) > alone
-            seen_from = max(test.seen_from, alone)
-            figures = test.difference, test.low, test.high, seen_from
+            test = stats.paired(a, b)
+            clear = not test.low <= 0 <= test.high
+            figures = test.difference, test.low, test.high, test.seen_from
             result.append(Difference(*about, *figures, clear))
         return result
 
     def refusals(self) -> dict[str, list[str]]:
         """Of each arm, why its runs and the first arm's are no ablation of what was varied."""
-        result, first = {}, self._group(self.ablation.arms[0])
-        for arm in self.ablation.arms[1:]:
-            second, why = self._group(arm), []
-            for runs in (first, second):
+        result, groups = {}, {arm: [] for arm in self.ablation.arms}
+        for run, read in self.runs.items():
+            groups[run.arm].append(read)
+        (first, ours), *others = groups.items()
+        for arm, theirs in others:
+            why = []
+            for runs in (ours, theirs):
                 mixed = [d.name for d in compare.differences(runs)[0] if not d.harmless]
                 why += [f"its runs or the first arm's differ in {', '.join(mixed)}"] * bool(mixed)
-            varied = {name for name, value in arm.settings if value != self._first(name)}
-            data = compare.same_data([*first, *second])
+            varied = {name for name, _ in {*arm.settings} - {*first.settings}}
+            data = compare.same_data([*ours, *theirs])
             if varied <= OVERLAP and data and len(data[1]) > 1:
                 crcs = " and ".join(data[1])
                 why.append(f"it trained on other data (data_crc {crcs} at step {data[0]})")
             if why:
                 result[arm.label] = why
         return result
-
-    def _group(self, arm: Arm) -> list[Run]:
-        return [read for run, read in self.runs.items() if run.arm == arm and not run.control]
-
-    def _first(self, name: str) -> str:
-        return dict(self.ablation.arms[0].settings)[name]
 
 
 def difference_lines(found: Sequence[Difference]) -> list[str]:
@@ -399,11 +374,7 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
     ]
     head = ["arm", "of", "pairs", "difference", "%", "95 % interval", "seen from", "so"]
     title = "Differences from the first arm, paired by seed (seen from: smaller ones cannot be)"
-    lines = [title, *compare.table(head, rows, 2)] if rows else []
-    if (known := sum(d.low is not None for d in found)) > 4:
-        chance = "where nothing differs, one in 20 leaves out zero by chance"
-        lines.append(f"({known} intervals: {chance})")
-    return lines
+    return [title, *compare.table(head, rows, 2)] if rows else []
 
 
 def verdict(results: Results, found: Sequence[Difference]) -> str:
@@ -481,7 +452,7 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
     lengths = (("steps", options.steps), ("seconds", options.seconds))
     mode = next((length for length in lengths if length[1] is not None), None)
     vary, seeds = parse_vary(options.vary), parse_seeds(options.seeds, os.environ)
-    ablation = Ablation(trainer, vary, seeds, options.control, mode)
+    ablation = Ablation(trainer, vary, seeds, mode)
     folder = Folder(options.out or Path("logs") / f"ablate-{'-'.join(vary).lower()}"[:120])
     if twice := next((name for name in vary if name in ablation.fixed), None):
         raise ToolError(f"--vary {twice}: --{mode[0]} sets it: leave out one of them")
@@ -492,14 +463,7 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
             configuration = trainer.configuration(**{**ablation.fixed, **dict(arm.settings)})
             seen |= set(arm.settings)
     check_names(ablation, configuration)
-    again = "the first arm again at the end of each repeat" if options.control else "no control"
-    print(f"{ablation.words()}; {len(ablation.runs)} runs, {again}")
-    if options.dry_run:
-        for number, run in enumerate(ablation.runs, 1):
-            variables = " ".join(f"{k}={shlex.quote(v)}" for k, v in ablation.settings(run).items())
-            print(f"{number:4}  {variables} {trainer.words}")
-        print(f"nothing was run; the folder would be {folder.path}")
-        return 0
+    print(f"{ablation.words()}; {len(ablation.runs)} runs")
     ablation.configuration = configuration
     folder.open(ablation.base())
     try:
@@ -532,10 +496,6 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     words = "fixed time: MAX_WALLCLOCK_SECONDS=S (ITERATIONS as set)"
     length("--seconds", type=above_zero, metavar="S", help=words)
     add("--out", type=Path, metavar="FOLDER", help="default: logs/ablate-<names>")
-    words = "do not run the first arm twice in each repeat"
-    add("--no-control", dest="control", action="store_false", help=words)
-    words = "show the runs in their order, run nothing"
-    add("--dry-run", action="store_true", help=words)
     ours, command = launch.split_command(arguments)
     options = parser.parse_args(ours)
     if not command:

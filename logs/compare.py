@@ -18,8 +18,8 @@ Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 
 import argparse
 import math
-import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +168,7 @@ def compare_groups(
     result = Comparison(alpha=options.alpha, refusals=unread)
     refuse = result.refusals.append
     for name, group in (("A", a), ("B", b)):
-        _check_group(name, group, refuse, result.notes.append)
+        _check_group(name, group, refuse)
     if {_trace(run) for run in a} & {_trace(run) for run in b} - {None}:
         refuse("A and B share a run (equal to the digit): each run belongs to one of them")
     if not (a and b):
@@ -231,9 +231,7 @@ def _choose_unit(
         result.margin = float(f"{MARGIN / math.log(2) / rate:.2g}")
 
 
-def _check_group(
-    name: str, group: Sequence[Run], refuse: Callable[[str], None], note: Callable[[str], None]
-) -> None:
+def _check_group(name: str, group: Sequence[Run], refuse: Callable[[str], None]) -> None:
     """Reasons why some runs are no sample of one configuration."""
     if len(group) < 2:
         count = f"{len(group)} run{'s' * (len(group) != 1)}"
@@ -246,9 +244,6 @@ def _check_group(
             refuse(f"{name}: {run.name} repeats another run's seed and result: one run counts once")
         if run.status in ("failed", "interrupted", "nonfinite"):
             refuse(f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}")
-    seeds = [run.seed for run in group if run.seed is not None]
-    if len(set(seeds)) < len(seeds):
-        note(f"{name} has a seed more than once: the spread of its repeats is the machine's")
 
 
 def _trace(run: Run) -> tuple[Any, ...] | None:
@@ -573,9 +568,9 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
     if not options.a:
         return logs, None, [[logs.runs[i] for i in numbers] for numbers in seed_groups(logs.runs)]
     groups = [read_logs(options.a), read_logs(options.b)]
-    told = {Path(run.path).stem for run in logs.runs}
+    told = {Path(run.path).with_suffix("") for run in logs.runs}
     named = [path for path in map(Path, (*options.a, *options.b)) if not path.is_dir()]
-    unread = [f"no run was read from {path}" for path in named if path.stem not in told]
+    unread = [f"no run was read from {path}" for path in named if path.with_suffix("") not in told]
     result = compare_groups(*(group.runs for group in groups), options, unread)
     return logs, result, [group.runs for group in groups]
 
@@ -599,17 +594,10 @@ def draw(arms: Sequence[Sequence[Run]], path: Path, x: str = "steps", title: str
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     problem = ""
-    try:
-        logs, comparison, arms = gather(options)
-        print("\n".join(report(logs, comparison)))
-        if options.plot and logs.runs:
-            problem = draw(arms, options.plot, options.x, options.title or "")
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of the output, a pager say, has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    logs, comparison, arms = gather(options)
+    print("\n".join(report(logs, comparison)))
+    if options.plot and logs.runs:
+        problem = draw(arms, options.plot, options.x, options.title or "")
     if not logs.runs:
         problem = f"no run was read ({logs.problems[0]}): name a training log"
     if problem:
@@ -618,4 +606,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager has seen enough
     sys.exit(main())

@@ -52,11 +52,6 @@ class Trainer:
         self.script = Path(scripts[0]) if scripts else None
         self.python = program if re.match(r"python[\d.]*$", Path(program).name) else sys.executable
         self.environ = {name: value for name, value in environ.items() if name not in OURS}
-        for name in ("PATH", "PYTHONPATH"):
-            if name in environ:
-                parts = environ[name].split(os.pathsep)
-                absolute = (os.path.join(folder, part) if part else part for part in parts)
-                self.environ[name] = os.pathsep.join(absolute)
 
     def _absolute(self, word: str) -> str:
         """Words that name a file here, such as train_gpt.py; nothing that only looks like one."""

@@ -2,7 +2,6 @@
 seeds against steps or seconds, and beside it the submitted results with their intervals."""
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,13 +103,7 @@ def draw(named_arms: tuple[str, list[Arm]], path: Path, x: str, title: str) -> s
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The file appears whole, or not at all."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        figure.savefig(temporary, dpi=150)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    figure.savefig(path, dpi=150)
 
 
 # --- curves ---

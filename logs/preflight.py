@@ -191,11 +191,11 @@ def check_data_used(checks: Checks, on: Run, off: Run) -> None:
         words = f"data_crc {first[wrong]} and {second[wrong]} at step {wrong}"
         remedy = "run with TRAIN_PREFETCH=0, and report it"
         checks.fault("data", f"overlap on and off trained on different batches: {words}: {remedy}")
-    elif common:
+    elif not common:
+        checks.fault("data", "the logs tell no data_crc: name this project's train_gpt.py")
+    else:
         words = f"data_crc {first[common[-1]]} at step {common[-1]}"
         checks.ok("overlap", f"the same batches with overlap on and off: {words}")
-    else:
-        checks.note("overlap", "no data_crc in these logs: that batches were equal is not shown")
 
 
 def check_losses(checks: Checks, on: Run, off: Run) -> None:
@@ -207,10 +207,10 @@ def check_losses(checks: Checks, on: Run, off: Run) -> None:
             f"train_loss at step {s.step}",
             s.train_loss,
             losses[s.step],
-            late if s.step > 1 else early,
+            early if s.step < 2 else late,
         )
         for s in on.steps
-        if None not in (s.train_loss, losses.get(s.step))
+        if s.step in losses
     ]
     ends = [run.final_validation for run in (on, off)]
     if all(end is not None and end.val_loss is not None for end in ends):
@@ -220,11 +220,8 @@ def check_losses(checks: Checks, on: Run, off: Run) -> None:
     if wrong:
         words = f"{wrong[0]} is {wrong[1]:.6f} with overlap on, {wrong[2]:.6f} off"
         checks.fault("overlap", f"losses differ: {words}; they must agree {bound}: report it")
-    elif pairs:
-        largest = f"largest difference {max(abs(pair[1] - pair[2]) for pair in pairs):.2g}"
-        checks.ok("overlap", f"{len(pairs)} losses agree {bound} ({largest})")
     else:
-        checks.fault("overlap", "the logs tell no common training loss: nothing to compare")
+        checks.ok("overlap", f"{len(pairs)} losses agree {bound}")
 
 
 # --- what they say of the real run ---

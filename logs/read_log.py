@@ -368,11 +368,12 @@ def scripts(data: bytes) -> Iterator[tuple[int, int]]:
     at = 0
     while start := SCRIPT_START.search(data, at):
         begin = start.start("text") if start["text"] else start.start()
-        definition = DEFINITION.search(data, begin)
-        if definition is None:
-            return
-        behind = definition.end()
-        end = VERSIONS_BEHIND.search(data, behind) or LOG_BEHIND.search(data, behind)
+        end = VERSIONS_BEHIND.search(data, begin)
+        if end is None:
+            definition = DEFINITION.search(data, begin)
+            if definition is None:
+                return
+            end = LOG_BEHIND.search(data, definition.end())
         at = end.start() if end else len(data)
         yield begin, at
 
@@ -855,30 +856,12 @@ def _joined(runs: list[Run]) -> list[Run]:
     result: list[Run] = []
     for run in runs:
         old = result[-1] if result else Run(run.path)
-        same = _lines(old) == _lines(run) and old.seed == run.seed
-        alone = not (run.steps or run.validations) and run.seed in (None, old.seed)
-        if old.steps and (same or alone):
-            _merge(run, old)
-            result[-1] = run
+        lines = [[(s.step, s.train_loss, s.train_time_ms) for s in one.steps] for one in (old, run)]
+        if old.steps and lines[0] == lines[1] and old.seed == run.seed:
+            result[-1] = run if run.source or not old.source else old  # the console has no source
+        elif old.steps and not (run.steps or run.validations) and run.seed in (None, old.seed):
+            old.scores += run.scores
+            old.status = run.status
         else:
             result.append(run)
     return result
-
-
-def _lines(run: Run) -> list[tuple[int, float | None, float | None]]:
-    return [(s.step, s.train_loss, s.train_time_ms) for s in run.steps]
-
-
-def _merge(run: Run, other: Run) -> None:
-    """Makes `run` say what `other`, of the same run, says where it is silent; results add up."""
-    known = [score for score in other.scores if not any(_same_result(score, s) for s in run.scores)]
-    run.scores = known + run.scores
-    for name, value in vars(other).items():
-        mine = getattr(run, name)
-        if isinstance(mine, dict):
-            setattr(run, name, {**value, **mine})
-        elif mine is None or mine == []:
-            setattr(run, name, value)
-    run.sizes = run.sizes if run.sized else other.sizes
-    if run.status == "unfinished":
-        run.status = other.status

@@ -1,6 +1,5 @@
 """What check.py and package.py stand on: the log reader, and the files of anybody's folder."""
 
-import hashlib
 import os
 import stat
 import sys
@@ -16,7 +15,6 @@ del sys.path[0]
 
 MAX_BYTES = 64 << 20  # read of one file
 MAX_ENTRIES = 2_000  # of a folder that is looked through
-MAX_LINES = 20_000  # of a log, at which its script may begin
 
 
 @dataclass
@@ -70,22 +68,6 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
 
 def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
-
-
-def source_in(log: bytes, run: Run) -> bytes | None:
-    """The script's text inside a log, where the reader has found it; None: there is none."""
-    if run.source_sha256 is None or not run.source_bytes:
-        return None
-    log = log.replace(b"\r\n", b"\n")
-    begin = 0
-    for _ in range(MAX_LINES):
-        text = log[begin : begin + run.source_bytes]
-        if hashlib.sha256(text).hexdigest() == run.source_sha256:
-            return text
-        begin = log.find(b"\n", begin) + 1
-        if not begin:
-            return None
-    return None
 
 
 def first_difference(first: bytes, second: bytes) -> tuple[int, str, str]:

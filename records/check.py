@@ -3,7 +3,6 @@
     python3 records/check.py FOLDER...       records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
     python3 records/check.py FOLDER --track track_10min_16mb     judged by that track's rules
     python3 records/check.py FOLDER --previous FOLDER|SCORE      better, by 0.005 nats at p < 0.01?
-    python3 records/check.py FOLDER --data data/datasets/NAME    data_crc of its logs, once more
 
 refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for you.
 SCORE is in bits a byte (1.1228) or in nats (1.8957nats). records/README.md explains the [rules].
@@ -14,10 +13,10 @@ Exit code: 0 no folder refused, 1 one was, 2 wrong usage.
 import argparse
 import datetime
 import hashlib
-import json
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +32,7 @@ from _reader import (
     list_folder,
     read_log,
     reason,
-    source_in,
 )
-from _shards import Shards, data_crcs
 from _submission import decimals, read_submission, results_by_seed, seeds_named
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
@@ -116,7 +113,6 @@ class Options:
 
     track: str | None = None  # None: as the folder's place says
     previous: Previous | None = None
-    shards: Shards | None = None
 
 
 @dataclass
@@ -248,7 +244,7 @@ def check_folder(
     check_stated_size(report)
     if report.logs:
         judges = (check_seeds, check_source, check_score, check_seed_results, check_sizes)
-        for judge in (*judges, check_times, check_data, check_crc, check_significance):
+        for judge in (*judges, check_times, check_data, check_significance):
             judge(report)
     return report
 
@@ -627,11 +623,7 @@ def check_source(report: Report) -> None:
         return
     silent, wrong = [], []
     for log in report.main:
-        data = report.read_or_nothing(log.name.partition("#")[0]).replace(b"\r\n", b"\n")
-        text = source_in(data, log.run)
-        shipped = report.text.replace(b"\r\n", b"\n").strip()
-        if shipped in data and len(text or b"") <= len(report.text):
-            continue  # wherever the log's reader sees its beginning
+        text = log.run.source
         if text is None:
             silent.append(log.name)
             check_code_size(report, log)
@@ -650,13 +642,11 @@ def check_source(report: Report) -> None:
 def another_script(report: Report, text: bytes) -> str | None:
     """In what a log's script is another than the shipped one; None: in nothing that counts."""
     theirs = look(text)
-    begin = max(0, report.text.find(text[:200]))  # its first lines may have been missed
-    pairs = [(text, report.text[begin:]), (theirs.text, report.script.text)]
+    pairs = [(text, report.text), (theirs.text, report.script.text)]
     found = [first_difference(here, there) for here, there in pairs]
     if not all(number for number, _, _ in found):
         return None
-    number, here, there = found[0 if begin else 1]
-    number += report.text[:begin].count(b"\n")
+    number, here, there = found[1]
     return f"holds another script: line {number} is {here!r}, in {report.script_name} {there!r}"
 
 
@@ -854,30 +844,6 @@ def check_data(report: Report) -> None:
             report.add(level, "data", words, log.name)
 
 
-def check_crc(report: Report) -> None:
-    """--data: the logs' data_crc at every logged step, against the shards."""
-    if report.options.shards is None:
-        return
-    for log in report.main:
-        crcs, config = log.run.crc_at(), log.run.config
-        batch, length = (config.get(key) for key in ("train_batch_tokens", "train_seq_len"))
-        if not crcs or not isinstance(batch, int) or not isinstance(length, int):
-            report.add("warned", "data_crc", "no data_crc: its data cannot be proved", log.name)
-            continue
-        try:
-            right = data_crcs(report.options.shards, batch_tokens=batch, seq_len=length, steps=crcs)
-        except (OSError, ValueError) as error:
-            report.add("warned", "data_crc", reason(error), log.name)
-            continue
-        wrong = [step for step in sorted(crcs) if right[step] != crcs[step]]
-        if wrong:
-            words = f"step {wrong[0]:,} has {crcs[wrong[0]]}, the shards give {right[wrong[0]]}"
-            report.add("refused", "data_crc", words, log.name)
-        else:
-            words = f"{len(crcs)} checksums, to step {max(crcs):,}, are those of the shards"
-            report.add("note", "data_crc", words, log.name)
-
-
 def check_significance(report: Report) -> None:
     """Welch's test against the record to beat: in nats where both have them, else in bits."""
     previous, level = report.options.previous, "refused" if report.strict else "note"
@@ -987,17 +953,6 @@ def size_lines(report: Report) -> list[str]:
     return result
 
 
-def as_json(reports: Sequence[Report]) -> str:
-    def record(one: Report) -> dict[str, Any]:
-        names = ("track", "verdict", "seeds", "code_bytes", "packed_bytes", "model_bytes")
-        found = {"folder": one.shown} | {name: getattr(one, name) for name in names}
-        found |= {key: one.results(key) for key in ("val_loss", "val_bpb")}
-        found["logs"] = [log.name for log in one.main]
-        return found | {"findings": [{**vars(f), "text": str(f)} for f in one.findings]}
-
-    return json.dumps({"folders": list(map(record, reports))}, indent=1)
-
-
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
@@ -1011,12 +966,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("folders", nargs="+", metavar="FOLDER", help="a record's folder")
     add("--track", type=track_argument, help=" or ".join(TRACKS))
     add("--previous", metavar="FOLDER|SCORE", help="the record to beat")
-    add("--data", type=Path, metavar="DIR", help="the training shards: compute data_crc again")
-    add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
         options.previous = read_previous(options.previous) if options.previous is not None else None
-        options.shards = Shards(options.data) if options.data is not None else None
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return options
@@ -1042,18 +994,15 @@ def guarded(folder: str, judge: Callable[[], Report]) -> Report:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    settings = Options(options.track, options.previous, options.shards)
+    settings = Options(options.track, options.previous)
     reports = [
         guarded(folder, lambda folder=folder: check_folder(folder, settings))
         for folder in options.folders
     ]
-    text = "\n\n".join("\n".join(lines(one)) for one in reports)
-    try:
-        print(as_json(reports) if options.json else text)
-    except BrokenPipeError:  # a pager has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print("\n\n".join("\n".join(lines(one)) for one in reports))
     return int(any(one.verdict == "refused" for one in reports))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager has seen enough
     sys.exit(main())

@@ -28,14 +28,14 @@ import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from _code import UNKNOWN, look, pack, promised_sha256, settings
-from _reader import Run, first_difference, read_bytes, read_log, reason, source_in
+from _reader import Run, first_difference, read_bytes, read_log, reason
 from check import (
     OPEN,
     RECORD,
@@ -126,28 +126,7 @@ def read(path: Path) -> Log:
     seed = run.seed if run.seed is not None else run.seed_in_name
     if seed is None:
         raise RefusedError(f"{text}: it does not tell its seed: rename it to train_seed<N>.log")
-    log = Log(text, data, run, seed, dict(run.config), {**run.hardware, **run.versions})
-    add_events(log, text.with_suffix(".jsonl"))
-    return log
-
-
-def add_events(log: Log, path: Path) -> None:
-    """All settings, from the .jsonl beside the log where there is one."""
-    if not path.is_file():
-        return
-    known: dict[str, dict[str, Any]] = {}
-    try:
-        for line in read_bytes(path).decode("utf-8", "replace").splitlines():
-            event = json.loads(line)
-            known[event.pop("event")] = event
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise RefusedError(f"{path}: {reason(error)}: move it away: the .txt will do") from error
-    score, config = known.get("score", {}), known.get("config", {})
-    same = abs(score.get("val_bpb", 0.0) - log.run.headline.val_bpb) < 1e-4
-    if not same or config.get("seed") not in (None, log.seed):
-        raise RefusedError(f"{path}: of another run than the .txt beside it: move it away")
-    log.config |= {name: value for name, value in config.items() if name != "time"}
-    log.machine |= known.get("hardware", {})
+    return Log(text, data, run, seed, dict(run.config), {**run.hardware, **run.versions})
 
 
 def source_to_ship(logs: Sequence[Log], script: Path | None) -> bytes:
@@ -160,7 +139,7 @@ def source_to_ship(logs: Sequence[Log], script: Path | None) -> bytes:
             return read_bytes(script)
         except (OSError, ValueError) as error:
             raise RefusedError(f"{script}: {reason(error)}: name the script that ran") from error
-    held = [(log.path, source_in(log.data, log.run)) for log in logs]
+    held = [(log.path, log.run.source) for log in logs]
     texts = [(path, text) for path, text in held if text is not None]
     if not texts:
         raise RefusedError(
@@ -391,7 +370,9 @@ def package(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> 
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     made = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
     try:
-        write_folder(temporary, files)
+        temporary.mkdir(parents=True)
+        for name, data in files.items():
+            (temporary / name).write_bytes(data)
         report = check_folder(temporary, Options(options.track), place=target)
         if report.verdict != "refused":
             os.rename(temporary, target)
@@ -404,12 +385,6 @@ def package(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> 
                 with contextlib.suppress(OSError):
                     folder.rmdir()
     return target, report
-
-
-def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    folder.mkdir(parents=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
 
 
 # --- the submitted form ---

@@ -241,16 +241,6 @@ def test_the_command_holds_the_scripts_own_settings(tmp_path: Path, capsys: Capt
     ]
 
 
-def test_events_of_another_run_are_not_believed(tmp_path: Path, capsys: Capture) -> None:
-    logs = seeds(tmp_path)
-    events = logs[0].with_suffix(".jsonl")
-    events.write_text('{"event": "score", "val_loss": 1.5, "val_bpb": 0.9}\n')
-    done, _, err, _ = make(capsys, tmp_path, *logs)
-    assert done == 1 and f"{events}: of another run" in err and "move it away" in err
-    events.unlink()
-    assert make(capsys, tmp_path, *logs)[0] == 0
-
-
 def test_runs_of_the_trainer(tmp_path: Path, capsys: Capture) -> None:
     """A real run becomes a record; then the README's command, as it stands, runs it again."""
     data = byte_data(tmp_path / "data" / "datasets" / "small")
