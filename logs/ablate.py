@@ -24,7 +24,6 @@ import json
 import math
 import os
 import re
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -263,7 +262,6 @@ class Difference:
     metric: str
     unit: str
     pairs: int
-    first_mean: float
     mean: float
     low: float | None = None
     high: float | None = None
@@ -281,12 +279,6 @@ class Difference:
         if self.measurable:
             return "measurable"
         return "equal to the digit" if self.equal else "not measurable"
-
-    @property
-    def percent(self) -> str:
-        if not self.first_mean or self.unit not in ("ms", "s", "steps"):
-            return "-"
-        return f"{100 * self.mean / abs(self.first_mean):+.2f} %"
 
 
 @dataclass
@@ -327,7 +319,7 @@ class Results:
             if not seeds:
                 continue
             a, b = [first[seed] for seed in seeds], [second[seed] for seed in seeds]
-            about = arm.label, name, unit, len(seeds), statistics.fmean(a)
+            about = arm.label, name, unit, len(seeds)
             if len(seeds) == 1:
                 result.append(Difference(*about, b[0] - a[0]))
                 continue
@@ -365,14 +357,13 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
             d.metric,
             str(d.pairs),
             f"{d.mean:+.4g} {d.unit}",
-            d.percent,
             "-" if d.low is None else f"{d.low:+.4g} to {d.high:+.4g}",
             compare.cell(d.seen_from, ".4g"),
             d.words,
         ]
         for d in found
     ]
-    head = ["arm", "of", "pairs", "difference", "%", "95 % interval", "seen from", "so"]
+    head = ["arm", "of", "pairs", "difference", "95 % interval", "seen from", "so"]
     title = "Differences from the first arm, paired by seed (seen from: smaller ones cannot be)"
     return [title, *compare.table(head, rows, 2)] if rows else []
 

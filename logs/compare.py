@@ -74,10 +74,6 @@ class Comparison:
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def significant(self) -> bool:
-        return self.test is not None and self.test.p < self.alpha
-
 
 # --- what differs ---
 
@@ -265,7 +261,7 @@ def verdict(result: Comparison) -> str:
         f"(95 % interval of the difference {test.low:+.5f} to {test.high:+.5f})"
     )
     claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
-    if result.significant:
+    if test.p < result.alpha:
         return f"{claim} < {result.alpha:g}; {measured}"
     none = "; no measurable difference" if test.low <= 0 <= test.high else ""
     return f"not shown that {claim}, not below {result.alpha:g}; {measured}{none}"
@@ -471,7 +467,7 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
     lines, first_of = [], {}
     for index, run in enumerate(runs, 1):
         trace = _trace(run)
-        remarks = [*_remarks(run), *run.warnings[:3]]
+        remarks = [*_remarks(run)]
         if trace is not None and first_of.setdefault(trace, index) != index:
             same = f"to the digit the seed, time and result of run {first_of[trace]}"
             remarks.append(f"{same}: the same run?")

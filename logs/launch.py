@@ -85,10 +85,7 @@ class Trainer:
         command = [self.python, str(self.script), "--print-config"]
         name, environ = f"{self.script.name} --print-config", self.variables(**settings)
         streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
-        try:
-            done = subprocess.run(command, cwd=self.folder, timeout=300, env=environ, **streams)
-        except subprocess.TimeoutExpired as error:
-            raise ToolError(f"{name}: no answer in 300 s: is its disk at work?") from error
+        done = subprocess.run(command, cwd=self.folder, env=environ, **streams)
         if done.returncode:
             raise ToolError(done.stderr.strip() or f"{name}: exit code {done.returncode}")
         try:

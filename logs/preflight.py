@@ -123,9 +123,7 @@ def check_devices(checks: Checks, trainer: Trainer, settings: Settings) -> None:
     name = ", ".join(dict.fromkeys(gpu["name"] for gpu in found))
     driver = found[0]["driver"]
     checks.ok("devices", f"{len(found)} x {name}, driver {driver}, {count} of them used")
-    if str(settings["device"]) == "cpu":
-        checks.note("devices", "DEVICE=cpu: the devices stay idle")
-    elif count < len(found) and "CUDA_VISIBLE_DEVICES" not in trainer.environ:
+    if count < len(found) and "CUDA_VISIBLE_DEVICES" not in trainer.environ:
         checks.note("devices", f"the command uses {count} of {len(found)}: {remedy}")
     elif count > len(found):
         checks.fault("devices", f"{started} for {len(found)} devices: {remedy}")
@@ -268,12 +266,8 @@ def say_times(
 
 def say_room(checks: Checks, run: Run) -> None:
     """Memory, and the artifact's bytes."""
-    found, memory = launch.gpus(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-    of = f"{memory:,} MiB of the machine"
-    if found and not on_cpu(run):
-        of = f"{found[0]['total_mib']} MiB"
     if run.peak_mib:
-        checks.ok("memory", f"{run.peak_mib:,} MiB at the peak of rank 0, of {of}")
+        checks.ok("memory", f"{run.peak_mib:,} MiB at the peak of rank 0")
     if run.sizes.total is not None:
         over = run.sizes.total > CAP_BYTES
         words = f"{run.sizes.total:,} bytes after {STEPS} steps, the cap is {CAP_BYTES:,}"

@@ -1,10 +1,7 @@
 """Reads training logs of the parameter-golf family: a Run for each run, and in words what could
 not be read.
 
-    from read_log import read_logs
-    logs = read_logs(["logs/", "train_seed42.log"])
-    for run in logs.runs: print(run.name, run.seed, run.last_step, run.headline)
-    for problem in logs.problems: print(problem)
+    for run in read_logs(["logs/", "train_seed42.log"]).runs: print(run.name, run.headline)
 
 Understood: text logs of the challenge's script and its descendants, ours among them: lines of
 `key:value`, `key: value` or `key=value`, times in ms, s or m, something in front of each line (a
@@ -157,7 +154,6 @@ class Run:
     partial_val: bool = False  # scored on a part of the validation split
     status: str = "unfinished"  # finished, failed, interrupted, nonfinite, unfinished
     error: str | None = None
-    warnings: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -596,8 +592,6 @@ class _Reader:
             run.error, self.traceback = text[:MAX_VALUE], False
         elif text.startswith("error: "):
             run.error = text[7:][:MAX_VALUE]
-        elif text.startswith(("warning: ", "WARNING: ")):
-            run.warnings.append(text[9:][:MAX_VALUE])
         else:
             return False
         return True
@@ -620,18 +614,11 @@ class _Reader:
             self.add(Validation(step, *scored, time_ms, digits))
         elif loss is not None:
             if pairs.get("train_time", ("", ""))[1] in ("m", "min"):
-                time_ms = self.finer_time(step, figure("tok_s", "tok/s"), time_ms)
+                time_ms = None  # tenths of minutes are too coarse for the time of a step
             crc = CRC.search(rest)
             self.add(Step(step, loss, time_ms, crc[1] if crc else None))
         elif re.search(r"(?:train|val)_loss|val_bpb", rest) and "None" not in rest:
             self.problem(f"a step without a readable loss: {found[0][:80]}")
-
-    def finer_time(self, step: int, tok_s: float | None, time_ms: float) -> float:
-        """Tenths of minutes are coarse: where tokens a second so far agree with them, the time
-        follows from those."""
-        batch = _number(self.run.config.get("train_batch_tokens"))
-        finer = 1e3 * step * batch / tok_s if batch and tok_s else time_ms
-        return finer if abs(finer - time_ms) <= 3_100 else time_ms
 
     def add(self, line: Step | Validation) -> None:
         """The last line of a step counts."""

@@ -872,14 +872,12 @@ def check_significance(report: Report) -> None:
 def p_value(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float:
     """That the true gain is no more than `margin`: Welch's test, one-sided."""
     try:
-        from scipy.stats import ttest_1samp, ttest_ind
+        from scipy.stats import ttest_ind
     except ImportError:
         raise SystemExit(
             "--previous needs scipy: python3 -m pip install -r tests/requirements.txt"
         ) from None
-    if len(set(theirs)) == 1:  # a score without seeds: a number to be beaten
-        if len(set(ours)) > 1:
-            return float(ttest_1samp(ours, theirs[0] - margin, alternative="less").pvalue)
+    if len(set(theirs)) == len(set(ours)) == 1:
         return 0.0 if theirs[0] - ours[0] > margin else 1.0
     shifted = [value - margin for value in theirs]
     return float(ttest_ind(shifted, ours, equal_var=False, alternative="greater").pvalue)

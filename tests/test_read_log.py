@@ -185,8 +185,7 @@ def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> 
     assert data == (42, "fineweb10B_sp8192", 80, 40540160, 35901112)
     assert run.config["adam_eps"] == 1e-8 and run.config["ttt_enabled"] is True
     assert [(s.step, s.train_loss) for s in run.steps] == [(1, 9.0115), (500, 3.38), (1000, 3.28)]
-    exact = pytest.approx(1e3 * 500 * 786432 / 7764000)
-    assert run.steps[1].train_time_ms == exact, "0.8m is 6 seconds coarse"
+    assert run.steps[1].train_time_ms is None, "0.8m is 6 seconds coarse"
     assert (run.stop_step, run.train_time_ms) == (1200, 122071)
     assert [(v.step, v.val_bpb, v.train_time_ms) for v in run.validations] == [
         (0, 3.4881, None),
@@ -235,7 +234,6 @@ def test_what_stands_in_front_of_lines_changes_nothing(
         ("step 588/2000 train_loss:2.1 lr_mul:1.0 train_time:588071ms tok/s:123456", 588071),
         ("step:588/2000 [CE+SWA] train_loss:2.1000 train_time:588071ms", 588071),
         ("step:588/2000 loss:2.1000 t:588071ms avg:83.10ms", 588071),
-        ("588/2000 train_loss: 2.1000 train_time: 9.8m looping:True", 588000),
         ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588071),
     ],
 )
