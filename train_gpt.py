@@ -961,7 +961,7 @@ class Muon(torch.optim.Optimizer):
         self.runtime, self.iterations = runtime, config.muon_backend_steps
         self.newton_schulz = newton_schulz
         self.dtype = torch.bfloat16 if runtime.cuda else torch.float32
-        matrices = [p for group in self.param_groups for p in group["params"]]
+        self.matrices = matrices = [p for group in self.param_groups for p in group["params"]]
         self.mine = set(matrices[runtime.rank :: runtime.world_size])
         size = sum(p.numel() for p in matrices)
         self.sums = torch.zeros(size, dtype=self.dtype, device=runtime.device)  # to all-reduce
@@ -974,23 +974,24 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         self.sums.zero_()
+        skip, momentum = self.found_inf > 0, self.param_groups[0]["momentum"]  # that of all groups
+        averages = {p: self.state[p]["average"] for p in self.matrices}
+        torch._foreach_mul_(list(averages.values()), torch.where(skip, 1.0, momentum))
+        torch._foreach_add_(list(averages.values()), [p.grad for p in self.matrices])
         for group in self.param_groups:
-            averages = {p: self.state[p]["average"] for p in group["params"]}
-            decay = torch.where(self.found_inf > 0, 1.0, group["momentum"])
-            torch._foreach_mul_(list(averages.values()), decay)
-            torch._foreach_add_(list(averages.values()), [p.grad for p in group["params"]])
             mine = [p for p in group["params"] if p in self.mine]
             if mine:
                 grads = torch.stack([p.grad for p in mine])  # (n, rows, cols)
-                nesterov = grads + group["momentum"] * torch.stack([averages[p] for p in mine])
+                nesterov = grads.add_(torch.stack([averages[p] for p in mine]), alpha=momentum)
                 update = self.newton_schulz(nesterov, self.iterations, self.dtype)
-                update = update * max(1.0, update.size(-2) / update.size(-1)) ** 0.5
                 torch._foreach_copy_([self.sum_of[p] for p in mine], update.unbind())
         self.runtime.all_reduce(self.sums)
-        self.updates.copy_(self.sums).masked_fill_(self.found_inf > 0, 0.0)
+        self.updates.copy_(self.sums).masked_fill_(skip, 0.0)
         for group in self.param_groups:
             updates = [self.update_of[p] for p in group["params"]]
-            torch._foreach_add_(group["params"], updates, alpha=-group["lr"])
+            rows, cols = group["params"][0].shape
+            rate = group["lr"] * max(1.0, rows / cols) ** 0.5
+            torch._foreach_add_(group["params"], updates, alpha=-rate)
 
 
 def split_as(vector, params):
@@ -1084,8 +1085,8 @@ class Exchange:
         self.vector = torch.zeros(size + math.prod(shape), device=runtime.device)
         self.gradients, table = self.vector.split([size, math.prod(shape)])
         self.table = table.view(shape)
-        for p, grad in zip(params, split_as(self.gradients, params), strict=True):
-            p.grad = grad  # backward adds to it in place
+        self.params, self.parts = params, split_as(self.gradients, params)
+        self.keep_gradients()
         self.skip = torch.zeros((), device=runtime.device)
         tables = runtime.steps_late + 2  # on their way at most
         self.sent = torch.zeros(tables, shape[1], pin_memory=runtime.cuda)
@@ -1101,6 +1102,19 @@ class Exchange:
         self.done = steps, elapsed_ms  # what this rank's device has done, and when
         self.agreed = steps, elapsed_ms  # what rank 0's had, as far as all ranks have read of it
         self.first = steps, elapsed_ms  # the same after the first step, which may be a slow one
+
+    def keep_gradients(self):
+        for p, part in zip(self.params, self.parts, strict=True):
+            p.grad = part
+
+    def backward(self, loss):
+        """Adds a loss's gradients, all at once: added to p.grad they are a kernel a parameter."""
+        for p in self.params:
+            p.grad = None
+        loss.backward()
+        used = [i for i, p in enumerate(self.params) if p.grad is not None]
+        torch._foreach_add_([self.parts[i] for i in used], [self.params[i].grad for i in used])
+        self.keep_gradients()
 
     def all_reduce(self, step, row, loss):
         """Sums gradients and table. No synchronisation point on CUDA: `read` is."""
@@ -1472,7 +1486,7 @@ class Trainer:
                 with phase("forward"):
                     loss = self.loss(batch.x, batch.y) / parts
                 with phase("backward"):
-                    loss.backward()
+                    exchange.backward(loss)
                 loss_sum += loss.detach()
                 self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
         except RunError as error:  # of the reader: the others are told, and all keep what they have
