@@ -31,7 +31,6 @@ import stats
 from read_log import Logs, Run, read_logs
 
 CAP_BYTES = 16_000_000  # script and model, decimal
-MAX_ARMS = 14  # in one picture
 MARGIN = 0.005  # nats a token: what the challenge asks of a record
 SAME_RATE = 0.002  # of bytes a token: runs that differ by more have other tokenizers
 NOT_CONFIGURATION = {
@@ -487,8 +486,6 @@ def _remarks(run: Run) -> Iterable[str]:
         yield f"continued at step {_some([str(step) for step in run.resumed_at])}"
     if sizes.total is not None and sizes.total > CAP_BYTES:
         yield f"{sizes.total - CAP_BYTES:,} bytes over the cap of {CAP_BYTES:,}"
-    if run.epochs and run.epochs > 1:
-        yield f"{run.epochs:.1f} passes over its {run.train_shards or ''} shards"
 
 
 def comparison_lines(result: Comparison) -> list[str]:
@@ -573,8 +570,6 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
 
 def draw(arms: Sequence[Sequence[Run]], path: Path, x: str = "steps", title: str = "") -> str:
     """The picture, or in one line why there is none."""
-    if len(arms) > MAX_ARMS:
-        return f"--plot {path}: {len(arms)} configurations: name the logs of {MAX_ARMS} at most"
     try:
         import picture
     except ImportError as error:

@@ -278,7 +278,6 @@ def say_room(checks: Checks, run: Run) -> None:
 def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     """All checks, in the order in which a fault would stop a run."""
     checks, out = Checks(), options.out
-    checks.ok("command", trainer.words)
     configuration = trainer.configuration()
     if configuration is None:
         raise ToolError(f"{trainer.words}: no script with --print-config: name train_gpt.py")
@@ -292,8 +291,6 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     words = f"{free / 1e9:.1f} GB free in {trainer.folder}"
     if free < SPARE_BYTES:
         checks.fault("disk", f"{words}: make room")
-    else:
-        checks.ok("disk", words)
     if not checks.faults:
         try:
             out.mkdir(parents=True, exist_ok=True)

@@ -332,11 +332,8 @@ def _load(path: Path) -> bytes:
 
 
 def _as_utf8(data: bytes) -> bytes:
-    """Without a byte-order mark; UTF-16 (of some shells) and carriage returns made plain."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
+    """Without a byte-order mark; carriage returns made plain."""
+    return data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 # --- the script's text inside a log ---

@@ -34,7 +34,11 @@ def list_folder(path: str | os.PathLike[str]) -> Folder:
     """What lies in a folder, hidden files left out, without opening any of it."""
     folder = Folder(Path(os.path.abspath(path)))
     root, seen = os.path.realpath(path), 0
-    for inside, folders, names in os.walk(folder.root, onerror=lambda e: note_fault(folder, e)):
+
+    def note(error: OSError) -> None:
+        folder.problems.append(f"{error.filename}: cannot be listed: {reason(error)}")
+
+    for inside, folders, names in os.walk(folder.root, onerror=note):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted([*names, *folders]):
             seen += 1
@@ -50,10 +54,6 @@ def list_folder(path: str | os.PathLike[str]) -> Folder:
             folder.problems.append(f"more than {MAX_ENTRIES:,} files: the rest was not looked at")
             break
     return folder
-
-
-def note_fault(folder: Folder, error: OSError) -> None:
-    folder.problems.append(f"{error.filename}: cannot be listed: {reason(error)}")
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:

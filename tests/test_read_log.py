@@ -429,7 +429,6 @@ def test_the_end_of_a_failed_run_is_said(tmp_path: Path) -> None:
     "encode",
     [
         lambda text: text.replace("\n", "\r\n").encode(),
-        lambda text: text.encode("utf-16"),
         lambda text: b"\xef\xbb\xbf" + text.encode(),
     ],
 )
