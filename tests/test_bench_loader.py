@@ -153,6 +153,7 @@ def test_targets_are_the_stated_ones(
     assert any(line.startswith(column) and words in line for line in missed)
 
 
+@pytest.mark.slow
 def test_arms_take_turns_and_other_tokens_end_the_run(
     loader: ModuleType, other: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

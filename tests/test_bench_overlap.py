@@ -60,6 +60,7 @@ overlap.sys.exit(overlap.main())
         ("prefetch only", "bench.run.model.softcap = 29.0"),
     ],
 )
+@pytest.mark.slow
 def test_an_arm_that_trains_otherwise_is_found(tmp_path: Path, arm: str, change: str) -> None:
     script = tmp_path / "spoilt.py"
     script.write_text(SPOILT.replace("ARM:", f"{arm!r}:").replace("CHANGE", change))

@@ -15,7 +15,7 @@ from conftest import ROOT
 
 TRAINER = ROOT / "train_gpt.py"
 # 1,500 lines are the aim; what the trainer has to do takes it beyond that, written out.
-MAX_LINES, MAX_BYTES = 1_900, 100_000
+MAX_LINES, MAX_BYTES = 1_920, 100_000
 MAX_FUNCTION, MAX_FUNCTION_ELSEWHERE = 45, 60  # lines; in the trainer, elsewhere
 OBVIOUS = 20  # lines of a function that may go without a docstring
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
@@ -72,6 +72,16 @@ def test_the_trainer_fits_its_walls() -> None:
     text = TRAINER.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
     assert len(text.encode("utf-8")) < MAX_BYTES
+
+
+def test_a_records_script_is_written_as_the_trainer_is() -> None:
+    """It was frozen as it ran, and was readable when it was."""
+    for script in sorted((ROOT / "records").glob("track_*/*/*.py")):
+        for arguments in (("format", "--check"), ("check",)):
+            command = [sys.executable, "-m", "ruff", *arguments, "--no-cache"]
+            command += ["--config", "extend-exclude=[]", str(script)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef, int]]:

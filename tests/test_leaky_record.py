@@ -480,6 +480,7 @@ torch.save(model.state_dict(), f"{sys.argv[2]}/{runtime.world_size}_{runtime.ran
 """
 
 
+@pytest.mark.slow
 def test_two_and_four_ranks_step_as_one(tmp_path: Path) -> None:
     """Three layers: two and four ranks pad the banks of three, and the last rank of four has
     only padding of them."""

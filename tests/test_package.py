@@ -241,6 +241,7 @@ def test_the_command_holds_the_scripts_own_settings(tmp_path: Path, capsys: Capt
     ]
 
 
+@pytest.mark.slow
 def test_runs_of_the_trainer(tmp_path: Path, capsys: Capture) -> None:
     """A real run becomes a record; then the README's command, as it stands, runs it again."""
     data = byte_data(tmp_path / "data" / "datasets" / "small")
@@ -286,7 +287,7 @@ def test_runs_of_the_trainer(tmp_path: Path, capsys: Capture) -> None:
     assert last[0] == last[1] and last[0].startswith("final_int8_zlib_roundtrip_exact")
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, capsys: Capture) -> None:
     """To the digit; its log holds it and its size, and check.py has nothing against either."""
     script = tmp_path / "train_gpt.py"

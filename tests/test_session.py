@@ -88,6 +88,7 @@ for step in range(1, last + 1):
 """
 
 
+@pytest.mark.slow
 def test_a_stage_goes_on_where_its_time_was_over(
     make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
