@@ -634,7 +634,7 @@ class Pipeline:
             self.compute = torch.cuda.current_stream(runtime.device)
             self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
             self.copy.wait_event(self.compute.record_event())  # for who had the slots' memory
-        self.num_done, self.bytes_read = plan.first_batch, 0
+        self.num_done, self.num_batches, self.bytes_read = plan.first_batch, plan.num_batches, 0
         self.waits_ms, self.wait_ms = [], 0.0  # for a batch: of the device, or else the host; sum
         self.edges = deque()  # (asked, there): events around waits that may not be over
         self.closed, self.error = threading.Event(), None  # what ends the reader; what ended it
@@ -646,7 +646,7 @@ class Pipeline:
         return self
 
     def __next__(self):
-        if self.num_done == self.plan.num_batches or self.runtime.signum:
+        if self.num_done == self.num_batches or self.runtime.signum:
             raise StopIteration
         self.num_done += 1
         self.to_fill.put(self.in_use)
