@@ -1579,6 +1579,8 @@ class Trainer:
             f"step_avg:{ms / max(self.step, 1):.2f}ms{self.validation.partial}\n"
             f"val_stage_time_ms:{val_ms:.0f}ms {at}",
             event="validation",
+            val_loss=loss,
+            val_bpb=bpb,
         )
         self.clock.start()
 

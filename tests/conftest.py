@@ -6,6 +6,7 @@ import ast
 import configparser
 import dataclasses
 import inspect
+import math
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -301,3 +303,72 @@ class SimulatedRanks:
 
         with ThreadPoolExecutor(len(self.runtimes)) as pool:
             return list(pool.map(attempt, range(len(self.runtimes))))
+
+
+# What the logs of the tools' tests are made of.
+
+Call = Callable[..., tuple[int, str, str]]
+RULE = "=" * 100
+TOKENS, BYTES = 62_021_632, 151_080_362  # of the challenge's validation split
+HEADER = (
+    "tie_embeddings:True embed_lr:0.05 head_lr:0.0 matrix_lr:0.04 scalar_lr:0.04 "
+    "train_batch_tokens:524288 train_seq_len:1024 iterations:20000 warmup_steps:20 "
+    "max_wallclock_seconds:600.000"
+)
+LOGGED = {"script": "", "smi": "", "world": 8, "steps": 13_790, "ms": 43.5, "crc": 0}
+LOGGED |= {"partial": "", "eval_ms": 2100, "artifact": 15_700_000, "factor": 1.0}
+
+
+def bpb_of(nats: float, factor: float = 1.0) -> float:
+    return nats / math.log(2) * TOKENS / (BYTES * factor)
+
+
+def log_text(seed: int = 1, nats: float = 1.9, **changed: Any) -> str:
+    """A log as the challenge's script writes it. Of `changed`, what is neither in LOGGED nor the
+    bytes of `code` and `total` are words of its header."""
+    one = SimpleNamespace(**{name: changed.pop(name, value) for name, value in LOGGED.items()})
+    code = changed.pop("code", len(one.script.encode()))
+    total = changed.pop("total", one.artifact + code)
+    words = dict(word.split(":") for word in HEADER.split()) | changed
+    lines = [f"{one.script}\n{RULE}\nRunning Python 3.12.3 (main, x)"] if one.script else []
+    lines += [f"Running PyTorch 2.9.1+cu128\n{one.smi}\n{RULE}"] if one.smi else []
+    lines += [
+        "train_loader:dataset:fineweb10B_sp1024 train_shards:80",
+        f"val_loader:shards pattern=./data/fineweb_val_*.bin tokens:{TOKENS}{one.partial}",
+        f"model_params:17059912\nworld_size:{one.world} grad_accum_steps:1",
+        " ".join(f"{name}:{value}" for name, value in words.items()),
+        f"seed:{seed}",
+    ]
+    for k in (1, 10, 1000, 10_000, one.steps):
+        took, before = f"train_time:{k * one.ms:.0f}ms", nats - 0.01 + 9 / k * (k < one.steps)
+        crc = f" data_crc:{one.crc + k:08x}" if one.crc else ""
+        lines += [
+            f"step:{k}/20000 train_loss:{nats + 9 / k:.4f} {took} step_avg:{one.ms:.2f}ms{crc}",
+            f"step:{k}/20000 val_loss:{before:.4f} val_bpb:{bpb_of(before, one.factor):.4f} {took}",
+        ]
+    bpb = bpb_of(nats, one.factor)
+    lines += [
+        f"stopping_early: wallclock_cap {took} step:{one.steps}/20000",
+        f"Serialized model: 67000000 bytes\nCode size: {code} bytes",
+        f"Serialized model int8+zlib: {one.artifact} bytes",
+        f"Total submission size int8+zlib: {total} bytes",
+        f"final_int8_zlib_roundtrip val_loss:{nats:.4f} val_bpb:{bpb:.4f} "
+        f"eval_time:{one.eval_ms}ms{one.partial}",
+        f"final_int8_zlib_roundtrip_exact val_loss:{nats:.8f} val_bpb:{bpb:.8f}{one.partial}\n",
+    ]
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """A tool's main, called with arguments: its exit code, what it printed, its errors."""
+
+    def run(main: Callable[..., int], *arguments: object) -> tuple[int, str, str]:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
