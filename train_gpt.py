@@ -60,12 +60,12 @@ from torch.profiler import record_function
 Count = NewType("Count", int)  # these three are only annotations
 Share = NewType("Share", float)
 Positive = NewType("Positive", float)
-KINDS = {  # the least value, the first one that is too large, and what to say
-    int: (0, 2**63, "a whole number from 0 on"),
-    Count: (1, 2**63, "a whole number from 1 on"),
-    float: (-1e300, math.inf, "a number"),
-    Share: (0, 1, "0 or more, below 1"),
-    Positive: (1e-300, math.inf, "more than 0"),
+KINDS = {  # the type, the least value, the first one that is too large, and what to say
+    int: (int, 0, 2**63, "a whole number from 0 on"),
+    Count: (int, 1, 2**63, "a whole number from 1 on"),
+    float: (float, -1e300, math.inf, "a number"),
+    Share: (float, 0, 1, "0 or more, below 1"),
+    Positive: (float, 1e-300, math.inf, "more than 0"),
 }
 # Parts of tensors' names; some are names of the challenge's other scripts.
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight"
@@ -171,9 +171,9 @@ def read_config(env):
     for name in filter(env.get, SETTINGS):  # an empty value is none
         kind, text = SETTINGS[name], env[name]
         words = {"0": False, "1": True} if kind is bool else {word: word for word in get_args(kind)}
-        least, end, wanted = KINDS.get(kind, (0, 0, " or ".join(words)))
+        number, least, end, wanted = KINDS.get(kind, (str, 0, 0, " or ".join(words)))
         try:
-            value = words[text] if words else getattr(kind, "__supertype__", kind)(text)
+            value = words[text] if words else number(text)
             if kind in KINDS and not least <= value < end:
                 raise ValueError
             values[name.lower()] = value
@@ -1080,13 +1080,13 @@ class Exchange:
     """
 
     def __init__(self, params, runtime, clock):
-        self.runtime, self.clock = runtime, clock
+        self.params, self.runtime, self.clock = params, runtime, clock
         size, shape = sum(p.numel() for p in params), (runtime.world_size, len(Row._fields))
         self.vector = torch.zeros(size + math.prod(shape), device=runtime.device)
         self.gradients, table = self.vector.split([size, math.prod(shape)])
         self.table = table.view(shape)
-        self.params, self.parts = params, split_as(self.gradients, params)
-        self.keep_gradients()
+        for p, part in zip(params, split_as(self.gradients, params), strict=True):
+            p.grad = part
         self.skip = torch.zeros((), device=runtime.device)
         tables = runtime.steps_late + 2  # on their way at most
         self.sent = torch.zeros(tables, shape[1], pin_memory=runtime.cuda)
@@ -1103,18 +1103,11 @@ class Exchange:
         self.agreed = steps, elapsed_ms  # what rank 0's had, as far as all ranks have read of it
         self.first = steps, elapsed_ms  # the same after the first step, which may be a slow one
 
-    def keep_gradients(self):
-        for p, part in zip(self.params, self.parts, strict=True):
-            p.grad = part
-
     def backward(self, loss):
-        """Adds a loss's gradients, all at once: added to p.grad they are a kernel a parameter."""
-        for p in self.params:
-            p.grad = None
-        loss.backward()
-        used = [i for i, p in enumerate(self.params) if p.grad is not None]
-        torch._foreach_add_([self.parts[i] for i in used], [self.params[i].grad for i in used])
-        self.keep_gradients()
+        """Adds a loss's gradients to p.grad at once; loss.backward() adds them one by one."""
+        gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
+        used = {p: g for p, g in zip(self.params, gradients, strict=True) if g is not None}
+        torch._foreach_add_([p.grad for p in used], list(used.values()))
 
     def all_reduce(self, step, row, loss):
         """Sums gradients and table. No synchronisation point on CUDA: `read` is."""

@@ -3,23 +3,25 @@ kept, what is concluded, what makes a machine ready."""
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL_MODEL, byte_data, clean_environment, write_split
+from conftest import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, write_shard, write_split
 
 sys.path.append(str(ROOT / "logs"))
 import ablate  # noqa: E402  (the room is no package)
 import launch  # noqa: E402
 import preflight  # noqa: E402
+import stats  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 TOOL, PREFLIGHT = ROOT / "logs" / "ablate.py", ROOT / "logs" / "preflight.py"
@@ -114,23 +116,19 @@ class Place:
     """A folder in which a user works: a trainer, data, an environment of its own;
     what the trainer was started with."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.capsys, self.journal = folder, capsys, folder / "journal"
-        self.script = folder / "fake.py"
+    def __init__(self, folder: Path, call: Call) -> None:
+        self.folder, self.call, self.journal = folder, call, folder / "journal"
+        self.script, self.data = folder / "fake.py", folder / "data" / "datasets"
         self.script.write_text(FAKE)
-        data = folder / "data" / "datasets" / "fineweb10B_sp1024"
         for split in ("train", "val"):
-            write_split(data, split, np.arange(5000) % 1000, [2000])
+            write_split(self.data / "fineweb10B_sp1024", split, np.arange(5000) % 1000, [2000])
         (folder / "data" / "tokenizers").mkdir()
         (folder / "data" / "tokenizers" / "fineweb_1024_bpe.model").write_bytes(b"pieces")
 
-    def __call__(self, *words: str, tool: Any = ablate) -> tuple[int, str, str]:
-        try:
-            code = tool.main([*words, "--", "python3", "fake.py"])
-        except SystemExit as stop:
-            code = stop.code
-        out = self.capsys.readouterr()
-        return code, out.out, out.err
+    def __call__(self, *words: str, tool: Any = ablate, **variables: str) -> tuple[int, str, str]:
+        """The tool on the trainer, with these variables in its environment."""
+        with mock.patch.dict(os.environ, variables):
+            return self.call(tool.main, *words, "--", "python3", "fake.py")
 
     def starts(self) -> list[dict[str, Any]]:
         text = self.journal.read_text() if self.journal.exists() else ""
@@ -148,18 +146,17 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JOURNAL", str(tmp_path / "journal"))
     monkeypatch.setattr(ablate.compare, "draw", lambda *_: "no picture in tests")
-    return Place(tmp_path, capsys)
+    return Place(tmp_path, call)
 
 
 TWO = ("--vary", "KNOB=0,1", "--out", "out")
+OVERLAP = ("--vary", "TRAIN_PREFETCH=1,0", "--out", "out")
 
 
 # --- the plan ---
@@ -207,14 +204,13 @@ def test_wrong_usage_is_told_before_anything_runs(
     assert not place.journal.exists() and not (place.folder / "logs").exists()
 
 
-def test_a_command_that_is_missing_is_told(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ablate.main(["--vary", "KNOB=0,1", "--", "no-such-program", "fake.py"]) == 2
-    assert "no-such-program: no such program" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        ablate.main(["--vary", "KNOB=0,1"])
-    assert stop.value.code == 2 and "after --" in capsys.readouterr().err
+def test_a_command_that_is_missing_is_told(place: Place) -> None:
+    for command, words in (
+        (["--", "no-such-program", "fake.py"], "no-such-program: no such program"),
+        ([], "after --"),
+    ):
+        code, _, err = place.call(ablate.main, *TWO, *command)
+        assert code == 2 and words in err
 
 
 # --- running ---
@@ -223,10 +219,8 @@ def test_a_command_that_is_missing_is_told(
 def test_every_run_has_its_variables_folder_and_logs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SEED", "40")
-    monkeypatch.setenv("RUN_ID", "mine")
     monkeypatch.setattr(ablate.compare, "draw", DRAW)
-    code, out, err = place(*TWO, "--seeds", "2", "--steps", "30")
+    code, out, err = place(*TWO, "--seeds", "2", "--steps", "30", SEED="40", RUN_ID="mine")
     ids = ["knob-0_seed40", "knob-1_seed40", "knob-1_seed41", "knob-0_seed41"]
     assert (code, err) == (0, "") and place.started() == ids
     for start in place.starts():
@@ -240,44 +234,34 @@ def test_every_run_has_its_variables_folder_and_logs(
     assert (place.folder / "out" / "picture.png").exists()
 
 
-def test_fixed_time_sets_the_cap_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ITERATIONS", "40")
-    code, out, _ = place(*TWO, "--seeds", "1", "--seconds", "1.5")
+def test_fixed_time_sets_the_cap_alone(place: Place) -> None:
+    code, out, _ = place(*TWO, "--seeds", "1", "--seconds", "1.5", ITERATIONS="40")
     seen = {(s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"]) for s in place.starts()}
     assert code == 0 and seen == {("40", "1.5")} and "one seed a pair" in out
 
 
-def test_relative_paths_are_those_of_the_caller(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_are_those_of_the_caller(place: Place) -> None:
+    """Without the variable, the trainer's own default ./data/... is found from its folder."""
     (place.folder / "elsewhere").mkdir()
-    monkeypatch.setenv("DATA_PATH", "elsewhere")
-    assert place(*TWO, "--seeds", "1")[0] == 0
+    assert place(*TWO, "--seeds", "1", DATA_PATH="elsewhere")[0] == 0
     assert {start["DATA_PATH"] for start in place.starts()} == {str(place.folder / "elsewhere")}
-    # Without the variable, the trainer's own default ./data/... is found from its folder.
-    monkeypatch.delenv("DATA_PATH")
     assert place("--vary", "KNOB=0,1", "--out", "other", "--seeds", "1")[0] == 0
     assert place.starts()[-1]["DATA_PATH"] is None
 
 
-def test_a_failing_run_is_shown_and_the_rest_goes_on(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_FAIL", "knob-1_seed1338")
-    code, out, _ = place(*TWO, "--seeds", "3")
+def test_a_failing_run_is_shown_and_the_rest_goes_on(place: Place) -> None:
+    code, out, _ = place(*TWO, "--seeds", "3", FAKE_FAIL="knob-1_seed1338")
     assert code == 1 and len(place.starts()) == 6
     assert "FAILED (exit code 1)" in out and "    boom: the disk is full" in out
     assert "KNOB=1 seed 1338: exit code 1" in out.split("Failed\n")[1]
     assert place.difference("step time")["pairs"] == 2
-    monkeypatch.delenv("FAKE_FAIL")
     code, out, _ = place(*TWO, "--seeds", "3")
     assert code == 0 and place.started()[6:] == ["knob-1_seed1338"]
     assert "5 of 6 runs are finished and kept" in out
 
 
-def test_refused_settings_end_everything(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_REFUSE", "1")
-    code, out, err = place(*TWO)
+def test_refused_settings_end_everything(place: Place) -> None:
+    code, out, err = place(*TWO, FAKE_REFUSE="1")
     assert code == 2 and len(place.starts()) == 1
     assert "HEADS=3: set 4" in out and "nothing more was run" in err
 
@@ -294,57 +278,37 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     run.write_text("seed:1337\nstep:1/20 train_loss:9.0 train_time:5ms step_avg:5ms\n")
     assert place(*TWO, "--seeds", "2")[0] == 0 and place.started()[begun:] == ["knob-1_seed1337"]
     assert place("--vary", "KNOB=0,1,2", "--out", "out", "--seeds", "3")[0] == 0
-    assert set(place.started()[begun + 1 :]) == {
-        "knob-2_seed1337",
-        "knob-2_seed1338",
-        "knob-2_seed1339",
-        "knob-0_seed1339",
-        "knob-1_seed1339",
-    }
+    new = [f"knob-2_seed{seed}" for seed in (1337, 1338, 1339)]
+    new += ["knob-0_seed1339", "knob-1_seed1339"]
+    assert sorted(place.started()[begun + 1 :]) == sorted(new)
 
 
-def test_another_ablation_is_not_mixed_in(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_ablation_is_not_mixed_in(place: Place) -> None:
     assert place(*TWO, "--seeds", "1")[0] == 0
-    for change, reason in (
-        (lambda: place.script.write_text(FAKE + "# changed\n"), "script was"),
-        (lambda: monkeypatch.setenv("MLP_MULT", "4"), "MLP_MULT was None, is 4"),
-    ):
-        change()
-        code, _, err = place(*TWO, "--seeds", "1")
-        assert code == 2 and reason in err and "name another --out" in err
     assert "mode was as set, is steps 9" in place(*TWO, "--steps", "9")[2]
+    assert "MLP_MULT was None, is 4" in place(*TWO, MLP_MULT="4")[2]
+    place.script.write_text(FAKE + "# changed\n")
+    code, _, err = place(*TWO)
+    assert code == 2 and "script was" in err and "name another --out" in err
     assert len(place.starts()) == 2
     (place.folder / "out" / "manifest.json").write_text("{")
     assert "cannot be read" in place(*TWO)[2]
 
 
-def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None, process.communicate(
-            timeout=5
-        )
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
-    command = [sys.executable, str(TOOL), *TWO, "--seeds", "2", "--", "python3", "fake.py"]
-    env = {**os.environ, "FAKE_WAIT": "knob-1_seed1338"}
-    with subprocess.Popen(
-        command,
-        cwd=place.folder,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
-        until(Path(f"{place.journal}.waiting").exists, process)
+    run = "knob-1_seed1338"
+    command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env={**os.environ, "FAKE_WAIT": run}, **pipes) as process:
+        deadline = time.monotonic() + 60
+        while not Path(f"{place.journal}.waiting").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in out
     assert "2 of 4 runs are finished and kept" in out
-    run = "knob-1_seed1338"
     events = (place.folder / "out" / "runs" / run / "logs" / f"{run}.jsonl").read_text()
     assert json.loads(events.splitlines()[-1])["status"] == "interrupted", "it was asked to end"
     assert place(*TWO, "--seeds", "2")[0] == 0
@@ -361,60 +325,40 @@ def test_a_name_the_trainer_does_not_know_is_refused(place: Place) -> None:
 # --- what is concluded ---
 
 
-def test_differences_are_paired_and_agree_with_scipy(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scipy_stats = pytest.importorskip("scipy.stats")
-    monkeypatch.setenv("FAKE_DRIFT", "0")
-    code, out, _ = place(*TWO, "--seeds", "1337,1341,1350", "--steps", "20")
-    assert code == 0
-    found = place.difference("step time")
-    pace = {
-        knob: [
-            50 + 10 * knob + seed % 7 * 0.3 + seed * knob % 3 * 0.01 for seed in (1337, 1341, 1350)
-        ]
-        for knob in (0.0, 1.0)
-    }
-    expected = scipy_stats.ttest_rel(pace[1.0], pace[0.0])
-    low, high = expected.confidence_interval(0.95)
+def test_differences_are_paired_by_seed(place: Place) -> None:
+    seeds = (1337, 1341, 1350)
+    words = ("--seeds", ",".join(map(str, seeds)), "--steps", "20")
+    code, out, _ = place(*TWO, *words, FAKE_DRIFT="0")
+    found, verdict = place.difference("step time"), place.manifest["verdict"]
+    expected = stats.paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
     assert (found["mean"], found["low"], found["high"]) == pytest.approx(
-        (np.mean(np.subtract(pace[1.0], pace[0.0])), low, high)
+        (expected.difference, expected.low, expected.high)
     )
-    assert found["measurable"] and place.manifest["verdict"] in out
-    assert (
-        "KNOB=1 changes step time by +10" in place.manifest["verdict"] and "against KNOB=0" in out
-    )
-    assert "no measurable difference between KNOB=1 and KNOB=0: " in place.manifest["verdict"]
+    assert code == 0 and found["measurable"] and verdict in out
+    assert "KNOB=1 changes step time by +10" in verdict and "against KNOB=0" in out
+    assert "no measurable difference between KNOB=1 and KNOB=0: " in verdict
 
 
 def test_nothing_measurable_is_said_in_one_sentence(place: Place) -> None:
-    assert place("--vary", "TRAIN_PREFETCH=1,0", "--out", "out")[0] == 0
+    assert place(*OVERLAP)[0] == 0
     assert place.manifest["verdict"].startswith(
         "Verdict: no measurable difference between TRAIN_PREFETCH=0 and TRAIN_PREFETCH=1: step time"
     )
     assert "validation time equal to the digit, loss equal" in place.manifest["verdict"]
 
 
-def test_what_two_seeds_could_not_have_shown_is_said(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_COST", "0.02")
-    monkeypatch.setenv("FAKE_DRIFT", "0.1")
-    code, out, _ = place(*TWO, "--seeds", "2")
+def test_what_two_seeds_could_not_have_shown_is_said(place: Place) -> None:
+    code, out, _ = place(*TWO, "--seeds", "2", FAKE_COST="0.02", FAKE_DRIFT="0.1")
     found = place.difference("step time")
     reach = (found["high"] - found["low"]) / 2
     assert code == 0 and not found["measurable"] and found["seen_from"] == pytest.approx(reach)
     assert f"step time (with 2 seeds from {reach:.3g} ms on it would be seen)" in out
 
 
-def test_overlap_that_changes_the_data_is_no_ablation(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_OTHER_DATA", "1")
-    code, out, _ = place("--vary", "TRAIN_PREFETCH=1,0", "--out", "out", "--seeds", "1,")
-    assert (
-        code == 1 and "TRAIN_PREFETCH=0 is no ablation: it trained on other data (data_crc" in out
-    )
+def test_overlap_that_changes_the_data_is_no_ablation(place: Place) -> None:
+    code, out, _ = place(*OVERLAP, "--seeds", "1,", FAKE_OTHER_DATA="1")
+    words = "TRAIN_PREFETCH=0 is no ablation: it trained on other data (data_crc"
+    assert code == 1 and words in out
 
 
 def test_what_follows_from_a_setting_is_no_other_difference(place: Place) -> None:
@@ -425,91 +369,62 @@ def test_what_follows_from_a_setting_is_no_other_difference(place: Place) -> Non
 # --- preflight ---
 
 
-def test_preflight_passes_and_says_what_matters(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAX_WALLCLOCK_SECONDS", "100")
-    monkeypatch.setenv("CHECKPOINT_EVERY", "5")
-    code, out, err = place(tool=preflight)
+def test_preflight_passes_and_says_what_matters(place: Place) -> None:
+    code, out, err = place(tool=preflight, MAX_WALLCLOCK_SECONDS="100", CHECKPOINT_EVERY="5")
     assert (code, err) == (0, "") and out.splitlines()[-1].startswith("READY: ")
-    assert [(s["TRAIN_PREFETCH"], s["VAL_COPY_STREAM"]) for s in place.starts()] == [
-        ("1", "1"),
-        ("0", "0"),
+    names = ("ITERATIONS", "MAX_WALLCLOCK_SECONDS", "VAL_TOKENS", "CHECKPOINT_EVERY")
+    names += ("TRAIN_PREFETCH", "VAL_COPY_STREAM")
+    assert [[start[name] for name in names] for start in place.starts()] == [
+        ["20", "0", "8193", None, "1", "1"],
+        ["20", "0", "8193", None, "0", "0"],
     ]
-    assert {
-        (s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"], s["VAL_TOKENS"], s["CHECKPOINT_EVERY"])
-        for s in place.starts()
-    } == {("20", "0", "8193", None)}
-    assert "2 train shards, 5,000 tokens" in out and "data_crc 00000539 at step 20" in out
-    assert "12 losses agree to the last digit" in out
-    assert "50.00 ms a step with overlap on, 50.00 off" in out
-    assert "about 1,999 steps fit MAX_WALLCLOCK_SECONDS=100, ITERATIONS=20 ends it first" in out
-    assert (
-        "note  tokens    20,480 will be trained on: 4.10 passes" in out
-        and "5 MiB at the peak" in out
-    )
+    for words in (
+        "2 train shards, 5,000 tokens",
+        "data_crc 00000539 at step 20",
+        "12 losses agree to the last digit",
+        "50.00 ms a step with overlap on, 50.00 off",
+        "about 1,999 steps fit MAX_WALLCLOCK_SECONDS=100, ITERATIONS=20 ends it first",
+        "note  tokens    20,480 will be trained on: 4.10 passes",
+        "5 MiB at the peak",
+    ):
+        assert words in out
     assert not list(place.folder.glob("logs/preflight/*/final_model*"))
 
 
 @pytest.mark.parametrize(
-    "device,gap,code,words",
+    ("device", "gap", "code", "words"),
     [
-        ("", "1e-9", 2, "must agree to the last digit"),
+        (platform.machine(), "1e-9", 2, "must agree to the last digit"),
         ("NVIDIA H100", "5e-4", 0, "within 0.001 nats at step 1"),
         ("NVIDIA H100", "5e-3", 2, "train_loss at step 1 is"),
         ("NVIDIA H100", "nan", 2, "losses differ"),
     ],
 )
 def test_preflight_compares_losses(
-    place: Place, monkeypatch: pytest.MonkeyPatch, device: str, gap: str, code: int, words: str
+    place: Place, device: str, gap: str, code: int, words: str
 ) -> None:
-    monkeypatch.setenv("FAKE_GAP", gap)
-    if device:
-        monkeypatch.setenv("FAKE_DEVICE", device)
-    found, out, _ = place(tool=preflight)
+    found, out, _ = place(tool=preflight, FAKE_DEVICE=device, FAKE_GAP=gap)
     assert found == code and words in out
 
 
-def spoil_shard(place: Place) -> None:
-    path = place.folder / "data" / "datasets" / "fineweb10B_sp1024" / "fineweb_train_000001.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-
-
 @pytest.mark.parametrize(
-    "spoil,words,starts",
+    ("variables", "words", "starts"),
     [
-        (spoil_shard, "fineweb_train_000001.bin: 7,022 bytes, but its header promises 7,024", 0),
-        (
-            lambda place: (
-                place.folder / "data" / "tokenizers" / "fineweb_1024_bpe.model"
-            ).unlink(),
-            "set TOKENIZER_PATH",
-            0,
-        ),
-        (
-            lambda place: os.environ.update(FAKE_OTHER_DATA="1"),
-            "data_crc 00000539 and 00000540 at step 1",
-            2,
-        ),
-        (lambda place: os.environ.update(FAKE_REFUSE="1"), "HEADS=3: set 4", 1),
-        (lambda place: os.environ.update(KNOB="99"), "KNOB=99: set less", 0),
-        (
-            lambda place: os.environ.update(FAKE_FAIL="preflight_overlap_off"),
-            "boom: the disk is full",
-            2,
-        ),
+        ({"DATA_PATH": "cut"}, "n_0.bin: 1,043 bytes, but its header promises 1,042", 0),
+        ({"TOKENIZER_PATH": "none"}, "set TOKENIZER_PATH", 0),
+        ({"KNOB": "99"}, "KNOB=99: set less", 0),
+        ({"FAKE_REFUSE": "1"}, "HEADS=3: set 4", 1),
+        ({"FAKE_FAIL": "preflight_overlap_off"}, "boom: the disk is full", 2),
+        ({"FAKE_OTHER_DATA": "1"}, "data_crc 00000539 and 00000540 at step 1", 2),
     ],
 )
 def test_preflight_refuses(
-    place: Place,
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Place], object],
-    words: str,
-    starts: int,
+    place: Place, variables: dict[str, str], words: str, starts: int
 ) -> None:
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    spoil(place)
-    code, out, err = place(tool=preflight)
+    for split in ("train", "val"):
+        shard = write_shard(place.folder / "cut" / f"fineweb_{split}_0.bin", np.arange(9))
+        shard.write_bytes(shard.read_bytes() + b"x" * (split == "train"))
+    code, out, err = place(tool=preflight, **variables)
     assert code == 2 and words in out + err and len(place.starts()) == starts
     assert "NOT READY" in out or err.startswith("error: ")
 
@@ -517,23 +432,18 @@ def test_preflight_refuses(
 def test_preflight_holds_processes_against_devices(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        launch,
-        "gpus",
-        lambda: [{"name": "H100", "driver": "550", "total_mib": "81559"}] * 4,
-    )
+    device = {"name": "H100", "driver": "550", "total_mib": "81559"}
+    monkeypatch.setattr(launch, "gpus", lambda: [device] * 4)
     out = place(tool=preflight)[1]
-    assert (
-        "4 x H100, driver 550, 1 of them used" in out
-        and "uses 1 of 4: set --nproc_per_node=4" in out
-    )
+    assert "4 x H100, driver 550, 1 of them used" in out
+    assert "uses 1 of 4: set --nproc_per_node=4" in out
     for words, count in (
-        ("--nproc_per_node=8", 8),
-        ("--nproc-per-node 2", 2),
-        ("--nproc_per_node=gpu", 4),
+        ("torchrun --standalone --nproc_per_node=8 t.py", 8),
+        ("torchrun --nproc-per-node 2 t.py", 2),
+        ("torchrun --nproc_per_node=gpu t.py", 4),
+        ("python t.py", 1),
     ):
-        assert preflight.processes(["torchrun", "--standalone", *words.split(), "t.py"], 4) == count
-    assert preflight.processes(["python", "t.py"], 4) == 1
+        assert preflight.processes(words.split(), 4) == count
 
 
 # --- the trainer itself ---
@@ -544,15 +454,12 @@ def real(
 ) -> subprocess.CompletedProcess[str]:
     """A tool on train_gpt.py, called in `folder`, with data under a relative path."""
     (folder / "train_gpt.py").symlink_to(ROOT / "train_gpt.py")
-    data = {
-        k: os.path.relpath(v, folder) if k.endswith("PATH") else v
-        for k, v in byte_data(folder / "d").items()
-    }
-    env = clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data)
+    byte_data(folder / "d")
+    data = {"DATA_PATH": "d", "TOKENIZER_PATH": "d/byte.json", "VOCAB_SIZE": 260}
     return subprocess.run(
         [sys.executable, tool, *words, "--", *launcher, "train_gpt.py"],
         cwd=folder,
-        env=env,
+        env=clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data),
         capture_output=True,
         text=True,
         timeout=110,
@@ -561,13 +468,20 @@ def real(
 
 @pytest.mark.slow
 def test_our_trainer_is_ablated(tmp_path: Path) -> None:
-    words = ("--vary", "TRAIN_PREFETCH=1,0", "--seeds", "1", "--steps", "6")
+    """Overlap changes nothing, and nothing differs between the runs but seed and overlap."""
+    words = ("--vary", "TRAIN_PREFETCH=1,0", "--seeds", "2", "--steps", "6")
     done = real(TOOL, tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "logs" / "ablate-train_prefetch"
     manifest = json.loads((folder / "manifest.json").read_text())
     loss = next(d for d in manifest["differences"] if d["metric"].startswith("loss"))
-    assert loss["mean"] == 0 and "Same data: yes, data_crc at step 6" in done.stdout
+    assert loss["mean"] == 0 and "loss equal to the digit" in manifest["verdict"]
+    assert re.search(r"Same data: yes, data_crc at step 6 .*: [0-9a-f]{8}: 1-4\n", done.stdout)
+    differs = done.stdout.split("What differs in configuration")[1].split("\n\n")[0]
+    assert [line.split(None, 1) for line in differs.splitlines()[1:]] == [
+        ["seed", "1337: 1-2 | 1338: 3-4"],
+        ["train_prefetch", "True: 1, 4 | False: 2-3"],
+    ]
     assert manifest["base"]["DATA_PATH"] == "d"
     assert (folder / "runs" / "train_prefetch-0_seed1337" / "final_model.int8.ptz").exists()
 

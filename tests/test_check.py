@@ -4,19 +4,17 @@ import base64
 import hashlib
 import json
 import lzma
-import math
 import random
-import re
 import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, RULE, Call, bpb_of
+from conftest import log_text as challenge_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,10 +23,7 @@ import check  # noqa: E402  (the room is no package)
 from _code import look, pack  # noqa: E402
 from _submission import schema  # noqa: E402
 
-Capture = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.timeout(200)
-TOKENS, BYTES = 62_021_632, 151_080_362
-RULE = "=" * 100
 SCRIPT = (
     '"""A trainer."""\nimport os\nimport torch\n\n\ndef main():\n    print(torch, os)\n\n\nmain()\n'
 )
@@ -39,45 +34,9 @@ NAME = "2026-04-01_WiderMLP"
 ARTIFACT = 15_700_000
 
 
-def bpb_of(nats: float, factor: float = 1.0) -> float:
-    return nats / math.log(2) * TOKENS / (BYTES * factor)
-
-
-def log_text(
-    seed: int = 1, nats: float = 1.9, script: str = SCRIPT, smi: str = SMI, **changed: Any
-) -> str:
-    """A log of the challenge's script, as it would be of 8 H100s, with words changed."""
-    numbers = {"ms": 43.5, "artifact": ARTIFACT, "code": len(script.encode()), "factor": 1.0}
-    one = SimpleNamespace(**numbers | {"world": 8, "lr": 0.04, "eval_ms": 2100, "partial": ""})
-    vars(one).update(changed)
-    total = changed.get("total", one.artifact + one.code)
-    bpb, steps = bpb_of(nats, one.factor), 13_790
-    lines = [
-        f"{script}\n{RULE}\nRunning Python 3.12.3 (main, x)\nRunning PyTorch 2.9.1+cu128\n{smi}",
-        f"{RULE}\ntrain_loader:dataset:fineweb10B_sp1024 train_shards:80",
-        f"val_loader:shards pattern=./data/fineweb_val_*.bin tokens:{TOKENS}{one.partial}",
-        f"model_params:17059912\nworld_size:{one.world} grad_accum_steps:1",
-        f"tie_embeddings:True embed_lr:0.05 head_lr:0.0 matrix_lr:{one.lr} scalar_lr:0.04",
-        "train_batch_tokens:524288 train_seq_len:1024 iterations:20000 warmup_steps:20 "
-        f"max_wallclock_seconds:600.000\nseed:{seed}",
-    ]
-    for k in (1, 10, 1000, 10_000):
-        line = f"step:{k}/20000 train_loss:{nats + 9 / k:.4f} train_time:{k * one.ms:.0f}ms"
-        lines.append(f"{line} step_avg:{one.ms:.2f}ms")
-    took, before = f"train_time:{steps * one.ms:.0f}ms", nats - 0.01
-    return "\n".join(
-        [
-            *lines,
-            f"step:{steps}/20000 val_loss:{before:.4f} val_bpb:{bpb_of(before):.4f} {took}",
-            f"stopping_early: wallclock_cap {took} step:{steps}/20000",
-            f"Serialized model: 67000000 bytes\nCode size: {one.code} bytes",
-            f"Serialized model int8+zlib: {one.artifact} bytes",
-            f"Total submission size int8+zlib: {total} bytes",
-            f"final_int8_zlib_roundtrip val_loss:{nats:.4f} val_bpb:{bpb:.4f} "
-            f"eval_time:{one.eval_ms}ms{one.partial}",
-            f"final_int8_zlib_roundtrip_exact val_loss:{nats:.8f} val_bpb:{bpb:.8f}{one.partial}\n",
-        ]
-    )
+def log_text(**changed: Any) -> str:
+    """A log with its script and machine, as it would be of 8 H100s."""
+    return challenge_log(**{"script": SCRIPT, "smi": SMI} | changed)
 
 
 def make_record(
@@ -133,17 +92,8 @@ def found(report: check.Report, rule: str) -> list[tuple[str, str]]:
     return [(one.level, str(one)) for one in report.findings if one.rule == rule]
 
 
-def call(capsys: Capture, *arguments: object) -> tuple[int, str, str]:
-    try:
-        code = check.main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
-def test_a_record_in_order_is_accepted(place: Path, capsys: Capture) -> None:
-    code, out, err = call(capsys, make_record(place))
+def test_a_record_in_order_is_accepted(place: Path, call: Call) -> None:
+    code, out, err = call(check.main, make_record(place))
     assert (code, err) == (0, "") and out.startswith(f"{place}: accepted as track_10min_16mb\n")
     assert "val_bpb 1.12558 +- 0.00030, val_loss 1.90050 +- 0.00050, seeds 1, 42, 1337" in out
     total = ARTIFACT + len(SCRIPT)
@@ -194,6 +144,8 @@ def log_of_42(**changed: Any) -> Build:
 
 
 ONE = bpb_of(1.9)  # of seed 1
+NO_RESULTS = {"seed_results": None}
+ONE_AS_7 = add("train_seed7.log", log_text(nats=1.9002), changed=NO_RESULTS)
 OTHER = SCRIPT.replace("A trainer", "My trainer")
 NEEDS = SCRIPT + "import helper\nprint(helper)\n"
 LATER = "step:10000/20000 train_loss"
@@ -201,6 +153,7 @@ LONG = (SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))).encode()
 MISLABELLED = pack(LONG).decode().replace(hashlib.sha256(LONG).hexdigest(), "0" * 64)
 OPAQUE = f'exec("{"x" * 3000}")\n'
 FAULTS: dict[str, tuple[Build, str]] = {
+    "no folder": (lambda folder: None, "refused files: no such folder: name the folder of a"),
     "no readme": (drop("README.md"), "refused files: no README.md"),
     "no script": (drop("train_gpt.py"), "refused files: no train_gpt.py"),
     "no submission": (drop("submission.json"), "refused files: no submission.json"),
@@ -214,17 +167,12 @@ FAULTS: dict[str, tuple[Build, str]] = {
     "todo": (edit(readme="TODO: " + "words " * 30), "warned files: TODO"),
     "other track": (says(track="non_record_16mb"), "warned place: non_record_16mb"),
     "one seed": (edit(results={1: 1.9}), "warned seeds: 1 run: three"),
-    "other seed": (
-        add("train_seed7.log", log_text(seed=1, nats=1.9002), changed={"seed_results": None}),
-        "warned seeds: train_seed7.log: this run's seed is 1",
-    ),
-    "seed twice": (
-        add("train_seed7.log", log_text(seed=1, nats=1.9002), changed={"seed_results": None}),
-        "warned seeds: seed 1 is in 2 different runs",
-    ),
+    "other seed": (ONE_AS_7, "warned seeds: train_seed7.log: this run's seed is 1"),
+    "seed twice": (ONE_AS_7, "warned seeds: seed 1 is in 2 different runs"),
+    "a copy": (add("train.log", log_text(), changed=NO_RESULTS), "note seeds: the same bytes as"),
     "no log of it": (says(seeds=[1, 42, 1337, 7]), "warned seeds: seed 7, which has no log"),
     "left out": (says(seeds=[1, 42]), "warned seeds: leaves out seed 1337"),
-    "other settings": (log_of_42(lr=0.02), "warned seeds: matrix_lr: 0.04 | 0.02"),
+    "other settings": (log_of_42(matrix_lr=0.02), "warned seeds: matrix_lr: 0.04 | 0.02"),
     "too good": (says(val_bpb=1.1187), "refused score: is in no log: the mean of the logs is"),
     "too bad": (says(val_bpb=1.1387), "warned score: is in no log"),
     "one alone": (says(val_bpb=round(ONE, 8)), "warned score: seed 1 alone"),
@@ -302,14 +250,36 @@ def test_a_fault_is_found_and_named(fault: str, place: Path) -> None:
     build(place)
     report = check.check_folder(place)
     told = [f"{one.level} {one.rule}: {one}" for one in report.findings]
-    level, rule, words = re.fullmatch(r"(\w+) (\w+): (.*)", expected).groups()
-    assert [one for one in told if one.startswith(f"{level} {rule}: ") and words in one], told
+    kind, words = expected.split(": ", 1)
+    assert [one for one in told if one.startswith(f"{kind}: ") and words in one], told
+    level = kind.split()[0]
     assert report.verdict in ({"note": "accepted"}.get(level, level), "refused")
+
+
+NEWER = 'x = f"{"a" if True else f"{"b"}"}"\ndef f[T](x: T) -> T:\n    return x\n'
+RULED = f'x = """\n{RULE}\n"""\n' + "# more of it\n" * 50
+IN_ORDER = {
+    "syntax of a newer Python, compared as text": edit(script=SCRIPT + NEWER),
+    "a rule inside the script": edit(script=SCRIPT + RULED),
+    "a rule in front of it": add("train_seed1.log", f"{'=' * 80}\n{log_text()}"),
+    "seed_results name one of two runs": add("train_seed001.log", log_text(nats=1.7)),
+}
+
+
+@pytest.mark.parametrize("oddity", IN_ORDER)
+def test_what_is_odd_but_in_order_is_accepted(oddity: str, place: Path) -> None:
+    IN_ORDER[oddity](place)
+    report = check.check_folder(place)
+    assert report.verdict == "accepted" and report.seeds == [1, 42, 1337]
+    assert "train_seed1.log" in [log.name for log in report.main] and not found(report, "source")
 
 
 def test_a_single_fault_is_one_finding(place: Path) -> None:
     report = check.check_folder(make_record(place, changed={"val_bpb": 1.1187, "val_loss": 1.88}))
     assert [(one.level, one.rule) for one in report.findings] == [("refused", "score")]
+    report = check.check_folder(place.parent)
+    words = f"no record, but a folder of records: name those, as {place}"
+    assert [str(one) for one in report.findings] == [words]
 
 
 def test_what_a_log_ends_with_in_other_words_is_only_asked_about(place: Path) -> None:
@@ -320,14 +290,6 @@ def test_what_a_log_ends_with_in_other_words_is_only_asked_about(place: Path) ->
         log.write("the mixture of experts gets 1.05118 in the end\n")
     report = check.check_folder(folder)
     assert "is not what ran last" in found(report, "score")[0][1] and report.verdict == "warned"
-
-
-def test_a_folder_of_records_is_none(place: Path) -> None:
-    make_record(place)
-    report = check.check_folder(place.parent)
-    assert [str(one) for one in report.findings] == [
-        f"no record, but a folder of records: name those, as {place}"
-    ]
 
 
 def test_place_and_track(tmp_path: Path) -> None:
@@ -399,12 +361,6 @@ def test_over_the_cap_as_shipped_and_below_it_packed(place: Path) -> None:
     assert "the script that --pack makes" in words and report.verdict == "warned"
 
 
-def test_a_newer_pythons_syntax_is_no_fault(place: Path) -> None:
-    """It ran, as its logs prove; what this Python cannot parse is compared as text."""
-    newer = SCRIPT + 'x = f"{"a" if True else f"{"b"}"}"\ndef f[T](x: T) -> T:\n    return x\n'
-    assert check.check_folder(make_record(place, script=newer)).verdict == "accepted"
-
-
 def test_code_beside_the_script_counts(place: Path) -> None:
     """By import, by exec and by name, also from there on; what nobody needs does not."""
     launcher = 'exec(open(__file__.replace("train_gpt.py", "real.py")).read())\n'
@@ -420,29 +376,7 @@ def test_code_beside_the_script_counts(place: Path) -> None:
     assert any("too many" in line for level, line in found(report, "cap") if level == "warned")
 
 
-def test_a_rule_inside_the_script_is_no_end_of_it(place: Path) -> None:
-    ruled = SCRIPT + f'x = """\n{RULE}\n"""\n' + "# more of it\n" * 50
-    assert not found(check.check_folder(make_record(place, script=ruled)), "source")
-
-
-def test_a_rule_in_front_of_the_script_is_none_of_it(place: Path) -> None:
-    folder = make_record(place)
-    for log in folder.glob("*.log"):
-        log.write_text(f"{'=' * 80}\n{log.read_text()}")
-    assert not found(check.check_folder(folder), "source")
-
-
 # --- which runs are submitted ---
-
-
-def test_a_copy_of_a_log_is_one_run(place: Path) -> None:
-    folder = make_record(place, changed={"seed_results": None})
-    for name in ("train.log", "train_seed7.log"):
-        (folder / name).write_bytes((folder / "train_seed1.log").read_bytes())
-    report = check.check_folder(folder)
-    assert report.verdict == "accepted" and report.seeds == [1, 42, 1337]
-    assert len(report.results("val_bpb")) == 3
-    assert "the same bytes as train.log: one run" in found(report, "seeds")[0][1]
 
 
 def test_arms_by_folder_and_name(tmp_path: Path) -> None:
@@ -450,7 +384,9 @@ def test_arms_by_folder_and_name(tmp_path: Path) -> None:
     folder = make_record(tmp_path / "records" / check.RECORD / NAME)
     (folder / "ablation").mkdir()
     for seed, nats in ((1, 1.85), (42, 1.86), (1337, 1.87)):
-        (folder / f"train_wide_s{seed}.log").write_text(log_text(seed=seed, nats=nats + 0.2, lr=1))
+        (folder / f"train_wide_s{seed}.log").write_text(
+            log_text(seed=seed, nats=nats + 0.2, matrix_lr=1)
+        )
         log = folder / "ablation" / f"seed_{seed}.txt"
         log.write_text(log_text(seed=seed, nats=nats, artifact=16_000_001, ms=90))
     report = check.check_folder(folder)
@@ -464,17 +400,7 @@ def test_arms_by_folder_and_name(tmp_path: Path) -> None:
     (folder / "submission.json").write_text(json.dumps(values))
     report = check.check_folder(folder)
     assert {log.name.split("/")[0] for log in report.main} == {"ablation"} and report.seeds
-    assert {rule for one in report.findings if one.level == "refused" for rule in [one.rule]} == {
-        "cap",
-        "time",
-    }
-
-
-def test_seed_results_say_which_of_two_runs_of_a_seed(place: Path) -> None:
-    folder = make_record(place)
-    (folder / "train_seed001.log").write_text(log_text(seed=1, nats=1.7))
-    report = check.check_folder(folder)
-    assert report.verdict == "accepted" and "train_seed1.log" in [log.name for log in report.main]
+    assert {one.rule for one in report.findings if one.level == "refused"} == {"cap", "time"}
 
 
 # --- folders of strangers ---
@@ -516,10 +442,10 @@ def test_large_files_are_not_read(place: Path) -> None:
     assert found(report, "submission")[0][0] == "refused" and report.text is None
 
 
-def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, capsys: Capture) -> None:
+def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Call) -> None:
     folder = make_record(place, changed={"date": "\x1b[31m\ud800\n"})
     (folder / "bad\x1b[2J\udcff.pt").write_bytes(b"")
-    _, out, _ = call(capsys, folder)
+    _, out, _ = call(check.main, folder)
     assert "\x1b" not in out and "bad?[2J" in out
 
 
@@ -567,7 +493,7 @@ def test_any_script_is_judged(fuzz_folder: Path, text: bytes) -> None:
 
 
 def test_one_folder_does_not_take_the_others_along(
-    place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_record(place)
     (place.parent.parent / "x").mkdir()
@@ -575,7 +501,7 @@ def test_one_folder_does_not_take_the_others_along(
     monkeypatch.setattr(
         check, "check_place", lambda report: real(report) if report.place == place else 1 / 0
     )
-    code, out, _ = call(capsys, other := place.parent.parent / "x", place)
+    code, out, _ = call(check.main, other := place.parent.parent / "x", place)
     assert code == 0 and f"{other}: warned" in out and "ZeroDivisionError" in out
     assert f"{place}: accepted" in out
 
@@ -583,7 +509,7 @@ def test_one_folder_does_not_take_the_others_along(
 # --- significance, data, command line ---
 
 
-def test_significance_against_a_folder_and_a_score(tmp_path: Path, capsys: Capture) -> None:
+def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     ours = {1: 1.8900, 2: 1.8905, 3: 1.8895}
     theirs = {1: 1.9000, 2: 1.9004, 3: 1.8996}
@@ -591,17 +517,17 @@ def test_significance_against_a_folder_and_a_score(tmp_path: Path, capsys: Captu
     new = make_record(tmp_path / "records" / check.RECORD / NAME, results=ours)
     moved = [value - 0.005 for value in theirs.values()]
     p = scipy_stats.ttest_ind(moved, list(ours.values()), equal_var=False).pvalue / 2
-    code, out, _ = call(capsys, new, "--previous", old)
+    code, out, _ = call(check.main, new, "--previous", old)
     assert code == 0 and p < 0.01
     assert f"+0.01000 nats better than 2026-03-01_Old; by 0.00500: p = {p:.2g}" in out
-    assert call(capsys, old, "--previous", new)[0] == 1
+    assert call(check.main, old, "--previous", new)[0] == 1
     for score, code in (
         (f"{bpb_of(1.9):.6f}", 0),
         (f"{bpb_of(1.8951):.6f}", 1),
         ("1.9000nats", 0),
         ("1.8951nats", 1),
     ):
-        assert call(capsys, new, "--previous", score)[0] == code
+        assert call(check.main, new, "--previous", score)[0] == code
 
 
 @pytest.mark.parametrize(
@@ -613,12 +539,7 @@ def test_significance_against_a_folder_and_a_score(tmp_path: Path, capsys: Captu
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
-    place: Path, capsys: Capture, arguments: tuple[str, ...], words: str
+    place: Path, call: Call, arguments: tuple[str, ...], words: str
 ) -> None:
-    code, out, err = call(capsys, make_record(place), *arguments)
+    code, out, err = call(check.main, make_record(place), *arguments)
     assert (code, out) == (2, "") and words in err.splitlines()[-1]
-
-
-def test_a_missing_folder_is_refused(capsys: Capture, tmp_path: Path) -> None:
-    code, out, _ = call(capsys, tmp_path / "none")
-    assert code == 1 and "no such folder: name the folder of a record" in out
