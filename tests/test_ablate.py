@@ -15,7 +15,16 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, write_shard, write_split
+from conftest import (
+    ROOT,
+    SMALL_MODEL,
+    Call,
+    byte_data,
+    clean_environment,
+    heed_interrupts,
+    write_shard,
+    write_split,
+)
 
 sys.path.append(str(ROOT / "logs"))
 import ablate  # noqa: E402  (the room is no package)
@@ -299,8 +308,14 @@ def test_another_ablation_is_not_mixed_in(place: Place) -> None:
 def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
     run = "knob-1_seed1338"
     command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, env={**os.environ, "FAKE_WAIT": run}, **pipes) as process:
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "FAKE_WAIT": run},
+        preexec_fn=heed_interrupts,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         deadline = time.monotonic() + 60
         while not Path(f"{place.journal}.waiting").exists():
             assert time.monotonic() < deadline and process.poll() is None
