@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -220,7 +219,8 @@ def test_what_stands_in_front_of_lines_changes_nothing(
     tmp_path: Path, prefix: str, log: str
 ) -> None:
     plain = only(read_text(tmp_path, log))
-    assert only(read_text(tmp_path, re.sub("^(?=.)", prefix, log, flags=re.MULTILINE))) == plain
+    prefixed = "".join(prefix + line for line in log.splitlines(keepends=True))
+    assert only(read_text(tmp_path, prefixed)) == plain
 
 
 def test_what_ends_lines_and_begins_files_changes_nothing(tmp_path: Path) -> None:
