@@ -43,6 +43,7 @@ def test_pairs_take_out_what_both_share() -> None:
     a, b = [1.0, 2.0, 3.0, 4.0], [1.011, 2.009, 3.010, 4.010]
     found = stats.paired(a, b, margin=0.005)
     assert found.p < 0.001 < 0.4 < stats.welch(a, b, margin=0.005).p
+    assert stats.paired(a, b, margin=0.010).p == pytest.approx(0.5, abs=1e-3)
     # Of the differences 11, 9, 10, 10: mean 10, std 0.8165, t(0.975, 3) = 3.1824.
     assert found.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
 
@@ -61,7 +62,7 @@ def test_mean_standard_deviation_and_interval() -> None:
         lambda: stats.summary([]),
         lambda: stats.summary([1.0, math.nan]),
         lambda: stats.welch([1.0], [2.0, 3.0]),
-        lambda: stats.paired([1.0, 2.0], [1.0]),
+        lambda: stats.paired([1.0, 2.0, 3.0], [1.0, 2.1]),
         lambda: stats.paired([1.0], [1.0]),
     ],
 )
