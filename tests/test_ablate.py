@@ -127,10 +127,11 @@ class Place:
 
     def __init__(self, folder: Path, call: Call) -> None:
         self.folder, self.call, self.journal = folder, call, folder / "journal"
-        self.script, self.data = folder / "fake.py", folder / "data" / "datasets"
+        self.script = folder / "fake.py"
         self.script.write_text(FAKE)
+        data = folder / "data" / "datasets" / "fineweb10B_sp1024"
         for split in ("train", "val"):
-            write_split(self.data / "fineweb10B_sp1024", split, np.arange(5000) % 1000, [2000])
+            write_split(data, split, np.arange(5000) % 1000, [2000])
         (folder / "data" / "tokenizers").mkdir()
         (folder / "data" / "tokenizers" / "fineweb_1024_bpe.model").write_bytes(b"pieces")
 
