@@ -68,7 +68,7 @@ def refusal(folder: Path, ranks: int = 0, **settings: object) -> str:
     run = Live(folder, ranks, **settings)
     assert run.end() == [1] * max(1, ranks)
     assert ranks or len(run.said) == 1 and "Traceback" not in run.err
-    return run.said[0].removeprefix("train_gpt.py: rank 0: ")
+    return re.sub("^train_gpt.py: (rank 0: )?", "", run.said[0])
 
 
 def numbers_of(state: object) -> list[object]:
@@ -222,6 +222,22 @@ def test_data_that_has_moved_is_the_same(tmp_path: Path, data: dict, reference: 
     moved = {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "byte.json")}
     there = go_on(reference, tmp_path / "there", 6, **data | moved)
     go_on(there, tmp_path / "back", 9, **data)
+
+
+@pytest.mark.row(
+    "RESUME where a shard has come before others", "refused by name; one behind them may come"
+)
+def test_the_shards_so_far_are_bound(tmp_path: Path, data: dict, reference: Live) -> None:
+    folder = tmp_path / Path(data["DATA_PATH"]).name
+    shutil.copytree(str(data["DATA_PATH"]), folder)
+    path = reference.folder / "checkpoints" / "r" / "step_00000006.pt"
+    config = config_of(**data | {"DATA_PATH": folder, "RESUME": path})
+    first = folder / "fineweb_train_000000.bin"
+    shutil.copy(first, folder / "fineweb_train_000009.bin")
+    train_gpt.find_checkpoint(config)
+    shutil.copy(first, folder / "fineweb_train_00000.bin")
+    with pytest.raises(train_gpt.RunError, match="000000.bin is fineweb_train_00000.bin now"):
+        train_gpt.find_checkpoint(config)
 
 
 @pytest.mark.parametrize("damaged", [1, 2])

@@ -51,9 +51,9 @@ def state_of(trainer: tg.Trainer) -> list[torch.Tensor]:
 # --- The vector and its table -----------------------------------------------------------------
 
 
-def row_of(rank: int, step: int = 0, **more: Any) -> tg.Row:
+def row_of(rank: int, step: int = 0, **more: Any) -> tg.Message:
     words = {"wait_ms": 100.0 * rank + step, "signum": 0, "crc_low": 0, "crc_high": 0, **more}
-    return tg.Row(steps=step, elapsed_ms=10.0 * step + 3 * rank, **words)
+    return tg.Message(steps=step, elapsed_ms=10.0 * step + 3 * rank, **words)
 
 
 def test_gradients_lie_in_the_vector_that_is_summed() -> None:
@@ -90,7 +90,7 @@ def test_every_rank_learns_what_all_ranks_say() -> None:
         row = row_of(rank, 7, crc_low=crcs[rank] & 0xFFFF, crc_high=crcs[rank] >> 16)
         exchange.all_reduce(7, row, torch.tensor(0.5 + rank))
         exchange.read(8)
-        return exchange.rows, exchange.data_crc(), exchange.elapsed_ms(7)
+        return exchange.messages, exchange.data_crc(), exchange.elapsed_ms(7)
 
     for rows, crc, elapsed_ms in ranks.run(work):
         assert [row.loss for row in rows] == [0.5, 1.5, 2.5]
@@ -108,10 +108,10 @@ def test_tables_are_read_in_turn_and_none_that_is_not_asked_for(late: int) -> No
     for step in range(9):
         exchange.read(step - late)  # as training does
         if step > late:
-            assert [row.wait_ms for row in exchange.rows] == [step - late - 1]
+            assert [row.wait_ms for row in exchange.messages] == [step - late - 1]
         exchange.all_reduce(step, row_of(0, step), torch.tensor(1.0))
     exchange.read(9)
-    assert [row.wait_ms for row in exchange.rows] == [8]
+    assert [row.wait_ms for row in exchange.messages] == [8]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -242,7 +242,7 @@ class Event:
 class NoInput:
     """Batches without an end and without a thread."""
 
-    waits_ms, wait_ms, bytes_read, digest, rows, x, y = (), 0.0, 0, 0, range(1), None, None
+    waits_ms, total_wait_ms, bytes_read, digest, rows, x, y = (), 0.0, 0, 0, range(1), None, None
 
     def __iter__(self) -> Iterator["NoInput"]:
         return self

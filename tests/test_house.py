@@ -15,7 +15,7 @@ from conftest import ROOT
 
 TRAINER = ROOT / "train_gpt.py"
 # 1,500 lines are the aim; what the trainer has to do takes it beyond that, written out.
-MAX_LINES, MAX_BYTES = 1_920, 100_000
+MAX_LINES, MAX_BYTES = 1_960, 100_000
 MAX_FUNCTION, MAX_FUNCTION_ELSEWHERE = 45, 60  # lines; in the trainer, elsewhere
 OBVIOUS = 20  # lines of a function that may go without a docstring
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}

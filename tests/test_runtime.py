@@ -211,7 +211,7 @@ class Summed(train_gpt.Runtime):
 
 
 def exchange_of(ranks: int, **told: dict[int, float]) -> train_gpt.Exchange:
-    """A step of `ranks` ranks, as the last one has it; told: fields of Row, {rank: value}."""
+    """A step of `ranks` ranks, as the last one has it; told: fields of Message, {rank: value}."""
     config = config_of(DEVICE="cpu")
     Summed.total = 0.0
     for rank in range(ranks):
@@ -222,7 +222,7 @@ def exchange_of(ranks: int, **told: dict[int, float]) -> train_gpt.Exchange:
         weight.grad += torch.arange(4) / ranks
         mine = {name: values.get(rank, 0) for name, values in told.items()}
         loss = torch.tensor(float(mine.pop("loss", 0.0)))
-        row = train_gpt.Row(**dict.fromkeys(train_gpt.Row._fields[:6], 0) | mine)
+        row = train_gpt.Message(**dict.fromkeys(train_gpt.Message._fields[:6], 0) | mine)
         exchange.all_reduce(0, row, loss)
     assert weight.grad.tolist() == [0, 1, 2, 3]
     return exchange
@@ -244,8 +244,8 @@ def test_what_ranks_agree_on_is_exact(ranks: int) -> None:
     )
     exchange.read(1)
     assert exchange.data_crc() == sum(crcs.values()) % 2**32
-    assert [row.wait_ms for row in exchange.rows] == list(waits.values())
-    assert [row.loss for row in exchange.rows] == list(losses.values())
+    assert [row.wait_ms for row in exchange.messages] == list(waits.values())
+    assert [row.loss for row in exchange.messages] == list(losses.values())
     assert exchange.elapsed_ms(19_999) == 599_999.0  # rank 0's, on all ranks
 
 

@@ -119,7 +119,7 @@ class Bench:
                 run.train_step(batches)
                 if step >= 2:  # as training does: two steps late
                     run.exchange.read(step - 1)
-                    losses.append(sum(row.loss for row in run.exchange.rows))
+                    losses.append(sum(row.loss for row in run.exchange.messages))
             self.runtime.synchronize()
             spent_ms = 1e3 * (time.perf_counter() - started)
             run.exchange.read(run.step)

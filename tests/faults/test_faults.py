@@ -365,6 +365,18 @@ def test_a_shard_changes(tmp_path: Path, data: dict, ended: Ended, case: str, ra
     ended(run)
 
 
+@row("a rank's part of the validation shard is gone", "saved; a line names file, byte and rank")
+def test_the_validation_shard_changes(tmp_path: Path, data: dict, ended: Ended) -> None:
+    """Rank 0 has all of its part: it learns of the other's fault in the sum over the ranks."""
+    settings = endless(data, tmp_path / "data") | {"VAL_LOSS_EVERY": 20}
+    run = Live(tmp_path, 2, **settings).until_line("step:1/")
+    os.truncate(tmp_path / "data" / "fineweb_val_000000.bin", 1024 + 2 * 1500)  # of 2,000 tokens
+    line = failed(run, ": the reader", "/data/fineweb_val_000000.bin", " at byte ")
+    assert line.startswith("train_gpt.py: rank 1: the reader")
+    assert len(run.checkpoints()) == 1 and line.endswith(": RUN_ID=r RESUME=auto goes on")
+    ended(run)
+
+
 @row("a read that never ends", "DATA_STALL_SECONDS, saved; a line names file, byte and rank")
 def test_a_read_that_never_ends(tmp_path: Path, data: dict, ended: Ended) -> None:
     """A pipe in the place of a shard: opening it waits for a writer."""
