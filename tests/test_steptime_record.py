@@ -166,7 +166,7 @@ def train(trainer: Any, steps: int = 3) -> torch.Tensor:
         for _ in range(steps):
             trainer.train_step(batches)
             trainer.exchange.read(trainer.step)
-            losses.append(trainer.exchange.rows[0].loss)
+            losses.append(trainer.exchange.messages[0].loss)
     weights = [p.detach().flatten().double() for p in trainer.model.parameters()]
     return torch.cat([torch.tensor(losses, dtype=torch.float64), *weights])
 

@@ -15,7 +15,7 @@ a setting        a line in Config; BOUND, if it decides shapes or data
 the schedule     lr_multiplier (priming steps call it, too)
 the step line    Trainer.log_step: a `name:value` there is in the .jsonl as well
 data's order     Shards.__init__ for that of shards, BatchPlan.rows for that of batches
-what trains how  make_optimizers: a group of Muon's has matrices of one shape
+what trains how  make_optimizers: what is 2-D in a block is Muon's, unless CONTROLS names it
 """
 
 import copy
@@ -65,15 +65,15 @@ except ImportError:  # the operators are off then
     triton = None
 
 # === CONFIG: a line `name: kind = default  # unit; meaning` is a setting; NAME=value sets it ===
-Count = NewType("Count", int)  # these three are only annotations
+Count = NewType("Count", int)  # kinds of settings: plain numbers when the script runs
 Share = NewType("Share", float)
 Positive = NewType("Positive", float)
-KINDS = {  # the least value, the first one that is too large, and what to say
-    int: (0, 2**63, "a whole number from 0 on"),
-    Count: (1, 2**63, "a whole number from 1 on"),
-    float: (-1e300, math.inf, "a number"),
-    Share: (0, 1, "0 or more, below 1"),
-    Positive: (1e-300, math.inf, "more than 0"),
+KINDS = {  # the type, the least value, the first one that is too large, and what to say
+    int: (int, 0, 2**63, "a whole number from 0 on"),
+    Count: (int, 1, 2**63, "a whole number from 1 on"),
+    float: (float, -1e300, math.inf, "a number"),
+    Share: (float, 0, 1, "0 or more, below 1"),
+    Positive: (float, 1e-300, math.inf, "more than 0"),
 }
 # Parts of tensors' names; some are names of the challenge's other scripts.
 CONTROLS = "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight"
@@ -192,9 +192,9 @@ def read_config(env):
     for name in filter(env.get, SETTINGS):  # an empty value is none
         kind, text = SETTINGS[name], env[name]
         words = {"0": False, "1": True} if kind is bool else {word: word for word in get_args(kind)}
-        least, end, wanted = KINDS.get(kind, (0, 0, " or ".join(words)))
+        number, least, end, wanted = KINDS.get(kind, (str, 0, 0, " or ".join(words)))
         try:
-            value = words[text] if words else getattr(kind, "__supertype__", kind)(text)
+            value = words[text] if words else number(text)
             if kind in KINDS and not least <= value < end:
                 raise ValueError
             values[name.lower()] = value
@@ -213,10 +213,11 @@ def read_config(env):
 
 def find_faults(config, world_size, env):
     """All that is wrong with the settings and what they name: a line each, with the remedy."""
-    batches, heads = world_size * config.micro_steps(world_size), config.num_heads
-    rows, unit = batches * config.train_seq_len, math.lcm(8, batches) * config.train_seq_len
-    uneven = 8 % batches and batches % 8  # so many micro-batches are neither parts of 8 nor n x 8
+    heads, micro_batches = config.num_heads, world_size * config.micro_steps(world_size)  # a step's
+    uneven = 8 % micro_batches and micro_batches % 8  # neither parts of 8 nor a multiple of it
     fit = 8 // math.gcd(8, world_size)
+    least = micro_batches * config.train_seq_len  # tokens: a row for each
+    unit = math.lcm(8, micro_batches) * config.train_seq_len
     both = config.trace_steps and config.training_timing_breakdown
     named = re.fullmatch(r"[\w.-]*\w[\w.-]*", config.run_id)
     cuda = config.device != "cpu" and torch.cuda.is_available()
@@ -233,9 +234,9 @@ def find_faults(config, world_size, env):
         (config.model_dim % (2 * heads), "model_dim", f"set a multiple of {2 * heads}"),
         (heads % config.num_kv_heads, "num_kv_heads", f"set a divisor of {heads}"),
         (config.vocab_size > 65536, "vocab_size", "shards hold uint16: set at most 65536"),
-        (uneven, "grad_accum_steps", f"x {world_size} ranks divide 8 or are n x 8: set {fit}"),
+        (uneven, "grad_accum_steps", f"x {world_size} ranks must divide 8 or be n x 8: set {fit}"),
         (config.train_batch_tokens % unit, "train_batch_tokens", f"set a multiple of {unit}"),
-        (config.val_batch_size < rows, "val_batch_size", f"set at least {rows}"),
+        (config.val_batch_size < least, "val_batch_size", f"set at least {least}"),
         (both, "trace_steps", "nothing overlaps with TRAINING_TIMING_BREAKDOWN=1: set one"),
         (lost, "device", f"no GPU for {build}: install a torch that fits, or set cpu"),
         (crowd, "device", "fewer than processes: see --nproc_per_node"),
@@ -259,7 +260,7 @@ def fewest_micro_steps(config, world_size, memory):
 
 
 def read_data(config):
-    """({what: what all ranks must have alike of it}, faults) of the data that settings name."""
+    """({name: what of it must be alike on all ranks}, faults) of the data that settings name."""
     facts, faults = {}, []
     try:
         facts["the tokenizer"] = zlib.crc32(np.stack(ByteTable.of(config)).astype("<i4"))
@@ -296,7 +297,10 @@ class RunError(Exception):
 
 
 class HaltError(Exception):
-    """All ranks end after the same step: (a signal's number, or what is wrong; on which rank)."""
+    """All ranks end after the same step: (a signal, NO_INPUT or what is wrong; on which rank)."""
+
+
+NO_INPUT = 1000  # no signal has that number
 
 
 def first_line(error):
@@ -314,7 +318,8 @@ class Runtime:
 
     def __init__(self, config, env):
         self.rank, self.world_size = int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1))
-        self.micro_steps, self.signum = config.micro_steps(self.world_size), 0
+        self.micro_steps = config.micro_steps(self.world_size)
+        self.signum, self.problem = 0, ""  # why this rank wants to end: a signal, or NO_INPUT
         self.cuda = config.device != "cpu" and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{env.get('LOCAL_RANK', 0)}" if self.cuda else "cpu")
         native = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
@@ -324,7 +329,7 @@ class Runtime:
         self.steps_late = 2 if self.cuda else 0
 
     def start(self, env):
-        """Signals, device, process group: from here on others can be met."""
+        """Signals, device, process group: from here on collectives work."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self.hear)
@@ -346,6 +351,10 @@ class Runtime:
         if signum == signal.SIGINT:
             signal.signal(signum, signal.SIG_DFL)  # a second Ctrl-C ends this process at once
 
+    def fail(self, error):
+        """This rank has no input: all ranks are told, as of a signal, and keep what they have."""
+        self.signum, self.problem = NO_INPUT, str(error)
+
     def synchronize(self):
         """Synchronisation point: returns when the device has done all that it was given."""
         if self.cuda:
@@ -362,7 +371,7 @@ class Runtime:
         return collective(*tensors, async_op=True) if dist.is_initialized() else None
 
     def broadcast(self, value, rank=0):
-        """A rank's value, on all of them. Synchronisation point: at a run's ends, for a log line"""
+        """A rank's value, on all of them. Synchronisation point: at a run's ends, for log lines."""
         box = [value]
         if dist.is_initialized():
             dist.broadcast_object_list(box, rank, device=self.device)
@@ -513,6 +522,7 @@ class Shards:
             self.promised = said.get("shards_promised") or self.promised
             if said.get("progress") != progress:
                 progress, since = said.get("progress"), time.monotonic()
+            # All that were promised, or the producer has left and had promised no number.
             complete = len(self.paths) == self.promised or not (self.promised or said)
             if path.is_file():
                 self.add(path)
@@ -525,7 +535,7 @@ class Shards:
                 if self.log:
                     self.log.line(f"waiting for {path}: it is being made")
                     self.log.event("stall", shard=str(path))
-                self.log = None  # once is enough
+                    self.log = None  # once is enough
                 time.sleep(0.05)
 
     def pieces(self, first, count):
@@ -556,7 +566,8 @@ class BatchPlan:
         seq_len, rank, ranks = config.train_seq_len, runtime.rank, runtime.world_size
         step_rows, first_batch = config.train_batch_tokens // seq_len, step * runtime.micro_steps
         rows, span_rows = step_rows // (ranks * runtime.micro_steps), step_rows // SPANS_PER_STEP
-        return cls(seq_len, span_rows, rank * rows, ranks * rows, rows, sys.maxsize, first_batch)
+        first_row, stride = rank * rows, ranks * rows
+        return cls(seq_len, span_rows, first_row, stride, rows, sys.maxsize, first_batch)
 
     @classmethod
     def val(cls, config, runtime, tokens):
@@ -572,7 +583,8 @@ class BatchPlan:
         return math.ceil((self.end_row - self.first_row) / self.stride)
 
     def rows(self, k):
-        """Another order of batches is another `rows`. RESUME follows it: it begins at another k."""
+        """Consecutive ones: a part of a span, or some whole ones. Another order of batches is
+        another `rows`, and RESUME follows it: it begins at another k."""
         first = self.first_row + k * self.stride
         return range(first, min(first + self.batch_rows, self.end_row))
 
@@ -598,7 +610,7 @@ class BatchPlan:
 
 
 def data_crc(plan, rows, tokens):
-    """A checksum of rows and their numbers, whose sum over batches is equal for any ranks."""
+    """A checksum, whose sum over batches is equal for any ranks; crc32 begins at a row's number."""
     data, first, T = memoryview(tokens), plan.first_token(rows.start), plan.seq_len
     starts = {row: plan.first_token(row) - first for row in rows}
     return sum(zlib.crc32(data[i : i + T + 1], row) for row, i in starts.items()) & 0xFFFFFFFF
@@ -648,8 +660,8 @@ class Pipeline:
 
     A batch is valid until the next one is asked for; a signal ends the iteration. Slots go round:
     to_fill -> (the reader's thread) -> filled -> (the copy) -> uploaded -> in use -> to_fill.
-    There are as many as are read and uploaded ahead, and the one in use. So without any ahead a
-    batch is read and uploaded when it is asked for.
+    There are as many as are read and uploaded ahead, and the one in use. With none ahead there is
+    just that one, and a batch is read and uploaded when it is asked for.
 
     A stream is a queue of work that runs on its own; only events order two. Who writes to a slot
     waits for who read it, and who reads it waits for who wrote it:
@@ -657,7 +669,8 @@ class Pipeline:
       may read the next ones over those that were copied.
       `widened`, on the compute stream: then the copy stream may overwrite the device's tokens.
     x and y need no event: they are written and read on the compute stream alone, in its order.
-    Each use has a new event. A wait for one that was recorded long ago would not wait.
+    (On a CPU the reader writes them, and the queues alone hand a slot over.)
+    Each use records a new event: a wait for the one of an earlier use would be over at once.
     """
 
     def __init__(self, shards, plan, overlap, runtime, *, digest=data_crc, phase=nullcontext):
@@ -672,8 +685,8 @@ class Pipeline:
             self.compute = torch.cuda.current_stream(runtime.device)
             self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
             self.copy.wait_event(self.compute.record_event())  # for who had the slots' memory
-        self.num_done, self.bytes_read = plan.first_batch, 0
-        self.waits_ms, self.wait_ms = [], 0.0  # for a batch: of the device, or else the host; sum
+        self.next_k, self.end_k, self.bytes_read = plan.first_batch, plan.num_batches, 0
+        self.waits_ms, self.total_wait_ms = [], 0.0  # of the device for a batch, or else the host
         self.edges = deque()  # (asked, there): events around waits that may not be over
         self.closed, self.error = threading.Event(), None  # what ends the reader; what ended it
         self.reading = "", math.inf  # where it reads, since when
@@ -684,10 +697,10 @@ class Pipeline:
         return self
 
     def __next__(self):
-        if self.num_done == self.plan.num_batches or self.runtime.signum:
+        if self.next_k == self.end_k or self.runtime.signum:
             raise StopIteration
-        self.num_done += 1
-        self.to_fill.put(self.in_use)
+        self.next_k += 1
+        self.to_fill.put(self.in_use)  # that of the batch before; at first an empty one
         if self.runtime.cuda:
             asked = self.compute.record_event(torch.cuda.Event(enable_timing=True))
         if not self.uploaded:
@@ -705,15 +718,17 @@ class Pipeline:
         start = time.perf_counter()
         with self.phase("input_wait"):
             while True:
-                with suppress(queue.Empty):
+                try:
                     slot = self.filled.get(timeout=0.2)
                     break
-                self._check_reader()
+                except queue.Empty:
+                    self._check_reader()
         if not self.runtime.cuda:
             self._note_wait(1e3 * (time.perf_counter() - start))
         return slot
 
     def _check_reader(self):
+        """Raises what ends the iteration: StopIteration after a signal, RunError of the reader."""
         who, limit = f"rank {self.runtime.rank}: the reader", self.shards.stall_seconds
         where, since = self.reading
         if self.runtime.signum or self.closed.is_set():
@@ -750,7 +765,7 @@ class Pipeline:
 
     def _note_wait(self, ms):
         self.waits_ms.append(ms)
-        self.wait_ms += ms
+        self.total_wait_ms += ms
 
     def close(self):
         """Ends the reader, from any state within a second; a stuck one is left behind."""
@@ -767,7 +782,7 @@ class Pipeline:
             if self.runtime.cuda:
                 torch.cuda.set_device(self.runtime.device)
             for k in range(self.plan.first_batch, self.plan.num_batches):
-                slot, rows = self.to_fill.get(), self.plan.rows(k)
+                slot, rows = self.to_fill.get(), self.plan.rows(k)  # slot: None after close()
                 # Up to the step's end: ranks wait for a shard here, and not for each other later
                 self.shards.wait_for(self.plan.last_token_of_step(rows), self.closed.is_set)
                 if self.closed.is_set():
@@ -1243,6 +1258,7 @@ def use_operators(model, config, runtime, log):
 
 # === MODEL: the challenge's baseline; B sequences, T tokens, D channels ===
 # The order of construction is the challenge's, so that a SEED gives its initial weights.
+# Parameters are float32: `p.to(x.dtype)` where x uses one, or all behind it becomes float32.
 class Linear(nn.Linear):
     """Float32 weights (outputs, inputs), cast to the dtype of the activations where they are used.
 
@@ -1306,10 +1322,11 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.attn, self.mlp, ones = Attention(config), MLP(config), torch.ones(config.model_dim)
+        self.attn, self.mlp = Attention(config), MLP(config)
+        ones = torch.ones(config.model_dim)
         self.attn_scale = nn.Parameter(ones.clone())
         self.mlp_scale = nn.Parameter(ones.clone())
-        self.resid_mix = nn.Parameter(torch.stack((ones, 0 * ones)))
+        self.resid_mix = nn.Parameter(torch.stack((ones, torch.zeros_like(ones))))
 
     def forward(self, x, x0, rotary):
         mix = self.resid_mix.to(x.dtype)
@@ -1353,7 +1370,7 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
 
     def flops_per_token(self, config):
-        """Of both passes: 6 a weight of a matrix, and attention's causal half."""
+        """Of both passes: 6 a weight of a matrix (not resid_mix), and attention's causal half."""
         matrices = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2 and len(p) > 2)
         attention = config.num_layers * config.train_seq_len * config.model_dim
         return 6 * (matrices + config.vocab_size * config.model_dim + attention)
@@ -1406,7 +1423,7 @@ class CastWeights:
 
 
 def attention_backends(config, runtime, log):
-    """SDPA's backends that work here, {backend: name}, the fastest first: it takes one that can."""
+    """SDPA's backends that work here, {backend: name}, the fastest first: it takes the first."""
     flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
     every = {"fa3": flash, "cudnn": cudnn, "flash": flash, "math": SDPBackend.MATH}
     wanted = list(every) if config.attention_backend == "auto" else [config.attention_backend]
@@ -1503,8 +1520,8 @@ def try_compile(function, arguments, log, options):
 
 
 # === OPTIMIZERS: Muon on the blocks' matrices, Adam on all else ===
-# Where the device scalar `found_inf` is 1 a step changes nothing: torch's own way (GradScaler's) to
-# leave one out without asking the device. It is Exchange.skip, and the gradients are 0 then.
+# `found_inf` is Exchange.skip (below), on the device: where it is 1, gradients are 0 and a step
+# changes nothing. That is how torch's GradScaler leaves a step out without asking the device.
 def newton_schulz(x, iterations, dtype):
     """(n, rows, cols) -> about the nearest semi-orthogonal matrices, in `dtype`.
 
@@ -1683,7 +1700,7 @@ def muon_momentum(config, step):
 
 
 # === EXCHANGE: a step's one all-reduce of gradients, and all that ranks tell each other in it ===
-class Row(NamedTuple):
+class Message(NamedTuple):
     """What a rank tells. Sums with zeros, and of small whole numbers, are exact in float32."""
 
     steps: float  # how many its device is known to have done
@@ -1696,14 +1713,13 @@ class Row(NamedTuple):
     fault: float = 0.0  # 1: loss or gradient are not finite; filled in on the device
 
 
-NO_INPUT = 1000  # no signal has that number
-SIGNUM, LOSS, FAULT = (Row._fields.index(name) for name in ("signum", "loss", "fault"))
+SIGNUM, LOSS, FAULT = (Message._fields.index(name) for name in ("signum", "loss", "fault"))
 
 
 class Exchange:
-    """All gradients are views of one vector, and before them it has a table, a Row a rank.
+    """All gradients are views of one vector, and before them it has a table, a Message a rank.
 
-    A rank fills in its row and leaves the others zero, so the sum over ranks is the whole table.
+    A rank writes in its row and leaves the others zero, so the sum over ranks is the whole table.
     The host reads it steps later, when it is surely there: nothing drains the device, and all ranks
     decide alike, for they read the same table at the same step. The device does not wait for them:
     after a table with a signal or a fault `skip` is 1, and no step changes anything any more.
@@ -1722,7 +1738,7 @@ class Exchange:
         self.how, self.works = config.exchange, {}  # works: those begun that have not arrived
         # Nothing runs under the sums where their norm is asked for, or phases are timed alone.
         self.at_once = config.grad_clip_norm > 0 or config.training_timing_breakdown
-        small, shape = [], (runtime.world_size, len(Row._fields))
+        small, shape = [], (runtime.world_size, len(Message._fields))
         for group in adam.param_groups:
             small += group["params"]
         rows, size = math.prod(shape), sum(p.numel() for p in small)
@@ -1745,16 +1761,19 @@ class Exchange:
         """The first step is `steps`; what was exchanged before is forgotten."""
         self.unread.clear()
         self.skip.zero_()
-        self.taken = steps
-        self.rows = [Row(steps, elapsed_ms, 0.0, 0, data_crc & 0xFFFF, data_crc >> 16)]  # last read
+        self.taken = steps  # how many steps' tables have been read, and counted
+        self.messages = [Message(steps, elapsed_ms, 0.0, 0, data_crc & 0xFFFF, data_crc >> 16)]
         self.done = steps, elapsed_ms  # what this rank's device has done, and when
         self.agreed = steps, elapsed_ms  # what rank 0's had, as far as all ranks have read of it
-        self.first = steps, elapsed_ms  # the same after the first step, which may be a slow one
+        self.first = steps, elapsed_ms  # `agreed` after step 1, which may be a slow one
 
-    def all_reduce(self, step, row, loss):
-        """Sums gradients and table. No synchronisation point on CUDA: `read` is."""
+    def all_reduce(self, step, message, loss):
+        """Sums gradients and table, decides on `skip`, and sends the table to the host.
+
+        No synchronisation point on CUDA: `read` is.
+        """
         sent, received = self.sent[step % len(self.sent)], self.received[step % len(self.sent)]
-        sent.copy_(torch.tensor(row))
+        sent.copy_(torch.tensor(message))
         mine = self.table[self.runtime.rank]
         mine.copy_(sent, non_blocking=True)
         mine[LOSS] = loss
@@ -1813,16 +1832,16 @@ class Exchange:
             step, received, event = self.unread.popleft()
             if event:
                 event.synchronize()
-            rows = [Row(*values) for values in received.tolist()]
-            for rank, row in enumerate(rows):
-                if row.fault or row.signum:
+            messages = [Message(*values) for values in received.tolist()]
+            for rank, message in enumerate(messages):
+                if message.fault or message.signum:
                     fault = f"rank {rank}: step {step + 1}: loss or gradient not finite"
-                    raise HaltError(int(row.signum) or fault, rank)
-            self.rows, self.taken = rows, step + 1
+                    raise HaltError(int(message.signum) or fault, rank)
+            self.messages, self.taken = messages, step + 1
             # Where the device is the faster one, later steps are done as well by now.
             later = sum(event.query() for _, _, event in self.unread if event)
             self.done = step + 1 + later, self.clock.now_ms()
-            self.agreed = max(self.agreed, (rows[0].steps, rows[0].elapsed_ms))
+            self.agreed = max(self.agreed, (messages[0].steps, messages[0].elapsed_ms))
 
     def agree(self, step, ms):
         """All ranks know, just now, that `step` steps took so long."""
@@ -1831,13 +1850,13 @@ class Exchange:
             self.first = self.agreed
 
     def elapsed_ms(self, step):
-        """Training time of `step` steps: what all ranks know, carried on at the pace since then."""
+        """Training time of `step` steps: what all ranks know, and on at the pace since step 1."""
         (steps, ms), (first_steps, first_ms) = self.agreed, self.first
         pace_ms = (ms - first_ms) / (steps - first_steps) if steps > first_steps else 0.0
         return ms + pace_ms * (step - steps)
 
     def data_crc(self):
-        total = sum(int(row.crc_low) + (int(row.crc_high) << 16) for row in self.rows)
+        total = sum(int(each.crc_low) + (int(each.crc_high) << 16) for each in self.messages)
         return total & 0xFFFFFFFF
 
 
@@ -1944,8 +1963,18 @@ class Validation:
 
     def count_bytes(self, plan, rows, tokens):
         """A batch's digest, by the reader: its bytes, the first time."""
-        counted = self.bytes or self.on_device
-        return 0 if counted else int(self.byte_table.count(tokens[:-1], tokens[1:]))
+        known = self.bytes or self.on_device
+        return 0 if known else int(self.byte_table.count(tokens[:-1], tokens[1:]))
+
+    def score(self, loss, batch, sums):
+        """Adds a batch's nats and bytes to `sums`."""
+        rows = len(batch.rows)
+        with self.phase("forward"):
+            sums[0] += loss(batch.x, batch.y).double() * (rows * self.plan.seq_len)
+        if self.on_device and not self.bytes:
+            sums[1] += self.byte_table.count(batch.x[:rows], batch.y[:rows])
+        elif batch.digest:
+            sums[1] += batch.digest
 
     def batches(self):
         """Those of the first pass, where they stay; else read anew."""
@@ -1966,24 +1995,22 @@ class Validation:
         sums = torch.zeros(2 + runtime.world_size, dtype=torch.float64, device=runtime.device)
         batches = self.batches()
         with closing(batches), phase("validate"):
-            for done, batch in enumerate(batches, 1):
-                rows = len(batch.rows)
-                if self.resident and batches is not self.resident:
-                    self.resident.keep(batch)
-                with phase("forward"):
-                    sums[0] += loss(batch.x, batch.y).double() * (rows * plan.seq_len)
-                if self.on_device and not self.bytes:
-                    sums[1] += self.byte_table.count(batch.x[:rows], batch.y[:rows])
-                elif batch.digest:
-                    sums[1] += batch.digest
-                if self.log_every and done % self.log_every == 0:  # a synchronisation point
-                    seen = (batch.rows.stop - plan.first_row) * plan.seq_len
-                    mean = f"partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}"
-                    self.log.line(f"val_progress:{scope} batch {done}/{plan.num_batches} {mean}")
+            try:
+                for done, batch in enumerate(batches, 1):
+                    if self.resident and batches is not self.resident:
+                        self.resident.keep(batch)
+                    self.score(loss, batch, sums)
+                    if is_due(self.log_every, done):  # a synchronisation point
+                        seen = (batch.rows.stop - plan.first_row) * plan.seq_len
+                        mean = f"partial_mean_loss:{sums[0].item() / seen:.4f} tokens_seen:{seen}"
+                        at = f"val_progress:{scope} batch {done}/{plan.num_batches}"
+                        self.log.line(f"{at} {mean}")
+            except RunError as error:  # of the reader
+                runtime.fail(error)
         sums[2 + runtime.rank] = runtime.signum
         nats, counted, *signals = runtime.all_reduce(sums).tolist()  # a synchronisation point
         if any(signals):
-            raise HaltError(int(max(signals)))
+            raise HaltError(int(max(signals)), signals.index(max(signals)))
         self.bytes, ms = self.bytes or int(counted), 1e3 * (time.perf_counter() - start)
         return nats / self.tokens, nats / math.log(2) / self.bytes, ms
 
@@ -2042,7 +2069,7 @@ def pack(state, config):
 def unpack(data, expected):
     """The state dict in an artifact, ours or the challenge's; RunError if it does not fit."""
     try:
-        limit, stream = 8 * sum(t.numel() for t in expected.values()) + 2**20, zlib.decompressobj()
+        stream, limit = zlib.decompressobj(), 8 * sum(t.numel() for t in expected.values()) + 2**20
         raw = stream.decompress(data, limit)
         if not stream.eof:
             raise ValueError("it is cut short, or unpacks to too much")
@@ -2068,7 +2095,8 @@ class Clock:
     """Training time in ms. Its edges are synchronisation points: the device's work is done."""
 
     def __init__(self, runtime):
-        self.runtime, self.total_ms, self.since = runtime, 0.0, math.inf
+        self.runtime, self.total_ms = runtime, 0.0
+        self.since = math.inf  # it stands
 
     def now_ms(self):
         return self.total_ms + 1e3 * max(0.0, time.perf_counter() - self.since)
@@ -2173,9 +2201,7 @@ class Trainer:
         self.exchange = Exchange(self.optimizers, runtime, self.clock, config)
         self.muon.arrive = self.exchange.arrive
         self.casts, self.add = CastWeights(self.model, config), torch._foreach_add_
-        self.leaves = []  # of the graph, where a micro-step's gradients are not those of backward()
-        if config.cast_once or config.fold_once or config.add_compiled:
-            self.leaves = self.casts.leaves(self.model.parameters())
+        self.leaves = self.casts.leaves(self.model.parameters())  # of the graph of a micro-step
         for optimizer in self.optimizers:
             optimizer.found_inf, optimizer.grad_scale = self.exchange.skip, None
         self.shards = Shards(config, "train", log)
@@ -2183,8 +2209,8 @@ class Trainer:
         self.validation, self.val_ms = Validation(config, runtime, log, self.phase), 0.0
         # The model draws no random numbers while it trains; one of yours may.
         self.generators = [torch.default_generator, *torch.cuda.default_generators]
-        self.writer, self.final = threading.Thread(), None  # of a checkpoint; the state to export
-        self.problem = ""  # of this rank's input
+        self.writer = threading.Thread()  # of a checkpoint; this one never starts
+        self.final = None  # the snapshot that is exported
         self.begin(step=0, data_crc=0)
         self.loss = self.model  # x, y -> mean nats
         if config.torch_compile == "1" or config.torch_compile == "auto" and runtime.cuda:
@@ -2213,7 +2239,8 @@ class Trainer:
 
     def begin(self, step, data_crc):
         """Goes on after `step`; what was exchanged before is forgotten."""
-        self.step, self.crc = step, data_crc if self.runtime.rank == 0 else 0  # crc: of this rank
+        self.step = step
+        self.crc = data_crc if self.runtime.rank == 0 else 0  # of this rank; rank 0's begins there
         self.exchange.begin(step, self.clock.total_ms, data_crc)
 
     def batches(self):
@@ -2233,14 +2260,13 @@ class Trainer:
                     self.backward(loss)
                 loss_sum += loss.detach()
                 self.crc = (self.crc + batch.digest) & 0xFFFFFFFF
-        except RunError as error:  # of the reader: the others are told, and all keep what they have
-            self.problem = str(error)
+        except RunError as error:  # of the reader
+            self.runtime.fail(error)
         with phase("reduce"):
-            signum = NO_INPUT if self.problem else self.runtime.signum
             self.casts.spread()
             crc = self.crc & 0xFFFF, self.crc >> 16
-            row = Row(*exchange.done, batches.wait_ms, signum, *crc)
-            exchange.all_reduce(self.step, row, loss_sum)
+            message = Message(*exchange.done, batches.total_wait_ms, self.runtime.signum, *crc)
+            exchange.all_reduce(self.step, message, loss_sum)
         with phase("grad_clip"):
             if self.config.grad_clip_norm > 0:
                 norm = exchange.norm() + 1e-6
@@ -2250,18 +2276,17 @@ class Trainer:
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = scale * group["base_lr"]
-                    group["momentum"] = muon_momentum(self.config, self.step)  # Adam has none
+                    group["momentum"] = muon_momentum(self.config, self.step)  # Adam ignores it
                 optimizer.step()
             self.casts.refresh()
         self.step += 1
 
     def backward(self, loss):
-        """Adds the gradients of a micro-step up."""
-        if not self.leaves:
-            loss.backward()
-            return
+        """Adds a loss's gradients to p.grad at once; loss.backward() adds them one by one."""
         leaves, sums = zip(*self.leaves, strict=True)
-        self.add(sums, torch.autograd.grad(loss, leaves))
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        pairs = [(part, g) for part, g in zip(sums, gradients, strict=True) if g is not None]
+        self.add([part for part, _ in pairs], [g for _, g in pairs])
 
     def warm_up(self):
         """Priming steps, off the clock: all is allocated and compiled then. None of them counts."""
@@ -2288,7 +2313,7 @@ class Trainer:
             self.phase.begin_trace()
             clock.start()
             while True:
-                # All that ranks know of each other is older than what the device is at work on.
+                # The tables of some steps ago: the device has gone on, so nothing waits for it.
                 self.exchange.read(self.step - self.runtime.steps_late)
                 next_ms = self.exchange.elapsed_ms(self.step + 1)
                 capped = 0 < 1e3 * config.max_wallclock_seconds < next_ms
@@ -2333,6 +2358,8 @@ class Trainer:
             f"step_avg:{ms / max(self.step, 1):.2f}ms{self.validation.partial}\n"
             f"val_stage_time_ms:{val_ms:.0f}ms {at}",
             event="validation",
+            val_loss=loss,
+            val_bpb=bpb,
         )
         self.clock.start()
 
@@ -2343,24 +2370,25 @@ class Trainer:
         exchange.read(step)
         ms = self.runtime.broadcast(self.clock.now_ms())
         exchange.agree(step, ms)
-        now = step, ms, max(row.wait_ms for row in exchange.rows)
-        (steps, since_ms, wait_ms), self.logged = np.subtract(now, self.logged), now
-        tok_s = 1e3 * steps * config.train_batch_tokens / since_ms
+        now = step, ms, max(message.wait_ms for message in exchange.messages)
+        steps, span_ms, wait_ms = np.subtract(now, self.logged)  # since the last line
+        self.logged = now
+        tok_s = 1e3 * steps * config.train_batch_tokens / span_ms
         left_ms = (config.iterations - step) * ms / step
         if config.max_wallclock_seconds > 0:
             left_ms = min(left_ms, 1e3 * config.max_wallclock_seconds - ms)
-        loss = sum(row.loss for row in exchange.rows)
+        loss = sum(message.loss for message in exchange.messages)
         line = (
             f"step:{step}/{config.iterations} train_loss:{loss:.4f} train_time:{ms:.0f}ms "
             f"step_avg:{ms / step:.2f}ms tok_s:{tok_s:.0f} "
-            f"input_wait:{100 * wait_ms / since_ms:.2f}% data_crc:{exchange.data_crc():08x} "
+            f"input_wait:{100 * wait_ms / span_ms:.2f}% data_crc:{exchange.data_crc():08x} "
             f"eta:{max(0.0, left_ms / 1e3):.0f}s"
         )
         for gpu, peak in PEAK_TFLOPS.items():
             if gpu in self.runtime.hardware:
                 flops = tok_s / self.runtime.world_size * self.model.flops_per_token(config)
                 line += f" mfu:{100 * 1e-12 * flops / peak:.1f}%"
-        self.log.line(line, "step", train_loss=loss)
+        self.log.line(line, "step", train_loss=loss)  # unrounded
 
     def report(self, batches):
         """What the run has cost, and what its input has: a line and a sentence."""
@@ -2393,6 +2421,7 @@ class Trainer:
         self.muon.gather_averages()
         state = {"settings": self.config.texts(), "step": self.step, "val_ms": self.val_ms}
         state |= {"train_ms": self.clock.now_ms(), "data_crc": self.exchange.data_crc()}
+        state |= {"shards": [path.name for path in self.shards.paths]}
         state |= {"random": [generator.get_state() for generator in self.generators]}
         parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
         return state | {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
@@ -2446,7 +2475,7 @@ class Trainer:
         if isinstance(reason, str):
             return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
         if reason == NO_INPUT:
-            return 1, "failed", self.runtime.broadcast(self.problem, rank) + again
+            return 1, "failed", self.runtime.broadcast(self.runtime.problem, rank) + again
         return 128 + reason, "interrupted", f"interrupted after step {self.step}{again}"
 
     def export_and_score(self, code_bytes):
@@ -2503,36 +2532,45 @@ def find_checkpoint(config):
     for path in paths if config.resume else []:
         try:
             state = torch_load(path.read_bytes())
-            theirs = state["settings"]
-            if not all(isinstance(value, str) for value in theirs.values()):
+            texts = [*state["settings"].values(), *state["shards"]]
+            if not all(isinstance(text, str) for text in texts):
                 raise ValueError("its settings are not texts")
         except Exception as error:  # whatever a missing or a damaged file raises
             if config.resume != "auto":
                 raise RunError(f"RESUME={path}: no checkpoint: {first_line(error)}") from error
             tell(f"warning: {path} is damaged: taking the one before", "stderr")
             continue
-        changed = {}
-        for name, mine in config.texts().items():
-            same = Path(mine).name == Path(theirs.get(name, "")).name  # of paths only the name
-            if not same and name not in ("RUN_ID", "RESUME"):
-                changed[name] = f"{name} was {theirs.get(name)}, is {mine}"
-        bound = [change for name, change in changed.items() if name in BOUND.split()]
-        if bound:
-            raise RunError(f"RESUME={path}: of another configuration: {'; '.join(bound)}")
-        with torch.device("meta"):
-            expected = {
-                name: t.shape for name, t in GPT(config, torch.float32).state_dict().items()
-            }
-        found = {name: t.shape for name, t in state.get("model", {}).items()}
-        if found != expected or not {"adam", "muon", "step"} <= state.keys():
-            raise RunError(f"RESUME={path}: of another script: its tensors are not this model's")
-        return path, state, "; ".join(changed.values())
+        return path, state, find_changes(config, path, state)
     return None
+
+
+def find_changes(config, path, state):
+    """What has changed since a checkpoint; RunError where that decides shapes or data."""
+    theirs, changed = state["settings"], {}
+    for name, mine in config.texts().items():
+        same = Path(mine).name == Path(theirs.get(name, "")).name  # of paths only the name
+        if not same and name not in ("RUN_ID", "RESUME"):
+            changed[name] = f"{name} was {theirs.get(name)}, is {mine}"
+    bound = [change for name, change in changed.items() if name in BOUND.split()]
+    if bound:
+        raise RunError(f"RESUME={path}: of another configuration: {'; '.join(bound)}")
+    shards = [shard.name for shard in Shards(config, "train").paths]
+    for mine, other in zip(shards, state["shards"], strict=False):  # more may have come since
+        if mine != other:
+            raise RunError(f"RESUME={path}: of other shards: {other} is {mine} now: restore them")
+    with torch.device("meta"):
+        model = GPT(config, torch.float32).state_dict()
+    saved = state.get("model", {})
+    same = {n: t.shape for n, t in saved.items()} == {n: t.shape for n, t in model.items()}
+    if not same or not {"adam", "muon", "step"} <= state.keys():
+        raise RunError(f"RESUME={path}: of another script: its tensors are not this model's")
+    return "; ".join(changed.values())
 
 
 def log_source(log, warnings):
     """What a log begins with, as the challenge's do: the script's text and the versions."""
-    smi, rule, source = "", "=" * 100, Path(__file__).read_text("utf-8")
+    source, rule = Path(__file__).read_text("utf-8"), "=" * 100
+    smi = ""
     with suppress(OSError, subprocess.SubprocessError):
         smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout
     versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
@@ -2599,7 +2637,8 @@ def run_to_the_end(config, runtime, log, found):
 
 def execute(config, env, warnings):
     """Runs it; the exit code. What is foreseeable ends in one line."""
-    runtime, log, together = Runtime(config, env), None, False
+    runtime, log = Runtime(config, env), None
+    together = False  # have all ranks come to the same end?
     code, status, problem = 1, "failed", ""
     try:
         runtime.start(env)
@@ -2623,7 +2662,7 @@ def execute(config, env, warnings):
         log.event("end", status=status, exit_code=code, error=problem)
         log.console(f"{status}: see {log.path}")
     if problem and (runtime.rank == 0 or not together):  # last: it says how to go on
-        alone = not together and not problem.startswith("rank")
+        alone = runtime.world_size > 1 and not together and not problem.startswith("rank")
         complain(f"rank {runtime.rank}: {problem}" if alone else problem)
     if together and dist.is_initialized():  # else others may sit in a collective: NCCL would wait
         dist.destroy_process_group()
