@@ -46,9 +46,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NewType, get_args
 
-import numpy as np
-import sentencepiece
-import torch
+try:
+    import numpy as np
+    import sentencepiece
+    import torch
+except ImportError as error:
+    sys.exit(f"train_gpt.py: {error.name} is missing: python3 -m pip install -r requirements.txt")
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -59,12 +62,14 @@ from torch.profiler import record_function
 # === CONFIG: a line `name: kind = default  # unit; meaning` is a setting; NAME=value sets it ===
 Count = NewType("Count", int)  # kinds of settings: plain numbers when the script runs
 Share = NewType("Share", float)
+Rate = NewType("Rate", float)
 Positive = NewType("Positive", float)
 KINDS = {  # the type, the least value, the first one that is too large, and what to say
     int: (int, 0, 2**63, "a whole number from 0 on"),
     Count: (int, 1, 2**63, "a whole number from 1 on"),
     float: (float, -1e300, math.inf, "a number"),
     Share: (float, 0, 1, "0 or more, below 1"),
+    Rate: (float, 0, math.inf, "0 or more"),
     Positive: (float, 1e-300, math.inf, "more than 0"),
 }
 # Parts of tensors' names; some are names of the challenge's other scripts.
@@ -106,12 +111,12 @@ class Config:
     logit_softcap: Positive = 30.0  # number; logits = cap * tanh(logits / cap)
     qk_gain_init: float = 1.5  # number; initial gain of each query head
     # optimizer
-    embed_lr: float = 0.6  # rate; Adam, untied embedding
-    head_lr: float = 0.008  # rate; Adam, untied head
-    tied_embed_lr: float = 0.05  # rate; Adam, tied embedding
-    tied_embed_init_std: float = 0.005  # number; initial deviation of the tied embedding
-    matrix_lr: float = 0.04  # rate; Muon, matrices of the blocks
-    scalar_lr: float = 0.04  # rate; Adam, vectors and scalars
+    embed_lr: Rate = 0.6  # rate; Adam, untied embedding
+    head_lr: Rate = 0.008  # rate; Adam, untied head
+    tied_embed_lr: Rate = 0.05  # rate; Adam, tied embedding
+    tied_embed_init_std: Rate = 0.005  # number; initial deviation of the tied embedding
+    matrix_lr: Rate = 0.04  # rate; Muon, matrices of the blocks
+    scalar_lr: Rate = 0.04  # rate; Adam, vectors and scalars
     muon_momentum: Share = 0.95  # number; Muon, after its warm-up
     muon_backend_steps: Count = 5  # iterations; Newton-Schulz
     muon_momentum_warmup_start: Share = 0.85  # number; Muon, at step 0
@@ -119,7 +124,7 @@ class Config:
     beta1: Share = 0.9  # number; Adam
     beta2: Share = 0.95  # number; Adam
     adam_eps: Positive = 1e-8  # number; Adam
-    grad_clip_norm: float = 0.0  # number; largest norm of the whole gradient; 0: off
+    grad_clip_norm: Rate = 0.0  # number; largest norm of the whole gradient; 0: off
     # artifact
     control_tensor_name_patterns: str = CONTROLS  # names; tensors of the blocks trained by Adam
     int8_keep_float_fp32_name_patterns: str = CONTROLS  # names; small tensors stored in float32
@@ -160,6 +165,8 @@ BOUND += "NUM_HEADS NUM_KV_HEADS MODEL_DIM MLP_MULT TIE_EMBEDDINGS ROPE_BASE LOG
 # Other trainers' names for ours, and settings that only other scripts have: they cost a warning.
 FOREIGN = {"LEARNING_RATE": "MATRIX_LR", "BATCH_SIZE": "TRAIN_BATCH_TOKENS", "N_EMBD": "MODEL_DIM"}
 FOREIGN |= {"SEQ_LEN": "TRAIN_SEQ_LEN", "N_LAYERS": "NUM_LAYERS", "MAX_STEPS": "ITERATIONS"}
+FOREIGN |= {"BLOCK_SIZE": "TRAIN_SEQ_LEN", "N_LAYER": "NUM_LAYERS", "MAX_ITERS": "ITERATIONS"}
+FOREIGN |= {"LR": "MATRIX_LR", "N_HEAD": "NUM_HEADS", "D_MODEL": "MODEL_DIM"}
 ELSEWHERE = r"(EMA|SWA|TTT|QAT|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED)_\w+|(MUON|ADAM)_(WD|BETA2)"
 ELSEWHERE += "|ROPE_DIMS|LATE_QAT|VALUE_RESIDUAL|WEIGHT_DECAY|VAL_RESIDENT|DATA_VERIFY"
 
@@ -237,12 +244,14 @@ def read_data(config):
             shards = Shards(config, split)
             if not shards.growing:  # else on another machine there may be more of them by now
                 facts[f"the {split} shards"] = np.diff(shards.ends).tolist()
-            tokens = min(shards.ends[-1], config.val_tokens or 2**63)
-            if split == "val" and tokens <= config.train_seq_len:
+            row = config.train_seq_len
+            if split == "val" and shards.ends[-1] <= row:
+                faults.append(f"TRAIN_SEQ_LEN={row}: validation has {shards.ends[-1]}: set less")
+            elif split == "val" and 0 < config.val_tokens <= row:
                 faults.append(f"VAL_TOKENS={config.val_tokens}: too few for a row: set 0")
         except RunError as error:
             faults.append(str(error))
-    return facts, faults
+    return facts, list(dict.fromkeys(faults))  # a folder that is not there is one fault
 
 
 def print_help():
@@ -460,6 +469,7 @@ class Shards:
         wanted = max(1, self.promised) if split == "val" else 1
         if not self.growing and len(self.paths) < wanted:
             files = f"{len(self.paths)} of {wanted} or more fineweb_{split}_*.bin"
+            files = files if self.folder.is_dir() else "no such folder"
             raise RunError(f"DATA_PATH={config.data_path}: {files}: {GET_DATA}")
 
     def next_path(self):
@@ -1117,7 +1127,7 @@ class Exchange:
         self.messages = [Message(steps, elapsed_ms, 0.0, 0, data_crc & 0xFFFF, data_crc >> 16)]
         self.done = steps, elapsed_ms  # what this rank's device has done, and when
         self.agreed = steps, elapsed_ms  # what rank 0's had, as far as all ranks have read of it
-        self.first = steps, elapsed_ms  # `agreed` after step 1, which may be a slow one
+        self.first = steps, elapsed_ms  # `agreed` at the line of step 1, which may be a slow one
 
     def backward(self, loss):
         """Adds a loss's gradients to p.grad at once; loss.backward() adds them one by one."""
@@ -1166,12 +1176,6 @@ class Exchange:
             self.done = step + 1 + later, self.clock.now_ms()
             self.agreed = max(self.agreed, (messages[0].steps, messages[0].elapsed_ms))
 
-    def agree(self, step, ms):
-        """All ranks know, just now, that `step` steps took so long."""
-        self.agreed = step, ms
-        if step == 1:
-            self.first = self.agreed
-
     def elapsed_ms(self, step):
         """Training time of `step` steps: what all ranks know, and on at the pace since step 1."""
         (steps, ms), (first_steps, first_ms) = self.agreed, self.first
@@ -1198,7 +1202,8 @@ class ByteTable(NamedTuple):
         try:
             table = cls.load(path)
         except Exception as error:  # whatever a missing or a damaged file raises
-            raise RunError(f"TOKENIZER_PATH={path}: {first_line(error)}: {GET_DATA}") from error
+            why = "no model" if isinstance(error, RuntimeError) else first_line(error)
+            raise RunError(f"TOKENIZER_PATH={path}: {why}: {GET_DATA}") from error
         size = len(table.base)
         if size != config.vocab_size:
             raise RunError(f"VOCAB_SIZE={config.vocab_size}: {path} has {size} tokens: set {size}")
@@ -1475,8 +1480,6 @@ class Trainer:
         self.shards = Shards(config, "train", log)
         self.overlap = Overlap.of(config, "train", runtime.cuda)
         self.validation, self.val_ms = Validation(config, runtime, log, self.phase), 0.0
-        # The model draws no random numbers while it trains; one of yours may.
-        self.generators = [torch.default_generator, *torch.cuda.default_generators]
         self.writer = threading.Thread()  # of a checkpoint; this one never starts
         self.final = None  # the snapshot that is exported
         self.begin(step=0, data_crc=0)
@@ -1533,7 +1536,6 @@ class Trainer:
     def warm_up(self):
         """Priming steps, off the clock: all is allocated and compiled then. None of them counts."""
         step, crc, steps = self.step, self.exchange.data_crc(), self.config.warmup_steps
-        random = [generator.get_state() for generator in self.generators]
         self.exchange.skip.fill_(1)  # no step changes anything
         try:
             with closing(self.batches()) as batches:
@@ -1543,8 +1545,6 @@ class Trainer:
                     self.log.line(f"warmup_step:{done}/{steps}")
         finally:
             self.begin(step, crc)  # also where a signal ends them
-            for generator, state in zip(self.generators, random, strict=True):
-                generator.set_state(state)
 
     def train(self):
         """The run: steps, and once in a while a line, a validation, a checkpoint."""
@@ -1611,7 +1611,9 @@ class Trainer:
         self.runtime.synchronize()
         exchange.read(step)
         ms = self.runtime.broadcast(self.clock.now_ms())
-        exchange.agree(step, ms)
+        exchange.agreed = step, ms
+        if step == 1:
+            exchange.first = exchange.agreed
         now = step, ms, max(message.wait_ms for message in exchange.messages)
         steps, span_ms, wait_ms = np.subtract(now, self.logged)  # since the last line
         self.logged = now
@@ -1657,13 +1659,12 @@ class Trainer:
         )
 
     def snapshot(self):
-        """All there is to go on from, as a copy. Synchronisation point."""
+        """All there is to go on from, as a copy; training draws no random numbers. Synchronises."""
         self.runtime.synchronize()
         self.exchange.read(self.step)
         state = {"settings": self.config.texts(), "step": self.step, "val_ms": self.val_ms}
         state |= {"train_ms": self.clock.now_ms(), "data_crc": self.exchange.data_crc()}
         state |= {"shards": [path.name for path in self.shards.paths]}
-        state |= {"random": [generator.get_state() for generator in self.generators]}
         parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
         return state | {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
 
@@ -1673,8 +1674,6 @@ class Trainer:
         for optimizer, saved in ((self.adam, state["adam"]), (self.muon, state["muon"])):
             mine = {"param_groups": optimizer.state_dict()["param_groups"]}
             optimizer.load_state_dict(saved | mine)
-        for generator, random in zip(self.generators, state["random"], strict=False):
-            generator.set_state(random)
         self.clock.total_ms, self.val_ms = state["train_ms"], state["val_ms"]
         self.begin(state["step"], state["data_crc"])
 
@@ -1775,7 +1774,8 @@ def find_checkpoint(config):
                 raise ValueError("its settings are not texts")
         except Exception as error:  # whatever a missing or a damaged file raises
             if config.resume != "auto":
-                raise RunError(f"RESUME={path}: no checkpoint: {first_line(error)}") from error
+                why = f"no checkpoint: {first_line(error)}: set auto, or a step_<n>.pt"
+                raise RunError(f"RESUME={path}: {why}") from error
             tell(f"warning: {path} is damaged: taking the one before", "stderr")
             continue
         return path, state, find_changes(config, path, state)
@@ -1791,7 +1791,8 @@ def find_changes(config, path, state):
             changed[name] = f"{name} was {theirs.get(name)}, is {mine}"
     bound = [change for name, change in changed.items() if name in BOUND.split()]
     if bound:
-        raise RunError(f"RESUME={path}: of another configuration: {'; '.join(bound)}")
+        bound = "; ".join(bound)
+        raise RunError(f"RESUME={path}: of another configuration: {bound}: set that again")
     shards = [shard.name for shard in Shards(config, "train").paths]
     for mine, other in zip(shards, state["shards"], strict=False):  # more may have come since
         if mine != other:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from conftest import (
@@ -30,6 +31,7 @@ from conftest import (
     config_of,
     run_trainer,
     train_gpt,
+    write_split,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -321,8 +323,10 @@ WRONG = {
     "RESUME=auto": "RUN_ID",
     "TRAIN_BATCH_TOKENS=2080": "set a multiple of 256",
     "VAL_TOKENS=20": "set 0",
+    "MATRIX_LR=-1": "set 0 or more",
+    "DATA_PATH=/nowhere": "no such folder: run `python3 data/quickstart.py",
     "TOKENIZER_PATH=/nowhere/of.model": "data/quickstart.py",
-    f"TOKENIZER_PATH={__file__}": "data/quickstart.py",
+    f"TOKENIZER_PATH={__file__}": "no model: run `python3 data/quickstart.py",
     "VOCAB_SIZE=259": "set 260",
 }
 
@@ -333,6 +337,12 @@ def test_a_wrong_value_is_one_line_with_the_remedy(tmp_path: Path, wrong: str) -
     [fault] = faults_of(small(tmp_path, **{name: value}))
     assert fault.startswith(f"{wrong}: ") and "\n" not in fault
     assert WRONG[wrong] in fault.removeprefix(wrong)
+
+
+def test_a_split_shorter_than_a_row_asks_for_shorter_rows(tmp_path: Path) -> None:
+    environment = small(tmp_path)
+    write_split(Path(environment["DATA_PATH"]), "val", np.arange(4, 36), [])
+    assert faults_of(environment) == ["TRAIN_SEQ_LEN=32: validation has 32: set less"]
 
 
 SHAPES = st.fixed_dictionaries(
@@ -405,16 +415,16 @@ def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: 
 
 def test_missing_data_comes_with_the_commands_that_fetch_it(main: Callable[..., Said]) -> None:
     said = main()
-    assert said.code == 2 and len(said.faults) == 3
+    assert said.code == 2 and len(said.faults) == 2  # a folder is one, for both splits
     for fault in said.faults:
         name = fault.split("=")[0]
         assert fault.startswith(f"{name}={PUBLISHED[name]}: ")
         commands = re.findall(r"data/\w+\.py", fault.split(": ", 1)[1])
         assert commands and all((ROOT / command).exists() for command in commands)
-    assert {split for split in ("train", "val") if f"fineweb_{split}_*.bin" in said.err} == {
-        "train",
-        "val",
-    }
+    assert "fineweb10B_sp1024: no such folder: " in said.err
+    Path("data/datasets/fineweb10B_sp1024").mkdir(parents=True)
+    said = main()
+    assert all(f"0 of 1 or more fineweb_{split}_*.bin" in said.err for split in ("train", "val"))
 
 
 @pytest.mark.parametrize("sign", ["/proc/driver/nvidia/version", "/dev/nvidiactl"])
@@ -475,6 +485,12 @@ OURS = {
     "SEQ_LEN": "TRAIN_SEQ_LEN",
     "N_LAYERS": "NUM_LAYERS",
     "MAX_STEPS": "ITERATIONS",
+    "LR": "MATRIX_LR",
+    "D_MODEL": "MODEL_DIM",
+    "N_LAYER": "NUM_LAYERS",
+    "N_HEAD": "NUM_HEADS",
+    "BLOCK_SIZE": "TRAIN_SEQ_LEN",
+    "MAX_ITERS": "ITERATIONS",
 }
 ELSEWHERE = ["EMA_DECAY", "SWA_EVERY", "TTT_LR", "TTT_EPOCHS", "MUON_WD", "ROPE_DIMS"]
 
