@@ -413,7 +413,9 @@ def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: 
     assert len(said.faults) == len(starts), said.err
 
 
-def test_missing_data_comes_with_the_commands_that_fetch_it(main: Callable[..., Said]) -> None:
+def test_missing_data_comes_with_the_commands_that_fetch_it(
+    main: Callable[..., Said], tmp_path: Path
+) -> None:
     said = main()
     assert said.code == 2 and len(said.faults) == 2  # a folder is one, for both splits
     for fault in said.faults:
@@ -422,8 +424,7 @@ def test_missing_data_comes_with_the_commands_that_fetch_it(main: Callable[..., 
         commands = re.findall(r"data/\w+\.py", fault.split(": ", 1)[1])
         assert commands and all((ROOT / command).exists() for command in commands)
     assert "fineweb10B_sp1024: no such folder: " in said.err
-    Path("data/datasets/fineweb10B_sp1024").mkdir(parents=True)
-    said = main()
+    said = main(DATA_PATH=tmp_path)
     assert all(f"0 of 1 or more fineweb_{split}_*.bin" in said.err for split in ("train", "val"))
 
 
