@@ -107,10 +107,27 @@ def run_tool(main: Callable[[], int | None]) -> NoReturn:
     sys.exit(main())
 
 
+def command_of(script: str) -> str:
+    """A script of the repository and the Python that runs this one, to be pasted here.
+
+    A `python3` of the path may be another one, without the packages.
+    """
+    root = Path(__file__).resolve().parent.parent
+    here = Path.cwd()
+    words = [Path(sys.executable), root / script]
+    return shlex.join(
+        str(word.relative_to(here) if word.is_relative_to(here) else word) for word in words
+    )
+
+
 def to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
-    """The settings for the trainer, to be pasted."""
+    """The settings for the trainer, to be pasted, and what to put them before."""
     paths = f"DATA_PATH={shlex.quote(str(folder))} TOKENIZER_PATH={shlex.quote(str(tokenizer))}"
-    return f"to train: {paths} VOCAB_SIZE={vocab_size}"
+    return (
+        f"to train: {paths} VOCAB_SIZE={vocab_size}\n"
+        f"          before {command_of('train_gpt.py')}, whose default sizes are for GPUs; "
+        f"on a CPU before {command_of('data/quickstart.py')}, whose model is small"
+    )
 
 
 # === FILES ========================================================================================

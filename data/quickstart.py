@@ -36,6 +36,7 @@ import tokenize_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP_NAME = "quickstart.json"
+TRAINER_SAYS = "train_gpt.py: "  # before its last words, on stderr
 LEFT_OUT = {
     "test",
     "tests",
@@ -264,8 +265,10 @@ def command_line(command: list[str], environment: dict[str, str], names: list[st
     return f"cd {shlex.quote(str(ROOT))} && {settings} {shlex.join(command)}"
 
 
-def run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the training; its exit code, or 130 when interrupted, once the training has ended too."""
+def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Run the training; once it has ended, its exit code, or 130 when interrupted,
+    and the trainer's last words about its end, empty where it left none.
+    """
     # In a session of its own torchrun gets one signal and not the terminal's too: at a second one
     # it would leave its workers behind. It answers a signal with a traceback, which is held back.
     child = subprocess.Popen(
@@ -278,9 +281,13 @@ def run(command: list[str], environment: dict[str, str]) -> int:
         errors="replace",
     )
     interrupted = threading.Event()
+    words = ""
 
     def forward_errors() -> None:
+        nonlocal words
         for line in child.stderr:
+            if line.startswith(TRAINER_SAYS):
+                words = line.removeprefix(TRAINER_SAYS).strip()
             if not interrupted.is_set():
                 print(line, end="", file=sys.stderr, flush=True)
 
@@ -289,7 +296,7 @@ def run(command: list[str], environment: dict[str, str]) -> int:
     try:
         code = child.wait()
         forwarder.join(timeout=5)
-        return code
+        return code, words
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -299,7 +306,21 @@ def run(command: list[str], environment: dict[str, str]) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=60)
         child.kill()
-        return 130
+        forwarder.join(timeout=5)
+        return 130, words
+
+
+def how_to_go_on(words: str, environment: dict[str, str], names: list[str], ranks: int) -> str:
+    """The trainer's last words after an interrupt, with this script's command to go on."""
+    settings = {
+        name: environment[name] for name in names if environment[name] != SETTINGS.get(name)
+    }
+    settings["RESUME"] = "auto"
+    command = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
+    command += f" {producer.command_of('data/quickstart.py')}"
+    if ranks > 1:
+        command += f" --ranks {ranks}"
+    return words.replace(f"RUN_ID={environment['RUN_ID']} RESUME=auto", command)
 
 
 def report(log: Path, artifact: Path) -> None:
@@ -325,7 +346,7 @@ def report(log: Path, artifact: Path) -> None:
         f"bits per byte: {gain}\n"
         f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, "
         f"{total:,.0f} with the script, of 16,000,000\n"
-        f"log: {log}; next: ITERATIONS=2000 python3 data/quickstart.py, "
+        f"log: {log}; next: ITERATIONS=2000 {producer.command_of('data/quickstart.py')}, "
         "or edit the command printed above"
     )
 
@@ -336,15 +357,16 @@ def train(ranks: int) -> int:
         sys.executable,
         *f"-m torch.distributed.run --standalone --nproc_per_node={ranks} train_gpt.py".split(),
     ]
-    print(
-        f"training:  {command_line(command, environment, trainer_settings(environment))}",
-        flush=True,
-    )
-    code = run(command, environment)
+    names = trainer_settings(environment)
+    print(f"training:  {command_line(command, environment, names)}", flush=True)
+    code, words = run(command, environment)
     log = ROOT / "logs" / f"{environment['RUN_ID']}.txt"
     if code == 0:
         report(log, ROOT / "final_model.int8.ptz")
-    elif code != 130:
+    elif code == 130:
+        words = words or "interrupted before the training could save anything"
+        print(how_to_go_on(words, environment, names, ranks), file=sys.stderr)
+    else:
         print(f"error: the training ended with exit code {code}; its log is {log}", file=sys.stderr)
     return code
 

@@ -20,7 +20,8 @@ import sentencepiece
 from conftest import ROOT, heed_interrupts
 
 sys.path.insert(0, str(ROOT / "data"))
-import quickstart  # noqa: E402  (rooms are folders of scripts, not packages)
+import producer  # noqa: E402  (rooms are folders of scripts, not packages)
+import quickstart  # noqa: E402
 import tokenize_docs  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
@@ -289,6 +290,16 @@ def test_the_printed_command_gives_the_same_environment(
     assert "\n" not in line and shlex.split(line)[:3] == ["cd", str(root), "&&"]
 
 
+def test_a_script_is_named_by_the_way_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(ROOT / ".venv/bin/python"))
+    monkeypatch.chdir(ROOT)
+    assert producer.command_of("data/x.py") == ".venv/bin/python data/x.py"
+    monkeypatch.chdir(tmp_path)
+    assert producer.command_of("data/x.py") == shlex.join([sys.executable, f"{ROOT}/data/x.py"])
+
+
 def test_without_a_validation_before_training_the_result_is_told_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,7 +336,7 @@ if "--print-config" in sys.argv:
         sys.exit("error: ITERATIONS=x is not a number")
     print(json.dumps({name.lower(): {"value": value, "source": "environment"}
                       for name, value in os.environ.items()
-                      if name in ("ITERATIONS", "RUN_ID", "DATA_PATH")}))
+                      if name in ("ITERATIONS", "RESUME", "RUN_ID", "DATA_PATH")}))
     sys.exit()
 os.makedirs("logs", exist_ok=True)
 lines = ["source: step:0/9 val_loss:x", "step:0/9 val_loss:6.9 val_bpb:4.0000 train_time:0ms",
@@ -334,6 +345,14 @@ lines = ["source: step:0/9 val_loss:x", "step:0/9 val_loss:6.9 val_bpb:4.0000 tr
          "final_int8_zlib_roundtrip_exact val_loss:3.00000000 val_bpb:2.00000000"]
 open(f"logs/{os.environ['RUN_ID']}.txt", "w").write("\n".join(lines) + "\n")
 open("final_model.int8.ptz", "wb").write(b"x" * 1234)
+def stop(number, frame):
+    print("train_gpt.py: interrupted after step 3: RUN_ID=my run RESUME=auto goes on",
+          file=sys.stderr, flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+if os.environ.get("RESUME") == "auto":
+    print("resumed", os.environ["RUN_ID"], os.environ["ITERATIONS"])
+    sys.exit()
 end = time.monotonic() + 45
 print("pid", os.getpid(), "rank", os.environ["RANK"], flush=True)
 while os.environ["ITERATIONS"] == "0" and time.monotonic() < end:
@@ -359,11 +378,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+    assert [re.match(r"\w[\w ]*|", line)[0] for line in done.stdout.splitlines()] == [
         "corpus",
         "tokenizer",
         "shards",
         "to train",
+        "",
     ]
     assert not (root / "logs").exists()
     return root
@@ -374,13 +394,13 @@ def start(checkout: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     """Starts the quickstart with ITERATIONS=<steps>: 0 trains for ever, x is refused."""
     started = []
 
-    def start_one(steps: str, *arguments: str) -> subprocess.Popen:
+    def start_one(steps: str, *arguments: str, **more: str) -> subprocess.Popen:
         started.append(
             subprocess.Popen(
                 [sys.executable, checkout / "data/quickstart.py", *arguments],
                 cwd="/",
                 text=True,
-                env={"ITERATIONS": steps},
+                env={"ITERATIONS": steps, **more},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 preexec_fn=heed_interrupts,
@@ -406,13 +426,23 @@ def test_the_split_of_this_python(checkout: Path) -> None:
 def test_prepare_only_says_what_to_set(start: Callable[..., subprocess.Popen]) -> None:
     """Also where there was nothing to make: who comes from the trainer's advice wants this line."""
     output, error = start("x", "--prepare-only").communicate(timeout=60)
-    up_to_date, to_train = output.splitlines()
+    up_to_date, to_train, before = output.splitlines()
     assert up_to_date.endswith("is up to date") and error == ""
     words = shlex.split(to_train.removeprefix("to train: ").replace("\\udce9", "\udce9"))
     settings = dict(word.split("=") for word in words)
     assert list(settings) == ["DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE"]
     assert Path(settings["DATA_PATH"], "fineweb_val_000000.bin").is_file()
     assert Path(settings["TOKENIZER_PATH"]).is_file() and settings["VOCAB_SIZE"] == "1024"
+    trainer, quick = re.findall(r"before (.*?), whose", before)
+    for command in (f"{trainer} --print-config", quick):
+        refused = follow(f"ITERATIONS=x {to_train.removeprefix('to train: ')} {command}")
+        assert refused.stderr == "error: ITERATIONS=x is not a number\n"
+
+
+def follow(command: str, folder: Path | str = "/") -> subprocess.CompletedProcess:
+    """A command that was printed, pasted into a fresh shell."""
+    words = ["/bin/sh", "-c", command.replace("\\udce9", "\udce9")]
+    return subprocess.run(words, cwd=folder, env={}, capture_output=True, text=True, timeout=60)
 
 
 def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subprocess.Popen]) -> None:
@@ -431,6 +461,8 @@ def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subproce
     assert "final_model.int8.ptz, 1,234 bytes, 123,456 with the script" in lines[-2]
     assert f"{shown}/logs/quickstart.txt" in lines[-1]
     assert "Traceback" not in error
+    following = re.search(r"; next: (ITERATIONS=2000 .*), or edit", lines[-1])[1]
+    assert "ITERATIONS=2000" in follow(following).stdout
 
 
 def test_a_failed_run_ends_in_one_line_that_names_the_log(
@@ -438,7 +470,7 @@ def test_a_failed_run_ends_in_one_line_that_names_the_log(
 ) -> None:
     monkeypatch.setattr(quickstart, "ROOT", tmp_path)
     monkeypatch.setattr(quickstart, "trainer_settings", lambda environment: [])
-    monkeypatch.setattr(quickstart, "run", lambda command, environment: 1)
+    monkeypatch.setattr(quickstart, "run", lambda command, environment: (1, ""))
     monkeypatch.setenv("RUN_ID", "mine")
     assert quickstart.train(1) == 1
     out, error = capsys.readouterr()
@@ -461,13 +493,16 @@ SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTE
 def test_an_interrupt_ends_the_training_too(
     start: Callable[..., subprocess.Popen], number: int
 ) -> None:
-    process = start("0")
+    """The one line about it says how to go on, and that helps."""
+    process = start("0", RUN_ID="my run")
     line = next(line for line in process.stdout if line.startswith("pid "))
     process.send_signal(number)
     _, error = process.communicate(timeout=30)  # the stand-in would go on for longer
-    assert process.returncode == 130 and "Traceback" not in error and error == ""
+    assert process.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(line.split()[1]), 0)
+    (again,) = re.findall(r"^interrupted after step 3: (.*) goes on\n$", error)
+    assert "resumed my run 0" in follow(again).stdout
 
 
 @pytest.mark.slow
