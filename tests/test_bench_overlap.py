@@ -27,6 +27,7 @@ def bench(*arguments: str, script: Path = FOLDER / "overlap.py") -> subprocess.C
     )
 
 
+@pytest.mark.slow
 def test_all_arms_train_the_same() -> None:
     said = bench("--check", "--steps", "8")
     assert said.returncode == 0, said.stderr

@@ -126,7 +126,9 @@ def test_a_set_that_lacks_shards_is_trained_on_with_a_warning(complete: Finished
     assert complete.values("data_crc")[-1] == f"{crc_of(TOKENS, 2048, 32, 10):08x}"
 
 
-@pytest.mark.parametrize("ranks,promised", [(0, len(SIZES)), (2, None)])
+@pytest.mark.parametrize(
+    "ranks,promised", [(0, len(SIZES)), pytest.param(2, None, marks=pytest.mark.slow)]
+)
 def test_a_growing_set_trains_as_the_complete_one(
     tmp_path: Path, complete: Finished, ranks: int, promised: int | None
 ) -> None:

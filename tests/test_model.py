@@ -394,6 +394,7 @@ def test_a_pass_that_cannot_be_compiled_runs_eager_with_one_warning(
         assert torch.equal(t, states[1][name]), name  # a trial leaves no gradient behind
 
 
+@pytest.mark.slow
 def test_a_run_without_a_compiler_goes_on_with_one_warning(tmp_path: Path) -> None:
     settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 1, "VAL_LOSS_EVERY": 0}
     settings |= {"CXX": "/no/compiler", "TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"}

@@ -48,6 +48,7 @@ def filled(run: session.Session, folder: Path, name: str) -> list[list[str]]:
     return rows[:1] + rows[2:]
 
 
+@pytest.mark.slow
 def test_overlap_is_measured_and_reported(make: Callable, tmp_path: Path) -> None:
     run = make()
     assert run.run_stage("overlap"), run.result("overlap")

@@ -28,7 +28,8 @@ needs_triton = pytest.mark.skipif(
 
 @needs_triton
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["not slow", "slow"])
 def test_the_operators_in_tritons_interpreter(which: str) -> None:
     without = ["-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest"]
     done = subprocess.run(

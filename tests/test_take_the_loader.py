@@ -24,7 +24,7 @@ def copied_section() -> dict[str, object]:
     text = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
     nodes = ast.parse(text).body
     wanted = {"RunError", "first_line", "read_json"}
-    parts = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    parts = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Try)]
     parts += [node for node in nodes if getattr(node, "name", "") in wanted]
     script = "\n".join(ast.unparse(node) for node in parts)
     section = text[text.index("# === DATA") : text.index("# === MODEL")]
