@@ -39,7 +39,7 @@ from read_log import Logs, Run, read_logs
 try:
     from tqdm import tqdm
 except ImportError:
-    sys.exit(f"error: tqdm is missing: run {sys.executable} -m pip install tqdm")
+    sys.exit(f"error: {launch.missing('tqdm')}")
 
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
@@ -418,8 +418,8 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (folder.path / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    manifest = {"base": ablation.base(), "verdict": summary}
-    folder.save(**manifest, differences=[asdict(d) for d in found])
+    told = [asdict(d) for d in found]
+    folder.save(base=ablation.base(), verdict=summary, differences=told)
     arms = [[read for run, read in runs.items() if run.arm == arm] for arm in ablation.arms]
     picture = folder.path / "picture.png"
     print(compare.draw(arms, picture, "steps", "") or f"picture: {picture}")

@@ -18,6 +18,7 @@ Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 
 import argparse
 import math
+import os
 import shlex
 import signal
 import sys
@@ -267,7 +268,7 @@ def verdict(result: Comparison) -> str:
 
 
 def pair_words(runs: Sequence[Run]) -> str:
-    """Two runs alone: what input explains of their difference, and what would decide it."""
+    """Two runs alone: what input explains of their difference."""
     one, two = (run.step_times().mean for run in runs)
     heads = [_value(run, "bits a byte") for run in runs]
     words = []
@@ -282,19 +283,26 @@ def pair_words(runs: Sequence[Run]) -> str:
             part = (two * waits[1] - one * waits[0]) / 100
             explained = f"waiting for input is {part:+.2f} ms of that"
         words.append(f"it takes {more} ({100 * (two / one - 1):+.1f} %), and {explained}")
-    values = [
-        (d.name, [str(value) for value, _ in d.values])
-        for d in differences(runs)[0]
-        if not d.harmless and not d.unknown and d.name in runs[0].config and "." not in d.name
-    ]
-    command = "one seed each cannot tell more: run each with two other seeds, then --a and --b"
-    if values:
-        named = (f"{name.upper()}={','.join(both)}" for name, both in values[:2])
-        vary = " ".join(f"--vary {shlex.quote(words)}" for words in named)
-        command = (
-            f"this decides it: python3 logs/ablate.py {vary} --seeds 3 -- python3 train_gpt.py"
-        )
-    return "; ".join([*words, command])
+    return "; ".join(words)
+
+
+def deciding_words(runs: Sequence[Run]) -> str:
+    """Two runs alone: the command that decides between them, to be pasted; else what would."""
+    one, two = (run.config for run in runs)
+    told = [d.name for d in differences(runs)[0] if not (d.harmless or d.unknown)]
+    varied = [name for name in told if name in one and name in two][:2]
+    if not varied:
+        return "One seed each cannot tell more: run each with two other seeds, then --a and --b"
+    command = [launch.python_of_runs(), os.path.relpath(launch.ROOT / "logs" / "ablate.py")]
+    for name in varied:
+        values = (str(int(v) if isinstance(v, bool) else v) for v in (one[name], two[name]))
+        command += ["--vary", f"{name.upper()}={','.join(values)}"]
+    cap, steps = one.get("max_wallclock_seconds"), max(run.last_step for run in runs)
+    if not {"iterations", "max_wallclock_seconds"} & {*varied}:
+        capped = isinstance(cap, int | float) and any(run.stopped_early for run in runs)
+        command += ["--seconds", f"{cap:g}"] if capped else ["--steps", str(steps)]
+    command += ["--seeds", "3", "--", os.path.relpath(launch.ROOT / "train_gpt.py")]
+    return f"This decides it, with their other settings set as they were: {shlex.join(command)}"
 
 
 # --- tables ---
@@ -509,8 +517,8 @@ def report(logs: Logs, comparison: Comparison | None) -> list[str]:
         blocks += [part(runs) for part in (group_lines, data_lines, remark_lines)]
     if comparison:
         blocks.append(comparison_lines(comparison))
-    if len(runs) == 2:
-        blocks.append([f"Two runs: {pair_words(runs)}"])
+    if len(runs) == 2 and (words := pair_words(runs)):
+        blocks.append([f"Two runs: {words}"])
     if logs.problems:
         blocks.append(["Could not be read", *(f"  {problem}" for problem in logs.problems)])
     return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
@@ -524,7 +532,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs (.txt, .log, .jsonl)")
+    add("logs", nargs="*", metavar="LOG", help="a log, a run of it (a.txt#2), or a folder of logs")
     add("--a", nargs="+", metavar="LOG", help="the runs that are held to be better, several seeds")
     add("--b", nargs="+", metavar="LOG", help="the runs they are compared with")
     words = "by how much A must be better, in the unit compared (default: 0.005 nats)"
@@ -561,9 +569,8 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
     if not options.a:
         return logs, None, [[logs.runs[i] for i in numbers] for numbers in seed_groups(logs.runs)]
     groups = [read_logs(options.a), read_logs(options.b)]
-    told = {Path(run.path).with_suffix("") for run in logs.runs}
-    named = [path for path in map(Path, (*options.a, *options.b)) if not path.is_dir()]
-    unread = [f"no run was read from {path}" for path in named if path.with_suffix("") not in told]
+    named = [*options.a, *options.b]
+    unread = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
     result = compare_groups(*(group.runs for group in groups), options, unread)
     return logs, result, [group.runs for group in groups]
 
@@ -572,11 +579,10 @@ def draw(arms: Sequence[Sequence[Run]], path: Path, x: str = "steps", title: str
     """The picture, or in one line why there is none."""
     try:
         import picture
-    except ImportError as error:
-        install = f"{sys.executable} -m pip install matplotlib pandas scipy"
-        return f"{path}: the picture needs {error.name}: run {install}"
-    try:
+
         return picture.draw(picture.named(arms), path, x, title)
+    except ImportError as error:
+        return f"{path}: not drawn: {launch.missing(error.name, 'matplotlib pandas')}"
     except OSError as error:
         reason = error.strerror or error
         return f"--plot {path}: cannot be written: {reason}: name a file in a folder of yours"
@@ -584,11 +590,12 @@ def draw(arms: Sequence[Sequence[Run]], path: Path, x: str = "steps", title: str
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    problem = ""
     logs, comparison, arms = gather(options)
     print("\n".join(report(logs, comparison)))
-    if options.plot and logs.runs:
-        problem = draw(arms, options.plot, options.x, options.title or "")
+    if len(logs.runs) == 2:
+        print(f"\n{deciding_words(logs.runs)}")
+    plotted = options.plot and logs.runs
+    problem = draw(arms, options.plot, options.x, options.title or "") if plotted else ""
     if not logs.runs:
         problem = f"no run was read ({logs.problems[0]}): name a training log"
     if problem:

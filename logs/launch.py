@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+ROOT = Path(__file__).resolve().parent.parent
+OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
 PATH_SETTINGS = ("DATA_PATH", "TOKENIZER_PATH", "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "RESUME")
 OURS = ("RUN_ID", "SEED")  # set a run, so never part of what runs have in common
 LAST_LINES = 12  # shown of a run that failed
@@ -24,6 +26,24 @@ PATIENCE_S = 20.0  # for a run to end after each signal
 
 class ToolError(Exception):
     """What is wrong, for people: one line, or the trainer's own list."""
+
+
+def in_own(package: str) -> bool:
+    """Has the project's own environment this package?"""
+    return any(ROOT.glob(f".venv/lib/python3*/site-packages/{package}"))
+
+
+def python_of_runs() -> str:
+    """This Python, or the project's own where only that one has what ablate.py and a run need."""
+    lacking = [name for name in ("torch", "tqdm") if importlib.util.find_spec(name) is None]
+    return str(OWN) if lacking and all(map(in_own, lacking)) else sys.executable
+
+
+def missing(package: str, install: str = "", python: str = sys.executable) -> str:
+    """What to do about a package that a Python lacks, in one line."""
+    package = package.partition(".")[0]
+    own = f"it with {OWN}, which has it, or " if in_own(package) else ""
+    return f"{package} is missing: run {own}{python} -m pip install {install or package}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -87,7 +107,12 @@ class Trainer:
         streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
         done = subprocess.run(command, cwd=self.folder, env=environ, **streams)
         if done.returncode:
-            raise ToolError(done.stderr.strip() or f"{name}: exit code {done.returncode}")
+            said = done.stderr.strip() or f"{name}: exit code {done.returncode}"
+            if lacks := re.search(r"(?:No module named '|: )(\w+)('| is missing)", said):
+                said = missing(lacks[1], python=self.python)
+            if "Traceback (most recent call last)" in said:
+                said = f"{name}: {said.splitlines()[-1]}"
+            raise ToolError(said)
         try:
             found = json.loads(done.stdout[done.stdout.index("{") :])
             return {name: dict(entry) for name, entry in found.items()}
@@ -127,7 +152,6 @@ def fresh_folder(path: Path, trainer: Trainer) -> Path:
 def run_child(trainer: Trainer, work: Path, settings: Mapping[str, str]) -> int:
     """Runs the command in `work` to its exit code, its output in output.txt. Whatever ends this
     ends it, too."""
-
     output = work / "output.txt"
     with open(output, "wb") as out:
         child = subprocess.Popen(

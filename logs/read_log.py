@@ -227,14 +227,9 @@ class Run:
         return {s.step: s.data_crc for s in self.steps if s.data_crc is not None}
 
     @property
-    def sized(self) -> bool:
-        """Does it state any bytes?"""
-        return self.sizes != Sizes()
-
-    @property
     def empty(self) -> bool:
-        told = self.steps or self.validations or self.scores or self.sized or self.error
-        return not told and self.status == "unfinished"
+        told = self.steps or self.validations or self.scores or self.error
+        return not told and self.sizes == Sizes() and self.status == "unfinished"
 
 
 @dataclass
@@ -246,16 +241,21 @@ class Logs:
 
 
 def read_logs(paths: Iterable[str | os.PathLike[str]]) -> Logs:
-    """Files, and folders of .txt and .log files (not deeper). For a .jsonl its .txt is read."""
-    result, seen = Logs(), set()
+    """Files, FILE#2 for the second run of one, and folders of .txt and .log files (not deeper).
+    Each run once. For a .jsonl its .txt is read."""
+    result, found = Logs(), {}
     for given in _expand(paths, result.problems):
-        path = given.removesuffix(".jsonl") + ".txt" if given.endswith(".jsonl") else given
-        real = os.path.realpath(path)
-        if real not in seen:
-            seen.add(real)
-            log = read_log(path)
-            result.runs += log.runs
-            result.problems += [f"{path}: {problem}" for problem in log.problems]
+        file, sign, number = given.rpartition("#")
+        path, numbered = (given, False) if os.path.exists(given) or not sign else (file, True)
+        path = path.removesuffix(".jsonl") + ".txt" if path.endswith(".jsonl") else path
+        log = read_log(path)
+        runs = [run for run in log.runs if number == str(run.number) or not numbered]
+        found |= {(os.path.realpath(path), run.number): run for run in runs}
+        problems = [f"{path}: {problem}" for problem in log.problems]
+        if log.runs and not runs:
+            problems.append(f"{given}: no such run: {path} has {len(log.runs)}, from #1 on")
+        result.problems += [problem for problem in problems if problem not in result.problems]
+    result.runs = [*found.values()]
     return result
 
 
@@ -753,7 +753,7 @@ class _Reader:
         """Settings, in the lines before the first step: words of key:value, or an indented block
         of `key: value`."""
         run, bare = self.run, text.strip()
-        trained = run.steps or run.scores or run.sized
+        trained = run.steps or run.scores or run.sizes != Sizes()
         if trained or re.match(r"(?:\w+_)?warmup_\w*step|(?:train|val)_io:|sdp_backends:", bare):
             return
         if not self.stated_line(bare):
@@ -789,7 +789,7 @@ class _Reader:
             if name == "seed" and run.seed not in (None, number):
                 self.problem(f"seed {number} in a run that began with seed {run.seed}")
             setattr(run, name, number)
-            if name in ("model_params", "train_shards", "val_tokens"):
+            if name in ("world_size", "model_params", "train_shards", "val_tokens"):
                 return
         elif name == "datasets_dir" and value:
             run.dataset = Path(value).name

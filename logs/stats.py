@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import launch
+
 try:
     from scipy import stats as scipy_stats
 except ImportError as error:
-    sys.exit(f"error: {error.name} is missing: run {sys.executable} -m pip install scipy")
-
-# Predicted tokens and bytes of the challenge's validation split.
-PUBLISHED = {"sp1024": (62_021_632, 151_080_362)}
+    sys.exit(f"error: {launch.missing(error.name)}")
 
 
 @dataclass(frozen=True)

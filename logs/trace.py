@@ -19,6 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import launch
+from launch import ToolError
+
 BLOCKS, PLAIN = ("↓", " ▁▂▃▄▅▆▇█"), ("v", " .:-=+*#@")  # a step's begin, and heights of bars
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
 PICTURE_STEPS = 3  # so few that single reads are seen
@@ -30,10 +33,6 @@ COMPUTE = ("kernels", "forward", "backward", "reduce, clip", "optimizer")
 COLOURS = dict(zip(COMPUTE, ("#0072b2", "#8ecae6", "#0072b2", "#cc79a7", "#009e73"), strict=True))
 COLOURS |= {"reader": "#e69f00", "copy": "#7a5195", "input wait": "#d00000"}
 Span = tuple[float, float]
-
-
-class TraceError(Exception):
-    """What is wrong with a file or a wish, in one line."""
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Trace:
         """The steps from number `first` to `last` alone."""
         steps = [step for step in self.steps if first <= step[1] <= last]
         if not steps:
-            raise TraceError(f"--steps: the trace has {self.name}, and none of these")
+            raise ToolError(f"--steps: the trace has {self.name}, and none of these")
         begin = steps[0][0]
         end = min((time for time, _ in self.steps if time > steps[-1][0]), default=self.end)
         cut = {
@@ -125,8 +124,8 @@ def read_events(path: Path) -> list[tuple[str, Span]]:
             return [event for event in events if isinstance(event, tuple)]
     except Exception as error:  # whatever a damaged or hostile file comes up with
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
-        raise TraceError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error
-    raise TraceError(f"{path}: over {MAX_BYTES:,} bytes when unpacked: trace fewer steps")
+        raise ToolError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error
+    raise ToolError(f"{path}: over {MAX_BYTES:,} bytes when unpacked: trace fewer steps")
 
 
 def read_trace(path: Path) -> Trace:
@@ -138,7 +137,7 @@ def read_trace(path: Path) -> Trace:
             lanes[label].append(span)
     if not steps or not any(lanes[label] for label in LANES.values()):
         missing = "phases" if steps else "ProfilerStep marks"
-        raise TraceError(f"{path}: no trace of this trainer's: it has no {missing}")
+        raise ToolError(f"{path}: no trace of this trainer's: it has no {missing}")
     cuda = bool(lanes["kernels"] or lanes["copy"])
     if cuda:  # the host's phases are when work was issued, not when it was done
         lanes |= {label: [] for label in COMPUTE if label != "kernels"}
@@ -229,7 +228,7 @@ def step_range(given: str) -> tuple[int, int]:
 
 def main() -> int:
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = launch.Parser(description=__doc__, formatter_class=plain)
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=step_range, metavar="A:B", help="of these steps only")
     parser.add_argument("--width", type=int, default=0, metavar="COLUMNS", help="of the bars")
@@ -237,19 +236,20 @@ def main() -> int:
     options = parser.parse_args()
     columns = max(1, options.width or shutil.get_terminal_size((120, 24)).columns - 54)
     if options.picture and options.picture.suffix not in (".svg", ".png"):
-        parser.error(f"--picture {options.picture}: must end in .svg or .png")
+        parser.exit(2, f"error: --picture {options.picture}: must end in .svg or .png\n")
     try:
         trace = read_trace(options.file)
         few = options.picture and trace.steps[1 : 1 + PICTURE_STEPS] or trace.steps
         trace = trace.part(*options.steps or (few[0][1], few[-1][1]))
         if options.picture:
             draw(trace, options.picture)
-    except (TraceError, OSError) as error:
-        print(f"trace.py: {error}", file=sys.stderr)
-        return 1
+    except ToolError as error:
+        parser.exit(1, f"error: {error}\n")
     except ImportError:
-        print("trace.py: --picture needs: python3 -m pip install matplotlib", file=sys.stderr)
-        return 1
+        parser.exit(1, f"error: --picture: {launch.missing('matplotlib')}\n")
+    except OSError as error:
+        words = f"cannot be written to {options.picture.parent}/: {error.strerror}"
+        parser.exit(1, f"error: --picture {options.picture}: {words}: name another folder\n")
     characters = BLOCKS if "utf" in str(sys.stdout.encoding).lower() else PLAIN
     print(*text(trace, options.file.name, columns, *characters), sep="\n")
     return 0

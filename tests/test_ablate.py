@@ -66,6 +66,7 @@ config = {name: given(name, default) for name, default in KNOWN.items()}
 if sys.argv[1:] == ["--print-config"]:
     if E.get("KNOB") == "99":
         sys.exit("fake: nothing was started, settings are wrong:\n  KNOB=99: set less")
+    if E.get("KNOB") == "98": import no_such_package
     print(json.dumps({k: {"value": v, "source": ("default", "environment")[k.upper() in E]}
                       for k, v in config.items()}))
     sys.exit(0)
@@ -204,6 +205,7 @@ def test_run_ids_are_names_of_files_and_differ() -> None:
         ((), "required: --vary"),
         (("--vary", "TRAIN_PREFTECH=0,1"), "did you mean TRAIN_PREFETCH"),
         (("--vary", "KNOB=0,99"), "KNOB=99: set less"),
+        (("--vary", "KNOB=0,98"), f"no_such_package is missing: run {sys.executable} -m pip"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_runs(

@@ -3,13 +3,24 @@ runs alone."""
 
 import math
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, TOKENS, Call, bpb_of, clean_environment, log_text
+from conftest import (
+    ROOT,
+    SMALL_MODEL,
+    TOKENS,
+    Call,
+    bpb_of,
+    byte_data,
+    clean_environment,
+    log_text,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +29,7 @@ import compare  # noqa: E402  (the room is no package)
 import picture  # noqa: E402
 import stats  # noqa: E402
 
+TOOLS = {"compare.py", "launch.py", "picture.py", "read_log.py", "stats.py"}
 pytestmark = pytest.mark.timeout(200)
 
 
@@ -75,6 +87,19 @@ def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> 
         "  1: 2,114 bytes over the cap of 16,000,000",
     ]
     assert code == 0
+
+
+def test_a_run_of_a_file_is_named_as_the_tables_name_it(tmp_path: Path, call: Call) -> None:
+    path = tmp_path / "cp.txt"
+    path.write_text("".join(log_text(seed=n, nats=2 + n / 100, code=48000) for n in (1, 2, 3, 4)))
+    one, two, three, four, nine = (f"{path}#{n}" for n in (1, 2, 3, 4, 9))
+    code, out, _ = call(compare.main, path, "--a", one, two, "--b", four, three)
+    rows = [row.split()[1] for row in block(out, "Runs")[1:]]
+    assert code == 0 and rows == ["cp.txt", "cp.txt#2", "cp.txt#4", "cp.txt#3"], "each once"
+    assert "A: 2 runs, submitted 2.01500" in out and "B: 2 runs, submitted 2.03500" in out
+    code, out, _ = call(compare.main, "--a", one, two, nine, "--b", three, four)
+    assert code == 1 and f"refused: no run was read from {nine}\n" in out
+    assert block(out, "Could not")[0].endswith(f"{nine}: no such run: {path} has 4, from #1 on")
 
 
 def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
@@ -187,13 +212,31 @@ def test_two_runs_alone_get_one_sentence(tmp_path: Path, call: Call) -> None:
     two = write_log(tmp_path / "1.log", nats=2.06, ms=45, train_prefetch=1)
     out = call(compare.main, one, two)[1]
     assert "run 2 is 0.00592 bits a byte higher than run 1; it takes 2.00 ms a step more" in out
-    assert "not known: no input_wait in these logs; this decides it: python3 logs/ablate.py" in out
+    assert "not known: no input_wait in these logs\n" in out
     for path, wait in ((one, 1), (two, 4)):
         add_line(path, f"input_wait total:9ms share:{wait}% most:9ms epochs:0.5")
     out = call(compare.main, one, two)[1]
     assert "waiting for input is +1.37 ms of that" in out, "4 % of 45 ms less 1 % of 43 ms"
-    assert "ablate.py --vary TRAIN_PREFETCH=0,1 --seeds 3 -- python3 train_gpt.py" in out
-    assert "Two runs" not in call(compare.main, one, two, write_log(tmp_path / "c.log"))[1]
+    out = call(compare.main, one, two, write_log(tmp_path / "c.log"))[1]
+    assert "Two runs" not in out and "decides" not in out
+
+
+def test_the_command_that_decides_works_where_it_is_pasted(tmp_path: Path, call: Call) -> None:
+    """In any folder, with a Python that has what it needs, for as long as the two runs."""
+    logs = [write_log(tmp_path / f"{n}.log", train_prefetch=n) for n in ("True", "False")]
+    for length in (["--seconds", "600"], ["--steps", "13790"]):
+        said = call(compare.main, *logs)[1].splitlines()[-1]
+        python, tool, *words = shlex.split(said.partition("as they were: ")[2])
+        vary = ["--vary", "TRAIN_PREFETCH=1,0"]
+        assert words[:-1] == [*vary, *length, "--seeds", "3", "--"]
+        for log in logs:
+            log.write_text(log.read_text().replace("stopping_early", "ended"))
+    short = ["--steps", "1", "--seeds", "1", "--out", str(tmp_path / "out"), "--", words[-1]]
+    variables = clean_environment(**SMALL_MODEL | byte_data(tmp_path / "data"))
+    command = [python, tool, *vary, *short]
+    done = subprocess.run(command, env=variables, text=True, capture_output=True, timeout=150)
+    assert done.returncode == 0 and "Verdict: one seed a pair" in done.stdout, done.stderr
+    assert "This decides" not in done.stdout, "the same command with --seeds 3 does"
 
 
 @pytest.mark.parametrize(
@@ -225,17 +268,23 @@ def test_nothing_read_is_a_failure_in_one_line(tmp_path: Path, call: Call) -> No
 def test_a_missing_package_is_one_line_with_the_command_that_brings_it(
     tmp_path: Path, package: str
 ) -> None:
+    """And with the project's own Python, where that one has it."""
     write_log(tmp_path / "a.log")
+    shutil.copytree(ROOT / "logs", tmp_path / "logs", ignore=lambda _, names: {*names} - TOOLS)
     (tmp_path / "without.py").write_text(
-        f"import sys\nsys.modules[{package!r}] = None\nsys.path.insert(0, {str(ROOT / 'logs')!r})\n"
+        f"import sys\nsys.modules[{package!r}] = None\nsys.path.insert(0, 'logs')\n"
         "import compare\nsys.exit(compare.main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "without.py", "a.log", "--plot", "out.png"]
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
-    assert done.returncode == 1 and not (tmp_path / "out.png").exists()
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert package in done.stderr and f"run {sys.executable} -m pip install " in done.stderr
-    assert done.stdout.startswith("What differs") == (package != "scipy"), "the table stands"
+    bring = f"{sys.executable} -m pip install "
+    own = f"it with {tmp_path}/.venv/bin/python, which has it, or "
+    for has, remedy in (("", bring), (package, own + bring)):
+        (tmp_path / ".venv/lib/python3.99/site-packages" / has).mkdir(parents=True)
+        done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+        assert done.returncode == 1 and not (tmp_path / "out.png").exists()
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert f"{package} is missing: run {remedy}" in done.stderr
+        assert done.stdout.startswith("What differs") == (package != "scipy"), "the table stands"
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ def trace_py(
     *arguments: object, prelude: str = "pass", encoding: str = "utf-8"
 ) -> subprocess.CompletedProcess:
     """The script as a user runs it; `prelude` runs before it, in the same interpreter."""
-    start = f"import runpy, sys; {prelude}; sys.argv = sys.argv[1:]"
+    room = f"sys.path[0] = {str(SCRIPT.parent)!r}"
+    start = f"import runpy, sys; {room}; {prelude}; sys.argv = sys.argv[1:]"
     return subprocess.run(
         [sys.executable, "-c", f"{start}; runpy.run_path(sys.argv[0], run_name='__main__')"]
         + [str(argument) for argument in (SCRIPT, *arguments)],
@@ -288,7 +289,7 @@ def test_what_is_no_trace_is_said_in_one_line(
         path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     done = trace_py(path)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith(f"trace.py: {path}: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {path}: ") and done.stderr.count("\n") == 1
     assert why in done.stderr
 
 
@@ -297,23 +298,26 @@ def test_a_wish_that_cannot_be_met_is_said_in_one_line(cpu_trace: Path, tmp_path
     no_matplotlib = "sys.modules['matplotlib'] = None"
     for arguments, prelude, why in (
         (("--steps", "7:9"), "pass", "the trace has steps 1 to 6, and none of these"),
-        (("--picture", picture), no_matplotlib, "python3 -m pip install matplotlib"),
-        (("--picture", nowhere), "pass", "No such file or directory"),
+        (("--picture", picture), no_matplotlib, f"{sys.executable} -m pip install matplotlib"),
+        (("--picture", nowhere), "pass", f"cannot be written to {nowhere.parent}/: No such file"),
     ):
         done = trace_py(cpu_trace, *arguments, prelude=prelude)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert why in done.stderr
-    assert trace_py(cpu_trace, "--picture", tmp_path / "p.pdf").returncode == 2
+    for arguments in ((cpu_trace, "--picture", tmp_path / "p.pdf"), ()):
+        done = trace_py(*arguments)
+        assert done.returncode == 2 and re.fullmatch(r"error: .*\n", done.stderr)
 
 
 def test_a_file_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("trace_script", SCRIPT)
     script = sys.modules["trace_script"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     path = write(tmp_path / "t.gz", [STEP, PHASE, event("aten::mm", 0, 1, "cpu_op", a=" " * 4000)])
     assert script.MAX_BYTES <= 1e9 and script.read_trace(path).name == "step 1"
     monkeypatch.setattr(script, "MAX_BYTES", 4000)
-    with pytest.raises(script.TraceError, match="over 4,000 bytes when unpacked"):
+    with pytest.raises(script.ToolError, match="over 4,000 bytes when unpacked"):
         script.read_trace(path)
