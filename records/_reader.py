@@ -6,10 +6,12 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# The one place where this room reaches into another: what a log says is read in one way only.
-# Taken back at once, since logs/ has names (trace) of the library's.
+# The one place where this room reaches into another: what a log says is read in one way only, and
+# tested in one way. Taken back at once, since logs/ has names (trace) of the library's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "logs"))
+from launch import Parser, missing  # noqa: E402, F401
 from read_log import Run, read_log  # noqa: E402, F401
+from stats import welch  # noqa: E402, F401
 
 del sys.path[0]
 

@@ -7,12 +7,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from _reader import missing
+
 try:
     import jsonschema
-except ImportError as missing:
-    raise SystemExit(
-        "jsonschema is missing: python3 -m pip install -r tests/requirements.txt"
-    ) from missing
+except ImportError:
+    raise SystemExit(f"error: {missing('jsonschema', '-r tests/requirements.txt')}") from None
 
 SCHEMA_PATH = Path(__file__).resolve().parent / "submission.schema.json"
 PLACEHOLDER = re.compile(r"(?i)\s*(todo\b.*|tbd|x{2,}|\?+|<.*>|your[ _-].{0,40}|placeholder)\s*")

@@ -25,14 +25,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from _code import Script, look, packed_form, promised_sha256
-from _reader import (
-    Folder,
-    Run,
-    first_difference,
-    list_folder,
-    read_log,
-    reason,
-)
+from _reader import Folder, Parser, Run, first_difference, list_folder, read_log, reason, welch
 from _submission import decimals, read_submission, results_by_seed, seeds_named
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
@@ -227,7 +220,8 @@ def check_folder(
     shown = os.fspath(place or folder)
     report = Report(shown, Path(os.path.abspath(shown)), options or Options(), Folder(Path(folder)))
     if not os.path.isdir(folder):
-        report.add("refused", "files", "no such folder: name the folder of a record")
+        what = "it is a file" if os.path.exists(folder) else "no such folder"
+        report.add("refused", "files", f"{what}: name the folder of a record")
         return report
     report.folder = list_folder(folder)
     inside = [name for name in report.folder.files if re.search(r"/submission[^/]*\.json$", name)]
@@ -264,6 +258,10 @@ def check_files(report: Report) -> None:
     for name, size in found.files.items():
         if WEIGHTS.fullmatch(PurePosixPath(name).suffix):
             report.add("warned", "files", f"{name} ({size:,} bytes): leave weights and data out")
+    left = [name for name in found.files if name.startswith("logs/")]
+    if left and any(re.fullmatch(r"[^/]+\.log", name) for name in found.files):
+        words = "is what a run in this folder left: remove logs/, the record has its .log files"
+        report.add("warned", "files", f"{left[0]} {words}")
     if "README.md" not in found.files:
         close = [name for name in found.files if name.lower() in ("readme.md", "readme.txt")]
         report.add("warned" if close else "refused", "files", f"no README.md{but(close)}")
@@ -482,7 +480,7 @@ def check_logs(report: Report) -> None:
     if len(names) > MAX_LOGS:
         report.add("warned", "log", f"{len(names)} logs: only {MAX_LOGS} were read")
     if not read:
-        words = "no log of a run (.log; git ignores logs/*.txt: rename it, or git add -f)"
+        words = "no log of a run: call it train_seed<N>.log (git ignores logs/)"
         report.add("refused", "files", words)
     unread = "warned" if told_at_the_end(report, "val_bpb") else "refused"
     for name, words in broken:
@@ -862,25 +860,12 @@ def check_significance(report: Report) -> None:
     elif len(ours) < 2:
         report.add(level, "significance", "one run shows no significance: run three seeds")
     else:
-        gain, p = mean(theirs) - mean(ours), p_value(ours, theirs, margin)
-        words = f"{gain:+.5f} {unit} better than {previous.name}; by {margin:.5f}: p = {p:.2g}"
+        gain, p = mean(theirs) - mean(ours), welch(ours, theirs, margin=margin).p
+        words = f"{abs(gain):.5f} {unit} {'better' if gain >= 0 else 'worse'} than {previous.name}"
+        words += f"; better by {margin:.5f}: p = {p:.2g}"
         better = p < ALPHA
         words += "" if better else ": not shown"
         report.add("note" if better else level, "significance", words)
-
-
-def p_value(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float:
-    """That the true gain is no more than `margin`: Welch's test, one-sided."""
-    try:
-        from scipy.stats import ttest_ind
-    except ImportError:
-        raise SystemExit(
-            "--previous needs scipy: python3 -m pip install -r tests/requirements.txt"
-        ) from None
-    if len(set(theirs)) == len(set(ours)) == 1:
-        return 0.0 if theirs[0] - ours[0] > margin else 1.0
-    shifted = [value - margin for value in theirs]
-    return float(ttest_ind(shifted, ours, equal_var=False, alternative="greater").pvalue)
 
 
 # --- command line ---
@@ -949,13 +934,6 @@ def size_lines(report: Report) -> list[str]:
         if label == "as it is" or code < report.code_bytes:
             result.append(f"{parts}, {words}")
     return result
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: {message} (--help shows how)\n")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -54,16 +54,7 @@ from check import (
 RECORDS = Path(__file__).resolve().parent
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
 # Of the settings: written otherwise, or not.
-NOT_COMMAND = {
-    "run_id",
-    "seed",
-    "data_path",
-    "tokenizer_path",
-    "resume",
-    "world_size",
-    "local_rank",
-    "rank",
-}
+NOT_COMMAND = {"run_id", "seed", "data_path", "tokenizer_path", "resume", "local_rank", "rank"}
 COLUMNS = ("log", "seed", "steps", "train s", "eval s", "val_loss", "val_bpb", "model", "total")
 
 
@@ -73,13 +64,12 @@ class RefusedError(Exception):
 
 @dataclass
 class Log:
-    """A log to be packaged, with the settings and the machine that its .jsonl tells of."""
+    """A log to be packaged, with the machine that it or its .jsonl tells of."""
 
     path: Path
     data: bytes
     run: Run
     seed: int
-    config: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     name: str = ""  # in the record's folder
     arm: str = ""  # "": the configuration that is submitted
@@ -126,7 +116,7 @@ def read(path: Path) -> Log:
     seed = run.seed if run.seed is not None else run.seed_in_name
     if seed is None:
         raise RefusedError(f"{text}: it does not tell its seed: rename it to train_seed<N>.log")
-    return Log(text, data, run, seed, dict(run.config), {**run.hardware, **run.versions})
+    return Log(text, data, run, seed, {**run.hardware, **run.versions})
 
 
 def source_to_ship(logs: Sequence[Log], script: Path | None) -> bytes:
@@ -159,7 +149,7 @@ def source_to_ship(logs: Sequence[Log], script: Path | None) -> bytes:
 
 def name_logs(logs: Sequence[Log], track: str) -> None:
     """Sorts the logs into arms, the first log's first, and names them for the folder."""
-    told = [telling(log.config, log.run) for log in logs]
+    told = [telling(log.run.config, log.run) for log in logs]
     common = set.intersection(*map(set, told))
     varied = [name for name in told[0] if name in common and len({str(t[name]) for t in told}) > 1]
     if varied and track == RECORD:
@@ -250,7 +240,7 @@ def changed_settings(log: Log, source: bytes) -> dict[str, str]:
     """The script's own settings that this run gave another value than the script does."""
     found = {}
     for name, default in settings(look(source).text).items():
-        value = log.config.get(name, UNKNOWN)
+        value = log.run.config.get(name, UNKNOWN)
         if value is UNKNOWN or name in NOT_COMMAND or same_value(value, default):
             continue
         found[name.upper()] = value_word(value)
@@ -270,7 +260,7 @@ def command(logs: Sequence[Log], source: bytes) -> list[str]:
     first, taken = logs[0], settings(look(source).text)
     words = ['RUN_ID="seed$seed" SEED="$seed"']
     for name, folder in (("data_path", "datasets"), ("tokenizer_path", "tokenizers")):
-        last = Path(str(first.config.get(name) or "")).name
+        last = Path(str(first.run.config.get(name) or "")).name
         last = last or (first.run.dataset or "NAME" if name == "data_path" else "")
         if name in taken and last:
             words.append(f"{name.upper()}={shlex.quote(f'../../../data/{folder}/{last}')}")
@@ -469,7 +459,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if report.verdict == "refused":
         print(f"error: {target} was not made: see what was refused above", file=sys.stderr)
         return 1
-    print(f"made {target}: write its README's TODO, then: git add -f {target}")
+    print(f"made {target}: write its README's TODO, then: git add {target}")
     return 0
 
 

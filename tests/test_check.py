@@ -154,6 +154,10 @@ MISLABELLED = pack(LONG).decode().replace(hashlib.sha256(LONG).hexdigest(), "0" 
 OPAQUE = f'exec("{"x" * 3000}")\n'
 FAULTS: dict[str, tuple[Build, str]] = {
     "no folder": (lambda folder: None, "refused files: no such folder: name the folder of a"),
+    "a file": (
+        lambda folder: [folder.parent.mkdir(parents=True), folder.touch()],
+        "refused files: it is a file: name the folder of a record",
+    ),
     "no readme": (drop("README.md"), "refused files: no README.md"),
     "no script": (drop("train_gpt.py"), "refused files: no train_gpt.py"),
     "no submission": (drop("submission.json"), "refused files: no submission.json"),
@@ -164,6 +168,10 @@ FAULTS: dict[str, tuple[Build, str]] = {
         "refused files: no log of a run",
     ),
     "weights": (add("final_model.pt"), "warned files: final_model.pt"),
+    "what a run left": (
+        then(lambda folder: [(folder / "logs").mkdir(), (folder / "logs" / "a.txt").touch()]),
+        "warned files: logs/a.txt is what a run in this folder left: remove logs/",
+    ),
     "todo": (edit(readme="TODO: " + "words " * 30), "warned files: TODO"),
     "other track": (says(track="non_record_16mb"), "warned place: non_record_16mb"),
     "one seed": (edit(results={1: 1.9}), "warned seeds: 1 run: three"),
@@ -519,8 +527,9 @@ def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -
     p = scipy_stats.ttest_ind(moved, list(ours.values()), equal_var=False).pvalue / 2
     code, out, _ = call(check.main, new, "--previous", old)
     assert code == 0 and p < 0.01
-    assert f"+0.01000 nats better than 2026-03-01_Old; by 0.00500: p = {p:.2g}" in out
-    assert call(check.main, old, "--previous", new)[0] == 1
+    assert f"0.01000 nats better than 2026-03-01_Old; better by 0.00500: p = {p:.2g}" in out
+    code, out, _ = call(check.main, old, "--previous", new)
+    assert code == 1 and f" 0.01000 nats worse than {NAME}; better by 0.00500: p = " in out
     for score, code in (
         (f"{bpb_of(1.9):.6f}", 0),
         (f"{bpb_of(1.8951):.6f}", 1),

@@ -325,6 +325,19 @@ def test_the_tools_run_as_commands(tmp_path: Path) -> None:
         assert done.returncode == 0 and ": warned (1 warned)" in done.stdout, done.stderr
 
 
+def test_git_takes_the_record_and_not_what_a_run_in_it_left(tmp_path: Path, make: Make) -> None:
+    done, out, _, folder = make(*seeds(tmp_path))
+    names = {path.name for path in folder.iterdir()}
+    (folder / "logs").mkdir()
+    for left in ("logs/a.txt", "logs/a.jsonl", "final_model.pt", "final_model.int8.ptz"):
+        (folder / left).touch()
+    (tmp_path / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    command = re.search(r"then: (git add .*)", out)[1].split()
+    for words in (["git", "init", "-q"], command, ["git", "ls-files", str(folder)]):
+        said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert {Path(name).name for name in said.stdout.splitlines()} == names
+
+
 def test_the_rooms_readme_names_each_rule() -> None:
     text = (ROOT / "records" / "check.py").read_text()
     rules = set(
