@@ -1709,7 +1709,9 @@ class Trainer:
         self.step = self.exchange.taken
         saved = self.runtime.rank == 0 and self.save(self.final or self.snapshot())
         saved = self.runtime.broadcast(saved)  # the others wait for the disk, too
-        again = f": RUN_ID={self.config.run_id} RESUME=auto goes on" if saved else ""
+        again = (
+            f": this command with RUN_ID={self.config.run_id} RESUME=auto goes on" if saved else ""
+        )
         if isinstance(reason, str):
             return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
         if reason == NO_INPUT:

@@ -149,7 +149,7 @@ def interrupted(run: Live, number: int, codes: list[int]) -> int:
     assert run.status == ("interrupted", 128 + number)
     [saved] = run.checkpoints()
     assert run.said == [
-        f"train_gpt.py: interrupted after step {saved}: RUN_ID=r RESUME=auto goes on"
+        f"train_gpt.py: interrupted after step {saved}: this command with RUN_ID=r RESUME=auto goes on"
     ]
     assert run.load(saved)["step"] == saved
     return saved
@@ -361,7 +361,7 @@ def test_a_shard_changes(tmp_path: Path, data: dict, ended: Ended, case: str, ra
     line = failed(run, ": the reader", "/data/fineweb_train_000001.bin", " at byte ")
     assert re.match(r"train_gpt.py: rank \d: the reader", line)
     [saved] = run.checkpoints()
-    assert saved >= 2 and line.endswith(": RUN_ID=r RESUME=auto goes on")
+    assert saved >= 2 and line.endswith(": this command with RUN_ID=r RESUME=auto goes on")
     ended(run)
 
 
@@ -373,7 +373,9 @@ def test_the_validation_shard_changes(tmp_path: Path, data: dict, ended: Ended) 
     os.truncate(tmp_path / "data" / "fineweb_val_000000.bin", 1024 + 2 * 1500)  # of 2,000 tokens
     line = failed(run, ": the reader", "/data/fineweb_val_000000.bin", " at byte ")
     assert line.startswith("train_gpt.py: rank 1: the reader")
-    assert len(run.checkpoints()) == 1 and line.endswith(": RUN_ID=r RESUME=auto goes on")
+    assert len(run.checkpoints()) == 1 and line.endswith(
+        ": this command with RUN_ID=r RESUME=auto goes on"
+    )
     ended(run)
 
 
