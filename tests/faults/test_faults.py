@@ -148,9 +148,8 @@ def interrupted(run: Live, number: int, codes: list[int]) -> int:
     assert run.end() == codes, run.err
     assert run.status == ("interrupted", 128 + number)
     [saved] = run.checkpoints()
-    assert run.said == [
-        f"train_gpt.py: interrupted after step {saved}: this command with RUN_ID=r RESUME=auto goes on"
-    ]
+    line = f"interrupted after step {saved}: this command with RUN_ID=r RESUME=auto goes on"
+    assert run.said == [f"train_gpt.py: {line}"]
     assert run.load(saved)["step"] == saved
     return saved
 
