@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import math
+import operator
 import re
 import shlex
 import shutil
@@ -160,6 +161,17 @@ def test_parameters_and_dtypes_of_the_record(full: "record.GPT") -> None:
     assert shapes["ve_shared.proj.weight"] == (256, 128)
     assert [i for i, block in enumerate(full.blocks) if block.attn.xsa] == [7, 8, 9, 10]
     assert "26,928,220" in README and sum(sizes.values()) == 26_928_220
+    rows = record.Config().bigram_vocab_size - full.config.bigram_vocab_size
+    more = rows * full.config.bigram_dim
+    assert (
+        f"default of {record.Config().bigram_vocab_size} there are {26_928_220 + more:,}" in README
+    )
+
+
+def test_what_the_readme_points_at_is_there() -> None:
+    table = README.split("| to find |")[1].split("##")[0]
+    names = re.findall(r"`([\w.]+)`", table)
+    assert len(names) > 10 and all(operator.attrgetter(name)(record) for name in names)
 
 
 def test_the_artifact_has_the_published_order_of_tensors(full: "record.GPT") -> None:
