@@ -121,10 +121,14 @@ def command_of(script: str) -> str:
 
 
 def to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
-    """The settings for the trainer, to be pasted, and what to put them before."""
+    """The settings for the trainer, to be pasted."""
     paths = f"DATA_PATH={shlex.quote(str(folder))} TOKENIZER_PATH={shlex.quote(str(tokenizer))}"
+    return f"to train: {paths} VOCAB_SIZE={vocab_size}"
+
+
+def before_what() -> str:
+    """The commands to put these settings before."""
     return (
-        f"to train: {paths} VOCAB_SIZE={vocab_size}\n"
         f"          before {command_of('train_gpt.py')}, whose default sizes are for GPUs; "
         f"on a CPU before {command_of('data/quickstart.py')}, whose model is small"
     )

@@ -310,22 +310,18 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
         return 130, words
 
 
-def how_to_go_on(words: str, environment: dict[str, str], names: list[str], ranks: int) -> str:
-    """The trainer's last words after an interrupt, with this script's command to go on."""
-    settings = {
-        name: environment[name] for name in names if environment[name] != SETTINGS.get(name)
-    }
-    settings["RESUME"] = "auto"
-    command = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
-    command += f" {producer.command_of('data/quickstart.py')}"
+def own_command(settings: dict[str, str], ranks: int) -> str:
+    """This script's command, with settings in front, to be pasted."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
+    words.append(producer.command_of("data/quickstart.py"))
     if ranks > 1:
-        command += f" --ranks {ranks}"
-    return words.replace(f"RUN_ID={environment['RUN_ID']} RESUME=auto", command)
+        words.append(f"--ranks {ranks}")
+    return " ".join(words)
 
 
-def report(log: Path, artifact: Path) -> None:
+def report(log: Path, artifact: Path, following: str) -> None:
     """Three lines: bits per byte before and after, the artifact's size,
-    the log and what to try next.
+    the log and the command to try next.
     """
     text = log.read_text(encoding="utf-8", errors="replace")
     found = [
@@ -346,8 +342,7 @@ def report(log: Path, artifact: Path) -> None:
         f"bits per byte: {gain}\n"
         f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, "
         f"{total:,.0f} with the script, of 16,000,000\n"
-        f"log: {log}; next: ITERATIONS=2000 {producer.command_of('data/quickstart.py')}, "
-        "or edit the command printed above"
+        f"log: {log}; next: {following}, or edit the command printed above"
     )
 
 
@@ -360,12 +355,16 @@ def train(ranks: int) -> int:
     names = trainer_settings(environment)
     print(f"training:  {command_line(command, environment, names)}", flush=True)
     code, words = run(command, environment)
+    mine = {name: environment[name] for name in names if environment[name] != SETTINGS.get(name)}
     log = ROOT / "logs" / f"{environment['RUN_ID']}.txt"
     if code == 0:
-        report(log, ROOT / "final_model.int8.ptz")
+        following = own_command({**mine, "ITERATIONS": "2000"}, ranks)
+        report(log, ROOT / "final_model.int8.ptz", following)
     elif code == 130:
+        again = own_command({**mine, "RESUME": "auto"}, ranks)
+        short = f"RUN_ID={environment['RUN_ID']} RESUME=auto"
         words = words or "interrupted before the training could save anything"
-        print(how_to_go_on(words, environment, names, ranks), file=sys.stderr)
+        print(words.replace(short, again), file=sys.stderr)
     else:
         print(f"error: the training ended with exit code {code}; its log is {log}", file=sys.stderr)
     return code
@@ -390,6 +389,7 @@ def main() -> int:
             return train(options.ranks)
         paths = [ROOT / SETTINGS[name] for name in ("DATA_PATH", "TOKENIZER_PATH")]
         print(producer.to_train(*paths, SETTINGS["VOCAB_SIZE"]))
+        print(producer.before_what())
         return 0
     except (tokenize_docs.DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@
 
 Input: .jsonl files with one {"text": ...} a line; any other file is UTF-8 text and one document,
 but a single text file is cut into documents, behind blank lines (or lines, where none is blank).
+Files named .json, .csv, .tsv, .parquet, .gz or .zip are refused.
 The first --num-val-docs documents are the validation split. Tokenizers are trained on the others
 only, and a later document that repeats a validation document is left out. Output, under --out:
 
@@ -23,14 +24,16 @@ shard.
 Training may run meanwhile: the file .producing in the data set's folder (see producer.py) tells it
 to wait for what is to come. --live makes that short: small shards, half of the cores. A command
 after -- is started with DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE set as soon as the validation
-split and a training shard are there. The exit code is the command's. Where it ends first, no more
-shards are made; an interrupt, a fault or a death (kill -9) here ends both.
+split and a training shard are there; torchrun, python3 and a script alone are run by the Python
+that runs this. The exit code is the command's. Where it ends first, no more shards are made; an
+interrupt, a fault or a death (kill -9) here ends both.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import io
 import json
 import math
@@ -56,6 +59,7 @@ from producer import (
     Parser,
     Producer,
     StoppedEarlyError,
+    before_what,
     locked,
     missing_package,
     record_tokenizer,
@@ -79,6 +83,7 @@ BLOCK_BYTES = 1 << 18
 MAX_DOCUMENT_BYTES = 64 << 20  # this, and that many bytes in flight, bound memory
 PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
+BLANK_LINES_AT_END = re.compile(rb"\n[ \t\r]*\n\s*\Z")
 SPACE = "\u2581"  # SentencePiece's mark for a space
 CUT_CHARACTERS = 1 << 20  # SentencePiece takes about 45 bytes of memory for each
 CUT_HERE = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a lone space between letters or digits
@@ -86,6 +91,7 @@ CUT_HERE = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a lone space between letters
 SENTENCE_CHARACTERS = 4000
 PROGRESS_SECONDS = 10.0
 SHARD_TOKENS = 100_000_000
+ROW_TOKENS = 1024  # the trainer's default TRAIN_SEQ_LEN
 # A second or two of work for one core, so that training begins soon;
 # more than a step of 524,288 tokens, and each of many thousands of files still holds 2 MB.
 LIVE_SHARD_TOKENS = 1_000_000
@@ -117,6 +123,14 @@ def write_shard(path: Path, tokens: np.ndarray) -> str:
 
 # === DOCUMENTS ====================================================================================
 
+OTHER_FORMATS = {
+    ".json": "one JSON value",
+    ".csv": "a table",
+    ".tsv": "a table",
+    ".parquet": "a table",
+    ".gz": "packed",
+    ".zip": "packed",
+}
 LINE_FORM = 'each line must be an object like {"text": "..."}; plain text is to be named .txt'
 
 
@@ -227,6 +241,37 @@ class Source:
                 if block.documents:
                     yield block
             number, offset, line = block.number + len(block.documents), 0, 1
+
+    def how_cut(self) -> str:
+        """In words, how a single text file becomes documents; empty for other input."""
+        path = self.files[0]
+        if len(self.files) > 1 or path.endswith(".jsonl"):
+            return ""
+        lines = documents = at_blank_lines = 0
+        with open(path, "rb") as handle:
+            for passage in passages(handle):
+                lines += passage.count(b"\n")
+                documents += 1
+                at_blank_lines += BLANK_LINES_AT_END.search(passage) is not None
+        by_size = f"by size, at most {PASSAGE_BYTES:,} bytes"
+        if not at_blank_lines:
+            how = f"{by_size} (no blank lines)"
+        elif documents > at_blank_lines + 1:  # the last one ends with the file
+            how = f"at blank lines, and {by_size}, where none is near"
+        else:
+            how = "at blank lines"
+        return f"{path}: {lines:,} lines became {documents:,} documents: split {how}"
+
+    def first_tenth(self) -> int:
+        """How many of the first documents have together at most a tenth of the input's bytes."""
+        count, left = 0, sum(map(os.path.getsize, self.files)) / 10
+        for block in self.blocks():
+            for document in block.documents:
+                left -= len(document)
+                if left < 0:
+                    return count
+                count += 1
+        return count
 
     def val_digests(self) -> frozenset[bytes]:
         """Digests of the validation documents.
@@ -781,10 +826,31 @@ def run_export(
         f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, "
         f"{docs['train']:,} training documents with {tokens['train']:,}; "
         f"{docs['repeats_of_val_left_out']:,} repeats of validation left out\n"
-        f"{to_train(*made.settings().values())}",
+        f"{to_train(*made.settings().values())}\n"
+        f"{before_what()}",
         flush=True,
     )
+    for fault in faults_of_split(source, tokens):
+        print(f"warning: {fault}", flush=True)
     command.start(made.settings())  # where no shard was left to be made
+
+
+def faults_of_split(source: Source, tokens: dict[str, int]) -> list[str]:
+    """What is wrong with the size of the validation split, and what to do."""
+    faults, val, total = [], tokens["val"], tokens["val"] + tokens["train"]
+    if val > total / 5:
+        count = source.first_tenth()
+        remedy = "put smaller documents first, or give more text"
+        if 0 < count < source.num_val_docs:
+            remedy = f"--num-val-docs {count} makes it a tenth, under another --name"
+        faults.append(f"validation has {100 * val / total:.0f} % of all tokens: {remedy}")
+    if val <= ROW_TOKENS:
+        row = 2 ** int(math.log2(max(2, val - 1)))
+        faults.append(
+            f"validation has {val:,} tokens, too few for a row of {ROW_TOKENS:,}: "
+            f"train with TRAIN_SEQ_LEN={row}, or give it more documents"
+        )
+    return faults
 
 
 def has_digest(path: Path, digest: str) -> bool:
@@ -987,7 +1053,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             parser.error(f"a command after -- needs --live: {shlex.join(words[cut + 1 :])}")
         cut = len(words)  # as usual, what follows -- are files
     options = parser.parse_args(words[:cut])
-    options.command = words[cut + 1 :]
+    options.command = with_this_python(words[cut + 1 :])
     options.shard_tokens = options.shard_tokens or (
         LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS
     )
@@ -1028,10 +1094,8 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
 
 def fault_of_options(options: argparse.Namespace) -> str:
     """What is wrong with the options, in words; nothing: empty."""
-    for path in options.files:
-        if not os.path.isfile(path):
-            what = "a folder" if os.path.isdir(path) else "no such file"
-            return f"{path}: {what}; give .jsonl or text files of this machine"
+    for fault in filter(None, map(fault_of_file, options.files)):
+        return fault
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         return f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'"
     if options.shard_tokens >= 1 << 31:
@@ -1039,9 +1103,42 @@ def fault_of_options(options: argparse.Namespace) -> str:
     tokenizers = len(options.vocab_size or []) + len(options.model or []) + options.bytes
     if options.live and tokenizers > 1:
         return "--live makes one data set: give one --vocab-size, one --model or --bytes"
-    if options.command and not shutil.which(options.command[0]):
-        return f"{options.command[0]}: no such command"
+    return fault_of_command(options.command)
+
+
+def fault_of_file(path: str) -> str:
+    if not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "no such file"
+        return f"{path}: {what}; give .jsonl or text files of this machine"
+    if what := OTHER_FORMATS.get(Path(path).suffix.lower()):
+        first = "unpack it, and " if what == "packed" else ""
+        return f'{path}: {what}; {first}give .jsonl, one {{"text": "..."}} a line'
     return ""
+
+
+def fault_of_command(words: list[str]) -> str:
+    if words and not shutil.which(words[0]):
+        return f"{words[0]}: no such command; write -- python3 train_gpt.py"
+    for word in words:
+        if word.endswith(".py") and not os.path.isfile(word):
+            return f"{word}: no such script; name it with its folder"
+    return ""
+
+
+def with_this_python(words: list[str]) -> list[str]:
+    """A command whose `python3`, `torchrun` or script alone is run by the Python that runs this,
+    whether or not its environment is activated.
+    """
+    if not words or not importlib.util.find_spec("torch"):
+        return words  # who prepares data without torch has another Python to train with
+    program, *others = words
+    if program.endswith(".py"):
+        return [sys.executable, program, *others]
+    if program in ("python", "python3"):
+        return [sys.executable, *others]
+    if program == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", *others]
+    return words
 
 
 def main() -> int:
@@ -1064,6 +1161,8 @@ def export_all(options: argparse.Namespace, command: Command) -> int:
     """Make all that is asked for and let the command end; returns the exit code."""
     try:
         source = Source(tuple(options.files), options.num_val_docs)
+        if how := source.how_cut():
+            print(how, flush=True)
         for label, recipe in recipes(options).items():
             run_export(source, options, label, recipe, command=command)
     except StoppedEarlyError:

@@ -43,6 +43,7 @@ manifest = json.loads((folder / "../../manifest.json").read_text())
 names = ("DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE")
 seen = {
     "pid": os.getpid(),
+    "python": sys.executable,
     "files": sorted(path.name for path in folder.glob("*.bin")),
     "word": word(),
     "tokenizer": Path(os.environ["TOKENIZER_PATH"]).stat().st_size,
@@ -612,6 +613,17 @@ def test_a_signal_while_the_command_is_being_started_is_not_lost(
     assert command.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize(
+    "launcher", [["python3"], [], ["torchrun", "--standalone", "--nproc_per_node=1"]], ids=str
+)
+def test_the_command_needs_no_activated_environment(place: Place, launcher: list[str]) -> None:
+    words = ["--live", "--", *launcher, place.script, place.report, "leave", 0]
+    process = place.start(place.arguments(*words), PATH="/usr/bin:/bin")
+    _, error = process.communicate(timeout=50)
+    assert process.returncode == 0, error
+    assert place.seen()["python"] == sys.executable
+
+
 @pytest.mark.row("kill -9 of a --live producer", "its command is told to stop")
 def test_a_producer_that_is_killed_takes_its_command_along(place: Place) -> None:
     """No more shards will come: training ends at once, and by a signal, so with a checkpoint."""
@@ -632,6 +644,8 @@ def test_a_producer_that_is_killed_takes_its_command_along(place: Place) -> None
         (["--live", "--vocab-size", "300", "400"], "--live makes one data set"),
         (["--live", "--vocab-size", "300", "--bytes"], "--live makes one data set"),
         (["--live", "--bytes", "--", "no-such-command", "x"], "no-such-command: no such command"),
+        (["--live", "--bytes", "--", "torchrun", "no.py"], "no.py: no such script"),
+        (["--live", "--bytes", "--", "no.py"], "no.py: no such script"),
     ],
 )
 def test_wrong_use_is_one_line(place: Place, arguments: list[str], words: str) -> None:

@@ -306,7 +306,7 @@ def test_without_a_validation_before_training_the_result_is_told_alone(
     log, artifact = tmp_path / "log.txt", tmp_path / "final_model.int8.ptz"
     artifact.write_bytes(b"x")
     log.write_text("final_int8_zlib_roundtrip_exact val_loss:3.00000000 val_bpb:2.00000000\n")
-    quickstart.report(log, artifact)
+    quickstart.report(log, artifact, "")
     out = capsys.readouterr().out
     assert out.startswith("bits per byte: 2.0000 after training\n")
 
@@ -446,7 +446,7 @@ def follow(command: str, folder: Path | str = "/") -> subprocess.CompletedProces
 
 
 def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subprocess.Popen]) -> None:
-    output, error = start("9", "--ranks", "2").communicate(timeout=60)
+    output, error = start("9", "--ranks", "2", RUN_ID="my run").communicate(timeout=60)
     lines, shown = output.splitlines(), str(checkout).replace("\udce9", "\\udce9")
     assert "is up to date" in lines[0]
     command = next(line for line in lines if line.startswith("training:"))
@@ -459,10 +459,11 @@ def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subproce
     assert {line.split("rank ")[1] for line in lines if "rank " in line} == {"0", "1"}
     assert lines[-3] == "bits per byte: 4.0000 before training, 2.0000 after (50.0 % less)"
     assert "final_model.int8.ptz, 1,234 bytes, 123,456 with the script" in lines[-2]
-    assert f"{shown}/logs/quickstart.txt" in lines[-1]
+    assert f"{shown}/logs/my run.txt" in lines[-1]
     assert "Traceback" not in error
-    following = re.search(r"; next: (ITERATIONS=2000 .*), or edit", lines[-1])[1]
-    assert "ITERATIONS=2000" in follow(following).stdout
+    following = follow(re.search(r"; next: (.*), or edit", lines[-1])[1]).stdout
+    for words in (" RUN_ID='my run' ", " ITERATIONS=2000 ", " --nproc_per_node=2 "):
+        assert words in following
 
 
 def test_a_failed_run_ends_in_one_line_that_names_the_log(

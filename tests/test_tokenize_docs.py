@@ -433,6 +433,46 @@ def test_wrong_use_is_one_line(
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("array.json", "one JSON value; give .jsonl"),
+        ("DOCS.CSV", "a table; give .jsonl"),
+        ("docs.tsv", "a table"),
+        ("docs.parquet", "a table"),
+        ("docs.jsonl.gz", "packed; unpack it"),
+        ("docs.zip", "packed; unpack it"),
+    ],
+)
+def test_other_formats_are_not_taken_for_text(tmp_path: Path, name: str, words: str) -> None:
+    good, path = write_jsonl(tmp_path / "docs.jsonl", make_texts(60)), tmp_path / name
+    path.write_text('[{"text": "one"}]')
+    error = run(good, path, "--out", tmp_path, "--num-val-docs", 4, "--bytes", code=2)
+    assert error.startswith(f"error: {path}: {words}") and error.count("\n") == 1
+
+
+def test_a_validation_split_of_a_wrong_size_is_told_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs = write_jsonl(tmp_path / "docs.jsonl", make_texts(200))
+
+    def warnings(num_val_docs: object) -> list[str]:
+        options = ["--name", f"of_{num_val_docs}", "--bytes", "--num-val-docs", num_val_docs]
+        run(docs, "--out", tmp_path, *options)
+        out = capsys.readouterr().out
+        assert re.search(r"^to train: .*\n +before .*on a CPU before .*quickstart\.py", out, re.M)
+        return re.findall(r"^warning: (.*)$", out, re.MULTILINE)
+
+    (large,) = warnings(90)
+    share, fitting = re.match(
+        r"validation has (\d+) % of all tokens: --num-val-docs (\d+) ", large
+    ).groups()
+    assert 30 < int(share) < 60 and warnings(fitting) == []
+    (small,) = warnings(1)
+    tokens, row = re.match(r"validation has (\d+) tokens, .* TRAIN_SEQ_LEN=(\d+),", small).groups()
+    assert int(row) < int(tokens) <= 2 * int(row)
+
+
 @pytest.mark.parametrize("size", [60000, 257])
 def test_a_vocabulary_that_cannot_be_carried_names_one_that_can(tmp_path: Path, size: int) -> None:
     docs = write_jsonl(tmp_path / "docs.jsonl", make_texts(60))
@@ -736,15 +776,20 @@ def sonnets(count: int, between: str) -> str:
 
 
 @pytest.mark.parametrize("between", ["\n", " \n\n", "\r\n\n", ""], ids=repr)
-def test_a_single_text_file_is_cut_into_documents(tmp_path: Path, between: str) -> None:
-    """Behind its blank lines; without any, behind lines. The error says what to set, and it helps.
-    Together the documents are the file."""
+def test_a_single_text_file_is_cut_into_documents(
+    tmp_path: Path, between: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind its blank lines; without any, behind lines; it is told which.
+    The error says what to set, and it helps. Together the documents are the file."""
     path = tmp_path / "play.txt"
     path.write_bytes(sonnets(1000, between).encode())
     error = run(path, "--out", tmp_path, "--bytes", code=1)
     documents, set_to = map(
         int, re.search(r"(\d+) documents in all.* set --num-val-docs (\d+)\n", error).groups()
     )
+    lines, how = path.read_bytes().count(b"\n"), "at blank lines" if between else "by size"
+    told = f"{path}: {lines:,} lines became {documents:,} documents: split {how}"
+    assert capsys.readouterr().out.startswith(told)
     run(path, "--out", tmp_path, "--bytes", "--num-val-docs", set_to)
     folder = tmp_path / "datasets/docs_byte260"
     split = [cut_documents(np.concatenate(read_shards(folder, name))) for name in ("val", "train")]
