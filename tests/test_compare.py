@@ -11,21 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import (
-    ROOT,
-    SMALL_MODEL,
-    TOKENS,
-    Call,
-    bpb_of,
-    byte_data,
-    clean_environment,
-    log_text,
-)
+from conftest import ROOT, SMALL_MODEL, TOKENS, Call, bpb_of, byte_data, clean_environment, log_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.append(str(ROOT / "logs"))
 import compare  # noqa: E402  (the room is no package)
+import launch  # noqa: E402
 import picture  # noqa: E402
 import stats  # noqa: E402
 
@@ -237,6 +229,13 @@ def test_the_command_that_decides_works_where_it_is_pasted(tmp_path: Path, call:
     done = subprocess.run(command, env=variables, text=True, capture_output=True, timeout=150)
     assert done.returncode == 0 and "Verdict: one seed a pair" in done.stdout, done.stderr
     assert "This decides" not in done.stdout, "the same command with --seeds 3 does"
+
+
+def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "in_own", lambda name: name == "torch")
+    assert launch.python_of_runs() == sys.executable
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert launch.python_of_runs() == str(launch.OWN)
 
 
 @pytest.mark.parametrize(
