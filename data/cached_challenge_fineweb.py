@@ -41,6 +41,7 @@ from producer import (
     DataError,
     Parser,
     Producer,
+    command_of,
     locked,
     missing_package,
     record_tokenizer,
@@ -458,7 +459,7 @@ def run(options: argparse.Namespace) -> None:
     if hub.offline and not folder.exists():
         raise DataError(
             f"{hub.offline}; check the network and HF_ENDPOINT, and run again; "
-            "to train without a network: python3 data/quickstart.py"
+            f"to train without a network: {command_of('data/quickstart.py')}"
         )
     names, train_shards = wanted_names(options.variant, options.train_shards)
     items = hub.items(names + DOCS * options.with_docs)

@@ -362,7 +362,7 @@ def train(ranks: int) -> int:
         report(log, ROOT / "final_model.int8.ptz", following)
     elif code == 130:
         again = own_command({**mine, "RESUME": "auto"}, ranks)
-        short = f"RUN_ID={environment['RUN_ID']} RESUME=auto"
+        short = f"this command with RUN_ID={environment['RUN_ID']} RESUME=auto"
         words = words or "interrupted before the training could save anything"
         print(words.replace(short, again), file=sys.stderr)
     else:

@@ -346,8 +346,8 @@ lines = ["source: step:0/9 val_loss:x", "step:0/9 val_loss:6.9 val_bpb:4.0000 tr
 open(f"logs/{os.environ['RUN_ID']}.txt", "w").write("\n".join(lines) + "\n")
 open("final_model.int8.ptz", "wb").write(b"x" * 1234)
 def stop(number, frame):
-    print("train_gpt.py: interrupted after step 3: RUN_ID=my run RESUME=auto goes on",
-          file=sys.stderr, flush=True)
+    again = "this command with RUN_ID=my run RESUME=auto goes on"
+    print(f"train_gpt.py: interrupted after step 3: {again}", file=sys.stderr, flush=True)
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 if os.environ.get("RESUME") == "auto":
