@@ -504,7 +504,8 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
     assert (folder / "runs" / "train_prefetch-0_seed1337" / "final_model.int8.ptz").exists()
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_our_trainer_passes_preflight(tmp_path: Path, ranks: int) -> None:
     torchrun = ("torchrun", "--standalone", f"--nproc_per_node={ranks}")
     done = real(PREFLIGHT, tmp_path, launcher=torchrun if ranks > 1 else ("python3",))

@@ -213,6 +213,7 @@ def test_two_runs_alone_get_one_sentence(tmp_path: Path, call: Call) -> None:
     assert "Two runs" not in out and "decides" not in out
 
 
+@pytest.mark.slow
 def test_the_command_that_decides_works_where_it_is_pasted(tmp_path: Path, call: Call) -> None:
     """In any folder, with a Python that has what it needs, for as long as the two runs."""
     logs = [write_log(tmp_path / f"{n}.log", train_prefetch=n) for n in ("True", "False")]

@@ -912,6 +912,7 @@ def test_the_log_has_every_line_of_the_specification(whole: Finished) -> None:
     assert whole.log_path.read_text("utf-8").startswith(SCRIPT.read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_overlap_on_and_off_are_identical(corpus: Any, whole: Finished, tmp_path: Path) -> None:
     off = finished(corpus, tmp_path, **WHOLE, **OFF)
     assert len(scores(whole)) > 40 and scores(off) == scores(whole)
@@ -919,6 +920,7 @@ def test_overlap_on_and_off_are_identical(corpus: Any, whole: Finished, tmp_path
         assert f"train_io:prefetch:{on}" in done.text and f"val_io:overlap:{on}" in done.text
 
 
+@pytest.mark.slow
 def test_packed_and_readable_are_identical(corpus: Any, whole: Finished, tmp_path: Path) -> None:
     """The submitted form of the script."""
     packed = tmp_path / "train_gpt.py"
@@ -932,6 +934,7 @@ def test_packed_and_readable_are_identical(corpus: Any, whole: Finished, tmp_pat
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_and_score_as_one(
     corpus: Any, whole: Finished, tmp_path: Path, ranks: int
@@ -958,6 +961,7 @@ def test_a_rank_without_sequences_takes_every_step(corpus: Any, tmp_path: Path) 
     assert results[0] == pytest.approx(results[1], abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_ends_the_run(corpus: Any, tmp_path: Path, ranks: int) -> None:
     settings = {**corpus.env, **TINY, "SCALAR_LR": 1e18}
@@ -969,6 +973,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(corpus: Any, tmp_path: Path, ran
     assert ranks or "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_run_with_one_line(corpus: Any, tmp_path: Path) -> None:
     """While it trains: its step is left out on all ranks, so nothing is exported."""
     env = clean_environment(**{**corpus.env, **TINY, "ITERATIONS": 100_000, "RUN_ID": "told"})

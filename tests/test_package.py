@@ -248,7 +248,8 @@ def test_runs_of_the_trainer(tmp_path: Path, make: Make) -> None:
     assert last[0] == last[1] and last[0].startswith("final_int8_zlib_roundtrip_exact")
 
 
-@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 2])
 def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Make) -> None:
     """To the digit; its log holds it and its size, and check.py has nothing against either."""
     script = tmp_path / "train_gpt.py"

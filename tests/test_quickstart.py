@@ -445,6 +445,7 @@ def follow(command: str, folder: Path | str = "/") -> subprocess.CompletedProces
     return subprocess.run(words, cwd=folder, env={}, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subprocess.Popen]) -> None:
     output, error = start("9", "--ranks", "2", RUN_ID="my run").communicate(timeout=60)
     lines, shown = output.splitlines(), str(checkout).replace("\udce9", "\\udce9")

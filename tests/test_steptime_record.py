@@ -280,6 +280,7 @@ def plain_run(data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     return run(tmp_path_factory.mktemp("plain"), data)
 
 
+@pytest.mark.slow
 def test_a_run_with_all_levers(tmp_path: Path, data: dict[str, str], plain_run: Finished) -> None:
     done = run(tmp_path, data, **ALL_ON, GRAD_ACCUM_STEPS=0)
     assert losses(done) == pytest.approx(losses(plain_run), rel=2e-4)
