@@ -297,9 +297,7 @@ def simulate(
 
 WORK = {"cpu": (1.0, 0.0), "ahead": (0.02, 1.0), "behind": (1.0, 0.02)}  # host, device: shares
 SCHEDULES = [
-    pytest.param(
-        work, ms, warmdown, every, marks=[pytest.mark.slow] * (ms == 45 and work != "ahead")
-    )
+    pytest.param(work, ms, warmdown, every, marks=[pytest.mark.slow] * (ms == 45))
     for work in WORK
     for ms, warmdown, every in ((9000, 3500, 0), (9000, 1200, 200), (650, 1200, 0), (45, 1200, 0))
 ] + [

@@ -273,6 +273,7 @@ def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Mak
     assert (tmp_path / "back.py").read_bytes() == script.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_packed_script_shows_its_readable_lines(tmp_path: Path) -> None:
     """--help reads the source of Config; a traceback, the line that fails."""
     text, path = (ROOT / "train_gpt.py").read_bytes(), tmp_path / "train_gpt.py"

@@ -479,6 +479,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return done
 
 
+@pytest.mark.slow
 def test_our_own_log_is_read(own: Finished) -> None:
     logs = read_log.read_logs([own.folder / "logs"])
     assert len(logs.runs) == 1 and logs.problems == []

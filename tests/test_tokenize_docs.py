@@ -881,6 +881,7 @@ def test_a_missing_package_is_one_line_with_the_command(script: str, package: st
 # === THE TRAINER READS IT =========================================================================
 
 
+@pytest.mark.slow
 def test_the_trainer_takes_bytes_unchanged(tmp_path: Path, exported: Path) -> None:
     settings = {
         **SMALL_MODEL,
