@@ -62,14 +62,14 @@ from torch.profiler import record_function
 # === CONFIG: a line `name: kind = default  # unit; meaning` is a setting; NAME=value sets it ===
 Count = NewType("Count", int)  # kinds of settings: plain numbers when the script runs
 Share = NewType("Share", float)
-Rate = NewType("Rate", float)
+Amount = NewType("Amount", float)
 Positive = NewType("Positive", float)
 KINDS = {  # the type, the least value, the first one that is too large, and what to say
     int: (int, 0, 2**63, "a whole number from 0 on"),
     Count: (int, 1, 2**63, "a whole number from 1 on"),
     float: (float, -1e300, math.inf, "a number"),
     Share: (float, 0, 1, "0 or more, below 1"),
-    Rate: (float, 0, math.inf, "0 or more"),
+    Amount: (float, 0, math.inf, "0 or more"),
     Positive: (float, 1e-300, math.inf, "more than 0"),
 }
 # Parts of tensors' names; some are names of the challenge's other scripts.
@@ -111,12 +111,12 @@ class Config:
     logit_softcap: Positive = 30.0  # number; logits = cap * tanh(logits / cap)
     qk_gain_init: float = 1.5  # number; initial gain of each query head
     # optimizer
-    embed_lr: Rate = 0.6  # rate; Adam, untied embedding
-    head_lr: Rate = 0.008  # rate; Adam, untied head
-    tied_embed_lr: Rate = 0.05  # rate; Adam, tied embedding
-    tied_embed_init_std: Rate = 0.005  # number; initial deviation of the tied embedding
-    matrix_lr: Rate = 0.04  # rate; Muon, matrices of the blocks
-    scalar_lr: Rate = 0.04  # rate; Adam, vectors and scalars
+    embed_lr: Amount = 0.6  # rate; Adam, untied embedding
+    head_lr: Amount = 0.008  # rate; Adam, untied head
+    tied_embed_lr: Amount = 0.05  # rate; Adam, tied embedding
+    tied_embed_init_std: Amount = 0.005  # number; initial deviation of the tied embedding
+    matrix_lr: Amount = 0.04  # rate; Muon, matrices of the blocks
+    scalar_lr: Amount = 0.04  # rate; Adam, vectors and scalars
     muon_momentum: Share = 0.95  # number; Muon, after its warm-up
     muon_backend_steps: Count = 5  # iterations; Newton-Schulz
     muon_momentum_warmup_start: Share = 0.85  # number; Muon, at step 0
@@ -124,7 +124,7 @@ class Config:
     beta1: Share = 0.9  # number; Adam
     beta2: Share = 0.95  # number; Adam
     adam_eps: Positive = 1e-8  # number; Adam
-    grad_clip_norm: Rate = 0.0  # number; largest norm of the whole gradient; 0: off
+    grad_clip_norm: Amount = 0.0  # number; largest norm of the whole gradient; 0: off
     # artifact
     control_tensor_name_patterns: str = CONTROLS  # names; tensors of the blocks trained by Adam
     int8_keep_float_fp32_name_patterns: str = CONTROLS  # names; small tensors stored in float32

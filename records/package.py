@@ -53,8 +53,8 @@ from check import (
 
 RECORDS = Path(__file__).resolve().parent
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
-# Of the settings: written otherwise, or not.
-NOT_COMMAND = {"run_id", "seed", "data_path", "tokenizer_path", "resume", "local_rank", "rank"}
+NOT_COMMAND = {"run_id", "seed", "data_path", "tokenizer_path", "resume"}  # written otherwise
+NOT_COMMAND |= {"world_size", "local_rank", "rank"}  # of no command
 COLUMNS = ("log", "seed", "steps", "train s", "eval s", "val_loss", "val_bpb", "model", "total")
 
 

@@ -413,6 +413,17 @@ def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: 
     assert len(said.faults) == len(starts), said.err
 
 
+def test_missing_packages_are_one_line_with_the_command_that_brings_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", ROOT / "train_gpt.py", "--help"],
+        capture_output=True,
+        text=True,
+    )
+    remedy = "is missing: python3 -m pip install -r requirements.txt"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"train_gpt.py: \w+ {remedy}\n", done.stderr)
+
+
 def test_missing_data_comes_with_the_commands_that_fetch_it(
     main: Callable[..., Said], tmp_path: Path
 ) -> None:

@@ -214,7 +214,8 @@ def test_the_trainers_trace_is_read(tmp_path: Path) -> None:
     [path] = (tmp_path / "logs").glob("*.trace.json.gz")
     _, marks, reader, _, compute, wait = shown(path)
     assert marks.count("↓") == 3 and "under compute" in reader and "0.00 ms" not in wait
-    assert float(re.search(r"busy ([\d.]+) %", compute)[1]) > 5  # of a loaded machine
+    busy = [float(re.search(r"busy ([\d.]+) %", lane)[1]) for lane in (reader, compute)]
+    assert 0 < busy[0] < busy[1]
 
 
 def drawn(svg: str, colour: str) -> list[tuple[float, float]]:
