@@ -204,7 +204,8 @@ def test_a_trace_of_the_profiler_is_read(profiled: Path) -> None:
     read, computed, waited = (
         float(re.search(r"([\d.]+) %", lane)[1]) for lane in (reader, compute, wait)
     )
-    assert 20 < read < computed < 100 - waited and 30 < waited < 60
+    assert 0 < read < computed < 100.02 - waited  # of rounded shares
+    assert float(re.search(r"([\d.]+) ms", wait)[1]) >= 3 * 30  # a sleep is as long or longer
 
 
 def test_the_trainers_trace_is_read(tmp_path: Path) -> None:
