@@ -168,7 +168,7 @@ FOREIGN |= {"SEQ_LEN": "TRAIN_SEQ_LEN", "N_LAYERS": "NUM_LAYERS", "MAX_STEPS": "
 FOREIGN |= {"BLOCK_SIZE": "TRAIN_SEQ_LEN", "N_LAYER": "NUM_LAYERS", "MAX_ITERS": "ITERATIONS"}
 FOREIGN |= {"LR": "MATRIX_LR", "N_HEAD": "NUM_HEADS", "D_MODEL": "MODEL_DIM"}
 ELSEWHERE = r"(EMA|SWA|TTT|QAT|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED)_\w+|(MUON|ADAM)_(WD|BETA2)"
-ELSEWHERE += "|ROPE_DIMS|LATE_QAT|VALUE_RESIDUAL|WEIGHT_DECAY|VAL_RESIDENT|DATA_VERIFY"
+ELSEWHERE += "|ROPE_DIMS|LATE_QAT|VALUE_RESIDUAL|WEIGHT_DECAY"
 
 
 def read_config(env):
@@ -311,6 +311,8 @@ class Runtime:
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")  # TF32
+            if torch.__version__.startswith("2.11."):  # 6 ms of 67 there: pytorch issue 179494
+                os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
         if "RANK" in env:
             timeout = timedelta(minutes=5)  # bounds every wait for other ranks
             backend, device = ("nccl", self.device) if self.cuda else ("gloo", None)
@@ -583,9 +585,11 @@ class BatchPlan:
 
 def data_crc(plan, rows, tokens):
     """A checksum, whose sum over batches is equal for any ranks; crc32 begins at a row's number."""
-    data, first, T = memoryview(tokens), plan.first_token(rows.start), plan.seq_len
-    starts = {row: plan.first_token(row) - first for row in rows}
-    return sum(zlib.crc32(data[i : i + T + 1], row) for row, i in starts.items()) & 0xFFFFFFFF
+    data, total, first = memoryview(tokens), 0, plan.first_token(rows.start)
+    for row in rows:
+        at = plan.first_token(row) - first
+        total += zlib.crc32(data[at : at + plan.seq_len + 1], row)
+    return total & 0xFFFFFFFF
 
 
 class Overlap(NamedTuple):
@@ -931,15 +935,13 @@ def attention_backends(config, runtime, log):
             with sdpa_kernel(every[name]):
                 F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
             working.setdefault(every[name], name)
-        except Exception as error:  # whatever a library raises that is missing or does not fit
+        except Exception as error:  # whatever a missing library raises
             if runtime.cuda:
                 log.console(f"attention: {name} does not work here: {first_line(error)}")
             if activated:
                 nn.attention.restore_flash_attention_impl()
     if not working:
-        raise RunError(
-            f"ATTENTION_BACKEND={config.attention_backend}: not on this machine: set auto"
-        )
+        raise RunError(f"ATTENTION_BACKEND={config.attention_backend}: fails here: set auto")
     return working
 
 
@@ -947,9 +949,7 @@ def try_compile(function, arguments, log):
     """`function` compiled; as it is, with a warning, where its forward or backward cannot be."""
     compiled = torch.compile(function, dynamic=False)
     try:
-        result = compiled(*arguments)
-        if result.requires_grad:
-            result.backward()
+        compiled(*arguments).backward()
         return compiled
     except torch.OutOfMemoryError:
         raise
@@ -986,7 +986,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups, runtime, config):
         super().__init__(groups, {"momentum": config.muon_momentum})
         self.runtime, self.iterations = runtime, config.muon_backend_steps
-        self.newton_schulz = newton_schulz  # Trainer compiles it
+        self.newton_schulz = newton_schulz  # Trainer compiles it, once a shape
         self.dtype = torch.bfloat16 if runtime.cuda else torch.float32
         self.matrices = matrices = [p for group in self.param_groups for p in group["params"]]
         self.mine = set(matrices[runtime.rank :: runtime.world_size])
@@ -1131,9 +1131,9 @@ class Exchange:
 
     def backward(self, loss):
         """Adds a loss's gradients to p.grad at once; loss.backward() adds them one by one."""
-        gradients = torch.autograd.grad(loss, self.params, allow_unused=True)
-        used = {p: g for p, g in zip(self.params, gradients, strict=True) if g is not None}
-        torch._foreach_add_([p.grad for p in used], list(used.values()))
+        # Kept: at random, autograd's thread frees them later than this one, and memory would grow.
+        self.kept = torch.autograd.grad(loss, self.params, materialize_grads=True)
+        torch._foreach_add_([p.grad for p in self.params], self.kept)
 
     def all_reduce(self, step, message, loss):
         """Sums gradients and table, decides on `skip`, and sends the table to the host.
@@ -1487,12 +1487,11 @@ class Trainer:
         if config.torch_compile == "1" or config.torch_compile == "auto" and runtime.cuda:
             slot = Slot(BatchPlan.train(config, runtime), runtime)
             self.loss = try_compile(self.model, (slot.x, slot.y), log)
-            if self.loss is not self.model:  # else one warning is enough
-                matrices = torch.zeros(2, 64, 32, device=runtime.device), 1, self.muon.dtype
-                self.muon.newton_schulz = try_compile(newton_schulz, matrices, log)
+            if self.loss is not self.model:  # the compiler works
+                self.muon.newton_schulz = torch.compile(newton_schulz, dynamic=False)
 
     def begin(self, step, data_crc):
-        """Goes on after `step`; what was exchanged before is forgotten."""
+        """Goes on after `step`."""
         self.step = step
         self.crc = data_crc if self.runtime.rank == 0 else 0  # of this rank; rank 0's begins there
         self.exchange.begin(step, self.clock.total_ms, data_crc)
@@ -1660,13 +1659,13 @@ class Trainer:
 
     def snapshot(self):
         """All there is to go on from, as a copy; training draws no random numbers. Synchronises."""
+        parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
+        state = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
         self.runtime.synchronize()
         self.exchange.read(self.step)
-        state = {"settings": self.config.texts(), "step": self.step, "val_ms": self.val_ms}
+        state |= {"settings": self.config.texts(), "step": self.step, "val_ms": self.val_ms}
         state |= {"train_ms": self.clock.now_ms(), "data_crc": self.exchange.data_crc()}
-        state |= {"shards": [path.name for path in self.shards.paths]}
-        parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
-        return state | {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+        return state | {"shards": [path.name for path in self.shards.paths]}
 
     def restore(self, state):
         """Goes on from a snapshot. Rates and the like are this run's."""
@@ -1689,8 +1688,11 @@ class Trainer:
     def save(self, state):
         """step_<n>.pt; the last CHECKPOINT_KEEP stay. True: it is on the disk."""
         path = Path("checkpoints", self.config.run_id, f"step_{state['step']:08d}.pt")
-        finite = all(tensor.isfinite().all() for tensor in state["model"].values())
-        problem = self.write(path, torch_bytes(state)) if finite else "weights are not finite"
+        # Its copies to the host are on another stream: the device goes on training.
+        with torch.cuda.stream(torch.cuda.Stream() if self.runtime.cuda else None):
+            finite = all(tensor.isfinite().all() for tensor in state["model"].values())
+            data = torch_bytes(state)
+        problem = self.write(path, data) if finite else "weights are not finite"
         if problem:
             self.log.line(f"warning: no checkpoint: {problem}")
             return False
@@ -1709,9 +1711,7 @@ class Trainer:
         self.step = self.exchange.taken
         saved = self.runtime.rank == 0 and self.save(self.final or self.snapshot())
         saved = self.runtime.broadcast(saved)  # the others wait for the disk, too
-        again = (
-            f": this command with RUN_ID={self.config.run_id} RESUME=auto goes on" if saved else ""
-        )
+        again = f": this command with RUN_ID={self.config.run_id} RESUME=auto goes on" * saved
         if isinstance(reason, str):
             return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
         if reason == NO_INPUT:
@@ -1945,5 +1945,5 @@ def main(arguments, env):
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:], os.environ)
-    os._exit(exit_code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)
+    code = main(sys.argv[1:], os.environ)
+    os._exit(code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)
