@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Corpus, clean_environment
+from test_bench_loader import OTHER_SCRIPT
 
 pytestmark = pytest.mark.timeout(300)
 sys.path.append(str(ROOT / "tests" / "gpu"))
@@ -18,6 +19,7 @@ import session  # noqa: E402  (tests/gpu is not a package)
 
 TINY = {"VOCAB_SIZE": 300, "DEVICE": "cpu", "TORCH_COMPILE": 0, "GRAD_ACCUM_STEPS": 1}
 TINY |= {"TRAIN_BATCH_TOKENS": 256, "VAL_BATCH_SIZE": 256, "VAL_TOKENS": 600}
+QUALITY = ["quality_ours", "quality_other"]
 MARKED = "Before.\n<!-- gpu:{} -->\nstale\n<!-- /gpu -->\nAfter.\n"
 
 
@@ -142,9 +144,12 @@ def test_what_cannot_be_reported(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
-    """The command itself, one stage a call; on a CPU the tests of tests/gpu are skipped."""
-    env = clean_environment(**corpus.env, **TINY)
+    """The command itself, one stage a call; on a CPU the tests of tests/gpu are skipped. The other
+    script trains as ours does, and has the challenge's loader besides."""
+    env, other = clean_environment(**corpus.env, **TINY), tmp_path / "other.py"
+    other.write_text((ROOT / "train_gpt.py").read_text() + OTHER_SCRIPT)
     command = [sys.executable, ROOT / "tests/gpu/session.py", "--quick", "--out", tmp_path]
+    command += ["--against", other, "--ranks", "2"]
 
     def call(*words: object) -> str:
         done = subprocess.run(
@@ -154,7 +159,7 @@ def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
         return done.stdout
 
     names = re.findall(r"(?m)^(.+?) +to do$", call("list"))
-    assert len(names) == 10
+    assert len(names) == 11
     for name in names:
         assert f"{name}: done" in call(), name
     assert "all stages are over" in call("all")
@@ -163,5 +168,13 @@ def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
     call("report", "--into", page)
     text = page.read_text()
     assert "Not measured" not in text and "**" not in text
-    assert text.count("tiny shapes") == len(names)
-    assert json.loads((tmp_path / "steps.json").read_bytes())["data"]["runs"].keys() >= {"ours"}
+    assert text.count(" 2 ranks, torch ") == text.count("tiny shapes") == len(names)
+    results = {name: json.loads((tmp_path / f"{name}.json").read_bytes()) for name in QUALITY}
+    ours, theirs = (result["data"] for result in results.values())
+    assert ours == theirs and len(ours["losses"]) > 10
+    assert results["quality_ours"]["ranks"] == 2
+    for stage in ("steps", "validation", "steptime"):
+        found = json.loads((tmp_path / f"{stage}.json").read_bytes())["data"]
+        assert found["reference"] == "other" and found["runs"].keys() >= {"other", "ours"}
+        assert found["identity"]["plan"][-1] == 2
+    assert "world_size:2 " in (tmp_path / "quality_other.log").read_text()

@@ -5,10 +5,10 @@
     python3 tests/gpu/session.py steps                this stage anew; `list` names them
     python3 tests/gpu/session.py report               the tables of the README files, from the rest
 
-Options: --against PATH, the challenge's train_gpt.py, which is measured in turns with ours; --out
-FOLDER, for the results; --quick, tiny shapes, also on a CPU, to see that it works. Settings come
-from the environment; data is DATA_PATH and TOKENIZER_PATH, or what `data/quickstart.py
---prepare-only` has made.
+Options: --against PATH, the challenge's train_gpt.py, which is measured in turns with ours; --ranks
+N, processes of a run (else one a GPU); --out FOLDER, for the results; --quick, tiny shapes, also on
+a CPU, to see that it works. Settings come from the environment; data is DATA_PATH and
+TOKENIZER_PATH, or what `data/quickstart.py --prepare-only` has made.
 
 A stage is <name>.json and <name>.log in FOLDER. One that fails says so, and the next call takes the
 next one; one that its time does not suffice for is "unfinished", and the next call goes on with it.
@@ -18,6 +18,7 @@ the records' README.md, or in the files of --into.
 
 import argparse
 import ast
+import hashlib
 import importlib
 import json
 import os
@@ -71,17 +72,16 @@ def facts():
     """What a result depends on besides the settings."""
     found = json.loads(said_by([sys.executable, "-c", FACTS]) or '{"devices": []}')
     driver = said_by(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-    commit = said_by(["git", "rev-parse", "--short=10", "HEAD"]) or "unknown"
+    script = hashlib.sha256(TRAINER.read_bytes()).hexdigest()[:10]
+    commit = said_by(["git", "rev-parse", "--short=10", "HEAD"]) or f"unknown, script {script}"
     changed = said_by(["git", "status", "--porcelain", "--untracked-files=no"])
     found |= {
         "driver": driver.split("\n")[0],
         "cpus": os.cpu_count(),
         "machine": os.uname().machine,
     }
-    return found | {
-        "commit": commit + "+changes" * bool(changed),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    commit += "+changes" * bool(changed)
+    return found | {"commit": commit, "date": time.strftime("%Y-%m-%d")}
 
 
 def new_levers(script):
@@ -144,7 +144,7 @@ class Session:
 
     @property
     def ranks(self):
-        return max(1, len(self.facts["devices"]))
+        return self.options.ranks or max(1, len(self.facts["devices"]))
 
     def path(self, stage, suffix=".json"):
         return self.folder / (stage.replace(" ", "_") + suffix)
@@ -174,7 +174,8 @@ class Session:
                 error = str(problem)
         seconds = round(time.monotonic() - self.started, 1)
         result = {"stage": name, "status": status, "error": error, "seconds": seconds}
-        result |= {"quick": self.options.quick, "facts": self.facts, "data": self.data}
+        result |= {"quick": self.options.quick, "ranks": self.ranks}
+        result |= {"facts": self.facts, "data": self.data}
         self.path(name).write_text(json.dumps(result, indent=1), encoding="utf-8")
         if status != "unfinished":
             self.path(name, ".part.json").unlink(missing_ok=True)
@@ -260,8 +261,9 @@ def in_turns(session, *words):
 
 
 def time_steps(session):
-    """Ours, and ours with each lever off."""
-    in_turns(session, "--vary", *OFF)
+    """Ours, and ours with each lever off; of torch 2.11 also its own way of reductions."""
+    slow = ["TORCHINDUCTOR_MIX_ORDER_REDUCTION=1"]
+    in_turns(session, "--vary", *OFF, *slow * session.facts["torch"].startswith("2.11."))
 
 
 def time_steptime(session):
@@ -419,7 +421,8 @@ def origin(result):
     devices = known["devices"]
     machine = f"{len(devices)} x {devices[0]}" if devices else f"CPU {known['machine']}"
     driver = f" driver {known['driver']}" if known.get("driver") else ""
-    words = f"{result['stage']}: {machine},{driver} torch {known.get('torch')}"
+    words = f"{result['stage']}: {machine},{driver} {result['ranks']} ranks, "
+    words += f"torch {known.get('torch')}"
     words += f" (CUDA {known.get('cuda')}), commit {known['commit']}, {known['date']}"
     words += ", tiny shapes: times mean nothing" * result["quick"]
     return words + (f". **{result['status']}**: {result['error']}" * (result["status"] != "done"))
@@ -466,6 +469,7 @@ def parse(arguments):
     )
     parser.add_argument("what", nargs="?", default="next", help="next, all, list, report, a stage")
     parser.add_argument("--against", type=Path, help="the challenge's train_gpt.py")
+    parser.add_argument("--ranks", type=int, default=0, help="processes of a run: one a GPU")
     parser.add_argument("--out", type=Path, default=ROOT / "tests" / "gpu" / "results")
     parser.add_argument("--into", type=Path, nargs="+", default=[], help="files, for report")
     parser.add_argument("--quick", action="store_true", help="to see that it works")

@@ -336,6 +336,8 @@ class Runtime:
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")  # TF32
+            if torch.__version__.startswith("2.11."):  # 6 ms of 67 there: pytorch issue 179494
+                os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
         if "RANK" in env:
             timeout = timedelta(minutes=5)  # bounds every wait for other ranks
             backend, device = ("nccl", self.device) if self.cuda else ("gloo", None)
@@ -611,9 +613,11 @@ class BatchPlan:
 
 def data_crc(plan, rows, tokens):
     """A checksum, whose sum over batches is equal for any ranks; crc32 begins at a row's number."""
-    data, first, T = memoryview(tokens), plan.first_token(rows.start), plan.seq_len
-    starts = {row: plan.first_token(row) - first for row in rows}
-    return sum(zlib.crc32(data[i : i + T + 1], row) for row, i in starts.items()) & 0xFFFFFFFF
+    data, total, first = memoryview(tokens), 0, plan.first_token(rows.start)
+    for row in rows:
+        at = plan.first_token(row) - first
+        total += zlib.crc32(data[at : at + plan.seq_len + 1], row)
+    return total & 0xFFFFFFFF
 
 
 class Overlap(NamedTuple):
@@ -2284,9 +2288,9 @@ class Trainer:
     def backward(self, loss):
         """Adds a loss's gradients to p.grad at once; loss.backward() adds them one by one."""
         leaves, sums = zip(*self.leaves, strict=True)
-        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        pairs = [(part, g) for part, g in zip(sums, gradients, strict=True) if g is not None]
-        self.add([part for part, _ in pairs], [g for _, g in pairs])
+        # Kept: at random, autograd's thread frees them later than this one, and memory would grow.
+        self.kept = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        self.add(list(sums), list(self.kept))
 
     def warm_up(self):
         """Priming steps, off the clock: all is allocated and compiled then. None of them counts."""
@@ -2416,15 +2420,15 @@ class Trainer:
 
     def snapshot(self):
         """All there is to go on from, as a copy, of all ranks. Synchronisation point."""
+        self.muon.gather_averages()
+        parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
+        state = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
         self.runtime.synchronize()
         self.exchange.read(self.step)
-        self.muon.gather_averages()
-        state = {"settings": self.config.texts(), "step": self.step, "val_ms": self.val_ms}
+        state |= {"settings": self.config.texts(), "step": self.step, "val_ms": self.val_ms}
         state |= {"train_ms": self.clock.now_ms(), "data_crc": self.exchange.data_crc()}
-        state |= {"shards": [path.name for path in self.shards.paths]}
         state |= {"random": [generator.get_state() for generator in self.generators]}
-        parts = {"model": self.model, "adam": self.adam, "muon": self.muon}
-        return state | {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+        return state | {"shards": [path.name for path in self.shards.paths]}
 
     def restore(self, state):
         """Goes on from a snapshot. Rates and the like are this run's."""
@@ -2450,8 +2454,11 @@ class Trainer:
     def save(self, state):
         """step_<n>.pt; the last CHECKPOINT_KEEP stay. True: it is on the disk."""
         path = Path("checkpoints", self.config.run_id, f"step_{state['step']:08d}.pt")
-        finite = all(tensor.isfinite().all() for tensor in state["model"].values())
-        problem = self.write(path, torch_bytes(state)) if finite else "weights are not finite"
+        # Its copies to the host are on another stream: the device goes on training.
+        with torch.cuda.stream(torch.cuda.Stream() if self.runtime.cuda else None):
+            finite = all(tensor.isfinite().all() for tensor in state["model"].values())
+            data = torch_bytes(state)
+        problem = self.write(path, data) if finite else "weights are not finite"
         if problem:
             self.log.line(f"warning: no checkpoint: {problem}")
             return False
@@ -2709,5 +2716,5 @@ def main(arguments, env):
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:], os.environ)
-    os._exit(exit_code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)
+    code = main(sys.argv[1:], os.environ)
+    os._exit(code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)
