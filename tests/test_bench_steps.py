@@ -151,6 +151,16 @@ def test_a_variant_that_cannot_run_is_named_and_the_rest_goes_on(tmp_path: Path)
     assert "SEED=1 against ours" in said.stdout and "MATRIX_LR=2 against" not in said.stdout
 
 
+def test_another_script_that_cannot_run_leaves_ours_to_be_measured(tmp_path: Path) -> None:
+    start = "    s = Settings()\n"
+    theirs = write_script(tmp_path, "theirs", start, "    sys.exit('no such library')\n")
+    ours = write_script(tmp_path, "mine")
+    said = bench(tmp_path, "--ours", ours, "--against", theirs, "--vary", "SEED=1")
+    assert said.returncode == 1
+    assert "arm other: FAILED: ended with code 1: no such library" in said.stdout
+    assert "SEED=1 against ours" in said.stdout and "other" not in said.stdout.split("\n\n")[1]
+
+
 @pytest.mark.parametrize(
     ("new", "limit", "words"),
     [

@@ -131,13 +131,17 @@ class Bench:
         for path, *words in options.arm:
             name = Path(path).resolve().parent.name.split("_")[-1]  # a record's folder has a date
             self.add(" ".join([name, *words]), Path(path), words)
-        self.reference = "other" if options.against else "ours"
         self.gate, self.runs = {}, {}  # an arm's result of its untimed run, of its timed ones
         self.failures = {}  # why an arm cannot be run
         self.started, self.longest = time.monotonic(), 0.0  # seconds of a run
         self.identity = self.identify()
         if options.json and options.json.exists():
             self.go_on(json.loads(options.json.read_bytes()))
+
+    @property
+    def reference(self):
+        """The arm that the others are measured by."""
+        return "other" if "other" in self.arms.keys() - self.failures.keys() else "ours"
 
     def add(self, name, path, words):
         """An arm; of its script a copy, so that an edit meanwhile changes nothing."""
@@ -208,12 +212,12 @@ class Bench:
         return json.loads(result.read_bytes())
 
     def attempt(self, name, repeat):
-        """A run; a variant that cannot be run is noted, BenchError if a script cannot."""
+        """A run; an arm that cannot be run is noted, BenchError if ours cannot."""
         try:
             plan = untimed(self.options) if repeat < 0 else timed(self.options)
             result = self.execute(name, *plan)
         except BenchError as error:
-            if name in ("ours", "other"):
+            if name == "ours":
                 raise BenchError(f"arm {name}: {error}") from error
             print(f"arm {name}: FAILED: {error}", flush=True)
             self.failures[name] = str(error)
