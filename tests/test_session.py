@@ -19,7 +19,6 @@ import session  # noqa: E402  (tests/gpu is not a package)
 
 TINY = {"VOCAB_SIZE": 300, "DEVICE": "cpu", "TORCH_COMPILE": 0, "GRAD_ACCUM_STEPS": 1}
 TINY |= {"TRAIN_BATCH_TOKENS": 256, "VAL_BATCH_SIZE": 256, "VAL_TOKENS": 600}
-QUALITY = ["quality_ours", "quality_other"]
 MARKED = "Before.\n<!-- gpu:{} -->\nstale\n<!-- /gpu -->\nAfter.\n"
 
 
@@ -168,11 +167,15 @@ def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
     call("report", "--into", page)
     text = page.read_text()
     assert "Not measured" not in text and "**" not in text
-    assert text.count(" 2 ranks, torch ") == text.count("tiny shapes") == len(names)
-    results = {name: json.loads((tmp_path / f"{name}.json").read_bytes()) for name in QUALITY}
-    ours, theirs = (result["data"] for result in results.values())
-    assert ours == theirs and len(ours["losses"]) > 10
-    assert results["quality_ours"]["ranks"] == 2
+    assert text.count(" ranks: 2, torch ") == text.count("tiny shapes") == len(names) - 1
+    curves = json.loads((tmp_path / "quality_other.json").read_bytes())["data"]
+    assert curves["ours"] == curves["other"] and len(curves["ours"]["losses"]) > 10
+    for step, loss in curves["ours"]["losses"].items():
+        assert f"| {step} | {loss:.4f} | {loss:.4f} |" in text
+    [loader] = re.findall(r"(?m)^\| ours \|(?: [\d.]+ \([\d.]+ to [\d.]+\) \|){5} 1 \|$", text)
+    found = json.loads((tmp_path / "loader.json").read_bytes())["data"]["ours"]
+    least = min(run["median"] for run in found)
+    assert f"({least:.3f} to " in loader
     for stage in ("steps", "validation", "steptime"):
         found = json.loads((tmp_path / f"{stage}.json").read_bytes())["data"]
         assert found["reference"] == "other" and found["runs"].keys() >= {"other", "ours"}

@@ -21,6 +21,7 @@ import ast
 import hashlib
 import importlib
 import json
+import math
 import os
 import re
 import signal
@@ -133,9 +134,9 @@ class Session:
         self.stages |= {"steps": time_steps, "overlap": time_overlap}
         self.stages |= {"slow disk": partial(time_overlap, slow_ms=20), "input": trace_input}
         self.stages |= {"validation": time_validation, "loader": time_loader}
-        self.stages["quality ours"] = partial(train, script=TRAINER)
+        self.stages["quality ours"] = partial(train, name="ours", script=TRAINER)
         if options.against:
-            self.stages["quality other"] = partial(train, script=options.against)
+            self.stages["quality other"] = partial(train, name="other", script=options.against)
         self.stages["steptime"] = time_steptime  # last: with many arms it takes many calls
 
     @cached_property
@@ -295,7 +296,8 @@ def time_loader(session):
     loader = importlib.import_module("loader")
     runs = {tuple(k.split()): arms for k, arms in json.loads(found.read_bytes()).items()}
     job = loader.job_of(loader.parse(["--quick"] if session.options.quick else [])[1], "")
-    session.data = loader.summarise(runs, job)["warm", "compute"]
+    arms = runs["warm", "compute"]
+    session.data = {arm: [loader.figures(run, job) for run in arms[arm]] for arm in arms}
 
 
 def trace_input(session):
@@ -320,7 +322,7 @@ def run_trainer(session, script, folder, settings):
     session.require(session.launched(script), environ=environ, cwd=folder)
 
 
-def train(session, script):
+def train(session, name, script):
     """As many steps as fit for the slowest script; the same seed, batches and rates for all."""
     runs = session.result("steps").get("data", {}).get("runs", {})
     slowest = max(
@@ -339,7 +341,9 @@ def train(session, script):
     scores = re.findall(r"(?m)^final_int8_zlib_roundtrip_exact val_loss:\S+ val_bpb:(\S+)", text)
     if not losses or not scores:
         raise StageError("its log has no losses, or no score")
-    session.data = {"losses": {int(s): float(x) for s, x in losses}, "val_bpb": float(scores[-1])}
+    found = {"losses": {step: float(loss) for step, loss in losses}, "val_bpb": float(scores[-1])}
+    ours = session.result("quality ours").get("data", {}) if name == "other" else {}
+    session.data = ours | {name: found}
 
 
 # === The report: tables from results ===
@@ -374,15 +378,21 @@ def steps_table(data):
 
 
 def overlap_table(data):
-    rows = [[arm, *(spread(found[name]) for name in found)] for arm, found in data.items()]
+    rows = []
+    for arm, found in data.items():
+        rows.append([arm, *(spread(found[name]) for name in found), len(found["step"])])
     figures = ["a step, ms", "of it waiting for input", "at a boundary of shards, ms"]
-    return markdown(["overlap", *figures, "a validation, ms"], rows)
+    return markdown(["overlap", *figures, "a validation, ms", "repeats"], rows)
 
 
 def loader_table(data):
-    columns = ["median", "p99", "boundary", "rate", "memory_mb"]
-    rows = [[arm, *(f"{row[column]:.4g}" for column in columns)] for arm, row in data.items()]
-    return markdown(["loader", "median ms", "p99 ms", "boundary ms", "M tokens/s", "MB"], rows)
+    columns = {"median": 3, "p99": 2, "boundary": 2, "rate": 1, "memory_mb": 1}  # and digits
+    rows = []
+    for arm, found in data.items():
+        figures = (spread([run[name] for run in found], columns[name]) for name in columns)
+        rows.append([arm, *figures, len(found)])
+    head = ["loader", "median ms", "p99 ms", "boundary ms", "M tokens/s", "MB", "repeats"]
+    return markdown(head, rows)
 
 
 def input_table(data):
@@ -398,9 +408,12 @@ def tests_table(data):
 
 
 def quality_table(data):
-    steps_run = list(data["losses"])
-    rows = [[step, f"{data['losses'][step]:.4f}"] for step in steps_run]
-    return markdown(["step", "train loss"], [*rows, ["val_bpb, int8", f"{data['val_bpb']:.4f}"]])
+    rows = []
+    for step in next(iter(data.values()))["losses"]:
+        losses = (found["losses"].get(step, math.nan) for found in data.values())
+        rows.append([step, *(f"{loss:.4f}" for loss in losses)])
+    rows.append(["val_bpb, int8", *(f"{found['val_bpb']:.4f}" for found in data.values())])
+    return markdown(["train loss at step", *data], rows)
 
 
 TABLES = {  # marker -> (stages, the table of one's data)
@@ -420,8 +433,8 @@ def origin(result):
     known = result["facts"]
     devices = known["devices"]
     machine = f"{len(devices)} x {devices[0]}" if devices else f"CPU {known['machine']}"
-    driver = f" driver {known['driver']}" if known.get("driver") else ""
-    words = f"{result['stage']}: {machine},{driver} {result['ranks']} ranks, "
+    driver = f" driver {known['driver']}," if known.get("driver") else ""
+    words = f"{result['stage']}: {machine},{driver} ranks: {result['ranks']}, "
     words += f"torch {known.get('torch')}"
     words += f" (CUDA {known.get('cuda')}), commit {known['commit']}, {known['date']}"
     words += ", tiny shapes: times mean nothing" * result["quick"]
@@ -434,6 +447,8 @@ def text_of(session, name):
         raise StageError(f"gpu:{name}: no such table: take one of {', '.join(TABLES)}")
     names, table = TABLES[name]
     found, parts = [session.result(stage) for stage in names], []
+    if name == "quality" and found[1].get("data"):
+        found = found[1:]  # which has both curves
     for result in filter(None, found):
         usable = result["data"] and result["status"] != "unfinished"
         lines = list(table(result["data"])) + [""] if usable else []
