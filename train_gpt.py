@@ -159,7 +159,7 @@ class Config:
 
 
 SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
-# A checkpoint is bound to these, which decide shapes and data. The others may change on RESUME.
+# A checkpoint is bound to these: shapes and data. The others may change on RESUME.
 BOUND = "DATA_PATH TOKENIZER_PATH SEED TRAIN_BATCH_TOKENS TRAIN_SEQ_LEN VOCAB_SIZE NUM_LAYERS "
 BOUND += "NUM_HEADS NUM_KV_HEADS MODEL_DIM MLP_MULT TIE_EMBEDDINGS ROPE_BASE LOGIT_SOFTCAP"
 # Other trainers' names for ours, and settings that only other scripts have: they cost a warning.
@@ -300,7 +300,7 @@ class Runtime:
         native = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
         self.dtype = torch.bfloat16 if native else torch.float32  # of the activations
         self.hardware = torch.cuda.get_device_name(self.device) if self.cuda else os.uname().machine
-        # The host looks at a step's results so many steps later: then it need not wait for them.
+        # The host looks at a step's results so many steps later: then it need not wait.
         self.steps_late = 2 if self.cuda else 0
 
     def start(self, env):
@@ -684,7 +684,7 @@ class Pipeline:
         self.in_use = self.uploaded.popleft()
         if self.runtime.cuda:
             self._widen(self.in_use, asked)
-        # What has been read already goes up at once; this batch does not wait for a later one.
+        # What has been read goes up at once; this batch does not wait for a later one.
         while len(self.uploaded) < self.uploads_ahead and not self.filled.empty():
             self._upload(self.filled.get())
         return self.in_use
@@ -953,7 +953,7 @@ def try_compile(function, arguments, log):
         return compiled
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of a compiler's many kinds
+    except Exception as error:  # of many kinds
         log.line(f"warning: torch.compile does not work here, so eager: {first_line(error)}")
         return function
 
@@ -1171,7 +1171,7 @@ class Exchange:
                     fault = f"rank {rank}: step {step + 1}: loss or gradient not finite"
                     raise HaltError(int(message.signum) or fault, rank)
             self.messages, self.taken = messages, step + 1
-            # Where the device is the faster one, later steps are done as well by now.
+            # Where the device is the faster one, later steps are done by now.
             later = sum(event.query() for _, _, event in self.unread if event)
             self.done = step + 1 + later, self.clock.now_ms()
             self.agreed = max(self.agreed, (messages[0].steps, messages[0].elapsed_ms))
@@ -1201,7 +1201,7 @@ class ByteTable(NamedTuple):
         path = config.tokenizer_path
         try:
             table = cls.load(path)
-        except Exception as error:  # whatever a missing or a damaged file raises
+        except Exception as error:  # whatever a bad file raises
             why = "no model" if isinstance(error, RuntimeError) else first_line(error)
             raise RunError(f"TOKENIZER_PATH={path}: {why}: {GET_DATA}") from error
         size = len(table.base)
@@ -1366,7 +1366,7 @@ def unpack(data, expected):
                 raise ValueError(f"the scale of {name} has another shape")
             state[name] = q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))
         return {name: state[name].to(t.dtype) for name, t in expected.items()}
-    except Exception as error:  # whatever a damaged file raises
+    except Exception as error:  # whatever a bad file raises
         raise RunError(f"no artifact of this model: {first_line(error)}") from error
 
 
@@ -1774,7 +1774,7 @@ def find_checkpoint(config):
             texts = [*state["settings"].values(), *state["shards"]]
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError("its settings are not texts")
-        except Exception as error:  # whatever a missing or a damaged file raises
+        except Exception as error:  # whatever a bad file raises
             if config.resume != "auto":
                 why = f"no checkpoint: {first_line(error)}: set auto, or a step_<n>.pt"
                 raise RunError(f"RESUME={path}: {why}") from error
@@ -1820,7 +1820,7 @@ def log_source(log, warnings):
 
 
 def log_header(run, backends):
-    """The settings that matter, in the challenge's lines."""
+    """Settings, in the challenge's lines."""
     config, log, runtime, shards, val = run.config, run.log, run.runtime, run.shards, run.validation
 
     def words(names):
@@ -1856,9 +1856,11 @@ def log_header(run, backends):
 def run_to_the_end(config, runtime, log, found):
     """(exit code, status, problem): all ranks come to the same end."""
     backends = attention_backends(config, runtime, log)
+    names = ",".join(backends.values())
+    torch.compiler.config.cache_key_tag = names  # else code compiled for another one is taken
     with sdpa_kernel(list(backends), set_priority=True):
         run = Trainer(config, runtime, log)
-        log_header(run, ",".join(backends.values()))
+        log_header(run, names)
         if found:
             path, state, changed = found
             run.restore(state)
@@ -1896,7 +1898,7 @@ def execute(config, env, warnings):
     except torch.OutOfMemoryError:
         steps, free = runtime.micro_steps, torch.cuda.mem_get_info()[0] >> 20
         problem = f"GRAD_ACCUM_STEPS={steps}: out of memory, {free} MiB free: set {2 * steps}"
-    except Exception as error:  # that nobody foresaw, or another rank that has gone
+    except Exception as error:  # nobody foresaw it, or another rank has gone
         tell(traceback.format_exc(), "stderr")
         problem = f"{type(error).__name__}: {first_line(error)}"
     if log:

@@ -3,6 +3,7 @@ and in their order, the initial weights of the challenge's script. It computes i
 is told, attention takes the first backend that works, a compiler that does not work costs one
 warning, and a step line's mfu is that of the model's operations."""
 
+import gzip
 import math
 import re
 from collections import OrderedDict
@@ -404,6 +405,20 @@ def test_a_run_without_a_compiler_goes_on_with_one_warning(tmp_path: Path) -> No
     assert len(re.findall("^warning: torch.compile .*", done.out, re.MULTILINE)) == 1, done.out
     assert "final_int8_zlib_roundtrip_exact" in done.out and "Traceback" not in done.err
     assert "\nsdp_backends:math\n" in done.out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_another_attention_is_not_taken_from_the_compilers_cache(tmp_path: Path) -> None:
+    """Its keys do not name the backend by themselves; a trace names the operators that ran."""
+    settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 2, "VAL_LOSS_EVERY": 0}
+    settings |= {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache", "TORCH_COMPILE": 1}
+    for backend, kernels in (("flash", True), ("math", False)):
+        folder = tmp_path / backend
+        done = run_trainer(folder, ATTENTION_BACKEND=backend, TRACE_STEPS=1, **settings)
+        assert done.code == 0, done.err[-2000:]
+        [trace] = (folder / "logs").glob("*.trace.json.gz")
+        assert (b"flash_attention_for_cpu" in gzip.decompress(trace.read_bytes())) == kernels
 
 
 def test_memory_that_runs_out_in_the_trial_is_no_missing_compiler(
