@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import ROOT, Corpus, clean_environment
+from conftest import ROOT, Corpus, clean_environment, config_of, train_gpt, write_split
 from test_bench_loader import OTHER_SCRIPT
 
 pytestmark = pytest.mark.timeout(300)
@@ -70,7 +71,7 @@ def test_a_stage_that_fails_says_so_and_the_next_one_runs(make: Callable, tmp_pa
     def starts(run: session.Session) -> None:
         run.data = {"passed": 3, "failed": [], "skipped": 0}
 
-    first, second = (f"tests {name}" for name in session.test_files())
+    first, second, *_ = (f"tests {name}" for name in session.test_files())
     run.stages = {first: fails, second: starts}
     assert not run.run_stage(run.next_stage()) and run.run_stage(run.next_stage())
     assert run.next_stage() is None
@@ -108,7 +109,7 @@ def test_a_stage_goes_on_where_its_time_was_over(
     head, *rows = filled(run, tmp_path, "steps")
     assert [row[0] for row in rows] == ["other", "ours"] and head[2] == "ratio to other"
     assert rows[0][2] == "1.000" and [row[-1] for row in rows] == ["2", "2"]
-    assert [row[5] for row in rows] == ["reference", "same"]
+    assert [row[5] for row in rows] == ["same", "reference"]
 
 
 def test_levers_are_the_settings_that_ours_has_not(tmp_path: Path) -> None:
@@ -118,6 +119,21 @@ def test_levers_are_the_settings_that_ours_has_not(tmp_path: Path) -> None:
         '    operators: Literal["0", "qkv", "mlp"] = "0"\n    depth: int = 3\n'
     )
     assert session.new_levers(script) == ["CAST_ONCE=1", "OPERATORS=qkv", "OPERATORS=mlp"]
+
+
+def test_a_split_of_full_size_is_a_small_one_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_split(tmp_path / "small", "train", np.arange(40), [40])
+    write_split(tmp_path / "small", "val", np.arange(30), [30])
+    monkeypatch.setattr(session, "VAL_TOKENS", 70)
+    monkeypatch.setattr(session.tempfile, "gettempdir", lambda: str(tmp_path))
+    for _ in range(2):  # a later call finds the folder of an earlier one
+        folder = session.full_size(tmp_path / "small")
+    shards = train_gpt.Shards(config_of(DATA_PATH=folder), "val")
+    assert shards.ends == [0, 70] and train_gpt.Shards(config_of(DATA_PATH=folder), "train").paths
+    tokens = np.fromfile(shards.paths[0], "<u2", offset=1024)
+    np.testing.assert_array_equal(tokens, np.arange(70) % 30)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +174,7 @@ def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
         return done.stdout
 
     names = re.findall(r"(?m)^(.+?) +to do$", call("list"))
-    assert len(names) == 11
+    assert len(names) == 12
     for name in names:
         assert f"{name}: done" in call(), name
     assert "all stages are over" in call("all")

@@ -36,6 +36,7 @@ class Recorder:
         self.out, self.left, self.pending = out, list(marks), ""
         self.synchronize, self.clock, self.finish = synchronize, clock, finish
         self.seen = {"times": [], "losses": {"train": {}, "val": {}}, "crcs": {}, "val_tokens": ""}
+        self.seen |= {"warnings": [], "attention": ""}
 
     def write(self, text):
         *lines, self.pending = (self.pending + text).split("\n")
@@ -45,6 +46,10 @@ class Recorder:
         return len(text)
 
     def heed(self, line):
+        if line.startswith("warning:") and "does not work here" in line:
+            self.seen["warnings"].append(line)
+        if line.startswith("sdp_backends:"):
+            self.seen["attention"] = line.partition(":")[2]
         if line.startswith("val_loader:"):
             self.seen["val_tokens"] = re.search(r"tokens:(\d+)", line)[1]
         found = LINE.match(line)
@@ -95,6 +100,8 @@ def drive(order):
         sys.stdout.flush()
         os._exit(0)  # what follows, a validation and an export, is not asked for
 
+    # torchrun's processes are in sessions of their own: who ends the run must find them.
+    Path(order["result"]).with_name(f"{os.getpid()}.pid").touch()
     marks = [Mark(*mark) for mark in order["marks"]]
     sys.stdout = Recorder(sys.stdout, marks, synchronize, time.perf_counter, finish)
     sys.argv, sys.path[0] = [order["script"]], str(Path(order["script"]).parent)

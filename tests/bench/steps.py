@@ -25,9 +25,11 @@ clock; at the last one it ends the process. No other line falls inside the windo
 to what is timed. A validation is timed from the training line before it to its own line; the pass
 before step 0, which compiles, is left out.
 
-The gate, that all arms do the same mathematics: the first loss within 1e-3 of the reference, those
-from step 100 on within seed noise, three standard deviations of the difference of two runs of
-0.0007 bits per byte each (the challenge's records: 0.0005 to 0.0007), in nats a token of FineWeb.
+The gate, that all arms do the same mathematics: the first loss within 1e-3 of ours, those from step
+100 on within seed noise, three standard deviations of the difference of two runs of 0.0007 bits per
+byte each (the challenge's records: 0.0005 to 0.0007), in nats a token of FineWeb. Another script
+may be ten times as far: the challenge's rounds rotary positions above 256 to bfloat16, and tells
+the loss of rank 0 alone.
 """
 
 import argparse
@@ -44,6 +46,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,6 +207,9 @@ class Bench:
             finally:
                 os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
                 process.wait()
+                for path in folder.glob("*.pid"):  # the ranks, or they would load the devices on
+                    with suppress(ProcessLookupError):
+                        os.kill(int(path.stem), signal.SIGKILL)
         self.longest = max(self.longest, time.monotonic() - started)
         if not result.exists():
             said = (folder / "stderr").read_text("utf-8", "replace").split("\n")
@@ -216,6 +222,8 @@ class Bench:
         try:
             plan = untimed(self.options) if repeat < 0 else timed(self.options)
             result = self.execute(name, *plan)
+            if result["warnings"]:  # of a compiler or a kernel that does not work: another arm
+                raise BenchError(result["warnings"][0])
         except BenchError as error:
             if name == "ours":
                 raise BenchError(f"arm {name}: {error}") from error
@@ -236,6 +244,8 @@ class Bench:
         A call makes at least one run, so that enough calls come to the end.
         """
         for repeat in range(-1, self.options.repeats):
+            if repeat == 0 and not self.runs:
+                self.longest = 0.0  # of runs that compile nothing any more
             for name in self.arms:
                 done = name in self.gate if repeat < 0 else len(self.runs.get(name, [])) > repeat
                 if done or name in self.failures:
@@ -276,19 +286,19 @@ def losses_of(result):
     return {int(step): loss for losses in kinds for step, loss in losses.items()}
 
 
-def gate(results, reference):
-    """(passed, a line) an arm: its losses against those of `reference`."""
-    theirs = losses_of(results[reference])
+def gate(results):
+    """(passed, a line) an arm: its losses against ours."""
+    ours = losses_of(results["ours"])
     for name, result in results.items():
-        ours, faults = losses_of(result), []
-        for step, loss in theirs.items():
+        theirs, faults, times = losses_of(result), [], 10 if name == "other" else 1
+        for step, loss in ours.items():
             early, late = step <= 1, step >= JUDGED_FROM
-            limit = FIRST_TOLERANCE if early else LATER_TOLERANCE if late else math.inf
-            difference = ours.get(step, math.nan) - loss
+            limit = times * (FIRST_TOLERANCE if early else LATER_TOLERANCE if late else math.inf)
+            difference = theirs.get(step, math.nan) - loss
             if not abs(difference) <= limit:  # nor nan
                 faults.append(f"step {step}: {difference:+.4f} nats, at most {limit:.4f}")
-        if name != reference:
-            yield not faults, f"{name}: " + ("; ".join(faults) or f"the losses of {reference}")
+        if name != "ours":
+            yield not faults, f"{name}: " + ("; ".join(faults) or "the losses of ours")
 
 
 def compared(first, second):
@@ -334,7 +344,7 @@ def report(bench):
                 words = compared(times[reference], times[name])
                 print(f"{name} against {reference}: {words}")
     print("", *loss_table(bench.gate), sep="\n")
-    verdicts = list(gate(bench.gate, bench.reference))
+    verdicts = list(gate(bench.gate))
     for passed, words in verdicts:
         print("PASS" if passed else "FAIL", words)
     return all(passed for passed, _ in verdicts)

@@ -1,8 +1,5 @@
-"""The StepTime record on a GPU: its operators' values and gradients, and that neither they nor its
-other levers change what is learnt."""
+"""The StepTime record on a GPU: its operators and its other levers do not change what is learnt."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,15 +18,10 @@ MODEL |= {"TRAIN_BATCH_TOKENS": 8 * 128 * 4, "VAL_BATCH_SIZE": 8 * 128 * 4, "WAR
 LEVERS = ["CAST_ONCE", "FOLD_ONCE", "ADD_COMPILED", "MUON_ONE_BANK", "VAL_RESIDENT"]
 
 
-def test_the_operators_values_and_gradients() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "steptime_operators.py"]
-    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=550)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:]
-
-
 def run(folder: Path, corpus: Corpus, **settings: object) -> Finished:
     done = run_trainer(folder, timeout=500, script=SCRIPT, **{**MODEL, **corpus.env, **settings})
     assert done.code == 0, done.err
+    assert "does not work here" not in done.text, "it would be another arm"
     return done
 
 

@@ -2622,9 +2622,11 @@ def log_header(run, backends):
 def run_to_the_end(config, runtime, log, found):
     """(exit code, status, problem): all ranks come to the same end."""
     backends = attention_backends(config, runtime, log)
+    names = ",".join(backends.values())
+    torch.compiler.config.cache_key_tag = names  # else code compiled for another one is taken
     with sdpa_kernel(list(backends), set_priority=True):
         run = Trainer(config, runtime, log)
-        log_header(run, ",".join(backends.values()))
+        log_header(run, names)
         if found:
             path, state, changed = found
             run.restore(state)
