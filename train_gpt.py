@@ -168,7 +168,7 @@ FOREIGN |= {"SEQ_LEN": "TRAIN_SEQ_LEN", "N_LAYERS": "NUM_LAYERS", "MAX_STEPS": "
 FOREIGN |= {"BLOCK_SIZE": "TRAIN_SEQ_LEN", "N_LAYER": "NUM_LAYERS", "MAX_ITERS": "ITERATIONS"}
 FOREIGN |= {"LR": "MATRIX_LR", "N_HEAD": "NUM_HEADS", "D_MODEL": "MODEL_DIM"}
 ELSEWHERE = r"(EMA|SWA|TTT|QAT|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED)_\w+|(MUON|ADAM)_(WD|BETA2)"
-ELSEWHERE += "|ROPE_DIMS|LATE_QAT|VALUE_RESIDUAL|WEIGHT_DECAY"
+ELSEWHERE += "|ROPE_DIMS|LATE_QAT|VALUE_RESIDUAL|WEIGHT_DECAY|VAL_RESIDENT|DATA_VERIFY"
 
 
 def read_config(env):
@@ -953,7 +953,7 @@ def try_compile(function, arguments, log):
         return compiled
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of many kinds
+    except Exception as error:  # whatever a compiler raises
         log.line(f"warning: torch.compile does not work here, so eager: {first_line(error)}")
         return function
 
@@ -986,7 +986,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups, runtime, config):
         super().__init__(groups, {"momentum": config.muon_momentum})
         self.runtime, self.iterations = runtime, config.muon_backend_steps
-        self.newton_schulz = newton_schulz  # Trainer compiles it, once a shape
+        self.newton_schulz = newton_schulz  # Trainer compiles it
         self.dtype = torch.bfloat16 if runtime.cuda else torch.float32
         self.matrices = matrices = [p for group in self.param_groups for p in group["params"]]
         self.mine = set(matrices[runtime.rank :: runtime.world_size])
@@ -1131,7 +1131,8 @@ class Exchange:
 
     def backward(self, loss):
         """Adds a loss's gradients to p.grad at once; loss.backward() adds them one by one."""
-        # Kept: at random, autograd's thread frees them later than this one, and memory would grow.
+        # Kept: autograd's thread may hold them a moment longer than this one, at random, and then
+        # the next forward needs more memory.
         self.kept = torch.autograd.grad(loss, self.params, materialize_grads=True)
         torch._foreach_add_([p.grad for p in self.params], self.kept)
 
@@ -1370,8 +1371,7 @@ def unpack(data, expected):
         raise RunError(f"no artifact of this model: {first_line(error)}") from error
 
 
-# === INSTRUMENTS: every log has input_wait; TRACE_STEPS shows what ran when, with overlap on; ===
-# TRAINING_TIMING_BREAKDOWN times each phase alone, with overlap off.
+# === INSTRUMENTS: the clock, TRACE_STEPS and TRAINING_TIMING_BREAKDOWN ===
 class Clock:
     """Training time in ms. Its edges are synchronisation points: the device's work is done."""
 
@@ -1711,7 +1711,9 @@ class Trainer:
         self.step = self.exchange.taken
         saved = self.runtime.rank == 0 and self.save(self.final or self.snapshot())
         saved = self.runtime.broadcast(saved)  # the others wait for the disk, too
-        again = f": this command with RUN_ID={self.config.run_id} RESUME=auto goes on" * saved
+        again = ""
+        if saved:
+            again = f": this command with RUN_ID={self.config.run_id} RESUME=auto goes on"
         if isinstance(reason, str):
             return 1, "nonfinite", f"{reason}: lower the learning rates{again}"
         if reason == NO_INPUT:
@@ -1857,7 +1859,7 @@ def run_to_the_end(config, runtime, log, found):
     """(exit code, status, problem): all ranks come to the same end."""
     backends = attention_backends(config, runtime, log)
     names = ",".join(backends.values())
-    torch.compiler.config.cache_key_tag = names  # else code compiled for another one is taken
+    torch.compiler.config.cache_key_tag = names  # its cache goes by that
     with sdpa_kernel(list(backends), set_priority=True):
         run = Trainer(config, runtime, log)
         log_header(run, names)
@@ -1947,5 +1949,5 @@ def main(arguments, env):
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:], os.environ)
-    os._exit(code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)
+    exit_code = main(sys.argv[1:], os.environ)
+    os._exit(exit_code)  # the interpreter's own exit aborts now and then, in gloo's threads (2.13)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,6 +135,32 @@ def test_a_split_of_full_size_is_a_small_one_repeated(
     assert shards.ends == [0, 70] and train_gpt.Shards(config_of(DATA_PATH=folder), "train").paths
     tokens = np.fromfile(shards.paths[0], "<u2", offset=1024)
     np.testing.assert_array_equal(tokens, np.arange(70) % 30)
+
+
+STOPPED = """
+import sys
+sys.path.append(sys.argv[1])
+import session
+wait = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+session.time_steps = lambda run: run.run(["-c", wait])
+session.main(["steps", "--quick", "--out", sys.argv[2]])
+"""
+
+
+def test_told_to_end_it_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, ROOT / "tests" / "gpu", tmp_path]
+    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)
+    log, deadline, found = tmp_path / "steps.log", time.monotonic() + 60, None
+    while not found and time.monotonic() < deadline:
+        found = log.exists() and re.search(r"(?m)^(\d+)$", log.read_text())
+        time.sleep(0.1)
+    child = Path("/proc", found[1])
+    assert child.exists()
+    process.terminate()
+    assert process.wait(60) == 143
+    while child.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not child.exists()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Recorder:
         self.out, self.left, self.pending = out, list(marks), ""
         self.synchronize, self.clock, self.finish = synchronize, clock, finish
         self.seen = {"times": [], "losses": {"train": {}, "val": {}}, "crcs": {}, "val_tokens": ""}
-        self.seen |= {"warnings": [], "attention": ""}
+        self.seen["warnings"] = []
 
     def write(self, text):
         *lines, self.pending = (self.pending + text).split("\n")
@@ -48,8 +48,6 @@ class Recorder:
     def heed(self, line):
         if line.startswith("warning:") and "does not work here" in line:
             self.seen["warnings"].append(line)
-        if line.startswith("sdp_backends:"):
-            self.seen["attention"] = line.partition(":")[2]
         if line.startswith("val_loader:"):
             self.seen["val_tokens"] = re.search(r"tokens:(\d+)", line)[1]
         found = LINE.match(line)
