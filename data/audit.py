@@ -7,20 +7,22 @@
     # audit another script's table
     python3 data/audit.py --tokenizer M --data DIR --table luts.npz
 
-Trainers count by look-up:
+Trainers count with a table:
 
     bytes(previous -> target) = base[target] + (space[target] and not boundary[previous])
 
-The split is decoded by the tokenizer's own library, document by document; each text must be as long
-in UTF-8 as the table says, but for a space right behind BOS, which the rule leaves out. Another
-tokenizer of the same size gives other text and other bytes: the documents show it, or
-tokenizer.sha256 beside the shards. A table is an .npz or .json file with base_bytes,
-has_leading_space and is_boundary, an entry an id.
+The tool decodes the split with the tokenizer's own library, document by document. Each text must be
+as long in UTF-8 as the table says, except for a space directly after BOS, which the rule does not
+count. Another tokenizer of the same size gives other text and other bytes: the documents show it,
+or tokenizer.sha256 beside the shards. If the tokenizer's normaliser changes text, the documents are
+compared as it changes them, and the last line says so. A table is an .npz or .json file with
+base_bytes, has_leading_space and is_boundary, one entry per id.
 
 Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -30,7 +32,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from producer import TOKENIZER_RECORD, Parser, run_tool
+from producer import Parser, one_line, open_file, read_file, recorded_tokenizer, run_tool
 from tokenize_docs import (
     BYTE_TOKENIZER,
     PROGRESS_SECONDS,
@@ -105,7 +107,7 @@ NAMES = list(MISTAKES)
 
 
 class Table(NamedTuple):
-    """A byte look-up: three arrays with an entry an id."""
+    """A table that counts bytes: three arrays with one entry per id."""
 
     base: np.ndarray  # int64: bytes, without a leading space
     space: np.ndarray  # bool: begins with a space, counted unless the token before is a boundary
@@ -127,7 +129,7 @@ def kind_of(processor: Any, number: int) -> int:
 
 
 def surface_of(piece: str, kind: int) -> bytes:
-    """The bytes of text that a piece stands for."""
+    """The bytes of the text of a piece."""
     if kind == TEXT:
         return piece.replace(SPACE, " ").encode("utf-8")
     return bytes.fromhex(piece[3:5]) if kind == BYTE else b""
@@ -211,9 +213,9 @@ def read_table(path: Path, size: int) -> Table:
     """Another script's table. Raises DataError unless it has an entry for each of `size` ids."""
     try:
         content = (
-            dict(np.load(path, allow_pickle=False))
+            dict(np.load(io.BytesIO(read_file(path)), allow_pickle=False))
             if path.suffix == ".npz"
-            else json.loads(path.read_bytes())
+            else json.loads(read_file(path))
         )
         # Public scripts call the same columns base_bytes_lut and is_boundary_token_lut.
         column = {
@@ -231,7 +233,7 @@ def read_table(path: Path, size: int) -> Table:
             )
     except Exception as error:  # whatever a damaged file raises, people get one line
         raise DataError(
-            f"{path}: not a table ({' '.join(str(error).split())}); write one with numpy.savez("
+            f"{path}: not a table ({one_line(error)}); write one with numpy.savez("
             f"{path.stem!r}, base_bytes=..., has_leading_space=..., is_boundary=...)"
         ) from None
     base, space, boundary = (np.pad(part, (0, ROWS - len(part))) for part in columns)
@@ -247,7 +249,8 @@ class Split:
     def __init__(self, folder: Path) -> None:
         self.paths, self.ends, self.truncated = sorted(folder.glob("fineweb_val_*.bin")), [0], ""
         for path in self.paths:
-            header = np.fromfile(path, "<i4", 3).tolist()
+            with open_file(path) as handle:
+                header = np.frombuffer(handle.read(12).ljust(12, b"\0"), "<i4").tolist()
             if header[:2] != [SHARD_MAGIC, SHARD_VERSION] or len(header) < 3:
                 raise DataError(
                     f"{path}: not a shard (its first words are {header}); fetch or write it again"
@@ -373,7 +376,7 @@ class Audit:
         extra_bytes: int = 0,
         detail: str = "",
     ) -> None:
-        """Notes a mistake and the tokens that show it; of each name the first place is kept."""
+        """Notes a mistake and the tokens that show it, with the first place for each name."""
         finding = self.findings.setdefault(
             name,
             {
@@ -463,9 +466,9 @@ class Audit:
         extra_bytes: np.ndarray,
         scored: slice,
     ) -> None:
-        """Notes the mistakes of the audited table, by what it counts beyond the truth."""
+        """Notes the mistakes of the audited table, where it counts more or less than the truth."""
         where = scored.start + np.flatnonzero(extra_bytes[scored.start :])
-        # Where its own entry is right, that of the token before is not, or the vocabulary.
+        # If its own entry is right, that of the token before is wrong, or the vocabulary.
         entry, before = self.entries[tokens[where]], self.entries[previous[where]]
         entry = np.select([entry >= 0, before >= 0], [entry, before], NAMES.index("no_lone_space"))
         for mistake in np.unique(entry):
@@ -485,7 +488,7 @@ class Audit:
         begins: np.ndarray,
         is_lost: np.ndarray,
     ) -> None:
-        """Holds the decoded text of each document against its tokens' bytes and the originals."""
+        """Compares the decoded text of each document with its tokens' bytes and the originals."""
         vocabulary = self.vocabulary
         ends = np.append(0, np.cumsum(lengths))
         edges = np.union1d(0, np.flatnonzero(begins))
@@ -507,7 +510,7 @@ class Audit:
 
 
 def audit(options: argparse.Namespace) -> dict[str, Any]:
-    """The result as one object. Raises DataError for what cannot be audited."""
+    """The result as one object. Raises DataError if the data cannot be audited."""
     vocabulary, length = Vocabulary(Tokenizer(options.tokenizer)), options.seq_len
     table = read_table(options.table, vocabulary.size) if options.table else vocabulary.truth
     split = Split(options.data)
@@ -519,14 +522,10 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
             "give a lower --seq-len"
         )
     run = Audit(split, vocabulary, table, originals)
-    recorded = options.data / TOKENIZER_RECORD
-    if recorded.exists():
-        wanted, _, name = recorded.read_text("utf-8", "replace").strip().partition("  ")
-        found = sha256(options.tokenizer.read_bytes())
-        if found != wanted:
-            run.find(
-                "other_tokenizer", detail=f"{name} has {wanted:.12}, {found:.12} is this one's"
-            )
+    wanted, name = recorded_tokenizer(options.data)
+    found = sha256(read_file(options.tokenizer))
+    if wanted and found != wanted:
+        run.find("other_tokenizer", detail=f"{name!r} has {wanted:.12}, {found:.12} is this one's")
     run.run(predicted)
     published = {name: size for name, (tokens, size) in PUBLISHED.items() if tokens == predicted}
     matches = [name for name, size in published.items() if abs(run.sums["true_bytes"] - size) <= 1]
@@ -538,7 +537,7 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "verdict": "mistake" if run.findings else "proved" if originals else "not proved",
         "tokenizer": str(options.tokenizer),
-        "recorded": recorded.exists(),
+        "recorded": bool(wanted),
         "ids": vocabulary.size,
         "data": str(options.data),
         "shards": len(split.paths),
@@ -557,16 +556,16 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
 def report(r: dict[str, Any]) -> Iterator[str]:
     """The result for people; the verdict is the last line."""
     record = (
-        "the shards' tokenizer.sha256 was compared" if r["recorded"] else "the shards name none"
+        "compared with tokenizer.sha256" if r["recorded"] else "no tokenizer.sha256 to compare with"
     )
     yield (
         f"tokenizer   {{tokenizer}}: {{ids:,}} ids; {record}\n"
         "split       {data}: {shards} shards, {documents:,} documents, {tokens:,} tokens\n"
         "predicted   {predicted_tokens:,} tokens in sequences of {seq_len:,}\n"
-        "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes behind them, "
-        "neither predicted nor counted\n"
+        "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes after them, "
+        "which are not predicted and not counted\n"
         "counted     {counted_bytes:,} bytes by {table}; their text has {true_bytes:,}; "
-        "neither has the {spaces_behind_bos:,} spaces right behind BOS"
+        "the {spaces_behind_bos:,} spaces directly after BOS are in neither number"
     ).format(**r)
     if r["originals"]:
         yield (
@@ -587,14 +586,22 @@ def report(r: dict[str, Any]) -> Iterator[str]:
     names = ", ".join(f["name"] for f in r["findings"])
     counted, true = r["counted_bytes"], max(1, r["true_bytes"])
     factor = (
-        f"; the true val_bpb is {counted / true:.4f} times the one counted so"
-        if counted > 0
-        else ""
+        f"; the true val_bpb is {counted / true:.4f} times the counted one" if counted > 0 else ""
     )
     if names:
         yield f"mistake: {names}{factor}"
     elif r["originals"]:
-        yield f"proved: the text of all {r['documents']:,} documents has the bytes that are counted"
+        changed, before, after = (
+            r["originals"][name] for name in ("changed_documents", "bytes", "normalised_bytes")
+        )
+        note = (
+            f", after the tokenizer's normaliser changed {changed:,} of them: {before:,} bytes as "
+            f"written are {after:,}; bits per byte are those of the changed text"
+        )
+        yield (
+            f"proved: the text of all {r['documents']:,} documents has the bytes that are counted"
+            f"{note if changed else ''}"
+        )
     else:
         yield (
             "not proved: no mistake was found, but another tokenizer of this size would show none; "
@@ -616,7 +623,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = audit(options)
     except (DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -1,19 +1,22 @@
-"""Download the published FineWeb tokens:
-manifest, tokenizer and shards, and on request the documents.
+"""Download the published FineWeb tokens: manifest, tokenizer and shards; on request the documents.
 
     # 80 training shards, 16 GB
     python3 data/cached_challenge_fineweb.py --variant sp1024
-    # the smallest set that trains
+    # the smallest set that trains, 0.3 GB
     python3 data/cached_challenge_fineweb.py --variant sp1024 --train-shards 1
-    # read and check what is on disk
+    # read and check what is on disk, without a network
     python3 data/cached_challenge_fineweb.py --variant sp1024 --verify
 
-A file gets its final name only when its size, checksum and shard header are right: half a file is
-never trained on. Run again, the command fetches what is missing and goes on inside a file that
-broke off. Nothing is written but shards below data/datasets, tokenizers in data/tokenizers, and
-manifest.json and the documents in data/; a tokenizer or document that was not fetched here is never
-replaced. MATCHED_FINEWEB_REPO_ID and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository
-and folder in it, HF_ENDPOINT another hub.
+A file gets its final name only after its size, checksum and shard header have been checked, so
+training never reads half a file. Run the command again to fetch what is missing: it goes on inside
+a file that was cut off. Training may start meanwhile: the file .producing in the data set's folder
+(see producer.py) tells it that more will come.
+
+The tool writes only shards under data/datasets, tokenizers in data/tokenizers, and manifest.json
+and the documents in data/. It never replaces a tokenizer or a document that it did not fetch, and
+it refuses a repository that has another tokenizer now than the one your shards were made with.
+MATCHED_FINEWEB_REPO_ID and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository and a folder
+in it, HF_ENDPOINT another hub.
 """
 
 from __future__ import annotations
@@ -38,13 +41,21 @@ from pathlib import Path
 from typing import Any
 
 from producer import (
+    PRODUCING,
     DataError,
     Parser,
     Producer,
+    command_again,
     command_of,
+    escaped,
     locked,
     missing_package,
+    one_line,
+    open_file,
+    read_file,
+    read_json,
     record_tokenizer,
+    recorded_tokenizer,
     run_tool,
     to_train,
     write_json,
@@ -62,9 +73,10 @@ except ImportError as error:
 
 DATA = Path(__file__).resolve().parent
 MANIFEST, KINDS = DATA / "manifest.json", ("datasets", "tokenizers")
+VARIABLES = ("MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", "HF_ENDPOINT")
 PREFIX, DOCS = "fineweb10B_", ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
 LINE_SECONDS, API_SECONDS = 10.0, 30.0
-# What a data set consists of. No file of another name is written, whatever a manifest says.
+# The files of a data set. No file of another name is written, whatever a manifest says.
 WORD = r"\w[\w.-]*"
 FILE_NAMES = re.compile(
     rf"datasets/{WORD}/fineweb_(train|val)_\d{{6}}\.bin|tokenizers/{WORD}\.(model|vocab|json)", re.A
@@ -98,7 +110,7 @@ class Item:
         size = size_of(path)
         if size == 0 or self.size not in (None, size):
             return f"{size:,} bytes instead of {self.size:,}" if size else "missing or empty"
-        with open(path, "rb") as handle:
+        with open_file(path) as handle:
             if self.name.endswith(".bin"):
                 magic, version, tokens = struct.unpack("<3i", handle.read(12).ljust(12))
                 if (magic, version) != (SHARD_MAGIC, SHARD_VERSION):
@@ -133,9 +145,10 @@ class Record:
     def __init__(self) -> None:
         self.path, self.lock = DATA / "datasets" / ".download.json", threading.Lock()
         self.files: dict[str, list[Any]] = {}  # by name
-        # None yet, or damaged: the files are read again.
-        with suppress(OSError, ValueError, TypeError):
-            self.files = dict(json.loads(self.path.read_bytes()))
+        # If there is none yet, or a damaged one, the files are read again.
+        with suppress(OSError, DataError):
+            found = read_json(self.path, "")
+            self.files = {name: entry for name, entry in found.items() if is_entry(entry)}
 
     def entry(self, item: Item, fault: str = "") -> list[Any]:
         return [
@@ -143,6 +156,10 @@ class Record:
             item.digest,
             None if fault or not item.path.is_file() else item.path.stat().st_mtime_ns,
         ]
+
+    def digest(self, item: Item) -> str | None:
+        """The checksum that the file had when it was fetched; None if that is not known."""
+        return self.files.get(item.name, [None, None, None])[1]
 
     def check(self, item: Item, read_all: bool) -> str:
         """The fault of the file in its place;
@@ -152,7 +169,7 @@ class Record:
         if item.path == MANIFEST:  # may list more than the hub's
             return "" if known else "another one"
         fault = item.fault(item.path, read_all or not known)
-        # A wrong file is noted only where we had a right one before: others may be somebody's own.
+        # A wrong file is noted only if we fetched it: others may be somebody's own.
         if item.digest and (read_all or not known) and (not fault or item.name in self.files):
             self.save(item, fault)
         return fault
@@ -163,22 +180,32 @@ class Record:
             write_json(self.path, self.files)
 
 
+def is_entry(value: object) -> bool:
+    """Is it [size, digest, modification time], as Record.entry makes it?"""
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    size, digest, modified = value
+    numbers = all(number is None or type(number) is int for number in (size, modified))
+    return numbers and (digest is None or isinstance(digest, str))
+
+
 @contextmanager
 def downloading(folder: Path, shards_promised: int) -> Iterator[Producer]:
-    """Word to training that shards are on their way to `folder`.
+    """Tell training that shards are coming to `folder`.
 
-    Raises DataError in a second download.
+    Raises DataError if another download is running.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(DATA / "datasets" / ".download.lock", "w") as lock:
+    with open(DATA / "datasets" / ".download.lock", "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # of another kind: a file system without locks
             if isinstance(error, BlockingIOError):
                 raise DataError(
-                    f"{DATA}: another download is at work in it; wait for its end"
+                    f"{DATA}: another download is running in it; wait until it has ended"
                 ) from None
-        with locked(folder), Producer(folder, shards_promised=shards_promised) as producer:
+        again = command_again("data/cached_challenge_fineweb.py", sys.argv[1:], *VARIABLES)
+        with locked(folder), Producer(folder, again, shards_promised=shards_promised) as producer:
             yield producer
 
 
@@ -186,12 +213,12 @@ def reason(error: BaseException) -> str:
     """An error as one line for people."""
     if isinstance(error, HfHubHTTPError):
         return f"the hub answered {error.response.status_code}"
-    text = " ".join(str(error).partition("\n")[0].split())[:200]
+    text = one_line(str(error).partition("\n")[0])[:200]
     return text if isinstance(error, DataError) else f"{type(error).__name__}: {text}"
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether trying again is useless: the hub refuses, or this machine does."""
+    """Is trying again useless, because the hub or this machine refuses?"""
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     local = (
         isinstance(error, OSError)
@@ -218,7 +245,7 @@ def patiently(
             return action()
         except Exception as error:
             # The HTTP library's errors have other names in each version of the client.
-            # Only new ground counts as progress: a file that is too short for ever must end, too.
+            # Only bytes not seen before count as progress: a file that stays too short must end.
             faults, best = (1 if reached() > best else faults + 1), max(best, reached())
             if is_final(error) or faults > retries:
                 raise
@@ -229,21 +256,23 @@ def patiently(
 
 
 class Hub:
-    """The repository, pinned to the commit it had when we asked first;
-    where it is silent, the record speaks for it.
+    """The repository, at the commit that it had when we asked first.
+
+    If it does not answer, or is not to be asked, the record of earlier downloads is used instead.
+    `offline`: why.
     """
 
-    def __init__(self, retries: int) -> None:
+    def __init__(self, retries: int, offline: str = "") -> None:
         self.repo = os.environ.get("MATCHED_FINEWEB_REPO_ID", "willdepueoai/parameter-golf")
         root = os.environ.get("MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", "datasets").strip("/")
         self.prefix = f"{root}/".lstrip("/")
-        self.api, self.record, self.retries, self.offline = HfApi(), Record(), retries, ""
-        # A range must be one of the file.
+        self.api, self.record, self.retries, self.offline = HfApi(), Record(), retries, offline
+        # A range of a packed answer would not be a range of the file.
         self.headers = {**build_hf_headers(), "accept-encoding": "identity"}
         self.commit = getattr(self.ask(self.api.repo_info, timeout=API_SECONDS), "sha", None)
 
     def ask(self, question: Callable[..., Any], **arguments: Any) -> Any:
-        """An answer of the hub's API; None, and `offline` says why, where none comes.
+        """An answer of the hub's API; None if none comes, and `offline` says why.
 
         Raises DataError at a no.
         """
@@ -263,7 +292,7 @@ class Hub:
             return None
 
     def items(self, names: list[str]) -> list[Item]:
-        """The word on each file; size and digest stay None for one that is not known."""
+        """Size and digest of each file, both None for a file that is not known."""
         known: dict[str, Any] = {}
         for at in range(0, len(names), 100):
             paths = [self.prefix + name for name in names[at : at + 100]]
@@ -314,7 +343,7 @@ class Hub:
             item.partial.unlink()
             raise DataError(f"of what came, {fault}")
         if item.path == MANIFEST:
-            # None yet, or damaged; else data sets made on this machine stay listed.
+            # Data sets made on this machine stay listed, unless our manifest is damaged.
             with suppress(DataError):
                 hubs, ours = read_manifest(item.partial), read_manifest(MANIFEST)
                 write_json(
@@ -330,12 +359,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises DataError where that cannot be.
     """
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(read_file(path))
         return {
             **manifest,
-            **{kind: {entry["name"]: entry for entry in manifest[kind]} for kind in KINDS},
+            **{kind: {str(entry["name"]): entry for entry in manifest[kind]} for kind in KINDS},
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path}: no usable manifest ({error!r}); run without --skip-manifest and --verify"
         ) from None
@@ -348,7 +377,7 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
     dataset, manifest = PREFIX + variant, read_manifest(MANIFEST)
     if dataset not in manifest["datasets"]:
         names = [name for name in manifest["datasets"] if name.startswith(PREFIX)]
-        known = ", ".join(name.removeprefix(PREFIX) for name in names) or "none"
+        known = one_line(", ".join(name.removeprefix(PREFIX) for name in names)) or "none"
         raise argparse.ArgumentTypeError(
             f"--variant {variant}: {MANIFEST} lists {known}; it is fetched without --skip-manifest"
         )
@@ -361,9 +390,11 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
             for key in ("model_path", "vocab_path", "path")
             if tokenizer.get(key)
         ]
-        if max(num_val, num_train) > 1_000_000:
-            raise ValueError(f"{max(num_val, num_train)} shards")
-    except (KeyError, TypeError, ValueError) as error:
+        if not 1 <= num_val <= 1_000_000 or not 0 <= num_train <= 1_000_000:
+            raise ValueError(f"{num_val} validation and {num_train} training shards")
+        if not names:
+            raise ValueError("its tokenizer has no file")
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DataError(f"{MANIFEST}: its entry of {dataset} is not usable ({error!r})") from None
     wanted = min(80, num_train) if train_shards is None else train_shards
     if not 0 <= wanted <= num_train:
@@ -378,13 +409,13 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
     if foreign := [name for name in names if not FILE_NAMES.fullmatch(name)]:
         raise DataError(
             f"{MANIFEST}: {dataset} is to have {foreign[0]!r}, which is no shard and no tokenizer; "
-            "nothing was fetched: trust another repository"
+            "nothing was fetched: name another repository"
         )
     return list(dict.fromkeys(names)), wanted
 
 
 def need_disk(items: list[Item]) -> None:
-    """Raises DataError where a disk has less room than the files that are to come."""
+    """Raises DataError if a disk has less room than the missing files need."""
     places = [
         (next(folder for folder in item.path.parents if folder.is_dir()), item.missing_bytes())
         for item in items
@@ -393,7 +424,7 @@ def need_disk(items: list[Item]) -> None:
         need = sum(size for other, size in places if other.stat().st_dev == folder.stat().st_dev)
         if need > (free := shutil.disk_usage(folder).free):
             raise DataError(
-                f"{folder}: {tqdm.format_sizeof(need)}B are to come, "
+                f"{folder}: {tqdm.format_sizeof(need)}B are needed, "
                 f"{tqdm.format_sizeof(free)}B are free; make room, or ask for fewer --train-shards"
             )
 
@@ -445,14 +476,94 @@ def demand_all(items: list[Item], known: str, faults: dict[str, str]) -> None:
         )
 
 
+def refuse_another_tokenizer(items: list[Item], record: Record, folder: Path) -> None:
+    """Raises DataError if the hub has another tokenizer now, but still the shards that are here:
+    training on them with that tokenizer would give wrong bits per byte.
+    """
+    tokenizer, digests = items[0], {""}
+    with suppress(DataError):  # a damaged record says nothing, and is written anew
+        digests.add("sha256:" + recorded_tokenizer(folder)[0])
+    digests.add(str(record.digest(tokenizer)))
+    kind = str(tokenizer.digest).partition(":")[0]
+    others = {
+        digest for digest in digests if digest.partition(":")[0] == kind and digest[-1] != ":"
+    }
+    if not others - {tokenizer.digest}:
+        return
+    shards = [item for item in items if item.name.endswith(".bin") and size_of(item.path)]
+    unchanged = [item for item in shards if record.digest(item) in (None, item.digest)]
+    if unchanged:
+        raise DataError(
+            f"{tokenizer.path}: the repository has another tokenizer now than the one that made "
+            f"the {len(unchanged)} shards in {folder}; "
+            "remove that folder to fetch all of it anew, or name another repository"
+        )
+
+
+def check_only(
+    options: argparse.Namespace, hub: Hub, items: list[Item], folder: Path, known: str
+) -> None:
+    """Check what is here, without the hub. Raises DataError if a file is missing or wrong."""
+    faults = for_each(
+        items,
+        lambda item: hub.record.check(item, options.verify),
+        options.jobs,
+        missing=lambda item: item.size or 0,
+    )
+    demand_all(items, known, faults)
+    unknown = [item.name for item in items if not item.digest]
+    producing = folder / PRODUCING
+    if producing.exists() and (unknown or options.verify):
+        raise DataError(
+            f"{producing}: more files were to come, or to be checked; "
+            "run again without --verify, with a network"
+        )
+    if producing.exists():
+        with locked(folder):
+            producing.unlink(missing_ok=True)
+    if unknown:
+        count = f"{len(unknown)} of {len(items)} files"
+        print(
+            f"note: {count} have no checksum in {hub.record.path} (such as {unknown[0]}): "
+            "of shards the header was checked, of others nothing",
+            flush=True,
+        )
+
+
+def download(
+    options: argparse.Namespace, hub: Hub, items: list[Item], folder: Path, train_shards: int
+) -> None:
+    """Fetch what is missing. Raises DataError if that is not possible."""
+    refuse_another_tokenizer(items, hub.record, folder)
+    need_disk(items)
+    tokenizer = items[0]
+    before_training = {item.name for item in items if "_val_" in item.name} | {tokenizer.name}
+    with downloading(folder, train_shards) as producer:
+
+        def complete(item: Item) -> str:
+            fault = hub.complete(item)
+            if item is tokenizer and not fault:
+                record_tokenizer(folder, item.path)
+            if item.name in before_training and not fault:
+                before_training.discard(item.name)
+                if not before_training:
+                    producer.complete_val()
+            return fault
+
+        faults = for_each(items, complete, options.jobs, advance=producer.advance)
+        demand_all(items, "", faults)
+
+
 def run(options: argparse.Namespace) -> None:
     folder = DATA / "datasets" / (PREFIX + options.variant)
     if (folder / STATE_NAME).exists():
         raise DataError(
             f"{folder}: was made by tokenize_docs.py; move it away to download its namesake"
         )
-    hub = Hub(options.retries)
-    if not (options.skip_manifest or options.verify or hub.offline):
+    if options.verify and not folder.exists():
+        raise DataError(f"{folder}: nothing was downloaded here; run without --verify")
+    hub = Hub(options.retries, "--verify asks no hub" if options.verify else "")
+    if not (options.skip_manifest or hub.offline):
         faults = for_each(hub.items([MANIFEST.name]), hub.complete, 1)
         if faults:
             raise DataError(f"{MANIFEST}: {faults[MANIFEST.name]}")
@@ -464,27 +575,10 @@ def run(options: argparse.Namespace) -> None:
     names, train_shards = wanted_names(options.variant, options.train_shards)
     items = hub.items(names + DOCS * options.with_docs)
     known = f" as far as is known here ({hub.offline})" if hub.offline else ""
-    if options.verify or hub.offline:
-        faults = for_each(
-            items,
-            lambda item: hub.record.check(item, options.verify),
-            options.jobs,
-            missing=lambda item: item.size or 0,
-        )
-        demand_all(items, known, faults)
+    if hub.offline:
+        check_only(options, hub, items, folder, known)
     else:
-        need_disk(items)
-        tokenizer = items[0]
-
-        def complete(item: Item) -> str:
-            fault = hub.complete(item)
-            if item is tokenizer and not fault:
-                record_tokenizer(folder, item.path)
-            return fault
-
-        with downloading(folder, train_shards) as producer:
-            faults = for_each(items, complete, options.jobs, advance=producer.advance)
-            demand_all(items, known, faults)
+        download(options, hub, items, folder, train_shards)
     vocab_size = "".join(filter(str.isdecimal, options.variant))
     print(
         f"{folder}: all {len(items)} files are right{known}\n"
@@ -496,7 +590,7 @@ def run(options: argparse.Namespace) -> None:
 def whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"{text} is no number of shards; a data set is named by --variant"
+            f"{text} is not a number of shards; --variant names a data set"
         )
     return int(text)
 
@@ -510,22 +604,24 @@ def main() -> None:
     add("--variant", default="sp1024", help="sp1024, sp8192, byte260 ... (default: sp1024)")
     add("--with-docs", action="store_true", help=f"also {' and '.join(DOCS)}, about 48 GB")
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
-    verify = "only read and check what is here; offline, by what was recorded"
+    verify = "only read and check what is here, by what was recorded; without a network"
     add("--verify", action="store_true", help=verify)
     add("--jobs", type=int, default=8, metavar="N", help="files at once (default: 8)")
-    tries = "tries after a fault without progress (default: 6)"
+    tries = "retries after faults without progress (default: 6)"
     add("--retries", type=int, default=6, metavar="N", help=tries)
     options = parser.parse_args()
     options.train_shards = options.train_shards if options.number is None else options.number
     logging.set_verbosity(logging.CRITICAL)  # we say it ourselves, below one bar
     disable_progress_bars()
-    # What a broken connection loses: up to 10 MB by default.
+    # A broken connection loses at most so many bytes; the default is 10 MB.
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(options)
     except (argparse.ArgumentTypeError, DataError, OSError) as error:
-        parser.exit(2 if isinstance(error, argparse.ArgumentTypeError) else 1, f"error: {error}\n")
+        # Several lines where several files are wrong.
+        text = escaped(str(error))
+        parser.exit(2 if isinstance(error, argparse.ArgumentTypeError) else 1, f"error: {text}\n")
     except KeyboardInterrupt:
         print(
             "\ninterrupted; the same command goes on where this one stopped",

@@ -1,19 +1,22 @@
-"""What the tools that make shards share:
-faults in one line, files that appear whole, word of the work and of the tokenizer to training.
+"""What the tools that make shards share: messages of one line, files that appear complete or not
+at all, the file .producing for training, and the record of the tokenizer.
 
-While a tool adds shards to a data set's folder, the file .producing in it says so,
-and training waits for what is to come:
+A data set that is being made, or was left incomplete, has a file .producing in its folder.
+The file means: more will come.
 
-    {"pid": 4711, "time": 1732175924.2, "shards_promised": 80, "progress": 123456789}
+    {"command": "cd /home/me/golf && python3 data/tokenize_docs.py notes.txt", "pid": 4711,
+     "progress": 123456789, "shards_promised": 80, "val_complete": true}
 
-"time" (Unix seconds) is when this was written, every 5 s and as soon as there is progress: where it
-is 30 s old, the tool has died. "shards_promised" counts the training shards of the complete set,
-null where nobody knows yet. "progress" (bytes or tokens) grows as long as the work advances. The
-file goes away when the set is complete. Where the work ended before that, it stays and has one key
-more: "error", which goes on after "the producer ".
+"progress" is a counter that changes at least every 2 seconds while the tool is alive: it counts
+bytes or tokens, and one for each time that the file is written. "command" is the command that makes
+the rest. "val_complete" says that tokenizer and validation split are complete.
+"shards_promised" is the number of training shards of the complete set, null where nobody knows yet.
+The tool that has made everything removes the file. Otherwise the file stays. A tool that ends early
+by itself adds "error", which says why, such as "its producer was interrupted". A tool that was
+killed leaves a counter that no longer changes.
 
-Beside the shards lies tokenizer.sha256: the tokenizer they were made with, as `sha256sum -c` reads
-it, one line of 64 hexadecimal digits, two spaces and the path from there:
+Beside the shards lies tokenizer.sha256: the tokenizer that made them, in the form that
+`sha256sum -c` reads, one line of 64 hexadecimal digits, two spaces and the path from there:
 
     5cbdde...  ../../tokenizers/mine_1024_bpe.model
 """
@@ -21,12 +24,15 @@ it, one line of 64 hexadecimal digits, two spaces and the path from there:
 from __future__ import annotations
 
 import argparse
+import difflib
 import fcntl
 import hashlib
 import io
 import json
 import os
+import re
 import shlex
+import stat
 import sys
 import threading
 import time
@@ -34,15 +40,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 if TYPE_CHECKING:
     import numpy as np
 
-HEARTBEAT_SECONDS = 5.0
+ROOT = Path(__file__).resolve().parent.parent
+HEARTBEAT_SECONDS = 2.0
 PROGRESS_NEWS_SECONDS = 0.25
+# No work of the tools takes so long without any progress. After that the counter stops, so that
+# training which waits for this tool ends.
+MAX_SECONDS_WITHOUT_PROGRESS = 1800.0
 MAX_ERROR_CHARACTERS = 300
+PRODUCING = ".producing"
 TOKENIZER_RECORD = "tokenizer.sha256"
+TOKENIZER_RECORD_LINE = re.compile(r"([0-9a-f]{64})  ([^\0\n]+)\n?")
+# With these, or with those that change the direction of writing, a file that somebody else wrote
+# could write anywhere on the terminal.
+CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 
 
 class DataError(Exception):
@@ -50,9 +67,9 @@ class DataError(Exception):
 
 
 class StoppedEarlyError(Exception):
-    """An end before the data set is complete that is no fault.
+    """An end before the data set is complete that is not a fault.
 
-    Its text goes on after "the producer ".
+    Its text continues "its producer ".
     """
 
 
@@ -68,26 +85,42 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see --help\n")
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        wanted = unknown[1].replace("_", "-") if unknown else ""
+        near = difflib.get_close_matches(wanted, self._option_string_actions, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "see --help"
+        self.exit(2, f"error: {one_line(message)}; {remedy}\n")
 
 
 def missing_package(error: ImportError) -> str:
     """One line on a package that is not there."""
-    root = Path(__file__).resolve().parent.parent
-    pip = shlex.join([sys.executable, "-m", "pip", "install", "-r", str(root / "requirements.txt")])
-    venv = root / ".venv" / "bin" / "python"
+    pip = shlex.join([sys.executable, "-m", "pip", "install", "-r", str(ROOT / "requirements.txt")])
+    venv = ROOT / ".venv" / "bin" / "python"
     other = f"; or use {venv}" if venv.exists() and str(venv) != sys.executable else ""
     return f"error: {error}; install what is needed: {pip}{other}"
 
 
+def escaped(text: str) -> str:
+    """The text with escapes for control characters; line ends and tabs stay."""
+    return CONTROL_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: object) -> str:
+    """The text as one line."""
+    return escaped(" ".join(str(text).split()))
+
+
 class Console(io.TextIOWrapper):
-    """Prints with escapes what cannot be shown (a path that is not UTF-8); where it is full, closed
-    or gone, its text is lost and nothing else.
+    """Prints escapes in place of what cannot be shown (a path that is not UTF-8) and of control
+    characters. If the console is full, closed or gone, only the text is lost.
     """
 
     def write(self, text: str) -> int:
+        # Our own lines may begin or end with a carriage return: they are rewritten in place.
+        begin = len(text) - len(text.lstrip("\r"))
+        end = max(begin, len(text.rstrip("\r")))
         with suppress(OSError):
-            super().write(text)
+            super().write(text[:begin] + escaped(text[begin:end]) + text[end:])
         return len(text)
 
     def flush(self) -> None:
@@ -108,20 +141,30 @@ def run_tool(main: Callable[[], int | None]) -> NoReturn:
 
 
 def command_of(script: str) -> str:
-    """A script of the repository and the Python that runs this one, to be pasted here.
+    """The command that runs a script of the repository, ready to paste in the current folder.
 
-    A `python3` of the path may be another one, without the packages.
+    It names the Python that runs this tool: `python3` may be another one, without the packages.
     """
-    root = Path(__file__).resolve().parent.parent
     here = Path.cwd()
-    words = [Path(sys.executable), root / script]
+    words = [Path(sys.executable), ROOT / script]
     return shlex.join(
         str(word.relative_to(here) if word.is_relative_to(here) else word) for word in words
     )
 
 
+def command_again(script: str, words: list[str], *variables: str) -> str:
+    """The command that runs a tool of data/ again, with these words and with the environment
+    variables of these names. It can be pasted in any folder.
+    """
+    settings = [
+        f"{name}={shlex.quote(os.environ[name])} " for name in variables if name in os.environ
+    ]
+    command = shlex.join([sys.executable, str(ROOT / script), *words])
+    return f"cd {shlex.quote(os.getcwd())} && {''.join(settings)}{command}"
+
+
 def to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
-    """The settings for the trainer, to be pasted."""
+    """The settings for the trainer, ready to paste."""
     paths = f"DATA_PATH={shlex.quote(str(folder))} TOKENIZER_PATH={shlex.quote(str(tokenizer))}"
     return f"to train: {paths} VOCAB_SIZE={vocab_size}"
 
@@ -156,6 +199,38 @@ def write_atomic(path: Path, *chunks: bytes | np.ndarray, sync: bool = True) -> 
     return digest.hexdigest()
 
 
+def open_file(path: str | Path) -> BinaryIO:
+    """A regular file, opened to be read. Raises DataError for a pipe, a device or a folder, which
+    could be waited for, or read, without an end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise DataError(f"{path}: not a regular file; remove it, or name a file")
+
+
+def read_file(path: str | Path) -> bytes:
+    with open_file(path) as handle:
+        return handle.read()
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no file.
+
+    Raises DataError, with this remedy, for anything else.
+    """
+    try:
+        value = json.loads(read_file(path))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: damaged ({one_line(error)}); {remedy}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: damaged (not a JSON object); {remedy}")
+    return value
+
+
 def write_json(path: Path, value: dict[str, Any], *, sync: bool = True) -> None:
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode(), sync=sync)
 
@@ -164,15 +239,32 @@ def write_json(path: Path, value: dict[str, Any], *, sync: bool = True) -> None:
 
 
 def record_tokenizer(folder: Path, tokenizer: Path) -> None:
-    """Note in a data set's folder which tokenizer made it: one of the folder tokenizers/."""
-    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    """Note in a data set's folder which tokenizer of the folder tokenizers/ made it."""
+    digest = hashlib.sha256(read_file(tokenizer)).hexdigest()
     line = f"{digest}  ../../tokenizers/{tokenizer.name}\n"
     write_atomic(folder / TOKENIZER_RECORD, os.fsencode(line))
 
 
+def recorded_tokenizer(folder: Path) -> tuple[str, str]:
+    """(SHA-256, path) of the tokenizer that made a data set's shards, empty if that is not
+    recorded. Raises DataError if the record is damaged.
+    """
+    path = folder / TOKENIZER_RECORD
+    try:
+        text = read_file(path).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return "", ""
+    if found := TOKENIZER_RECORD_LINE.fullmatch(text):
+        return found[1], found[2]
+    raise DataError(
+        f"{path}: {text[:40]!r} is not a line that sha256sum writes; "
+        "run the command that made this data set again: it writes the file anew"
+    )
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other producer out of a data set's folder.
+    """Keep all other producers out of a data set's folder.
 
     The lock ends with its process, however that ends.
     Raises DataError where another one is at work there.
@@ -187,11 +279,11 @@ def locked(folder: Path) -> Iterator[None]:
                 if isinstance(error, BlockingIOError):
                     raise DataError(
                         f"{folder}: another process is making shards in it ({path} is locked); "
-                        "wait for its end, or end it"
+                        "wait until it has ended, or end it"
                     ) from None
             if not is_open_at(handle.fileno(), path):
-                # Who had the lock before us has removed the file:
-                # whoever comes next would lock another.
+                # The process that had the lock has removed the file:
+                # the next process would lock another file.
                 continue
             try:
                 yield
@@ -208,12 +300,16 @@ def is_open_at(descriptor: int, path: Path) -> bool:
 
 
 class Producer:
-    """Keeps <folder>/.producing fresh while the work in its `with` block lasts,
-    and tells there how it ended.
+    """Keeps <folder>/.producing fresh during the work in its `with` block.
+
+    If that makes the complete set, the file is removed; else it tells how the work ended.
     """
 
-    def __init__(self, folder: Path, *, shards_promised: int | None = None) -> None:
-        self.path, self.shards_promised, self.progress = folder / ".producing", shards_promised, 0
+    def __init__(self, folder: Path, command: str, *, shards_promised: int | None = None) -> None:
+        """`command`: makes the rest of the set if this work ends early."""
+        self.path, self.command = folder / PRODUCING, command
+        self.shards_promised, self.val_complete = shards_promised, False
+        self.done, self.writes, self.lock = 0, 0, threading.Lock()
         self.news, self.over = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.keep_fresh, name="producing", daemon=True)
 
@@ -223,27 +319,36 @@ class Producer:
         For one thread; it takes a microsecond.
         """
         if amount:
-            self.progress += amount
+            self.done += amount
             self.news.set()
 
+    def complete_val(self) -> None:
+        """Note that tokenizer and validation split are complete: training may begin."""
+        self.val_complete = True
+        self.write()
+
     def write(self, **more: str) -> None:
-        # Not synced to disk: what a dead machine leaves behind is out of date in any case.
-        write_json(
-            self.path,
-            {
+        with self.lock:  # two threads would write to one temporary file
+            self.writes += 1
+            state = {
+                "command": self.command,
                 "pid": os.getpid(),
-                "time": time.time(),
+                "progress": self.done + self.writes,
                 "shards_promised": self.shards_promised,
-                "progress": self.progress,
-                **more,
-            },
-            sync=False,
-        )
+                "val_complete": self.val_complete,
+            }
+            # Not synced to disk: after a crash of the machine it is out of date in any case.
+            write_json(self.path, state | more, sync=False)
 
     def keep_fresh(self) -> None:
+        done, since = self.done, time.monotonic()
         while not self.over.wait(PROGRESS_NEWS_SECONDS):
             self.news.wait(max(0, HEARTBEAT_SECONDS - PROGRESS_NEWS_SECONDS))
             self.news.clear()
+            if self.done != done:
+                done, since = self.done, time.monotonic()
+            if time.monotonic() - since > MAX_SECONDS_WITHOUT_PROGRESS:
+                continue
             with suppress(OSError):  # a full disk ends the work itself, with its own message
                 self.write()
 
@@ -272,13 +377,15 @@ class Producer:
 
 
 def last_words(error: BaseException) -> str:
-    """How a producer ended, as one line that goes on after "the producer "."""
-    text = " ".join(str(error).split())
+    """How a producer ended, in one line."""
+    text = one_line(error)
     if isinstance(error, KeyboardInterrupt):
-        return "was interrupted"
-    if not isinstance(error, (StoppedEarlyError, DataError)):
-        text = f"{type(error).__name__}: {text}"
-    words = text if isinstance(error, StoppedEarlyError) else f"failed: {text}"
+        text = "was interrupted"
+    elif isinstance(error, DataError):
+        text = f"failed: {text}"
+    elif not isinstance(error, StoppedEarlyError):
+        text = f"failed: {type(error).__name__}: {text}"
+    words = f"its producer {text}"
     if len(words) <= MAX_ERROR_CHARACTERS:
         return words
     return words[: MAX_ERROR_CHARACTERS - 3] + "..."

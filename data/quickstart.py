@@ -1,14 +1,17 @@
 """Train a small model on real text, without a network:
-Python's own sources, from files to bits per byte.
+Python's own sources, from files to bits per byte and a few lines of text that the model writes.
 
     python3 data/quickstart.py                    corpus, tokenizer, shards, training in one process
     python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
-    python3 data/quickstart.py --prepare-only     stop before training, and say what to set for it
+    python3 data/quickstart.py --prepare-only     stop before training, and print what to set for it
     ITERATIONS=2000 python3 data/quickstart.py    with any setting of train_gpt.py
 
-The corpus is the standard library of the Python that runs this script, one document a file. It is
+The corpus is the standard library of the Python that runs this script, one document per file. It is
 built once, under data/datasets/ and data/tokenizers/, and built again when Python, the recipe below
-or a built file has changed.
+or one of the built files has changed.
+
+Each process gets as many threads as there are free cores for it when the script starts: more
+threads than free cores make a step several times slower. OMP_NUM_THREADS sets another number.
 """
 
 from __future__ import annotations
@@ -31,24 +34,27 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import launching
 import producer
 import tokenize_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP_NAME = "quickstart.json"
 TRAINER_SAYS = "train_gpt.py: "  # before its last words, on stderr
+GOES_ON = "RESUME=auto goes on"  # in those of a training that can be resumed
 LEFT_OUT = {
     "test",
     "tests",
     "idle_test",
     "lib2to3",
+    "pydoc_data",  # one generated file of half a megabyte
     "site-packages",
     "dist-packages",
     "__pycache__",
 }
 
-# About 75 s of training on 2 CPU cores. Without a clock, its result repeats;
-# compiling would take longer than it saves.
+# About 75 s of training on 2 CPU cores. Its length does not depend on a clock, so that the same
+# number of threads gives the same result. Compiling would take longer than it saves.
 SETTINGS = {
     "RUN_ID": "quickstart",
     "SEED": "1337",
@@ -65,8 +71,11 @@ SETTINGS = {
     "ITERATIONS": "500",
     "WARMUP_STEPS": "0",
     "WARMDOWN_ITERS": "400",
+    "MATRIX_LR": "0.01",  # the challenge's rates are for batches 256 times as large
+    "SCALAR_LR": "0.01",
+    "TIED_EMBED_LR": "0.01",
     "MAX_WALLCLOCK_SECONDS": "0",
-    "VAL_LOSS_EVERY": "250",
+    "VAL_LOSS_EVERY": "125",
     "VAL_BATCH_SIZE": "16384",
     "TRAIN_LOG_EVERY": "50",
     "TORCH_COMPILE": "0",
@@ -75,7 +84,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the data set is made by; any change builds it again."""
+    """How the data set is made. After any change it is built again."""
 
     vocab_size: int = 1024
     shard_tokens: int = 1_000_000
@@ -83,7 +92,7 @@ class Recipe:
     max_val_document_bytes: int = 64_000  # a large file in a small split would weigh too much
     min_bytes: int = 4_000_000
     seed: int = 1337
-    version: int = 2  # to be raised when this script makes other data of the same sources
+    version: int = 3  # to be raised when this script makes other data of the same sources
 
 
 # === CORPUS, TOKENIZER, SHARDS ====================================================================
@@ -115,7 +124,7 @@ def split_documents(sources: dict[str, bytes], recipe: Recipe) -> tuple[list[str
             f"the library of {sys.executable} has {len(names)} source files of {total:,} "
             f"characters, {recipe.min_bytes:,} are needed; use a Python that has its sources"
         )
-    # The order hangs on name and seed alone: no file that comes or goes moves the others.
+    # The order depends on name and seed only: a file that comes or goes does not move the others.
     ranked = sorted(
         names, key=lambda text: hashlib.sha256(f"{recipe.seed}/{names[text]}".encode()).digest()
     )
@@ -158,8 +167,8 @@ def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 
         "python": sys.version,
         "sources": tokenize_docs.sha256(digests.encode()),
     }
-    with contextlib.suppress(OSError, ValueError):  # raised where nothing whole is there
-        if json.loads((folder / STAMP_NAME).read_bytes()) == stamp(folder, tokenizer, wanted):
+    with contextlib.suppress(OSError, producer.DataError):  # if nothing complete is there
+        if producer.read_json(folder / STAMP_NAME, "") == stamp(folder, tokenizer, wanted):
             print(f"data:      {folder} is up to date", flush=True)
             return False
     for path in (folder.parent, tokenizer.parent):
@@ -199,7 +208,7 @@ def build(
     )
     started = time.monotonic()
     source = tokenize_docs.Source((str(documents),), len(val))
-    # Code lives by its line ends and indentation, so nothing is normalised away.
+    # Code needs its line ends and indentation, so nothing is normalised.
     tokenize_docs.write_atomic(
         tokenizer, tokenize_docs.train_tokenizer(source, recipe.vocab_size, "identity")
     )
@@ -226,11 +235,50 @@ def build(
 # === TRAINING =====================================================================================
 
 
-def launch_environment(ranks: int, environment: dict[str, str]) -> dict[str, str]:
-    """The whole environment of the training; what the user has set goes before what is set here."""
-    # torchrun itself would give each of several processes one.
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    return {**SETTINGS, **({"OMP_NUM_THREADS": threads} if ranks > 1 else {}), **environment}
+def busy_and_idle() -> tuple[int, int] | None:
+    """Clock ticks of all cores together, (busy, idle); None if the system does not tell."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, idle, waiting, *others = map(int, file.readline().split()[1:9])
+        return user + nice + system + sum(others), idle + waiting
+    return None
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: by its affinity, and by its container's limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cores = min(cores, int(quota) // int(period))
+    return max(1, cores or 1)
+
+
+def free_cores(seconds: float = 0.5) -> float:
+    """How many cores are idle now."""
+    cores, before = usable_cores(), busy_and_idle()
+    if before is None:
+        return max(0.0, cores - os.getloadavg()[0])
+    time.sleep(seconds)
+    busy, idle = (after - then for after, then in zip(busy_and_idle(), before, strict=True))
+    return cores * idle / max(1, busy + idle)
+
+
+def launch_environment(ranks: int, free: float, environment: dict[str, str]) -> dict[str, str]:
+    """The whole environment of the training; what the user has set takes precedence.
+
+    `free`: cores that are free for it.
+    """
+    threads = str(max(1, round(free) // ranks))
+    return {**SETTINGS, "OMP_NUM_THREADS": threads, **environment}
+
+
+def say_threads(ranks: int, free: float, environment: dict[str, str]) -> None:
+    """How many threads training gets, and why."""
+    threads = environment["OMP_NUM_THREADS"]
+    why = f"{free:.1f} of {usable_cores()} cores are free; OMP_NUM_THREADS sets another number"
+    if "OMP_NUM_THREADS" in os.environ:
+        why = "OMP_NUM_THREADS is set"
+    whose = "in each process" if ranks > 1 else "in one process"
+    print(f"threads:   {threads} {whose} ({why})", flush=True)
 
 
 def trainer_settings(environment: dict[str, str]) -> list[str]:
@@ -255,7 +303,7 @@ def trainer_settings(environment: dict[str, str]) -> list[str]:
 
 
 def command_line(command: list[str], environment: dict[str, str], names: list[str]) -> str:
-    """The command with its settings, quoted to be pasted into a fresh shell."""
+    """The command with its settings, ready to paste into a fresh shell."""
     shown = [
         name
         for name in dict.fromkeys([*SETTINGS, "OMP_NUM_THREADS", *names])
@@ -265,53 +313,64 @@ def command_line(command: list[str], environment: dict[str, str], names: list[st
     return f"cd {shlex.quote(str(ROOT))} && {settings} {shlex.join(command)}"
 
 
-def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Run the training; once it has ended, its exit code, or 130 when interrupted,
-    and the trainer's last words about its end, empty where it left none.
-    """
-    # In a session of its own torchrun gets one signal and not the terminal's too: at a second one
-    # it would leave its workers behind. It answers a signal with a traceback, which is held back.
-    child = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-        errors="replace",
-    )
-    interrupted = threading.Event()
-    words = ""
+class Training:
+    """A running training. What it writes to stderr is shown, without torchrun's own report."""
 
-    def forward_errors() -> None:
-        nonlocal words
-        for line in child.stderr:
-            if line.startswith(TRAINER_SAYS):
-                words = line.removeprefix(TRAINER_SAYS).strip()
-            if not interrupted.is_set():
-                print(line, end="", file=sys.stderr, flush=True)
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        # In a session of its own torchrun gets Ctrl-C only from us, once: at a second signal it
+        # would leave its workers behind.
+        self.child = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        self.report, self.interrupted = launching.Report(), threading.Event()
+        self.goes_on = ""  # the trainer's word on how to resume it, which we say in our own words
+        self.spoke = False  # the trainer said why it ended
+        self.forwarder = threading.Thread(target=self.forward_errors, daemon=True)
+        self.forwarder.start()
 
-    forwarder = threading.Thread(target=forward_errors, daemon=True)
-    forwarder.start()
-    try:
-        code = child.wait()
-        forwarder.join(timeout=5)
-        return code, words
-    except KeyboardInterrupt:
+    def forward_errors(self) -> None:
+        for line in self.child.stderr:
+            for shown in self.report.shown(line):
+                self.show(shown)
+        for shown in self.report.rest():
+            self.show(shown)
+
+    def show(self, line: str) -> None:
+        self.spoke = self.spoke or line.startswith(TRAINER_SAYS)
+        if line.startswith(TRAINER_SAYS) and GOES_ON in line:
+            self.goes_on = line.removeprefix(TRAINER_SAYS).strip()
+        elif not self.interrupted.is_set():
+            print(line, end="", file=sys.stderr, flush=True)
+
+    def wait(self) -> int:
+        """Its exit code once it has ended; 130 when we were interrupted."""
+        try:
+            code = self.child.wait()
+        except KeyboardInterrupt:
+            self.stop()
+            code = 130
+        self.forwarder.join(timeout=5)
+        return code
+
+    def stop(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        interrupted.set()
+        self.interrupted.set()
         print("\ninterrupted; waiting for the training to end", flush=True)
-        child.terminate()
+        self.child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=60)
-        child.kill()
-        forwarder.join(timeout=5)
-        return 130, words
+            self.child.wait(timeout=60)
+        self.child.kill()
 
 
 def own_command(settings: dict[str, str], ranks: int) -> str:
-    """This script's command, with settings in front, to be pasted."""
+    """This script's command with settings in front, ready to paste."""
     words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
     words.append(producer.command_of("data/quickstart.py"))
     if ranks > 1:
@@ -346,27 +405,68 @@ def report(log: Path, artifact: Path, following: str) -> None:
     )
 
 
-def train(ranks: int) -> int:
-    environment = launch_environment(ranks, dict(os.environ))
+def say_end(code: int, training: Training, again: str, log: Path, has_log: bool) -> None:
+    """Why a training ended early, on stderr, as the last line.
+
+    `again`: the command that goes on.
+    """
+    if training.goes_on:
+        short = f"this command with RUN_ID={log.stem} RESUME=auto"
+        print(training.goes_on.replace(short, again), file=sys.stderr)
+    elif code == 130:
+        print("interrupted before the training could save anything", file=sys.stderr)
+    elif training.report.unsaid() or not training.spoke:  # else it has said why
+        why = training.report.unsaid()
+        words = f"the training ended with exit code {code}" + (f" ({why})" if why else "")
+        words += f"; its log is {log}" if has_log else "; it wrote no log"
+        print(f"error: {words}", file=sys.stderr)
+
+
+def modified(path: Path) -> int:
+    """When a file was written last, in nanoseconds; 0 if it is not there."""
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def write_sample(environment: dict[str, str]) -> None:
+    """Print a few lines of text that the model writes."""
+    script = ROOT / "logs" / "sample.py"
+    command = [sys.executable, str(script), "--file", "final_model.int8.ptz", "--length", "120"]
+    command += ["--log", f"logs/{environment['RUN_ID']}.txt", "--prompt", "def "]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode:
+        print(f"no sample: {producer.one_line(done.stderr)}", file=sys.stderr)
+        return
+    print("sample:")
+    for line in done.stdout.rstrip().splitlines()[:12]:
+        print(f"    {line}", flush=True)
+
+
+def train(ranks: int, free: float) -> int:
+    environment = launch_environment(ranks, free, dict(os.environ))
     command = [
         sys.executable,
         *f"-m torch.distributed.run --standalone --nproc_per_node={ranks} train_gpt.py".split(),
     ]
     names = trainer_settings(environment)
+    say_threads(ranks, free, environment)
     print(f"training:  {command_line(command, environment, names)}", flush=True)
-    code, words = run(command, environment)
-    mine = {name: environment[name] for name in names if environment[name] != SETTINGS.get(name)}
     log = ROOT / "logs" / f"{environment['RUN_ID']}.txt"
+    before = modified(log)
+    training = Training(command, environment)
+    code = training.wait()
+    mine = {name: environment[name] for name in names if environment[name] != SETTINGS.get(name)}
     if code == 0:
         following = own_command({**mine, "ITERATIONS": "2000"}, ranks)
+        write_sample(environment)
         report(log, ROOT / "final_model.int8.ptz", following)
-    elif code == 130:
-        again = own_command({**mine, "RESUME": "auto"}, ranks)
-        short = f"this command with RUN_ID={environment['RUN_ID']} RESUME=auto"
-        words = words or "interrupted before the training could save anything"
-        print(words.replace(short, again), file=sys.stderr)
-    else:
-        print(f"error: the training ended with exit code {code}; its log is {log}", file=sys.stderr)
+        return 0
+    # With as many threads as before: another number adds up in another order.
+    threads = {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}
+    again = own_command({**mine, **threads, "RESUME": "auto"}, ranks)
+    has_log = modified(log) not in (0, before)  # else it is an earlier run's
+    say_end(code, training, again, log, has_log)
     return code
 
 
@@ -382,17 +482,18 @@ def main() -> int:
     if not options.prepare_only and importlib.util.find_spec("torch") is None:
         sys.exit(producer.missing_package(ImportError("No module named 'torch'")))
     try:
+        free = 0.0 if options.prepare_only else free_cores()  # before there is work of our own
         prepare(
             ROOT / "data", Path(sysconfig.get_path("stdlib")), workers=min(4, os.cpu_count() or 1)
         )
         if not options.prepare_only:
-            return train(options.ranks)
+            return train(options.ranks, free)
         paths = [ROOT / SETTINGS[name] for name in ("DATA_PATH", "TOKENIZER_PATH")]
         print(producer.to_train(*paths, SETTINGS["VOCAB_SIZE"]))
         print(producer.before_what())
         return 0
     except (tokenize_docs.DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {producer.one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,16 +1,24 @@
 """Turn documents into a tokenizer and training shards.
 
-    python3 data/tokenize_docs.py docs_selected.jsonl --vocab-size 1024 --num-val-docs 50000
+    python3 data/tokenize_docs.py notes/*.txt --name notes --num-val-docs 20
     python3 data/tokenize_docs.py notes/*.txt --name notes --num-val-docs 20 --bytes
-    python3 data/tokenize_docs.py docs_selected.jsonl --name mine --model my_bpe.model
-    python3 data/tokenize_docs.py docs_selected.jsonl --live -- \\
-        torchrun --nproc_per_node=8 train_gpt.py
+    python3 data/tokenize_docs.py docs.jsonl --name mine --model my_bpe.model
+    python3 data/tokenize_docs.py docs.jsonl --live -- torchrun --nproc_per_node=8 train_gpt.py
+    # the challenge's documents, normalised as the challenge does it
+    python3 data/tokenize_docs.py data/docs_selected.jsonl --normalization nmt_nfkc
 
-Input: .jsonl files with one {"text": ...} a line; any other file is UTF-8 text and one document,
-but a single text file is cut into documents, behind blank lines (or lines, where none is blank).
+Input: .jsonl files with one {"text": ...} per line. Any other file is UTF-8 text and one document,
+but a single text file is cut into documents after its blank lines, or by size if it has none.
 Files named .json, .csv, .tsv, .parquet, .gz or .zip are refused.
 The first --num-val-docs documents are the validation split. Tokenizers are trained on the others
-only, and a later document that repeats a validation document is left out. Output, under --out:
+only, and a later document that repeats a validation document is left out.
+
+The tokens of a document can be decoded to its exact text: spaces, tabs and line ends stay.
+--normalization nmt_nfkc changes text first, as the published tokenizers do: runs of white space,
+line ends and tabs become one space, and some characters become others. Bits per byte are then those
+of the changed text.
+
+Output, under --out:
 
     tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json)
     datasets/<name>_sp<vocabulary>/ (or <name>_byte260/):
@@ -18,15 +26,16 @@ only, and a later document that repeats a validation document is left out. Outpu
     manifest.json: tokenizers and data sets, with counts and hashes
 
 Shard k of a split holds its tokens [k * shard_tokens, (k + 1) * shard_tokens), so its content
-depends on nothing but its number. The same command, run again, goes on after the last complete
-shard.
+depends only on its number. If the command was stopped, run it again: it goes on after the last
+complete shard.
 
-Training may run meanwhile: the file .producing in the data set's folder (see producer.py) tells it
-to wait for what is to come. --live makes that short: small shards, half of the cores. A command
-after -- is started with DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE set as soon as the validation
-split and a training shard are there; torchrun, python3 and a script alone are run by the Python
-that runs this. The exit code is the command's. Where it ends first, no more shards are made; an
-interrupt, a fault or a death (kill -9) here ends both.
+Training may run at the same time: the file .producing in the data set's folder (see producer.py)
+tells it to wait for more shards. --live is made for that: small shards, half of the cores. The
+command after -- starts with DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE set, as soon as the validation
+split and a training shard are complete. torchrun, python3 or a script alone is run by the Python
+that runs this tool, and torchrun's own report of a failure is left out. The exit code is that of
+the command. If the command ends first, no more shards are made. If this tool is interrupted, fails
+or is killed (kill -9), the command ends, too.
 """
 
 from __future__ import annotations
@@ -54,14 +63,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from launching import starts_torchrun
 from producer import (
+    PRODUCING,
     DataError,
     Parser,
     Producer,
     StoppedEarlyError,
     before_what,
+    command_again,
     locked,
     missing_package,
+    one_line,
+    open_file,
+    read_file,
+    read_json,
     record_tokenizer,
     run_tool,
     to_train,
@@ -91,6 +107,7 @@ CUT_HERE = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a lone space between letters
 SENTENCE_CHARACTERS = 4000
 PROGRESS_SECONDS = 10.0
 SHARD_TOKENS = 100_000_000
+LAUNCHER = re.compile(r"torchrun|accelerate|python[\d.]*")
 ROW_TOKENS = 1024  # the trainer's default TRAIN_SEQ_LEN
 # A second or two of work for one core, so that training begins soon;
 # more than a step of 524,288 tokens, and each of many thousands of files still holds 2 MB.
@@ -102,14 +119,6 @@ LIVE_SHARD_TOKENS = 1_000_000
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty where there is no file."""
-    try:
-        return json.loads(path.read_bytes()) if path.exists() else {}
-    except ValueError as error:
-        raise DataError(f"{path}: damaged ({error}); remove it and run again") from None
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> str:
@@ -135,7 +144,7 @@ LINE_FORM = 'each line must be an object like {"text": "..."}; plain text is to 
 
 
 class Block(NamedTuple):
-    """Some documents of a file; the first four fields say where reading can start again."""
+    """Some documents of a file. The first four fields say where reading can start again."""
 
     number: int  # of its first document in the whole input, from 0
     file: int  # index of its file
@@ -174,7 +183,7 @@ class Block(NamedTuple):
 
 
 def passages(handle: BinaryIO) -> Iterator[bytes]:
-    """A single text file as documents; from the beginning of any of them on, the same ones."""
+    """A single text file as documents; reading may start at any of them and gives the same ones."""
     data, start, more = b"", 0, b"-"
     while more:
         more = handle.read(BLOCK_BYTES)
@@ -186,7 +195,7 @@ def passages(handle: BinaryIO) -> Iterator[bytes]:
 
 
 def passage_end(data: bytes, start: int) -> int:
-    """Behind the next blank lines; where none come soon, behind a line, a word or a character."""
+    """After the next blank lines; if there are none near, after a line, a word or a character."""
     limit = start + PASSAGE_BYTES
     if blank := BLANK_LINES.search(data, start, limit):
         return blank.end()
@@ -208,7 +217,7 @@ class Source:
     num_val_docs: int
 
     def documents(self, handle: BinaryIO, path: str) -> Iterator[bytes]:
-        """The documents from where the handle stands on, none longer than it may be and a byte."""
+        """The documents from the handle's position on; each has at most one byte too many."""
         if path.endswith(".jsonl"):
             return iter(lambda: handle.readline(MAX_DOCUMENT_BYTES + 1), b"")
         if len(self.files) == 1:
@@ -225,7 +234,7 @@ class Source:
         for index in range(file, len(self.files)):
             path = self.files[index]
             block, size = Block(number, index, offset, line, path, []), 0
-            with open(path, "rb") as handle:
+            with open_file(path) as handle:
                 handle.seek(offset)
                 for document in self.documents(handle, path):
                     block.documents.append(document)
@@ -243,12 +252,12 @@ class Source:
             number, offset, line = block.number + len(block.documents), 0, 1
 
     def how_cut(self) -> str:
-        """In words, how a single text file becomes documents; empty for other input."""
+        """How a single text file becomes documents, in words; empty for other input."""
         path = self.files[0]
         if len(self.files) > 1 or path.endswith(".jsonl"):
             return ""
         lines = documents = at_blank_lines = 0
-        with open(path, "rb") as handle:
+        with open_file(path) as handle:
             for passage in passages(handle):
                 lines += passage.count(b"\n")
                 documents += 1
@@ -263,7 +272,7 @@ class Source:
         return f"{path}: {lines:,} lines became {documents:,} documents: split {how}"
 
     def first_tenth(self) -> int:
-        """How many of the first documents have together at most a tenth of the input's bytes."""
+        """How many of the first documents together have at most a tenth of the input's bytes."""
         count, left = 0, sum(map(os.path.getsize, self.files)) / 10
         for block in self.blocks():
             for document in block.documents:
@@ -304,15 +313,15 @@ class Tokenizer:
         try:
             if path.suffix != ".json":
                 # Its own reading of the file takes no path that is not UTF-8.
-                self.processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+                self.processor = sentencepiece.SentencePieceProcessor(model_proto=read_file(path))
                 self.kind, self.vocab_size = "sentencepiece_bpe", self.processor.vocab_size()
                 self.bos_id = self.processor.bos_id()
-            elif json.loads(path.read_bytes()) != BYTE_TOKENIZER:
+            elif json.loads(read_file(path)) != BYTE_TOKENIZER:
                 raise ValueError(f"a byte tokenizer is {json.dumps(BYTE_TOKENIZER)}")
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}; give a SentencePiece .model") from None
-        except (ValueError, RuntimeError) as error:
-            reason = error if isinstance(error, ValueError) else "nothing of SentencePiece's"
+        except (ValueError, RuntimeError) as error:  # a RecursionError is a RuntimeError
+            reason = error if isinstance(error, ValueError) else "no SentencePiece model"
             raise DataError(
                 f"{path}: not a usable tokenizer ({reason}); give a SentencePiece .model"
             ) from None
@@ -323,6 +332,17 @@ class Tokenizer:
             )
 
         self.can_cut = self.processor is not None and has_words(self.processor)
+
+    def changes_text(self) -> str:
+        """What its normaliser changes, in words; empty if nothing."""
+        probe = " a  b\tc\n\nd\r\n\u00a0e\ufb01 "
+        if not self.processor or self.processor.normalize(probe).replace(SPACE, " ") == probe:
+            return ""
+        return (
+            "its normaliser changes text before it is tokenised: runs of white space, line ends "
+            "and tabs become one space, and some characters become others; "
+            "bits per byte are those of the changed text (--normalization identity changes nothing)"
+        )
 
     def encode_block(self, block: Block) -> tuple[np.ndarray, list[int], list[bytes]]:
         """The uint16 tokens of all its documents, each begun by BOS,
@@ -343,12 +363,12 @@ class Tokenizer:
             ids[0] = self.bos_id
             return ids
         end = self.cut(text, 0)
-        # As lists, or of many documents a call, it would hold other threads up.
+        # Lists, or many documents per call, would make other threads wait.
         ids = self.processor.encode(text[:end], add_bos=True, out_type="numpy")
         parts = [ids.astype(np.uint16)]
         while end < len(text):
             start, end = end, self.cut(text, end)
-            # Behind a letter the space is not at the start of a text, where it may be dropped.
+            # After a letter a space is kept; at the start of a text it may be dropped.
             ids = self.processor.encode("a" + text[start:end], out_type="numpy")
             parts.append(ids[len(self.processor.encode("a")) :].astype(np.uint16))
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -382,7 +402,7 @@ def training_sentences(source: Source, sample_bytes: int) -> Iterator[str]:
     threshold = sample_bytes / max(1, sum(os.path.getsize(path) for path in source.files)) * 2**32
     for block in source.blocks():
         for index in range(len(block.documents)):
-            # The choice hangs on the number alone: a repeated command trains the same tokenizer.
+            # The choice depends only on the number: a repeated command trains the same tokenizer.
             if zlib.crc32(b"%d" % (block.number + index)) >= threshold:
                 continue
             text, digest = block.parse(index)
@@ -400,15 +420,16 @@ def train_tokenizer(
 ) -> bytes:
     """Train a SentencePiece BPE model on the training documents; returns the model file's bytes.
 
-    "identity" keeps every character, runs of spaces too; "nmt_nfkc" joins them, as the published
-    tokenizers do. Raises DataError where the documents cannot carry such a vocabulary.
+    "identity" keeps every character, white space too. "nmt_nfkc" changes text, as the published
+    tokenizers do: see Tokenizer.changes_text. Raises DataError if the documents are too small for
+    such a vocabulary.
     """
     model = io.BytesIO()
     lossless = normalization == "identity"
     faults: list[BaseException] = []
 
     def sentences() -> Iterator[str]:
-        # What this raises, the trainer turns into a RuntimeError with a traceback in its text.
+        # SentencePiece turns what this raises into a RuntimeError with a traceback in its text.
         try:
             yield from training_sentences(source, sample_bytes)
         except (DataError, OSError, KeyboardInterrupt) as fault:
@@ -445,7 +466,7 @@ def train_tokenizer(
         remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
         remedy = f"set --vocab-size {least[1]} or more, or " if least else remedy
         refusal = DataError(
-            f"{source.files[0]}: these documents cannot carry a vocabulary of {vocab_size} "
+            f"{source.files[0]}: these documents are too small for a vocabulary of {vocab_size} "
             f"({reason.partition('.')[0]}); {remedy}give more text, or --bytes"
         )
         raise (faults[0] if faults else refusal) from None
@@ -480,20 +501,41 @@ def encode_in_order(
 
 
 def new_state(settings: dict[str, Any]) -> dict[str, Any]:
-    """What export.json holds: an export as of its last complete shard."""
+    """The content of export.json: the state of an export after its last complete shard."""
     return {
         "settings": settings,
         "tokenizer_sha256": "",
         "complete": False,
-        # The next document, and its tokens that complete shards hold.
+        # The next document, and how many of its tokens are in complete shards.
         "place": [0, 0, 0, 1],
         "tokens_done": 0,
         "shards": {"val": {}, "train": {}},  # split -> file name -> tokens and sha256
         "tokens": {"val": 0, "train": 0},
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
-        # Chained over the documents, so that it can go on.
+        # Chained over the documents, so that it can be continued.
         "docs_sha256": {"val": "", "train": ""},
     }
+
+
+def is_state(state: dict[str, Any]) -> bool:
+    """Has this object, read from export.json, the form of new_state?"""
+    form = new_state({})
+    if any(type(state.get(key)) is not type(value) for key, value in form.items()):
+        return False
+    place, shards = state["place"], state["shards"]
+    if len(place) != 4 or any(type(number) is not int for number in place):
+        return False
+    for key in ("shards", "tokens", "docs", "docs_sha256"):
+        of_key = form[key].items()
+        if any(type(state[key].get(name)) is not type(value) for name, value in of_key):
+            return False
+    every = [shard for split in ("val", "train") for shard in shards[split].values()]
+    return all(isinstance(shard, dict) and type(shard.get("tokens")) is int for shard in every)
+
+
+def val_is_complete(state: dict[str, Any], source: Source) -> bool:
+    """Are all shards of the validation split written? The place is behind it then."""
+    return state["complete"] or state["place"][0] >= source.num_val_docs
 
 
 class ShardWriter:
@@ -570,7 +612,7 @@ def export_documents(
             done = 0
     if not state["docs"]["train"]:
         raise DataError(
-            f"{source.files[0]}: all training documents repeat validation documents; give others"
+            f"{source.files[0]}: all training documents repeat validation documents; add others"
         )
     state["complete"] = True
     writer.flush("train", [0, 0, 0, 1])
@@ -580,7 +622,7 @@ def export_documents(
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that asks for an end."""
+    """A signal that asks the tool to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -588,10 +630,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Command:
-    """The words after --, run beside the export; without words, nothing ever happens here."""
+    """The command after --, which runs beside the export. Without one, nothing happens here."""
 
     def __init__(self, words: list[str]) -> None:
-        self.words, self.process, self.guard = words, None, None
+        self.words, self.process, self.guard, self.filter = words, None, None, None
         self.starting, self.pending = False, 0
 
     def on_signal(self, number: int, frame: object) -> None:
@@ -628,12 +670,17 @@ class Command:
         print(f"starting:  {line} {shlex.join(self.words)}{replaced}", flush=True)
         self.starting = True  # a signal now would find no process to be passed on to
         try:
-            # In a session of its own, a terminal's Ctrl-C does not reach it beside our word of it:
-            # torchrun takes a second signal for the order to leave its workers behind.
+            # In a session of its own it gets Ctrl-C only from us, once: at a second signal torchrun
+            # would leave its workers behind.
             self.process = subprocess.Popen(
-                self.words, env={**os.environ, **settings}, start_new_session=True
+                self.words,
+                env={**os.environ, **settings},
+                start_new_session=True,
+                stderr=self.error_lines(),
             )
-            # However we die, this shell's input ends, and it ends the command.
+            if self.filter:
+                self.filter.stdin.close()  # it ends with those that write to it
+            # Whatever ends us, this shell's input ends then, and it ends the command.
             self.guard = subprocess.Popen(
                 ["sh", "-c", f"read over || kill {self.process.pid} 2>/dev/null"],
                 stdin=subprocess.PIPE,
@@ -643,6 +690,24 @@ class Command:
             self.starting = False
         if self.pending:
             raise Interrupted(self.pending)
+
+    def error_lines(self) -> int | None:
+        """Where the command's error lines go. Those of torchrun go through a filter (launching.py):
+        a process of its own, which goes on if this one is killed.
+        """
+        if not starts_torchrun(self.words):
+            return None
+        script = Path(__file__).with_name("launching.py")
+        self.filter = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        return self.filter.stdin.fileno()
+
+    def wait_for_error_lines(self) -> None:
+        """Let the filter show the last lines; a process that torchrun left may still hold it."""
+        if self.filter:
+            with suppress(subprocess.TimeoutExpired):
+                self.filter.wait(5)
 
     def pause(self, seconds: float) -> None:
         """Let so many seconds pass, where that is more than none.
@@ -666,6 +731,7 @@ class Command:
             return 0
         code = self.process.wait()
         self.guard.communicate(b"over\n")
+        self.wait_for_error_lines()
         return code if code >= 0 else 128 - code
 
     def interrupt(self, number: int) -> None:
@@ -677,7 +743,7 @@ class Command:
         try:
             self.process.send_signal(number)
             print(
-                "\ninterrupted; waiting for the command to end (one more kills it)",
+                "\ninterrupted; waiting for the command to end (press again to kill it)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -685,6 +751,7 @@ class Command:
         except KeyboardInterrupt:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        self.wait_for_error_lines()
 
 
 # === COMMAND LINE =================================================================================
@@ -722,7 +789,7 @@ def progress_printer(label: str, source: Source, place: list[int]) -> Callable[[
 def tokenizer_content(source: Source, recipe: dict[str, Any]) -> bytes:
     """The tokenizer file of a recipe."""
     if "model" in recipe:
-        return Path(recipe["model"]).read_bytes()
+        return read_file(recipe["model"])
     if "vocab_size" not in recipe:
         return (json.dumps(BYTE_TOKENIZER) + "\n").encode()
     print(f"training a tokenizer of {recipe['vocab_size']} pieces ...", flush=True)
@@ -734,20 +801,23 @@ def open_state(folder: Path, tokenizer_path: Path, settings: dict[str, Any]) -> 
 
     Raises DataError where the folder holds something else.
     """
-    state = read_json(folder / STATE_NAME) or new_state(settings)
-    if not (folder / STATE_NAME).exists():
+    remove = f"choose another --name, or remove {folder} and {tokenizer_path}"
+    state = read_json(folder / STATE_NAME, remove)
+    if not state:
         for path in [*sorted(folder.glob("fineweb_*.bin")), tokenizer_path]:
             if path.exists():
                 raise DataError(f"{path}: was not made by this command; choose another --name")
-    changed = [key for key, value in settings.items() if state["settings"][key] != value]
+        state = new_state(settings)
+    if not is_state(state):
+        raise DataError(f"{folder / STATE_NAME}: damaged (not the state of an export); {remove}")
+    changed = [key for key, value in settings.items() if state["settings"].get(key) != value]
     if changed and not state["shards"]["val"]:
         return new_state(settings)  # nothing was made yet
     if changed:
         key = changed[0]
-        words = f"another {key} ({state['settings'][key]}, now {settings[key]})"
+        words = f"another {key} ({state['settings'].get(key)}, now {settings[key]})"
         raise DataError(
-            f"{folder}: made with {'other input files' if key == 'inputs' else words}; "
-            "choose another --name or remove the folder"
+            f"{folder}: made with {'other input files' if key == 'inputs' else words}; {remove}"
         )
     for name, shard in [*state["shards"]["val"].items(), *state["shards"]["train"].items()]:
         path = folder / name
@@ -774,7 +844,7 @@ class DataSet(NamedTuple):
         return cls(out, out / "datasets" / f"{name}_{label}", out / "tokenizers" / stem)
 
     def settings(self) -> dict[str, str]:
-        """What the trainer reads it by, wherever it is started."""
+        """The trainer's settings for it; the paths are absolute."""
         return {
             "DATA_PATH": str(self.folder.resolve()),
             "TOKENIZER_PATH": str(self.tokenizer_path.resolve()),
@@ -810,7 +880,7 @@ def run_export(
         }
         state = open_state(made.folder, made.tokenizer_path, settings)
         if not state["complete"] or not has_digest(made.tokenizer_path, state["tokenizer_sha256"]):
-            with Producer(made.folder) as producer:
+            with Producer(made.folder, options.again) as producer:
                 state = make_tokenizer(source, made, state, recipe)
                 record_tokenizer(made.folder, made.tokenizer_path)
                 make_shards(
@@ -821,6 +891,8 @@ def run_export(
         else:
             record_tokenizer(made.folder, made.tokenizer_path)
             update_manifest(made, state)
+            # The last one may have been killed between the last shard and this.
+            (made.folder / PRODUCING).unlink(missing_ok=True)
     docs, tokens = state["docs"], state["tokens"]
     print(
         f"{made.folder}: {docs['val']:,} validation documents with {tokens['val']:,} tokens, "
@@ -830,13 +902,15 @@ def run_export(
         f"{before_what()}",
         flush=True,
     )
+    if loss := Tokenizer(made.tokenizer_path).changes_text():
+        print(f"note: {made.tokenizer_path}: {loss}", flush=True)
     for fault in faults_of_split(source, tokens):
         print(f"warning: {fault}", flush=True)
     command.start(made.settings())  # where no shard was left to be made
 
 
 def faults_of_split(source: Source, tokens: dict[str, int]) -> list[str]:
-    """What is wrong with the size of the validation split, and what to do."""
+    """What is wrong with the size of the validation split, with remedies."""
     faults, val, total = [], tokens["val"], tokens["val"] + tokens["train"]
     if val > total / 5:
         count = source.first_tenth()
@@ -848,13 +922,13 @@ def faults_of_split(source: Source, tokens: dict[str, int]) -> list[str]:
         row = 2 ** int(math.log2(max(2, val - 1)))
         faults.append(
             f"validation has {val:,} tokens, too few for a row of {ROW_TOKENS:,}: "
-            f"train with TRAIN_SEQ_LEN={row}, or give it more documents"
+            f"train with TRAIN_SEQ_LEN={row}, or give validation more documents"
         )
     return faults
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    return path.exists() and sha256(path.read_bytes()) == digest
+    return path.exists() and sha256(read_file(path)) == digest
 
 
 def make_tokenizer(
@@ -868,7 +942,7 @@ def make_tokenizer(
     content = tokenizer_content(source, recipe)
     if sha256(content) != state["tokenizer_sha256"]:
         state = {**new_state(state["settings"]), "tokenizer_sha256": sha256(content)}
-    # First, so that whenever we are killed the tokenizer is known as ours.
+    # First, so that the tokenizer is known as ours even if we are killed now.
     write_json(made.folder / STATE_NAME, state)
     write_atomic(made.tokenizer_path, content)
     return state
@@ -892,6 +966,8 @@ def make_shards(
 
     def start_once(state: dict[str, Any]) -> None:
         nonlocal started
+        if not producer.val_complete and val_is_complete(state, source):
+            producer.complete_val()
         if state["shards"]["train"] and not started:
             started = True
             update_manifest(made, state)
@@ -919,29 +995,31 @@ def make_shards(
             )
     except BaseException as error:
         if started:  # as of the last complete shard, not of the document that came last
-            update_manifest(made, read_json(made.folder / STATE_NAME))
-        tell_end(error, made, len(state["shards"]["train"]), command)
+            update_manifest(made, read_json(made.folder / STATE_NAME, "run again"))
+        tell_end(error, made, len(state["shards"]["train"]), command, options.again)
         raise
 
 
-def tell_end(error: BaseException, made: DataSet, train_shards: int, command: Command) -> None:
+def tell_end(
+    error: BaseException, made: DataSet, train_shards: int, command: Command, again: str
+) -> None:
     """Say how an export ended before its data set was complete, and pass an interrupt on."""
     if isinstance(error, StoppedEarlyError):
         print(
-            f"{made.folder}: {train_shards} training shards, not complete: the producer {error}; "
-            "run again, it goes on there",
+            f"{made.folder}: incomplete, {train_shards} training shards: its producer {error}; "
+            f"the rest is made by: {again}",
             flush=True,
         )
     if isinstance(error, KeyboardInterrupt):
-        # Before .producing tells of it, so that training ends by the signal and not
-        # for want of shards.
+        # Before .producing says so: training then ends by the signal, not because shards are
+        # missing.
         command.interrupt(getattr(error, "number", signal.SIGINT))
 
 
 def clear_away(folder: Path, listed: set[str]) -> None:
-    """Remove what earlier runs have left in a folder of which we hold the lock."""
+    """Remove the remains of earlier runs in a folder that we have locked."""
     for path in folder.glob("fineweb_*.bin"):
-        # Of an export that was begun anew: training must not take it for this one's.
+        # Of an export that was begun anew: training must not read it as one of this export.
         if path.name not in listed:
             path.unlink()
     for path in folder.glob(".*.partial"):
@@ -950,13 +1028,13 @@ def clear_away(folder: Path, listed: set[str]) -> None:
 
 
 class Pace:
-    """Holds work to a number of tokens a second on average, from its first token on."""
+    """Limits work to a number of tokens per second on average, from its first token on."""
 
     def __init__(self, tokens_per_second: int | None) -> None:
         self.rate, self.tokens, self.begin = tokens_per_second or math.inf, 0, time.monotonic()
 
     def lead(self, tokens: int) -> float:
-        """How many seconds early the next `tokens` are; too few to be worth a pause are none."""
+        """How many seconds too early the next `tokens` are; 0 if a pause is not worth it."""
         if not self.tokens:
             self.begin = time.monotonic()
         self.tokens += tokens
@@ -971,11 +1049,16 @@ def update_manifest(made: DataSet, state: dict[str, Any]) -> None:
     each moment there are more.
     """
     path = made.out / "manifest.json"
-    manifest = read_json(path)
-    tokenizers, datasets = (
-        {entry["name"]: entry for entry in manifest.get(kind, [])}
-        for kind in ("tokenizers", "datasets")
-    )
+    manifest = read_json(path, "move it away and run again")
+    try:
+        tokenizers, datasets = (
+            {str(entry["name"]): entry for entry in manifest.get(kind, [])}
+            for kind in ("tokenizers", "datasets")
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: not a manifest of data sets ({error!r}); move it away and run again"
+        ) from None
     tokenizer = Tokenizer(made.tokenizer_path)
     path_key = "path" if tokenizer.kind == "byte" else "model_path"
     tokenizers[made.tokenizer_path.stem] = {
@@ -1012,7 +1095,7 @@ def update_manifest(made: DataSet, state: dict[str, Any]) -> None:
 
 
 def recipes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the command asks for: the data set's suffix -> what its tokenizer is made from."""
+    """The data sets to make: suffix of the name -> what the tokenizer is made from."""
     wanted = [
         (f"sp{size}", {"vocab_size": size, "normalization": options.normalization})
         for size in options.vocab_size or ([] if options.model or options.bytes else [1024])
@@ -1020,15 +1103,15 @@ def recipes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     wanted += [
         (
             f"sp{Tokenizer(path).vocab_size}",
-            {"model": str(path), "sha256": sha256(path.read_bytes())},
+            {"model": str(path), "sha256": sha256(read_file(path))},
         )
         for path in options.model or []
     ]
     wanted += [(f"byte{BYTE_VOCAB_SIZE}", {"bytes": True})] if options.bytes else []
     if len(dict(wanted)) < len(wanted):
         raise DataError(
-            f"two tokenizers of one size ({', '.join(dict(wanted))}); "
-            "give each a command and a --name"
+            f"two tokenizers of the same size ({', '.join(dict(wanted))}); "
+            "run one command for each, with its own --name"
         )
     return dict(wanted)
 
@@ -1052,7 +1135,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         if not all(map(os.path.isfile, words[cut + 1 :])):
             parser.error(f"a command after -- needs --live: {shlex.join(words[cut + 1 :])}")
         cut = len(words)  # as usual, what follows -- are files
+    elif cut == len(words) and (command := command_without_dashes(words)):
+        parser.exit(2, f"error: put -- before the command: --live -- {shlex.join(command)}\n")
     options = parser.parse_args(words[:cut])
+    # Without the command: it would train again.
+    options.again = command_again("data/tokenize_docs.py", words[:cut])
     options.command = with_this_python(words[cut + 1 :])
     options.shard_tokens = options.shard_tokens or (
         LIVE_SHARD_TOKENS if options.live else SHARD_TOKENS
@@ -1063,12 +1150,22 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return options
 
 
+def command_without_dashes(words: list[str]) -> list[str]:
+    """The command among words that have no --; empty if there is none."""
+    for before, (i, word) in zip([""] + words, enumerate(words), strict=False):
+        is_value = before.startswith("--") and before not in ("--live", "--bytes")
+        is_launcher = LAUNCHER.fullmatch(os.path.basename(word)) and not is_value
+        if is_launcher or (before == "--live" and os.path.basename(word) == "train_gpt.py"):
+            return words[i:]
+    return []
+
+
 def add_set_arguments(parser: argparse.ArgumentParser) -> None:
     """What the data set is made from and where it goes."""
     add, here = parser.add_argument, Path(__file__).resolve().parent
     add("files", nargs="+", metavar="FILE", help=".jsonl files, or text files")
     add("--out", type=Path, default=here, help="where to write (default: %(default)s)")
-    add("--name", default="docs", help="the names of what is written begin so (default: docs)")
+    add("--name", default="docs", help="the beginning of all names (default: docs)")
     size = "train a tokenizer of each size (default: 1024)"
     add("--vocab-size", type=positive, nargs="+", metavar="N", help=size)
     add("--model", type=Path, nargs="+", metavar="M", help="use these SentencePiece models instead")
@@ -1080,20 +1177,20 @@ def add_set_arguments(parser: argparse.ArgumentParser) -> None:
 def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     """How the work is done."""
     add = parser.add_argument
-    add("--live", action="store_true", help="for training meanwhile, by a COMMAND after --")
-    tokens = f"tokens a shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS})"
+    add("--live", action="store_true", help="for a COMMAND after -- that trains meanwhile")
+    tokens = f"tokens per shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS})"
     add("--shard-tokens", type=positive, metavar="N", help=tokens)
-    kinds = ("nmt_nfkc", "identity")
-    kept = "of a trained tokenizer; identity keeps runs of spaces, for code (default: nmt_nfkc)"
+    kinds = ("identity", "nmt_nfkc")
+    kept = "of a trained tokenizer (default: identity, which keeps the text; nmt_nfkc: see above)"
     add("--normalization", choices=kinds, default=kinds[0], help=kept)
-    threads = "threads (default: one a core; with --live one for two cores)"
+    threads = "threads (default: one per core; with --live one per two cores)"
     add("--workers", type=positive, metavar="N", help=threads)
-    rate = "hold the producer to this rate of training tokens"
+    rate = "make at most N training tokens per second"
     add("--tokens-per-second", type=positive, metavar="N", help=rate)
 
 
 def fault_of_options(options: argparse.Namespace) -> str:
-    """What is wrong with the options, in words; nothing: empty."""
+    """What is wrong with the options, in words; empty if nothing."""
     for fault in filter(None, map(fault_of_file, options.files)):
         return fault
     if not re.fullmatch(r"\w[\w.-]*", options.name):
@@ -1108,7 +1205,9 @@ def fault_of_options(options: argparse.Namespace) -> str:
 
 def fault_of_file(path: str) -> str:
     if not os.path.isfile(path):
-        what = "a folder" if os.path.isdir(path) else "no such file"
+        what = "not a regular file" if os.path.lexists(path) else "no such file"
+        if os.path.isdir(path):
+            return f"{path}: a folder; name its files, such as {os.path.join(path, '*.txt')}"
         return f"{path}: {what}; give .jsonl or text files of this machine"
     if what := OTHER_FORMATS.get(Path(path).suffix.lower()):
         first = "unpack it, and " if what == "packed" else ""
@@ -1158,7 +1257,7 @@ def main() -> int:
 
 
 def export_all(options: argparse.Namespace, command: Command) -> int:
-    """Make all that is asked for and let the command end; returns the exit code."""
+    """Make everything and wait for the command; returns the exit code."""
     try:
         source = Source(tuple(options.files), options.num_val_docs)
         if how := source.how_cut():
@@ -1168,7 +1267,7 @@ def export_all(options: argparse.Namespace, command: Command) -> int:
     except StoppedEarlyError:
         pass  # which it has told
     except (DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         command.wait()  # it reads in .producing that no more will come
         return 1
     return command.wait()
