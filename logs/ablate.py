@@ -1,12 +1,14 @@
-"""Vary a trainer's settings and measure what they do:
+"""Vary a trainer's settings or its script, and measure what that does:
 runs take turns, are paired by seed, end in 95 % intervals.
 
     python3 logs/ablate.py --vary TRAIN_PREFETCH=1,0 --seeds 3 --steps 200 -- python3 train_gpt.py
     python3 logs/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 --seconds 600 -- \\
         torchrun --standalone --nproc_per_node=8 train_gpt.py
+    python3 logs/ablate.py --script train_gpt.py,ema.py -- python3 train_gpt.py
 
 Settings are environment variables. Each combination of values is an arm, the first one is what the
-others are held against. A repeat runs every arm with one seed, beginning one arm further each time.
+others are compared with. --script puts other scripts in the place of the command's, a copy of each
+beside its logs. A repeat runs every arm with one seed, beginning one arm further each time.
 python3 and torchrun mean those of the Python that runs this tool.
 
 Each run has a folder of its own. The same command again keeps the runs that are finished, redoes
@@ -19,6 +21,7 @@ Exit code: 0 done, 1 a run failed or is no part of an ablation, 2 wrong usage or
 import argparse
 import difflib
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
@@ -30,16 +33,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import compare
+import cli
 import launch
-import stats
+from cli import Parser, cell, table
+from configuration import same_data, telling
 from launch import OURS, ToolError, Trainer
-from read_log import Logs, Run, read_logs
-
-try:
-    from tqdm import tqdm
-except ImportError:
-    sys.exit(f"error: {launch.missing('tqdm')}")
+from results import headline
+from runs import Logs, Run, read_logs
+from significance import BITS, NATS, other_tokenizers, paired, value_of
+from tables import report
 
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
@@ -52,23 +54,28 @@ OVERLAP |= {"TRAIN_PREFETCH_QUEUE"}
 
 @dataclass(frozen=True)
 class Arm:
-    """A combination of values: what it is called, and the name of its files."""
+    """A combination of values, with its script where scripts vary: what it is called, and the name
+    of its files."""
 
     settings: tuple[tuple[str, str], ...]
+    script: str | None = None  # as it was given
 
     @property
     def label(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.settings)
+        words = [self.script] if self.script else []
+        return " ".join([*words, *(f"{name}={value}" for name, value in self.settings)])
 
     @property
     def slug(self) -> str:
-        """Told apart where long, or made of values with signs that no RUN_ID may have."""
-        words = "_".join(
-            f"{name.lower()}-{re.sub(r'[^A-Za-z0-9.]+', '-', value)}"
-            for name, value in self.settings
-        )
-        plain = all(re.fullmatch(r"[\w.-]*[A-Za-z0-9]", v, re.ASCII) for _, v in self.settings)
-        if len(words) <= 80 and plain and "_" not in "".join(v for _, v in self.settings):
+        """Names with a hash where they are long, or have signs that no RUN_ID may have."""
+        values = [value for _, value in self.settings]
+        pairs = [(name.lower(), value) for name, value in self.settings]
+        if self.script:
+            values.append(self.script.removesuffix(".py"))
+            pairs.insert(0, ("script", values[-1]))
+        words = "_".join(f"{name}-{re.sub(r'[^A-Za-z0-9.]+', '-', value)}" for name, value in pairs)
+        plain = all(re.fullmatch(r"[\w.-]*[A-Za-z0-9]", value, re.ASCII) for value in values)
+        if len(words) <= 80 and plain and "_" not in "".join(values):
             return words
         return f"{words[:60]}_{hashlib.sha256(self.label.encode()).hexdigest()[:8]}"
 
@@ -90,8 +97,8 @@ class Planned:
 
 
 def plan(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Planned]:
-    """All runs in their order: a repeat a seed, rotated by one arm each, so that no arm always
-    comes first."""
+    """All runs in their order: one repeat per seed. Each repeat begins one arm further, so that no
+    arm always comes first."""
     result = []
     for repeat, seed in enumerate(seeds):
         turn = repeat % len(arms)
@@ -113,9 +120,32 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
         found.setdefault(name, []).extend(value.strip() for value in values.split(","))
         if "" in found[name] or len(set(found[name])) < len(found[name]):
             raise ToolError(f"--vary {text}: values must differ, none may be empty")
-    if math.prod(len(values) for values in found.values()) < 2:
-        raise ToolError("nothing varies: name two values, such as --vary TRAIN_PREFETCH=1,0")
     return found
+
+
+def parse_scripts(text: str | None, trainer: Trainer) -> dict[str, Trainer]:
+    """Each script with the command that runs it. A copy of it is run in a folder of its own, where
+    its name must not hide a module that it imports."""
+    names = [name.strip() for name in text.split(",")] if text else []
+    if len(set(names)) < len(names):
+        raise ToolError(f"--script {text}: scripts must differ")
+    for name in names:
+        stem = Path(name).stem
+        if Path(name).suffix != ".py":
+            raise ToolError(f"--script {name}: a script of Python is expected, such as ema.py")
+        if hides_module(stem):
+            words = f"{stem} is the name of a module that a trainer may import"
+            raise ToolError(f"--script {name}: {words}: rename the file")
+    return {name: trainer.with_script(Path(name)) for name in names}
+
+
+def hides_module(name: str) -> bool:
+    """Is there a module of this name, other than one of these tools?"""
+    if name in sys.stdlib_module_names:
+        return True
+    found = importlib.util.find_spec(name)
+    here = Path(__file__).resolve().parent
+    return found is not None and (not found.origin or Path(found.origin).resolve().parent != here)
 
 
 def parse_seeds(text: str, environ: Mapping[str, str]) -> list[int]:
@@ -141,14 +171,24 @@ class Ablation:
     vary: dict[str, list[str]]
     seeds: list[int]
     mode: tuple[str, str] | None  # ("steps" or "seconds", how many)
+    scripts: dict[str, Trainer] = field(default_factory=dict)  # where they vary
     configuration: dict[str, dict[str, Any]] | None = None  # as the trainer resolves it
     arms: list[Arm] = field(init=False)
     runs: list[Planned] = field(init=False)
 
     def __post_init__(self) -> None:
-        combinations = itertools.product(*self.vary.values())
-        self.arms = [Arm(tuple(zip(self.vary, values, strict=True))) for values in combinations]
+        self.arms = [
+            Arm(tuple(zip(self.vary, values, strict=True)), script)
+            for script in (self.scripts or [None])
+            for values in itertools.product(*self.vary.values())
+        ]
+        if len(self.arms) < 2:
+            words = "name two values, such as --vary TRAIN_PREFETCH=1,0, or two scripts"
+            raise ToolError(f"nothing varies: {words}")
         self.runs = plan(self.arms, self.seeds)
+
+    def trainer_of(self, arm: Arm) -> Trainer:
+        return self.scripts[arm.script] if arm.script else self.trainer
 
     def settings(self, run: Planned) -> dict[str, str]:
         """The variables of a run."""
@@ -167,7 +207,7 @@ class Ablation:
         settings = trainer.settings(self.configuration).items()
         return {
             "command": trainer.words,
-            "script": hashlib.sha256(trainer.source().encode()).hexdigest()[:16],
+            **({} if self.scripts else {"script": sha256(trainer)}),
             "mode": " ".join(self.mode) if self.mode else "as set",
         } | {name: value for name, value in settings if name not in owned}
 
@@ -175,7 +215,12 @@ class Ablation:
         length = f"{self.mode[1]} {self.mode[0]} each" if self.mode else "as long as set"
         count = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
         seeds = ", ".join(map(str, self.seeds))
-        return f"{', '.join(self.vary)}: {len(self.arms)} arms x {count} ({seeds}), {length}"
+        varied = ", ".join([*(["the script"] if self.scripts else []), *self.vary])
+        return f"{varied}: {len(self.arms)} arms x {count} ({seeds}), {length}"
+
+
+def sha256(trainer: Trainer) -> str:
+    return hashlib.sha256(trainer.source().encode()).hexdigest()[:16]
 
 
 # --- the folder ---
@@ -186,27 +231,33 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.manifest_path = path, path / "manifest.json"
+        self.scripts: dict[str, str] = {}  # of all runs in it: name, sha256
 
-    def open(self, base: Mapping[str, Any]) -> None:
-        """Takes the folder for this ablation, if it is new or this ablation's."""
-        other, made = "name another --out", dict(base)
+    def open(self, base: Mapping[str, Any], scripts: Mapping[str, str]) -> None:
+        """Takes the folder for this ablation, if it is new or this ablation's. Values, seeds and
+        scripts may be new; a script of a run that was made may not have changed."""
+        other, made, known = "name another --out", dict(base), {}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.manifest_path.exists():
-                made = dict(json.loads(self.manifest_path.read_text(encoding="utf-8"))["base"])
+                manifest = json.loads(self.manifest_path.read_text(encoding="utf-8"))
+                made, known = dict(manifest["base"]), dict(manifest.get("scripts", {}))
         except OSError as error:
             raise ToolError(f"{self.path}: cannot be used: {error.strerror}: {other}") from error
         except (ValueError, KeyError, TypeError) as error:
             words = "cannot be read: name another --out, or remove the folder"
             raise ToolError(f"{self.manifest_path}: {words}") from error
-        pairs = ((name, made.get(name), base.get(name)) for name in {**made, **base})
+        pairs = [(name, made.get(name), base.get(name)) for name in {**made, **base}]
+        pairs += [(name, known[name], scripts[name]) for name in scripts if name in known]
         if changed := [f"{name} was {one}, is {two}" for name, one, two in pairs if one != two]:
             words = f"holds runs made otherwise ({'; '.join(changed)})"
             raise ToolError(f"{self.path}: {words}: {other}")
+        self.scripts = {**known, **scripts}
         self.save(base=made)
 
     def save(self, **manifest: Any) -> None:
-        self.manifest_path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        text = json.dumps({**manifest, "scripts": self.scripts}, indent=1)
+        self.manifest_path.write_text(text, encoding="utf-8")
 
     def work(self, run: Planned) -> Path:
         return self.path / "runs" / run.run_id
@@ -228,6 +279,8 @@ class Folder:
 
 def run_all(ablation: Ablation, folder: Folder) -> list[str]:
     """Runs what is not finished; returns the failures. Wrong settings end it (ToolError)."""
+    from tqdm import tqdm  # optional
+
     failures = []
     todo = [run for run in ablation.runs if folder.result(run) is None]
     if kept := len(ablation.runs) - len(todo):
@@ -237,7 +290,9 @@ def run_all(ablation: Ablation, folder: Folder) -> list[str]:
             bar.write(f"[{number}/{len(todo)}] {run.words}: started")
             sys.stdout.flush()
             work = launch.fresh_folder(folder.work(run), ablation.trainer)
-            code = launch.run_child(ablation.trainer, work, ablation.settings(run))
+            trainer = ablation.trainer_of(run.arm)
+            trainer = trainer.frozen_in(work) if run.arm.script else trainer
+            code = launch.run_child(trainer, work, ablation.settings(run))
             if code == 0 and folder.result(run) is not None:
                 continue
             bar.write(f"[{number}/{len(todo)}] {run.words}: FAILED (exit code {code})")
@@ -292,15 +347,12 @@ class Results:
     def metrics(self) -> list[tuple[str, str, Callable[[Run], float | None]]]:
         """(name, unit, value of a run) of all that is compared."""
         found = list(self.runs.values())
-        bpb = bool(compare.other_tokenizers(found))
-
-        def loss(run: Run) -> float | None:
-            return run.headline and (run.headline.val_bpb if bpb else run.headline.val_loss)
-
+        unit = BITS if other_tokenizers([headline(run) for run in found]) else NATS
         result: list[tuple[str, str, Callable[[Run], float | None]]] = [
             ("step time", "ms", lambda run: run.step_times().mean),
+            ("input wait", "ms per step", lambda run: run.input_wait_per_step()),
             ("validation time", "s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
-            ("loss", "bits a byte" if bpb else "nats", loss),
+            ("loss", unit, lambda run: value_of(headline(run), unit)),
         ]
         if len({run.last_step for run in found}) > 1:
             result.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
@@ -323,10 +375,9 @@ class Results:
             if len(seeds) == 1:
                 result.append(Difference(*about, b[0] - a[0]))
                 continue
-            test = stats.paired(a, b)
-            clear = not test.low <= 0 <= test.high
+            test = paired(a, b)
             figures = test.difference, test.low, test.high, test.seen_from
-            result.append(Difference(*about, *figures, clear))
+            result.append(Difference(*about, *figures, test.measurable))
         return result
 
     def refusals(self) -> dict[str, list[str]]:
@@ -338,11 +389,12 @@ class Results:
         for arm, theirs in others:
             why = []
             for runs in (ours, theirs):
-                mixed = [d.name for d in compare.differences(runs)[0] if not d.harmless]
+                mixed = telling(runs)
                 why += [f"its runs or the first arm's differ in {', '.join(mixed)}"] * bool(mixed)
             varied = {name for name, _ in {*arm.settings} - {*first.settings}}
-            data = compare.same_data([*ours, *theirs])
-            if varied <= OVERLAP and data and len(data[1]) > 1:
+            data = same_data([*ours, *theirs])
+            only_overlap = varied <= OVERLAP and arm.script == first.script
+            if only_overlap and data and len(data[1]) > 1:
                 crcs = " and ".join(data[1])
                 why.append(f"it trained on other data (data_crc {crcs} at step {data[0]})")
             if why:
@@ -358,14 +410,16 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
             str(d.pairs),
             f"{d.mean:+.4g} {d.unit}",
             "-" if d.low is None else f"{d.low:+.4g} to {d.high:+.4g}",
-            compare.cell(d.seen_from, ".4g"),
+            cell(d.seen_from, ".4g"),
             d.words,
         ]
         for d in found
     ]
-    head = ["arm", "of", "pairs", "difference", "95 % interval", "seen from", "so"]
-    title = "Differences from the first arm, paired by seed (seen from: smaller ones cannot be)"
-    return [title, *compare.table(head, rows, 2)] if rows else []
+    head = ["arm", "quantity", "pairs", "difference", "95 % interval", "detectable", "verdict"]
+    title = (
+        "Differences from the first arm, paired by seed (detectable: the smallest that could be)"
+    )
+    return [title, *table(head, rows, 2)] if rows else []
 
 
 def verdict(results: Results, found: Sequence[Difference]) -> str:
@@ -382,7 +436,7 @@ def verdict(results: Results, found: Sequence[Difference]) -> str:
     if not found:
         clauses += ["no pair of finished runs"] if not refused else []
     elif all(d.low is None for d in found):
-        words = "one seed a pair: whether its differences are more than chance cannot be told"
+        words = "one seed per pair cannot tell whether a difference is more than chance"
         clauses.append(f"{words}: the same command with --seeds 3 can")
     elif rest:
         open_ones = ", ".join(dict.fromkeys(_not_seen(d) for d in rest))
@@ -396,7 +450,8 @@ def _not_seen(d: Difference) -> str:
         return f"{d.metric} equal to the digit"
     if d.seen_from is None:
         return d.metric
-    return f"{d.metric} (with {d.pairs} seeds from {d.seen_from:.3g} {d.unit} on it would be seen)"
+    reach = f"{d.seen_from:.3g} {d.unit}"
+    return f"{d.metric} ({d.pairs} seeds can detect a difference of {reach} or more)"
 
 
 def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int:
@@ -412,51 +467,67 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
         [summary],
         difference_lines(found),
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        compare.report(Logs(runs=list(runs.values())), None),
+        report(Logs(runs=list(runs.values()))),
         [ablation.words()],
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (folder.path / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    told = [asdict(d) for d in found]
-    folder.save(base=ablation.base(), verdict=summary, differences=told)
+    differences = [asdict(d) for d in found]
+    folder.save(base=ablation.base(), verdict=summary, differences=differences)
     arms = [[read for run, read in runs.items() if run.arm == arm] for arm in ablation.arms]
     picture = folder.path / "picture.png"
-    print(compare.draw(arms, picture, "steps", "") or f"picture: {picture}")
+    print(draw([arm for arm in arms if arm], picture) or f"picture: {picture}")
     print(f"report: {folder.path / 'report.txt'}   logs: {folder.path / 'runs'}")
     return int(bool(failures or results.refusals()))
 
 
-def check_names(ablation: Ablation, configuration: Mapping[str, Any] | None) -> None:
+def draw(arms: Sequence[Sequence[Run]], path: Path) -> str:
+    import picture  # numpy and matplotlib
+
+    return picture.attempt(arms, picture.Wish(path))
+
+
+def check_names(ablation: Ablation, arm: Arm, configuration: Mapping[str, Any] | None) -> None:
     """Names that the trainer does not know vary nothing, unless they are its surroundings'."""
-    source, known = ablation.trainer.source(), [name.upper() for name in configuration or {}]
+    trainer = ablation.trainer_of(arm)
+    source, known = trainer.source(), [name.upper() for name in configuration or {}]
     for name in ablation.vary:
         if name in known or re.search(rf"\b{name}\b", source) or SURROUNDINGS.match(name):
             continue
         close = difflib.get_close_matches(name.upper(), known, 1, 0.7)
-        script = ablation.trainer.script or "the command"
+        script = trainer.script or "the command"
         remedy = f"did you mean {close[0]}?" if close else "vary a name that its --help lists"
         raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
+
+
+def check_settings(ablation: Ablation) -> dict[str, dict[str, Any]] | None:
+    """A wrong value is found now, not after the runs before it; each value is asked about once for
+    each script."""
+    configuration, seen = None, set()
+    for arm in ablation.arms:
+        asked = {(arm.script, setting) for setting in arm.settings} or {(arm.script, None)}
+        if not seen >= asked:
+            settings = {**ablation.fixed, **dict(arm.settings)}
+            configuration = ablation.trainer_of(arm).configuration(**settings)
+            seen |= asked
+            check_names(ablation, arm, configuration)
+    return configuration
 
 
 def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
     lengths = (("steps", options.steps), ("seconds", options.seconds))
     mode = next((length for length in lengths if length[1] is not None), None)
     vary, seeds = parse_vary(options.vary), parse_seeds(options.seeds, os.environ)
-    ablation = Ablation(trainer, vary, seeds, mode)
-    folder = Folder(options.out or Path("logs") / f"ablate-{'-'.join(vary).lower()}"[:120])
+    scripts = parse_scripts(options.script, trainer)
+    ablation = Ablation(trainer, vary, seeds, mode, scripts)
+    names = [*(["script"] if scripts else []), *vary]
+    folder = Folder(options.out or Path("logs") / f"ablate-{'-'.join(names).lower()}"[:120])
     if twice := next((name for name in vary if name in ablation.fixed), None):
         raise ToolError(f"--vary {twice}: --{mode[0]} sets it: leave out one of them")
-    configuration, seen = None, set()
-    for arm in ablation.arms:
-        # A wrong value is found now, not after the runs before it; each value is asked about once.
-        if not seen >= set(arm.settings):
-            configuration = trainer.configuration(**{**ablation.fixed, **dict(arm.settings)})
-            seen |= set(arm.settings)
-    check_names(ablation, configuration)
+    ablation.configuration = check_settings(ablation)
     print(f"{ablation.words()}; {len(ablation.runs)} runs")
-    ablation.configuration = configuration
-    folder.open(ablation.base())
+    folder.open(ablation.base(), {name: sha256(one) for name, one in scripts.items()})
     try:
         failures = run_all(ablation, folder)
     except KeyboardInterrupt:
@@ -471,14 +542,16 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = launch.Parser(
+    parser = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="ablate.py --vary NAME=v1,v2 [...] [options] -- COMMAND",
+        usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
     )
     add = parser.add_argument
     words = "a setting and its values; may be repeated"
-    add("--vary", action="append", required=True, metavar="NAME=v1,v2", help=words)
+    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=words)
+    words = "scripts that take turns in the place of the command's; each must be whole by itself"
+    add("--script", metavar="A.py,B.py", help=words)
     words = "how many seeds, from SEED (1337) on, or which: 1337,42,7 (default: 3)"
     add("--seeds", default="3", help=words)
     length = parser.add_mutually_exclusive_group().add_argument
@@ -487,10 +560,9 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     words = "fixed time: MAX_WALLCLOCK_SECONDS=S (ITERATIONS as set)"
     length("--seconds", type=above_zero, metavar="S", help=words)
     add("--out", type=Path, metavar="FOLDER", help="default: logs/ablate-<names>")
-    ours, command = launch.split_command(arguments)
-    options = parser.parse_args(ours)
-    if not command:
-        parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
+    options, command = launch.parse_with_command(parser, arguments)
+    if not (options.vary or options.script):
+        parser.error("nothing varies: name --vary NAME=v1,v2 or --script A.py,B.py")
     return options, command
 
 
@@ -507,4 +579,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

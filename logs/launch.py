@@ -14,10 +14,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
+from cli import Parser, missing  # noqa: F401  (records/ asks for Parser here)
+
 PATH_SETTINGS = ("DATA_PATH", "TOKENIZER_PATH", "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "RESUME")
 OURS = ("RUN_ID", "SEED")  # set a run, so never part of what runs have in common
 LAST_LINES = 12  # shown of a run that failed
@@ -26,31 +26,6 @@ PATIENCE_S = 20.0  # for a run to end after each signal
 
 class ToolError(Exception):
     """What is wrong, for people: one line, or the trainer's own list."""
-
-
-def in_own(package: str) -> bool:
-    """Has the project's own environment this package?"""
-    return any(ROOT.glob(f".venv/lib/python3*/site-packages/{package}"))
-
-
-def python_of_runs() -> str:
-    """This Python, or the project's own where only that one has what ablate.py and a run need."""
-    lacking = [name for name in ("torch", "tqdm") if importlib.util.find_spec(name) is None]
-    return str(OWN) if lacking and all(map(in_own, lacking)) else sys.executable
-
-
-def missing(package: str, install: str = "", python: str = sys.executable) -> str:
-    """What to do about a package that a Python lacks, in one line."""
-    package = package.partition(".")[0]
-    own = f"it with {OWN}, which has it, or " if in_own(package) else ""
-    return f"{package} is missing: run {own}{python} -m pip install {install or package}"
-
-
-class Parser(argparse.ArgumentParser):
-    """Wrong usage is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}: --help lists the options\n")
 
 
 class Trainer:
@@ -82,6 +57,23 @@ class Trainer:
     @property
     def words(self) -> str:
         return shlex.join(self.given)
+
+    def with_script(self, script: Path) -> "Trainer":
+        """The same command with another script. Raises ToolError where it has none, or where this
+        one is not found."""
+        if self.script is None:
+            raise ToolError(
+                f"--script: {self.words} names no script: write -- python3 train_gpt.py"
+            )
+        given = next(word for word in self.given if word.endswith(".py"))
+        words = [str(script) if word == given else word for word in self.given]
+        return Trainer(words, self.folder, self.environ)
+
+    def frozen_in(self, work: Path) -> "Trainer":
+        """The same command with a copy of its script in the folder of the run."""
+        copy = work / self.script.name
+        shutil.copyfile(self.script, copy)
+        return self.with_script(copy.resolve())
 
     def source(self) -> str:
         return self.script.read_text(encoding="utf-8", errors="replace") if self.script else ""
@@ -211,6 +203,23 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(arguments)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
+
+
+def parse_with_command(
+    parser: Parser, arguments: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """A tool's options, and the trainer's command behind --."""
+    ours, command = split_command(arguments)
+    options, rest = parser.parse_known_args(ours)
+    words = [word for word in rest if not word.startswith("-")]
+    if rest and (command or not words):
+        parser.error(f"unrecognized arguments: {shlex.join(rest)}")
+    if words:
+        given = shlex.join(rest[rest.index(words[0]) :])
+        parser.exit(2, f"error: put -- before the command: -- {given}\n")
+    if not command:
+        parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
+    return options, command
 
 
 def run_tool(work: Callable[[], int]) -> int:

@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cli
 import launch
 from launch import ToolError, Trainer, clock
-from read_log import Run, read_logs
+from runs import Run, read_logs
 
 # Each of the first ten steps is logged, and waits for the device; the rest run on.
 STEPS, TIMED_FROM = 20, 10
@@ -32,6 +33,7 @@ OVERLAP_SWITCHES = ("TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_
 # when differences have grown. A batch overwritten in flight has been seen to cost 0.4 nats at
 # step 2.
 CUDA_TOLERANCE = (1e-3, 2e-2)
+CLEARLY = 3.0  # times as long: what ten steps can tell on a machine that does other work, too
 SPARE_BYTES = 1 << 30  # of disk
 CAP_BYTES = 16_000_000
 GET_DATA = "start this where data/ is, with the shards fetched (see README), or set DATA_PATH"
@@ -233,6 +235,18 @@ def timed_ms(run: Run) -> float | None:
     return (times[STEPS] - times[TIMED_FROM]) / (STEPS - TIMED_FROM)
 
 
+def say_overlap(checks: Checks, on: float, off: float) -> None:
+    """Which is faster, as far as so few steps can tell."""
+    words = f"{on:.2f} ms per step with overlap on, {off:.2f} off"
+    if off / on > CLEARLY:
+        checks.ok("time", words)
+    elif on / off > CLEARLY:
+        checks.note("time", f"{words}: overlap should not cost time: measure it with ablate.py")
+    else:
+        count = STEPS - TIMED_FROM
+        checks.note("time", f"{words}: {count} steps each cannot tell them apart, ablate.py can")
+
+
 def say_times(
     checks: Checks, found: Mapping[str, Run], settings: Settings, tokens: Mapping[str, int]
 ) -> None:
@@ -241,10 +255,7 @@ def say_times(
     if not (on and off):
         checks.fault("time", "the logs tell no step time")
         return
-    rough = (
-        f"{100 * (on / off - 1):+.1f} % with it; {STEPS - TIMED_FROM} steps each: a rough figure"
-    )
-    checks.ok("time", f"{on:.2f} ms a step with overlap on, {off:.2f} off ({rough})")
+    say_overlap(checks, on, off)
     cap_s = settings["max_wallclock_seconds"]
     steps = iterations = int(settings["iterations"])
     takes = clock(iterations * on / 1e3)
@@ -312,19 +323,17 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = launch.Parser(
+    parser = cli.Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="preflight.py [--out FOLDER] -- COMMAND",
     )
     folder = Path("logs", "preflight")
     parser.add_argument("--out", type=Path, default=folder, help=f"default: {folder}")
-    ours, command = launch.split_command(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(ours)
-    if not command:
-        parser.exit(2, "error: name the run's command after --: -- python3 train_gpt.py\n")
+    given = sys.argv[1:] if arguments is None else arguments
+    options, command = launch.parse_with_command(parser, given)
     return launch.run_tool(lambda: preflight(options, Trainer(command, Path.cwd(), os.environ)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

@@ -1,6 +1,7 @@
 """A trace of train_gpt.py (TRACE_STEPS=N) as lines of text or as a picture: what ran when.
 
     python3 logs/trace.py logs/<RUN_ID>.trace.json.gz [--steps A:B] [--picture FILE.svg]
+    python3 logs/trace.py OFF.trace.json.gz ON.trace.json.gz --picture FILE.svg   # a pair, one axis
 
 Lanes: reader (disk_read), copy (uploads of 1 KiB and more), compute (the device's kernels; on the
 CPU the main thread's phases), and input wait: compute is idle, and the host asks for a batch or an
@@ -15,12 +16,17 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import launch
-from launch import ToolError
+import cli
+
+
+class ToolError(Exception):
+    """What is wrong with a file or an option, in one line."""
+
 
 BLOCKS, PLAIN = ("↓", " ▁▂▃▄▅▆▇█"), ("v", " .:-=+*#@")  # a step's begin, and heights of bars
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
@@ -32,6 +38,7 @@ LANES |= {"reduce": "reduce, clip", "grad_clip": "reduce, clip"}
 COMPUTE = ("kernels", "forward", "backward", "reduce, clip", "optimizer")
 COLOURS = dict(zip(COMPUTE, ("#0072b2", "#8ecae6", "#0072b2", "#cc79a7", "#009e73"), strict=True))
 COLOURS |= {"reader": "#e69f00", "copy": "#7a5195", "input wait": "#d00000"}
+SHORT = 0.002  # of the time drawn: shorter waits are no bar, for a bar would look like a wait
 Span = tuple[float, float]
 
 
@@ -190,21 +197,71 @@ def text(trace: Trace, file: str, columns: int, arrow: str, heights: str) -> lis
     return lines
 
 
-def draw(trace: Trace, path: Path) -> None:
-    """The timeline, 800 pixels wide; a trace gives the same file each time."""
+@dataclass
+class Part:
+    """A trace in the picture, with what is written above it."""
+
+    trace: Trace
+    title: str
+
+    @property
+    def said(self) -> dict[str, str]:
+        return verdicts(self.trace)
+
+    @property
+    def drawn(self) -> list[tuple[int, str, list[Span]]]:
+        """Row, lane and spans of each colour; waits only where they are long enough to matter."""
+        trace = self.trace
+        rows = [
+            (2, name, trace.lanes[name]) for name in COMPUTE if trace.cuda == (name == "kernels")
+        ]
+        rows += [(i, name, trace.rows[name]) for i, name in enumerate(self.said) if name in COLOURS]
+        return [
+            (row, name, seen(spans, trace.end) if name == "input wait" else spans)
+            for row, name, spans in reversed(rows)
+        ]
+
+
+def seen(waits: list[Span], end: float) -> list[Span]:
+    return [span for span in waits if span[1] - span[0] >= SHORT * end]
+
+
+def draw(parts: Sequence[Part], path: Path) -> None:
+    """The timelines, one above the other on one time axis, 800 pixels wide; the same traces give
+    the same file each time."""
     import matplotlib.figure  # optional, and slow to import
 
-    said, pixel, device = verdicts(trace), trace.end / 560, "GPU" if trace.cuda else "CPU"
-    figure = matplotlib.figure.Figure(figsize=(8, 3.6), dpi=200, facecolor="white")
-    figure.text(0.02, 0.925, f"What ran when, {trace.name} on the {device}", size=13, weight="bold")
-    figure.text(0.02, 0.85, f"reader {said['reader']}; input wait {said['input wait']}", size=11)
-    figure.text(0.02, 0.035, f"reads are drawn at least {3 * pixel:.2f} ms wide", size=9)
-    axes = figure.add_axes((0.125, 0.235, 0.7, 0.5), frameon=False, xlabel="milliseconds")
+    end = max(part.trace.end for part in parts)
+    pixel, height = end / 560, 3.6 if len(parts) == 1 else 2.9 * len(parts) + 0.5
+    figure = matplotlib.figure.Figure(figsize=(8, height), dpi=200, facecolor="white")
+    foot = 0.68 / height  # below the axes: their numbers, the legend
+    room = (1 - foot) / len(parts)
+    for number, part in enumerate(parts):
+        top = 1 - number * room
+        figure.text(0.02, top - 0.27 / height, part.title, size=13, weight="bold")
+        said = f"reader {part.said['reader']}; input wait {part.said['input wait']}"
+        figure.text(0.02, top - 0.54 / height, said, size=11)
+        box = (0.125, top - room + 0.17 / height, 0.7, room - 1.12 / height)
+        axes = figure.add_axes(box, frameon=False)
+        draw_lanes(axes, part, end, pixel)
+        if number < len(parts) - 1:
+            axes.set_xticks([])
+        else:
+            axes.set_xlabel("milliseconds")
+    widths = f"reads: at least {3 * pixel:.2f} ms wide"
+    note = f"{widths}\nwaits below {SHORT * end:.2f} ms: not drawn"
+    figure.text(0.02, 0.1 / height, note, size=8)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower right", ncols=5, frameon=False, reverse=True)
+    with matplotlib.rc_context({"svg.hashsalt": "trace"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+
+
+def draw_lanes(axes: Any, part: Part, end: float, pixel: float) -> None:
+    trace = part.trace
     axes.barh(range(4), trace.end, 0.7, color="#f0f0f0")
-    rows = [(2, name, trace.lanes[name]) for name in COMPUTE if trace.cuda == (name == "kernels")]
-    rows += [(i, name, trace.rows[name]) for i, name in enumerate(said) if name in COLOURS]
-    for row, label, spans in reversed(rows):  # a bar that is drawn wider covers what follows it
-        least = pixel if label in COMPUTE else 3 * pixel
+    for row, label, spans in part.drawn:  # a bar that is drawn wider covers what follows it
+        least = 3 * pixel if label == "reader" else pixel
         wide = merged((min(a, trace.end - least), max(b, a + least)) for a, b in spans)
         bars = axes.broken_barh([(a, b - a) for a, b in wide], (row - 0.35, 0.7), lw=0)
         bars.set(color=COLOURS[label], label=label if label in COMPUTE else None)
@@ -212,13 +269,10 @@ def draw(trace: Trace, path: Path) -> None:
     for begin, number in trace.steps[:: 1 + len(trace.steps) // 40]:
         axes.axvline(begin, color="#606060", lw=1, ls="--")
         axes.text(begin, -0.6, f"{number}", size=10.5)
-    for row, verdict in enumerate(said.values()):
-        axes.text(trace.end + 10 * pixel, row, verdict.split(",")[0], size=10, va="center")
-    axes.set(xlim=(-2 * pixel, trace.end), ylim=(3.5, -0.5), yticks=range(4), yticklabels=said)
+    for row, verdict in enumerate(part.said.values()):
+        axes.text(end + 10 * pixel, row, verdict.split(",")[0], size=10, va="center")
+    axes.set(xlim=(-2 * pixel, end), ylim=(3.5, -0.5), yticks=range(4), yticklabels=part.said)
     axes.tick_params(left=False, labelsize=10.5)
-    figure.legend(loc="lower right", ncols=5, frameon=False, reverse=True)
-    with matplotlib.rc_context({"svg.hashsalt": "trace"}):
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 
 def step_range(given: str) -> tuple[int, int]:
@@ -226,34 +280,63 @@ def step_range(given: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
-def main() -> int:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
-    parser = launch.Parser(description=__doc__, formatter_class=plain)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--steps", type=step_range, metavar="A:B", help="of these steps only")
-    parser.add_argument("--width", type=int, default=0, metavar="COLUMNS", help="of the bars")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    options = parser.parse_args()
-    columns = max(1, options.width or shutil.get_terminal_size((120, 24)).columns - 54)
+    parser = cli.Parser(description=__doc__, formatter_class=plain)
+    add = parser.add_argument
+    words = "a file that TRACE_STEPS wrote; two of them are drawn one above the other"
+    add("files", type=Path, nargs="+", metavar="FILE", help=words)
+    add("--steps", type=step_range, metavar="A:B", help="only these steps, in each file")
+    add("--width", type=int, default=0, metavar="COLUMNS", help="of the bars")
+    add("--picture", type=Path, metavar="FILE", help="draw it: .svg or .png")
+    words = "above each picture (default: the steps); may be repeated, once for each file"
+    add("--title", action="append", default=[], help=words)
+    options = parser.parse_args(arguments)
     if options.picture and options.picture.suffix not in (".svg", ".png"):
         parser.exit(2, f"error: --picture {options.picture}: must end in .svg or .png\n")
-    try:
-        trace = read_trace(options.file)
+    if len(options.title) > len(options.files):
+        parser.error(f"--title {options.title[-1]}: there is one file less than titles")
+    return options
+
+
+def parts_of(options: argparse.Namespace) -> list[Part]:
+    parts = []
+    for number, file in enumerate(options.files):
+        trace = read_trace(file)
         few = options.picture and trace.steps[1 : 1 + PICTURE_STEPS] or trace.steps
         trace = trace.part(*options.steps or (few[0][1], few[-1][1]))
+        device = "GPU" if trace.cuda else "CPU"
+        title = f"What ran when, {trace.name} on the {device}"
+        if len(options.files) > 1:
+            title = f"{file.name.removesuffix('.trace.json.gz')}, {trace.name} on the {device}"
+        parts.append(Part(trace, options.title[number] if number < len(options.title) else title))
+    return parts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    columns = max(1, options.width or shutil.get_terminal_size((120, 24)).columns - 54)
+    problem = ""
+    try:
+        parts = parts_of(options)
         if options.picture:
-            draw(trace, options.picture)
+            draw(parts, options.picture)
     except ToolError as error:
-        parser.exit(1, f"error: {error}\n")
+        problem = str(error)
     except ImportError:
-        parser.exit(1, f"error: --picture: {launch.missing('matplotlib')}\n")
+        problem = f"--picture: {cli.missing('matplotlib')}"
     except OSError as error:
         words = f"cannot be written to {options.picture.parent}/: {error.strerror}"
-        parser.exit(1, f"error: --picture {options.picture}: {words}: name another folder\n")
+        problem = f"--picture {options.picture}: {words}: name another folder"
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
     characters = BLOCKS if "utf" in str(sys.stdout.encoding).lower() else PLAIN
-    print(*text(trace, options.file.name, columns, *characters), sep="\n")
+    for number, (part, file) in enumerate(zip(parts, options.files, strict=True)):
+        print(*[""] * bool(number), *text(part.trace, file.name, columns, *characters), sep="\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.end_with_the_reader()
+    sys.exit(cli.run(main))

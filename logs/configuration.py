@@ -1,0 +1,171 @@
+"""What a configuration is, in what runs differ, which runs are seeds of one.
+
+    conditions(run)           all that a run was made with and that its log tells; not the seed
+    differences(runs)         the conditions that differ, and how many are equal
+    telling(runs, allow)      the names of those that may change a result
+    seed_groups(runs)         numbers of the runs that differ in nothing but their seed
+    same_data(runs)           were the same batches trained on?
+    written(name, value)      a condition as one would set it: TRAIN_PREFETCH=1
+    label(run, names)         several of them
+
+One definition for all tools: compare.py, ablate.py, picture.py and records/check.py.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from results import arm_of, headline
+from runs import Run
+
+# Names of the run, its files and its processes: no part of a configuration.
+NOT_CONFIGURATION = re.compile(
+    r"run_id|seed|resume|rank|local_rank|distributed|is_main_process|warning|logfile|"
+    r".*(_|log)(dir|path|file|files)"
+)
+# Files that decide what is trained on: compared by their names, wherever they lie.
+DATA_FILES = {
+    "data_path", "tokenizer_path", "data_dir", "train_files", "val_files", "val_bytes_files",
+}  # fmt: skip
+# Shown where they differ, but no reason why results would: periods of lines, surroundings.
+HARMLESS = re.compile(
+    r"(train|val|checkpoint|trace|training)_(.*_)?(every|keep)|trace_steps|checkpoint_.*_steps|"
+    r"python|cpus|platform|data_dir|val_progress_log_every"
+)
+# Not settings: they have no value that one could set.
+FACTS = {
+    "code", "code_bytes", "model_params", "world_size", "effective_grad_accum_steps", "dataset",
+    "train_shards", "val_split_tokens", "python", "torch", "cuda", "device", "gpus", "cpus",
+}  # fmt: skip
+
+
+@dataclass
+class Difference:
+    """A condition that is not equal in all runs: each value with the numbers (from 0) of its runs,
+    and the runs whose logs do not tell it."""
+
+    name: str
+    values: list[tuple[Any, list[int]]]
+    unknown: list[int]
+    harmless: bool
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    """Settings, code, versions, devices, data; not the seed."""
+    found: dict[str, Any] = {}
+    for name, value in run.config.items():
+        if name in DATA_FILES and isinstance(value, str):
+            found[name] = Path(value).name
+        elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
+            found[name] = value
+    if run.grad_accum_steps is not None:
+        found.pop("grad_accum_steps", None)
+    found |= {
+        "code": run.source_sha256 and run.source_sha256[:12],
+        "code_bytes": run.sizes.code or run.source_bytes,
+        "model_params": run.model_params,
+        "world_size": run.world_size,
+        "effective_grad_accum_steps": run.grad_accum_steps,
+        "dataset": run.dataset,
+        "train_shards": run.train_shards,
+        "val_split_tokens": run.val_tokens,
+        **run.versions,
+        **run.hardware,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
+    """Conditions that differ, and how many are equal in all runs that tell them."""
+    known = [conditions(run) for run in runs]
+    hashed = all("code" in one for one in known)  # then the number of code bytes says nothing more
+    result, equal = [], 0
+    for name in dict.fromkeys(name for one in known for name in one):
+        values: dict[Any, list[int]] = {}
+        for index, one in enumerate(known):
+            if name in one:
+                values.setdefault(one[name], []).append(index)
+        if len(values) > 1:
+            unknown = [index for index, one in enumerate(known) if name not in one]
+            harmless = is_harmless(name) or hashed and name == "code_bytes"
+            result.append(Difference(name, list(values.items()), unknown, harmless))
+        else:
+            equal += 1
+    return sorted(result, key=lambda difference: difference.harmless), equal
+
+
+def is_harmless(name: str) -> bool:
+    return HARMLESS.fullmatch(name) is not None
+
+
+def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
+    """Names of the conditions that differ and may change a result; not those that are allowed."""
+    allowed = {name.lower() for name in allow}
+    found = [d.name for d in differences(runs)[0] if not d.harmless]
+    return [name for name in found if name.lower() not in allowed]
+
+
+def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
+    """Numbers of the runs that differ in nothing but seed, harmless settings and surroundings."""
+    names = telling(runs, allow)
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, run in enumerate(runs):
+        known = conditions(run)
+        groups.setdefault(tuple(known.get(name) for name in names), []).append(index)
+    return sorted(part for group in groups.values() for part in by_name(runs, group))
+
+
+def by_name(runs: Sequence[Run], group: list[int]) -> list[list[int]]:
+    """A group that has a seed twice is several: logs do not tell all that differs, such as how slow
+    a disk was. The names of the logs, without their seeds, tell them apart."""
+    seeds = [runs[index].known_seed for index in group]
+    if len(set(seeds)) == len(seeds):
+        return [group]
+    parts: dict[tuple[str, str], list[int]] = {}
+    for index in group:
+        parts.setdefault(arm_of(runs[index]), []).append(index)
+    return list(parts.values())
+
+
+def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:
+    """The last step of which all runs that have one logged a data_crc, and the runs of each crc
+    there."""
+    known = {index: crcs for index, run in enumerate(runs) if (crcs := run.crc_at())}
+    common = set.intersection(*map(set, known.values())) if len(known) > 1 else set()
+    if not common:
+        return None
+    step, found = max(common), {}
+    for index, crcs in known.items():
+        found.setdefault(crcs[step], []).append(index)
+    return step, found
+
+
+def trace(run: Run) -> tuple[Any, ...] | None:
+    """What two logs of one run have in common to the digit, and two runs do not; None: too little
+    is known."""
+    if run.train_time_ms is None or not run.last_step:
+        return None
+    result = headline(run)
+    return (run.seed, *times(run), result and (result.val_bpb, result.val_loss))
+
+
+def times(run: Run) -> tuple[Any, ...]:
+    """The times of a run: equal to the digit in no two runs, whatever their seeds say."""
+    return run.last_step, run.train_time_ms, tuple(step.train_time_ms for step in run.steps)
+
+
+def written(name: str, value: Any) -> str:
+    """A setting as it is set in front of a command; what is none as `name value`."""
+    if value is None:
+        return f"{name} not known"
+    if name in FACTS or "_io_" in name:
+        return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+    value = int(value) if isinstance(value, bool) else value
+    return f"{name.upper()}={value}"
+
+
+def label(run: Run, names: Sequence[str]) -> str:
+    known = conditions(run)
+    return " ".join(written(name, known.get(name)) for name in names)

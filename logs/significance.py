@@ -1,0 +1,351 @@
+"""Is one group of runs better than another? Welch's and the paired t-test (scipy's), the unit, the
+margin, and the reasons why there is no answer. One definition for compare.py and records/check.py.
+
+    compare_groups(a, b, question)    two groups of runs: a Comparison, tested or refused
+    compare_samples(a, b, question)   two samples of results, where the runs are not at hand
+    value_of(run, unit, result)       a run's result in nats or in bits per byte
+    welch, paired                     tests of numbers; ValueError for numbers without an answer
+    summary, interval                 mean, standard deviation, half of the 95 % interval
+
+Needs scipy for tests and intervals; without it they raise ImportError.
+"""
+
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from configuration import telling, trace
+from lines import Result
+from results import bytes_per_token, headline, passed_over, validation_result
+from runs import Run
+
+CAP_BYTES = 16_000_000  # script and model, decimal
+MARGIN = 0.005  # nats per token: what the challenge asks of a record
+ALPHA = 0.01
+SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
+NATS, BITS = "nats", "bits per byte"
+USUAL_RATE = 2.5  # bytes per token, where no log tells them
+Unread = Sequence[str]
+
+
+# --- tests of numbers ---
+
+
+@dataclass(frozen=True)
+class Group:
+    """A sample: its size, mean, and standard deviation (n - 1; nan for one value)."""
+
+    n: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Test:
+    """Is the mean of the second sample above that of the first by more than a margin?
+
+    One-sided p; 95 % interval of the difference (two-sided).
+    """
+
+    difference: float  # mean of the second minus mean of the first
+    margin: float
+    t: float
+    df: float
+    p: float
+    low: float
+    high: float
+
+    @property
+    def seen_from(self) -> float:
+        """The smallest difference whose interval would have left out zero."""
+        return (self.high - self.low) / 2
+
+    @property
+    def measurable(self) -> bool:
+        return not self.low <= 0 <= self.high
+
+
+def summary(values: Sequence[float]) -> Group:
+    if not values or not all(math.isfinite(value) for value in values):
+        raise ValueError("a mean needs finite values, one at least")
+    std = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Group(len(values), statistics.fmean(values), std)
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of the mean; nan for one value."""
+    from scipy import stats  # slow to import, and optional
+
+    group = summary(values)
+    if group.n < 2:
+        return math.nan
+    return float(stats.t.ppf(0.975, group.n - 1)) * group.std / math.sqrt(group.n)
+
+
+def welch(first: Sequence[float], second: Sequence[float], *, margin: float = 0.0) -> Test:
+    """Welch's t-test of mean(second) - mean(first) > margin; two values per sample at least."""
+    from scipy import stats
+
+    a, b = summary(first), summary(second)
+    if min(a.n, b.n) < 2:
+        raise ValueError("Welch's test needs two runs per group at least")
+    if a.std == b.std == 0:
+        return certain(b.mean - a.mean, margin, float(a.n + b.n - 2))
+    shifted = [value - margin for value in second]
+    with warnings.catch_warnings():  # of digits lost where all values of one group are equal
+        warnings.simplefilter("ignore", RuntimeWarning)
+        one_sided = stats.ttest_ind(shifted, first, equal_var=False, alternative="greater")
+        low, high = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
+    figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high)
+    return Test(b.mean - a.mean, margin, *map(float, figures))
+
+
+def paired(first: Sequence[float], second: Sequence[float], *, margin: float = 0.0) -> Test:
+    """The paired t-test of mean(second - first) > margin; two pairs at least."""
+    from scipy import stats
+
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    group = summary(differences)
+    if group.n < 2:
+        raise ValueError("a paired test needs two pairs at least")
+    if group.std == 0:
+        return certain(group.mean, margin, group.n - 1.0)
+    one_sided = stats.ttest_1samp(differences, margin, alternative="greater")
+    reach = interval(differences)
+    figures = map(float, (one_sided.statistic, one_sided.df, one_sided.pvalue))
+    return Test(group.mean, margin, *figures, group.mean - reach, group.mean + reach)
+
+
+def certain(difference: float, margin: float, df: float) -> Test:
+    """A test of values that do not vary."""
+    above = difference - margin
+    t = math.copysign(math.inf, above) if above else 0.0
+    p = 0.0 if above > 0 else 1.0 if above < 0 else 0.5
+    return Test(difference, margin, t, df, p, difference, difference)
+
+
+# --- results of runs ---
+
+
+@dataclass
+class Sample:
+    """Results of the runs of one configuration, whose names are for messages."""
+
+    results: list[Result | None]
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Question:
+    """What is asked: is A better than B by more than the margin?"""
+
+    margin: float | None = None  # None: 0.005 nats, or as many bits per byte
+    alpha: float = ALPHA
+    allow: Sequence[str] = ()  # conditions in which the runs of a group may differ
+    score: str = "submitted"  # or validation: the last one of each run
+
+
+@dataclass
+class Comparison:
+    """A against B: refused for `refusals`, or tested."""
+
+    unit: str = NATS
+    margin: float = MARGIN
+    alpha: float = ALPHA
+    a: Group | None = None
+    b: Group | None = None
+    test: Test | None = None
+    input_wait: Test | None = None  # milliseconds per step, B minus A
+    waits: tuple[Group, Group] | None = None
+    refusals: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> bool:
+        return self.test is not None and self.test.p < self.alpha
+
+
+def result_of(run: Run, score: str = "submitted") -> Result | None:
+    return validation_result(run) if score == "validation" else headline(run)
+
+
+def value_of(result: Result | None, unit: str) -> float | None:
+    value = result and (result.val_loss if unit == NATS else result.val_bpb)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def other_tokenizers(results: Sequence[Result | None]) -> list[float]:
+    """Bytes per token, the lowest and the highest, where the runs cannot have one tokenizer."""
+    rates = [rate for result in results if (rate := bytes_per_token(result))]
+    apart = rates and max(rates) / min(rates) > 1 + SAME_RATE
+    return [min(rates), max(rates)] if apart else []
+
+
+def unit_of(results: Sequence[Result | None]) -> str:
+    """Nats per token; bits per byte across tokenizers, or where a log has no loss."""
+    scored = [result for result in results if value_of(result, BITS) is not None]
+    lacking = any(value_of(result, NATS) is None for result in scored)
+    return BITS if lacking or other_tokenizers(results) else NATS
+
+
+def margin_in(unit: str, b: Sequence[Result | None], others: Sequence[Result | None] = ()) -> float:
+    """0.005 nats; as many bits per byte of B's tokens, whose bytes are known where B has losses."""
+    if unit == NATS:
+        return MARGIN
+    rates = (bytes_per_token(result) for result in (*b, *others))
+    rate = next((rate for rate in rates if rate), USUAL_RATE)
+    return float(f"{MARGIN / math.log(2) / rate:.2g}")
+
+
+def compare_samples(a: Sample, b: Sample, question: Question) -> Comparison:
+    """Welch's test of A's results against B's, or the reasons why there is none."""
+    results = [*a.results, *b.results]
+    unit = unit_of(results)
+    margin = margin_in(unit, b.results, a.results) if question.margin is None else question.margin
+    found = Comparison(unit, margin, question.alpha)
+    if other_tokenizers(results):
+        found.notes.append("tokenizers differ: compared in bits per byte, not in nats per token")
+    for name, sample in (("A", a), ("B", b)):
+        count = len(sample.results)
+        if count < 2:
+            runs = f"{count} run{'s' * (count != 1)}"
+            found.refusals.append(
+                f"{name} has {runs}: a test needs two per group at least, better three"
+            )
+    names = [*a.names, *b.names] or [f"result {n}" for n in range(1, len(results) + 1)]
+    for name, result in zip(names, results, strict=True):
+        if value_of(result, unit) is None:
+            found.refusals.append(f"{name} has no result to compare: leave it out, or let it end")
+    if not found.refusals:
+        values = [[value_of(r, unit) for r in sample.results] for sample in (a, b)]
+        found.a, found.b = map(summary, values)
+        found.test = welch(*values, margin=margin)
+    return found
+
+
+def compare_groups(
+    a: Sequence[Run], b: Sequence[Run], question: Question, unread: Unread = ()
+) -> Comparison:
+    """Two groups of runs: refused also where a group is no sample of one configuration. `unread`:
+    further reasons to refuse."""
+    refusals = list(unread)
+    for name, group in (("A", a), ("B", b)):
+        check_group(name, group, question, refusals.append)
+    if {trace(run) for run in a} & {trace(run) for run in b} - {None}:
+        refusals.append("A and B share a run (equal to the digit): each run belongs to one of them")
+    samples = [
+        Sample([result_of(run, question.score) for run in group], [described(run) for run in group])
+        for group in (a, b)
+    ]
+    found = compare_samples(*samples, question)
+    found.refusals = [*refusals, *found.refusals]
+    if len({run.partial_val for run in (*a, *b)}) > 1:
+        found.refusals.append(
+            "some runs were validated on a part of the split: run them again without VAL_TOKENS"
+        )
+    if found.refusals:
+        found.a = found.b = found.test = None
+    if a and b:
+        found.notes += notes_on(a, b, question)
+    if not found.refusals:
+        compare_waits(a, b, found)
+    return found
+
+
+def described(run: Run) -> str:
+    return f"{run.name} ({run.status}, step {run.last_step})"
+
+
+def check_group(
+    name: str, group: Sequence[Run], question: Question, refuse: Callable[[str], Any]
+) -> None:
+    """Reasons why some runs are no sample of one configuration."""
+    if mixed := telling(group, question.allow):
+        allow = " ".join(f"--allow {word}" for word in mixed[:3])
+        refuse(
+            f"{name} mixes configurations: {some(mixed)} differ: name the runs of one, or say that "
+            f"it does not matter: {allow}"
+        )
+    traces = [trace(run) for run in group]
+    for index, run in enumerate(group):
+        if traces[index] is not None and traces[index] in traces[:index]:
+            refuse(f"{name}: {run.name} repeats another run's seed and result: one run counts once")
+        if run.status in ("failed", "interrupted", "nonfinite"):
+            refuse(f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}")
+
+
+def notes_on(a: Sequence[Run], b: Sequence[Run], question: Question) -> list[str]:
+    runs, notes = [*a, *b], []
+    results = [result_of(run, question.score) for run in runs]
+    kinds = sorted({result.kind for result in results if result})
+    if len(kinds) > 1:
+        words = f"the results come from different evaluations ({', '.join(kinds)})"
+        notes.append(f"{words}: their difference is the model's and the evaluation's")
+    if question.allow:
+        notes.append(f"--allow: the runs of a group may differ in {some(list(question.allow))}")
+    for run in runs:
+        if question.score == "submitted" and (failed := passed_over(run)):
+            notes.append(passed_over_words(run, failed))
+    apart = telling(runs)
+    if apart:
+        notes.append(f"A and B differ in {some(apart)}: which is better is tested, not why")
+    else:
+        notes.append("the logs show no difference in configuration between A and B")
+    return notes
+
+
+def passed_over_words(run: Run, failed: Sequence[Result]) -> str:
+    last, own = failed[-1], headline(run)
+    return (
+        f"{run.name}: its last result, {last.tag} {last.val_bpb} (line {last.line}), is taken for "
+        f"a failed evaluation: {own.tag} {own.val_bpb} counts instead"
+    )
+
+
+def compare_waits(a: Sequence[Run], b: Sequence[Run], found: Comparison) -> None:
+    """The time spent waiting for input, where all logs tell it."""
+    waits = [[run.input_wait_per_step() for run in group] for group in (a, b)]
+    if any(wait is None or not math.isfinite(wait) for group in waits for wait in group):
+        return
+    found.waits = summary(waits[0]), summary(waits[1])
+    if min(map(len, waits)) > 1:
+        found.input_wait = welch(*waits)
+
+
+def some(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def verdict(found: Comparison) -> str:
+    """The outcome in one sentence."""
+    if found.refusals:
+        return "refused: " + "; ".join(found.refusals)
+    test, unit = found.test, found.unit
+    measured = (
+        f"A is {abs(test.difference):.5f} {unit} {'lower' if test.difference > 0 else 'higher'}"
+    )
+    if test.difference == 0:
+        measured = "A and B have the same mean"
+    measured += f" (95 % interval of the difference {test.low:+.5f} to {test.high:+.5f})"
+    claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
+    if found.shown:
+        return f"{claim} < {found.alpha:g}; {measured}"
+    none = "" if test.measurable else "; no measurable difference"
+    return f"not shown that {claim}, not below {found.alpha:g}; {measured}{none}"
+
+
+def wait_words(found: Comparison) -> str:
+    """What is to be said about waiting for input; empty where the logs do not tell it."""
+    if found.waits is None:
+        return ""
+    a, b = found.waits
+    words = f"input_wait: A {a.mean:.2f} ms per step, B {b.mean:.2f}"
+    if found.input_wait is None:
+        return words
+    test = found.input_wait
+    reach = f"95 % interval of B - A {test.low:+.2f} to {test.high:+.2f} ms"
+    return f"{words} ({reach}{'' if test.measurable else ': no measurable difference'})"
