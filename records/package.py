@@ -34,27 +34,36 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from _code import UNKNOWN, look, pack, promised_sha256, settings
-from _reader import Run, first_difference, read_bytes, read_log, reason
 from check import (
-    OPEN,
-    RECORD,
-    TODO,
-    Options,
-    Parser,
+    INSTALL,
     Report,
     check_folder,
     lines,
-    model_size,
-    parsed_date,
-    telling,
     track_argument,
 )
+from facts import LoggedRun, first_difference, read_bytes, reason
+from findings import OPEN, RECORD, REFUSED
+from packed import packed_form, promised_sha256
+from reader import (
+    CAP_BYTES,
+    Parser,
+    Run,
+    conditions,
+    differences,
+    headline,
+    missing,
+    read_log,
+    score,
+)
+from rules import TODO, parsed_date
+from script import UNKNOWN, Default, look, pack, settings
 
-RECORDS = Path(__file__).resolve().parent
+RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent))
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
 NOT_COMMAND = {"run_id", "seed", "data_path", "tokenizer_path", "resume"}  # written otherwise
 NOT_COMMAND |= {"world_size", "local_rank", "rank"}  # of no command
+# Conditions that are no setting of the run: check.py judges them.
+SURROUNDINGS = {"code", "code_bytes", "device", "gpus", "torch", "cuda"}
 COLUMNS = ("log", "seed", "steps", "train s", "eval s", "val_loss", "val_bpb", "model", "total")
 
 
@@ -64,7 +73,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Log:
-    """A log to be packaged, with the machine that it or its .jsonl tells of."""
+    """A log to be packaged, with the machine that it or its .jsonl names."""
 
     path: Path
     data: bytes
@@ -91,7 +100,7 @@ def read_all(paths: Sequence[Path]) -> list[Log]:
     logs: list[Log] = []
     for path in paths:
         log = read(path)
-        if log.data not in [one.data for one in logs]:
+        if log.data not in [other.data for other in logs]:
             logs.append(log)
     return logs
 
@@ -104,7 +113,7 @@ def read(path: Path) -> Log:
     except (OSError, ValueError) as error:
         raise RefusedError(f"{text}: {reason(error)}: name the text log of a run") from error
     runs = read_log(text).runs
-    finished = [run for run in runs if run.headline is not None]
+    finished = [run for run in runs if headline(run) is not None]
     if not runs:
         raise RefusedError(f"{text}: no run in it: name logs/<RUN_ID>.txt")
     if not finished:
@@ -113,9 +122,9 @@ def read(path: Path) -> Log:
             f"{text}: {runs[-1].status} at step {runs[-1].last_step}: {why}: name a finished run"
         )
     run = finished[-1]
-    seed = run.seed if run.seed is not None else run.seed_in_name
+    seed = run.known_seed
     if seed is None:
-        raise RefusedError(f"{text}: it does not tell its seed: rename it to train_seed<N>.log")
+        raise RefusedError(f"{text}: it does not say its seed: rename it to train_seed<N>.log")
     return Log(text, data, run, seed, {**run.hardware, **run.versions})
 
 
@@ -149,23 +158,34 @@ def source_to_ship(logs: Sequence[Log], script: Path | None) -> bytes:
 
 def name_logs(logs: Sequence[Log], track: str) -> None:
     """Sorts the logs into arms, the first log's first, and names them for the folder."""
-    told = [telling(log.run.config, log.run) for log in logs]
-    common = set.intersection(*map(set, told))
-    varied = [name for name in told[0] if name in common and len({str(t[name]) for t in told}) > 1]
+    configurations = [conditions(log.run) for log in logs]
+    varied = [
+        difference.name
+        for difference in differences([log.run for log in logs])[0]
+        if not difference.harmless
+        and not difference.unknown
+        and difference.name not in SURROUNDINGS
+    ]
+    # The lines on input say again what settings say.
+    varied = [name for name in varied if "_io_" not in name] or varied
     if varied and track == RECORD:
-        words = f"{varied[0]} ({' | '.join(dict.fromkeys(str(one[varied[0]]) for one in told))})"
-        raise RefusedError(f"the logs differ in {words}: name those of one configuration")
-    arms = list(dict.fromkeys(tuple(str(one[name]) for name in varied) for one in told))
-    for log, one in zip(logs, told, strict=True):
-        values = tuple(str(one[name]) for name in varied)
-        if values != arms[0]:
-            words = [f"{name}{value_word(one[name])}" for name in varied]
-            plain = "-".join(re.sub(r"[^A-Za-z0-9._+]", "", word) for word in words)
-            short = len(words) <= 3 and len(plain) <= 60
-            log.arm = plain if short else f"arm{arms.index(values) + 1}"
-        arm = f"{log.arm}_" if log.arm else ""
-        log.name = "train.log" if len(logs) == 1 else f"train_{arm}seed{log.seed}.log"
-        twins = [two for two in logs if two.name == log.name and two is not log]
+        given = dict.fromkeys(str(values[varied[0]]) for values in configurations)
+        raise RefusedError(
+            f"the logs differ in {varied[0]} ({' | '.join(given)}): name those of one configuration"
+        )
+    arms = list(
+        dict.fromkeys(tuple(str(values[name]) for name in varied) for values in configurations)
+    )
+    for log, values in zip(logs, configurations, strict=True):
+        arm = tuple(str(values[name]) for name in varied)
+        if arm != arms[0]:
+            parts = [f"{name}{value_word(values[name])}" for name in varied]
+            plain = "-".join(re.sub(r"[^A-Za-z0-9._+]", "", part) for part in parts)
+            short = len(parts) <= 3 and len(plain) <= 60
+            log.arm = plain if short else f"arm{arms.index(arm) + 1}"
+        prefix = f"{log.arm}_" if log.arm else ""
+        log.name = "train.log" if len(logs) == 1 else f"train_{prefix}seed{log.seed}.log"
+        twins = [other for other in logs if other.name == log.name and other is not log]
         if twins:
             raise RefusedError(
                 f"{log.path}: seed {log.seed} again, as {twins[0].path}: leave one out"
@@ -180,10 +200,15 @@ def value_word(value: object) -> str:
 
 
 def results(logs: Sequence[Log], key: str) -> list[float]:
-    return [getattr(log.run.headline, key) for log in logs]
+    return [getattr(headline(log.run), key) for log in logs]
+
+
+def model_size(run: Run) -> int | None:
+    return LoggedRun("", run).model_bytes
 
 
 def total_bytes(log: Log, source: bytes) -> int | None:
+    """Of the model and the script that is shipped, whichever one the log counts."""
     size = model_size(log.run)
     return log.run.sizes.total if size is None else size + len(source)
 
@@ -191,7 +216,7 @@ def total_bytes(log: Log, source: bytes) -> int | None:
 def submission(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> dict[str, Any]:
     """submission.json from the logs of the submitted arm."""
     totals = [total for log in logs if (total := total_bytes(log, source)) is not None]
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "author": options.author.strip(),
         "github_id": options.github_id.strip(),
         "name": options.name.strip(),
@@ -200,12 +225,12 @@ def submission(options: argparse.Namespace, logs: Sequence[Log], source: bytes) 
         "track": "10min_16mb" if options.track == RECORD else "non_record_16mb",
     }
     for key in ("val_loss", "val_bpb"):
-        values = results(logs, key)
-        if None not in values:
-            found[key] = round(mean(values), 8)
-            if len(values) > 1:
-                found[f"{key}_std"] = round(stdev(values), 8)
-    found |= {
+        of_seeds = results(logs, key)
+        if None not in of_seeds:
+            values[key] = round(mean(of_seeds), 8)
+            if len(of_seeds) > 1:
+                values[f"{key}_std"] = round(stdev(of_seeds), 8)
+    values |= {
         "bytes_total": max(totals, default=None),
         "bytes_code": len(source),
         "seeds": [log.seed for log in logs],
@@ -213,22 +238,23 @@ def submission(options: argparse.Namespace, logs: Sequence[Log], source: bytes) 
         "hardware": hardware(logs[0]),
         "pytorch_version": logs[0].machine.get("torch"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def seed_result(log: Log, source: bytes) -> dict[str, Any]:
-    run, before = log.run, log.run.score("pre_quant")
-    found = {
-        "val_loss": run.headline.val_loss,
-        "val_bpb": run.headline.val_bpb,
+    run, result = log.run, headline(log.run)
+    before = score(run, "pre_quant")
+    values = {
+        "val_loss": result.val_loss,
+        "val_bpb": result.val_bpb,
         "pre_quant_val_bpb": before and before.val_bpb,
         "bytes_total": total_bytes(log, source),
         "artifact_bytes": model_size(run),
         "steps": run.last_step or None,
         "train_time_ms": run.train_time_ms,
-        "eval_time_ms": run.headline.eval_ms,
+        "eval_time_ms": result.eval_ms,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def hardware(log: Log) -> str | None:
@@ -236,15 +262,39 @@ def hardware(log: Log) -> str | None:
     return f"{log.run.world_size or 1}x {device}" if device else None
 
 
-def changed_settings(log: Log, source: bytes) -> dict[str, str]:
-    """The script's own settings that this run gave another value than the script does."""
-    found = {}
+@dataclass
+class Settings:
+    """The script's settings in a run, by upper-case name."""
+
+    changed: dict[str, str] = field(default_factory=dict)  # those that are not its defaults
+    unusable: dict[str, str] = field(default_factory=dict)  # values that the script cannot take
+    unknown: list[str] = field(default_factory=list)  # those that the log does not say
+
+
+def settings_of(log: Log, source: bytes) -> Settings:
+    result = Settings()
     for name, default in settings(look(source).text).items():
-        value = log.run.config.get(name, UNKNOWN)
-        if value is UNKNOWN or name in NOT_COMMAND or same_value(value, default):
+        if name in NOT_COMMAND:
             continue
-        found[name.upper()] = value_word(value)
-    return found
+        value = log.run.config.get(name, UNKNOWN)
+        if value is UNKNOWN:
+            result.unknown.append(name.upper())
+        elif not same_value(value, default.value):
+            kind = result.changed if takes(default, value) else result.unusable
+            kind[name.upper()] = value_word(value)
+    return result
+
+
+def takes(default: Default, value: object) -> bool:
+    """Can a script with this default take the value? Where it makes a number of it: a number."""
+    number = isinstance(default.value, (int, float)) or default.kind is not None
+    if not number:
+        return True
+    try:
+        (default.kind or float)(value_word(value))
+    except ValueError:
+        return False
+    return True
 
 
 def same_value(value: object, default: object) -> bool:
@@ -264,7 +314,7 @@ def command(logs: Sequence[Log], source: bytes) -> list[str]:
         last = last or (first.run.dataset or "NAME" if name == "data_path" else "")
         if name in taken and last:
             words.append(f"{name.upper()}={shlex.quote(f'../../../data/{folder}/{last}')}")
-    changed = changed_settings(first, source)
+    changed = settings_of(first, source).changed
     words += [f"{name}={shlex.quote(value)}" for name, value in changed.items()]
     ranks = first.run.world_size or 1
     launch = f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3"
@@ -274,6 +324,19 @@ def command(logs: Sequence[Log], source: bytes) -> list[str]:
         f"  {launch} train_gpt.py",
         "done",
     ]
+
+
+def left_out(log: Log, source: bytes) -> list[str]:
+    """What the command cannot hold, in lines for the README."""
+    of_log = settings_of(log, source)
+    result = [
+        f"{TODO}{name} is left out above: the log says {value!r}, which the script cannot take."
+        for name, value in of_log.unusable.items()
+    ]
+    if of_log.unknown:
+        names = ", ".join(of_log.unknown[:12]) + (" ..." if len(of_log.unknown) > 12 else "")
+        result.append(f"The logs do not say {names}: the script's defaults are used.")
+    return ["", *result] if result else []
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -286,15 +349,15 @@ def cell(value: float | None, form: str = "") -> str:
 
 
 def result_row(log: Log, source: bytes) -> list[str]:
-    run = log.run
-    times = (run.train_time_ms, run.headline.eval_ms)
+    run, result = log.run, headline(log.run)
+    times = (run.train_time_ms, result.eval_ms)
     return [
         log.name,
         str(log.seed),
         f"{run.last_step:,}",
         *(cell(None if ms is None else ms / 1e3, ",.1f") for ms in times),
-        cell(run.headline.val_loss, ".8f"),
-        cell(run.headline.val_bpb, ".8f"),
+        cell(result.val_loss, ".8f"),
+        cell(result.val_bpb, ".8f"),
         cell(model_size(run), ","),
         cell(total_bytes(log, source), ","),
     ]
@@ -310,6 +373,7 @@ def readme(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> s
     ]
     first = main[0]
     run, steps = first.run, first.run.steps
+    crc = steps[-1].data_crc if steps else None
     facts = {
         "data": f"{run.dataset or 'unknown'}, {cell(run.train_shards)} training shards, "
         f"{cell(run.val_tokens, ',')} validation tokens",
@@ -319,7 +383,7 @@ def readme(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> s
             for name in ("python", "torch", "cuda")
             if first.machine.get(name)
         ),
-        "data_crc": f"{steps[-1].data_crc or '-'} at step {steps[-1].step:,}" if steps else "-",
+        "data_crc": f"{crc} at step {steps[-1].step:,}" if crc else "not in the logs",
     }
     todo = f"{TODO}what was changed against which record, why it helps, what failed."
     return "\n".join(
@@ -331,7 +395,9 @@ def readme(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> s
             *([f"\nMean of {len(main)} seeds: {', '.join(means)}."] if means else []),
             f"\n## What was done\n\n{todo}\n\n## Run it again\n\nIn this folder:\n```bash",
             *command(main, source),
-            "```\n\n## Data and machine\n",
+            "```",
+            *left_out(first, source),
+            "\n## Data and machine\n",
             *(f"- {key}: {value or '-'}" for key, value in facts.items()),
             "",
         ]
@@ -339,6 +405,17 @@ def readme(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> s
 
 
 # --- the folder ---
+
+
+def refuse_too_large(logs: Sequence[Log], source: bytes) -> None:
+    """A readable script that is too large, but would fit packed: RefusedError says how."""
+    totals = [total for log in logs if (total := total_bytes(log, source)) is not None]
+    total, packed = max(totals, default=0), len(packed_form(source))
+    if total > CAP_BYTES >= total - len(source) + packed:
+        raise RefusedError(
+            f"code and model would be {total:,} bytes, more than {CAP_BYTES:,}: write the packed "
+            "script with package.py --pack train_gpt.py, and ship it: --script train_gpt_packed.py"
+        )
 
 
 def package(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> tuple[Path, Report]:
@@ -350,6 +427,7 @@ def package(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> 
     if os.path.lexists(target):
         raise RefusedError(f"{target}: exists: remove it, or give another --name or --date")
     main = [log for log in logs if not log.arm]
+    refuse_too_large(main, source)
     values = submission(options, main, source)
     files = {
         "train_gpt.py": source,
@@ -363,8 +441,8 @@ def package(options: argparse.Namespace, logs: Sequence[Log], source: bytes) -> 
         temporary.mkdir(parents=True)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
-        report = check_folder(temporary, Options(options.track), place=target)
-        if report.verdict != "refused":
+        report = check_folder(temporary, options.track, place=target)
+        if report.verdict != REFUSED:
             os.rename(temporary, target)
     except OSError as error:
         raise RefusedError(f"{target}: cannot be written: {reason(error)}") from error
@@ -452,11 +530,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = source_to_ship(logs, options.script)
         name_logs(logs, options.track)
         target, report = package(options, logs, source)
+    except ModuleNotFoundError as error:
+        print(f"error: {missing(error.name, INSTALL)}", file=sys.stderr)
+        return 2
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("\n".join(lines(report)))
-    if report.verdict == "refused":
+    if report.verdict == REFUSED:
         print(f"error: {target} was not made: see what was refused above", file=sys.stderr)
         return 1
     print(f"made {target}: write its README's TODO, then: git add {target}")
