@@ -207,7 +207,7 @@ def free_port() -> int:
 def config_of(**settings: object) -> train_gpt.Config:
     """A Config from environment-style names, as the script would read it;
     raises on values of a wrong type."""
-    config, faults, _ = train_gpt.read_config({k: str(v) for k, v in settings.items()})
+    config, faults = train_gpt.read_config({k: str(v) for k, v in settings.items()})
     assert not faults, faults
     return config
 
@@ -225,9 +225,12 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
     }
 
 
-def runtime_of(config: train_gpt.Config, rank: int = 0, world_size: int = 1) -> train_gpt.Runtime:
-    """A rank's Runtime, without signals and a process group."""
-    return train_gpt.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+def runtime_of(
+    config: train_gpt.Config, rank: int = 0, world_size: int = 1, trainer: Any = train_gpt
+) -> train_gpt.Runtime:
+    """A rank's Runtime, without signals and a process group. `trainer`: whose, the script's or an
+    edited one's."""
+    return trainer.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
 
 
 def open_pipeline(
@@ -235,7 +238,7 @@ def open_pipeline(
 ) -> train_gpt.Pipeline:
     """The pipeline of a split as the trainer builds it; `replaced`: some of its arguments."""
     runtime = replaced.pop("runtime", None) or runtime_of(config)
-    shards = replaced.pop("shards", None) or train_gpt.Shards(config, split)
+    shards = replaced.pop("shards", None) or train_gpt.open_shards(config, split)
     if split == "train":
         plan = train_gpt.BatchPlan.train(config, runtime, step)
     else:
@@ -267,8 +270,8 @@ class Recorder(train_gpt.RunLog):
 class SimulatedRanks:
     """Ranks that are threads of this process: their sums and broadcasts meet at a barrier."""
 
-    def __init__(self, config: train_gpt.Config, count: int) -> None:
-        self.runtimes = [runtime_of(config, rank, count) for rank in range(count)]
+    def __init__(self, config: train_gpt.Config, count: int, trainer: Any = train_gpt) -> None:
+        self.runtimes = [runtime_of(config, rank, count, trainer) for rank in range(count)]
         self.barrier, self.given = threading.Barrier(count), [None] * count
         self.sums = [0] * count  # how often each rank has reduced
         for runtime in self.runtimes:

@@ -1,7 +1,7 @@
-"""The record StepTime's operators: their values and gradients are the eager forms'.
+"""The recipes qkv_operator and mlp_operator: their values and gradients are the eager lines'.
 
 Without a GPU they run in Triton's interpreter, which Triton takes into use for a whole process:
-test_steptime_record.py starts this file with TRITON_INTERPRET=1. With one they run on it:
+test_recipes_steptime.py starts this file with TRITON_INTERPRET=1. With one they run on it:
 
     python3 -m pytest tests/steptime_operators.py
 """
@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from steptime import SMALL, config_of, load_record, open_log
+import torch.nn.functional as F
+from steptime import OPERATORS, SMALL, config_of, load, open_log
 from torch.library import opcheck
 
-record = load_record()
+script = load(*OPERATORS, "leaky_relu2")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 NEAR = 5e-6 if INTERPRETED else 2e-5  # of the largest number; a GPU adds up in another order
@@ -25,7 +26,6 @@ pytestmark = [
         not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA or TRITON_INTERPRET=1"
     ),
 ]
-slow = pytest.mark.slow  # the record is frozen: only another torch or triton can break these
 Tensors = list[torch.Tensor]
 
 
@@ -61,6 +61,20 @@ def assert_no_farther(found: Tensors, eager: Tensors, exact: Tensors) -> None:
         assert (a - c).norm() <= 1.1 * (b - c).norm() + 1e-3 * c.norm()
 
 
+def heads_eager(
+    x: torch.Tensor, weights: Tensors, gain: torch.Tensor, rotary: tuple[torch.Tensor, ...]
+) -> Tensors:
+    """What Attention does with x, in the script's own words."""
+    cos, sin = (t.to(x.dtype) for t in rotary)
+    q, k, v = (F.linear(x, weight).unflatten(-1, (-1, 2 * cos.size(-1))) for weight in weights)
+    q = script.rotate(script.rms_norm(q), cos, sin) * gain.to(q.dtype)[:, None]
+    return [q, script.rotate(script.rms_norm(k), cos, sin), v]
+
+
+def mlp_eager(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return F.linear(F.relu(F.linear(x, up)).square(), down)
+
+
 # Heads: batch, tokens, heads of queries, heads of keys, channels of a head.
 
 
@@ -85,9 +99,7 @@ def heads_of(
 
 
 def both_heads(sizes: tuple[int, ...], **how: Any) -> tuple[Tensors, Tensors]:
-    found, wanted = (
-        heads_of(form, sizes, **how) for form in (record.heads_operator, record.heads_eager)
-    )
+    found, wanted = (heads_of(form, sizes, **how) for form in (script.heads_operator, heads_eager))
     return found, wanted
 
 
@@ -98,8 +110,8 @@ def both_heads(sizes: tuple[int, ...], **how: Any) -> tuple[Tensors, Tensors]:
         (3, 5, 2, 1, 64),
         (2, 7, 3, 1, 20),
         (1, 1, 1, 1, 2),
-        pytest.param((1, 8, 4, 4, 16), marks=slow),
-        pytest.param((2, 16, 6, 2, 24), marks=slow),
+        (1, 8, 4, 4, 16),
+        (2, 16, 6, 2, 24),
     ],
     ids=str,
 )
@@ -120,7 +132,7 @@ def test_heads_take_gradients_in_any_memory_order_and_gains_of_zero() -> None:
 
 def test_heads_in_bfloat16() -> None:
     found, eager = both_heads((2, 13, 4, 2, 32), dtype=torch.bfloat16)
-    assert_no_farther(found, eager, heads_of(record.heads_eager, (2, 13, 4, 2, 32)))
+    assert_no_farther(found, eager, heads_of(heads_eager, (2, 13, 4, 2, 32)))
 
 
 # The MLP: rows (one size or two), channels, hidden channels.
@@ -139,7 +151,7 @@ def mlp_of(
 
 
 def both_mlps(sizes: tuple[int, ...], **how: Any) -> tuple[Tensors, Tensors]:
-    found, wanted = (mlp_of(form, sizes, **how) for form in (record.mlp_operator, record.mlp_eager))
+    found, wanted = (mlp_of(form, sizes, **how) for form in (script.mlp_operator, mlp_eager))
     return found, wanted
 
 
@@ -149,8 +161,8 @@ def both_mlps(sizes: tuple[int, ...], **how: Any) -> tuple[Tensors, Tensors]:
         (1, 1, 3, 5),
         (2, 33, 40, 72),
         (70, 24, 33),
-        pytest.param((2, 32, 32, 64), marks=slow),
-        pytest.param((3, 11, 65, 31), marks=slow),
+        (2, 32, 32, 64),
+        (3, 11, 65, 31),
     ],
     ids=str,
 )
@@ -163,7 +175,7 @@ def test_the_mlp_takes_gradients_and_weights_in_any_memory_order() -> None:
     inputs = [draw(5, 24), draw(24, 40).t(), draw(40, 24).t()]
     assert not inputs[1].is_contiguous() and not inputs[2].is_contiguous()
     found, wanted = (
-        with_gradients(inputs, form(*inputs)) for form in (record.mlp_operator, record.mlp_eager)
+        with_gradients(inputs, form(*inputs)) for form in (script.mlp_operator, mlp_eager)
     )
     assert_near(found, wanted)
 
@@ -171,24 +183,23 @@ def test_the_mlp_takes_gradients_and_weights_in_any_memory_order() -> None:
 def test_the_mlp_in_half_precision() -> None:
     """float16: the interpreter multiplies no matrices of bfloat16."""
     found, eager = both_mlps((2, 33, 40, 72), dtype=torch.float16)
-    assert_no_farther(found, eager, mlp_of(record.mlp_eager, (2, 33, 40, 72)))
+    assert_no_farther(found, eager, mlp_of(mlp_eager, (2, 33, 40, 72)))
 
 
 def test_the_mlp_keeps_what_is_not_a_number() -> None:
     x, up = torch.ones(3, 8, device=DEVICE), torch.ones(16, 8, device=DEVICE)
     x[1, 2] = float("nan")
-    _, a = record.mlp(x, up, torch.ones(8, 16, device=DEVICE))
+    _, a = script.mlp(x, up, torch.ones(8, 16, device=DEVICE))
     assert a[1].isnan().all() and not a[[0, 2]].isnan().any()
 
 
-@slow
 def test_operators_are_registered_as_torch_wants_them() -> None:
-    operators = torch.ops.steptime
+    operators = torch.ops.recipes
     packed, gain = draw(2, 9, 7 * 16), draw(3)
     cos, sin = draw(9, 1, 8).detach(), draw(9, 1, 8, seed=1).detach()
     opcheck(operators.heads.default, (packed, gain, cos, sin, 2))
     plain = packed.detach(), gain.detach(), cos, sin
-    grads = [torch.ones_like(t) for t in record.heads(*plain, 2)]
+    grads = [torch.ones_like(t) for t in script.heads(*plain, 2)]
     opcheck(operators.heads_gradient.default, (grads, *plain))
     inputs = draw(2, 5, 24), draw(40, 24), draw(24, 40)
     opcheck(operators.mlp.default, inputs)
@@ -202,17 +213,17 @@ def test_operators_are_registered_as_torch_wants_them() -> None:
 
 def make_model(**settings: Any) -> tuple[torch.nn.Module, Any]:
     """A GPT whose weights are all random: those that begin at zero hide attention and MLP."""
-    config, log = config_of(**SMALL, **settings), open_log()
+    config, log = config_of(script, **SMALL, **settings), open_log(script)
     torch.manual_seed(3)
-    model = record.GPT(config, torch.float32).to(DEVICE)
+    model = script.GPT(config, torch.float32).to(DEVICE)
     with torch.no_grad():
         for p in model.parameters():
             p += 0.1 * draw(*p.shape)
-    runtime = record.Runtime(config, {})
+    runtime = script.Runtime(config, {})
     runtime.device = torch.device(DEVICE)
     if DEVICE == "cuda":  # so that the trial is of the dtype of runs; the model here is in float32
         runtime.dtype = torch.bfloat16
-    record.use_operators(model, config, runtime, log)
+    script.use_operators(model, config, runtime, log)
     return model, log
 
 
@@ -223,23 +234,24 @@ def loss_and_gradients(model: torch.nn.Module, run: Callable | None = None) -> T
     return [loss.detach(), *(p.grad for p in model.parameters())]
 
 
-@pytest.mark.parametrize("used", ["mlp", "qkv", "qkv+mlp"])
-def test_the_model_with_operators_is_the_eager_one(used: str) -> None:
-    asked = {f"{name.upper()}_OPERATOR": 1 for name in used.split("+")}
-    model, log = make_model(**asked)
-    assert log.lines == [f"operators:{used}"]
+GRADIENTS = {"qkv_operator": "heads_gradient", "mlp_operator": "mlp_gradient"}
+
+
+@pytest.mark.parametrize("used", [OPERATORS[:1], OPERATORS[1:], OPERATORS], ids="+".join)
+def test_the_model_with_operators_is_the_eager_one(used: tuple[str, ...]) -> None:
+    model, log = make_model(**{name.upper(): 1 for name in used})
+    assert log.lines == [f"operators:{'+'.join(used)}"]
     with torch.profiler.profile() as profiler:
         found = loss_and_gradients(model)
     called = {event.key for event in profiler.key_averages()}
-    assert {
-        "qkv": "steptime::heads_gradient" in called,
-        "mlp": "steptime::mlp_gradient" in called,
-    } == {name: name in used for name in ("qkv", "mlp")}
-    for a, b in zip(found, loss_and_gradients(make_model()[0]), strict=True):
+    for name, operator in GRADIENTS.items():
+        assert (f"recipes::{operator}" in called) == (name in used)
+    eager, log = make_model()
+    assert log.lines == []
+    for a, b in zip(found, loss_and_gradients(eager), strict=True):
         assert b.norm() > 0 and (a - b).norm() <= 1e-5 * b.norm()
 
 
-@slow
 def test_a_compiled_model_is_one_graph_with_the_operators_in_it() -> None:
     graphs = []
 
@@ -254,7 +266,7 @@ def test_a_compiled_model_is_one_graph_with_the_operators_in_it() -> None:
         assert (a - b).norm() <= 1e-5 * b.norm()
     assert len(graphs) == 1
     for name in ("heads", "mlp"):
-        assert graphs[0].count(f"= torch.ops.steptime.{name}(") == SMALL["NUM_LAYERS"]
+        assert graphs[0].count(f"= torch.ops.recipes.{name}(") == SMALL["NUM_LAYERS"]
 
 
 # What does not work is eager.
@@ -278,25 +290,34 @@ class Fills:
 @pytest.mark.parametrize(
     "name, part, number",
     [
-        ("qkv", "heads_gradient_kernel", 0.0),
-        ("mlp", "relu2_kernel", float("nan")),
-        pytest.param("qkv", "heads_kernel", 0.0, marks=slow),
+        ("qkv_operator", "heads_gradient_kernel", 0.0),
+        ("mlp_operator", "relu2_kernel", float("nan")),
+        ("qkv_operator", "heads_kernel", 0.0),
     ],
 )
 def test_an_operator_with_other_values_is_eager_after_one_warning(
     name: str, part: str, number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, part, Fills(number))
+    monkeypatch.setattr(script, part, Fills(number))
     _, log = make_model(QKV_OPERATOR=1, MLP_OPERATOR=1)
-    other = {"qkv": "mlp", "mlp": "qkv"}[name]
+    [other] = {*OPERATORS} - {name}
     assert log.lines[1:] == [f"operators:{other}"]
-    said = f"warning: operator {name} does not work here, so eager: it is off by "
+    said = f"warning: {name} does not work here, so eager: it is off by "
     assert log.lines[0].startswith(said)
 
 
+def test_an_operator_is_eager_where_another_recipe_changes_its_lines() -> None:
+    """The trial compares with the script's own lines: here the recipe leaky_relu2 is on."""
+    model, log = make_model(QKV_OPERATOR=1, MLP_OPERATOR=1, LEAKY_SLOPE=0.5)
+    assert log.lines[0].startswith("warning: mlp_operator does not work here, so eager: it is off")
+    assert log.lines[1:] == ["operators:qkv_operator"]
+    assert model.blocks[0].attn.operator and not model.blocks[0].mlp.operator
+
+
 def test_a_trial_draws_no_number_of_the_runs() -> None:
-    config = config_of(**SMALL)
-    runtime = record.Runtime(config, {})
+    torch.manual_seed(5)
     before = torch.get_rng_state()
-    record.operator_fault(record.mlp_eager, record.mlp_operator, config, runtime)
+    config = config_of(script, **SMALL)
+    for name in OPERATORS:
+        script.operator_fault(name, config, script.Runtime(config, {}))
     assert torch.equal(torch.get_rng_state(), before)

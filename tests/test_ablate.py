@@ -30,11 +30,11 @@ sys.path.append(str(ROOT / "logs"))
 import ablate  # noqa: E402  (the room is no package)
 import launch  # noqa: E402
 import preflight  # noqa: E402
-import stats  # noqa: E402
+from significance import paired  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 TOOL, PREFLIGHT = ROOT / "logs" / "ablate.py", ROOT / "logs" / "preflight.py"
-DRAW = ablate.compare.draw  # slow: only where a test asks for it
+DRAW = ablate.draw  # slow: only where a test asks for it
 # Writes logs as train_gpt.py does.
 # Times and losses follow from the settings; FAKE_* say how to misbehave.
 FAKE = r"""
@@ -75,6 +75,7 @@ with open(E["JOURNAL"], "a") as journal:
     names = ("RUN_ID", "SEED", "KNOB", "ITERATIONS", "DATA_PATH", "MAX_WALLCLOCK_SECONDS",
              "TRAIN_PREFETCH", "VAL_COPY_STREAM", "VAL_TOKENS", "CHECKPOINT_EVERY")
     seen = {"cwd": os.getcwd(), "pid": os.getpid(), **{name: E.get(name) for name in names}}
+    seen["script"] = sys.argv[0]
     print(json.dumps(seen), file=journal)
 started = len(open(E["JOURNAL"]).readlines())
 Path("logs").mkdir()
@@ -113,6 +114,8 @@ for step in [s for s in range(1, N + 1) if s <= 10 or s % 10 == 0]:
     line(f"step:{step}/{N} train_loss:{now!r} train_time:{step * pace!r}ms data_crc:{crc}")
 line(f"step:{N}/{N} val_loss:{loss!r} val_bpb:{loss / math.log(2) / 2!r} train_time:{N * pace!r}ms")
 line(f"timing_train_loop_ms:{N * pace!r}ms timing_val_total_ms:70ms")
+wait = (1, 12)[off] + seed % 3 / 10
+line(f"input_wait total:{N * wait!r}ms share:{100 * wait / pace:.3f}% slowest:1 epochs:0.1")
 line("peak memory allocated: 5 MiB reserved: 6 MiB")
 line("Code size: 900 bytes\nSerialized model int8+zlib: 3000 bytes")
 line("Total submission size int8+zlib: 3900 bytes")
@@ -162,7 +165,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JOURNAL", str(tmp_path / "journal"))
-    monkeypatch.setattr(ablate.compare, "draw", lambda *_: "no picture in tests")
+    monkeypatch.setattr(ablate, "draw", lambda *_: "no picture in tests")
     return Place(tmp_path, call)
 
 
@@ -202,7 +205,10 @@ def test_run_ids_are_names_of_files_and_differ() -> None:
         (("--vary", "KNOB=0,1", "--seeds", "0"), "one at least"),
         (("--vary", "KNOB=0,1", "--seeds", "4,4"), "each once"),
         (("--vary", "KNOB=0,1", "--sed", "3"), "--help lists"),
-        ((), "required: --vary"),
+        ((), "nothing varies: name --vary"),
+        (("--script", "fake.py,gone.py"), "gone.py: no such script"),
+        (("--script", "fake.py,torch.py"), "torch is the name of a module"),
+        (("--script", "fake.py"), "or two scripts"),
         (("--vary", "TRAIN_PREFTECH=0,1"), "did you mean TRAIN_PREFETCH"),
         (("--vary", "KNOB=0,99"), "KNOB=99: set less"),
         (("--vary", "KNOB=0,98"), f"no_such_package is missing: run {sys.executable} -m pip"),
@@ -220,6 +226,7 @@ def test_a_command_that_is_missing_is_told(place: Place) -> None:
     for command, words in (
         (["--", "no-such-program", "fake.py"], "no-such-program: no such program"),
         ([], "after --"),
+        (["python3", "fake.py"], "error: put -- before the command: -- python3 fake.py\n"),
     ):
         code, _, err = place.call(ablate.main, *TWO, *command)
         assert code == 2 and words in err
@@ -231,7 +238,7 @@ def test_a_command_that_is_missing_is_told(place: Place) -> None:
 def test_every_run_has_its_variables_folder_and_logs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablate.compare, "draw", DRAW)
+    monkeypatch.setattr(ablate, "draw", DRAW)
     code, out, err = place(*TWO, "--seeds", "2", "--steps", "30", SEED="40", RUN_ID="mine")
     ids = ["knob-0_seed40", "knob-1_seed40", "knob-1_seed41", "knob-0_seed41"]
     assert (code, err) == (0, "") and place.started() == ids
@@ -249,7 +256,7 @@ def test_every_run_has_its_variables_folder_and_logs(
 def test_fixed_time_sets_the_cap_alone(place: Place) -> None:
     code, out, _ = place(*TWO, "--seeds", "1", "--seconds", "1.5", ITERATIONS="40")
     seen = {(s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"]) for s in place.starts()}
-    assert code == 0 and seen == {("40", "1.5")} and "one seed a pair" in out
+    assert code == 0 and seen == {("40", "1.5")} and "one seed per pair" in out
 
 
 def test_relative_paths_are_those_of_the_caller(place: Place) -> None:
@@ -348,7 +355,7 @@ def test_differences_are_paired_by_seed(place: Place) -> None:
     words = ("--seeds", ",".join(map(str, seeds)), "--steps", "20")
     code, out, _ = place(*TWO, *words, FAKE_DRIFT="0")
     found, verdict = place.difference("step time"), place.manifest["verdict"]
-    expected = stats.paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
+    expected = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
     assert (found["mean"], found["low"], found["high"]) == pytest.approx(
         (expected.difference, expected.low, expected.high)
     )
@@ -358,11 +365,37 @@ def test_differences_are_paired_by_seed(place: Place) -> None:
 
 
 def test_nothing_measurable_is_said_in_one_sentence(place: Place) -> None:
-    assert place(*OVERLAP)[0] == 0
-    assert place.manifest["verdict"].startswith(
-        "Verdict: no measurable difference between TRAIN_PREFETCH=0 and TRAIN_PREFETCH=1: step time"
-    )
+    code, out, _ = place("--vary", "MLP_MULT=2,3", "--out", "out")
+    assert code == 0 and "model_params" in out, "what follows from a setting is no fault"
+    words = "Verdict: no measurable difference between MLP_MULT=3 and MLP_MULT=2: step time"
+    assert place.manifest["verdict"].startswith(words)
     assert "validation time equal to the digit, loss equal" in place.manifest["verdict"]
+
+
+def test_the_wait_for_input_is_part_of_the_verdict(place: Place) -> None:
+    assert place(*OVERLAP)[0] == 0
+    words = "Verdict: TRAIN_PREFETCH=0 changes input wait by +11 ms per step (95 % interval +11 to"
+    assert place.manifest["verdict"].startswith(words)
+
+
+def test_scripts_take_turns_as_settings_do(place: Place) -> None:
+    """Each run has a copy of its script; one that has changed since is refused."""
+    other = place.folder / "ema.py"
+    other.write_text(FAKE.replace("pace = 50", "pace = 70"))
+    words = ("--script", "fake.py,ema.py", "--vary", "KNOB=0,1", "--out", "out", "--seeds", "2")
+    code, out, err = place(*words)
+    ids = ["script-fake_knob-0", "script-fake_knob-1", "script-ema_knob-0", "script-ema_knob-1"]
+    assert (code, err) == (0, "") and place.started()[:4] == [f"{name}_seed1337" for name in ids]
+    found = place.difference("step time")
+    assert found["arm"] == "fake.py KNOB=1" and found["mean"] == pytest.approx(10, abs=0.1)
+    found = [d for d in place.manifest["differences"] if d["metric"] == "step time"][1]
+    assert found["arm"] == "ema.py KNOB=0" and found["mean"] == pytest.approx(20, abs=0.1)
+    work = place.folder / "out" / "runs" / "script-ema_knob-0_seed1337"
+    assert (work / "ema.py").read_text() == other.read_text() and not (work / "fake.py").exists()
+    assert place.starts()[2]["script"] == str(work / "ema.py"), "the copy runs"
+    other.write_text(FAKE)
+    code, _, err = place(*words)
+    assert code == 2 and "ema.py was" in err and len(place.starts()) == 8
 
 
 def test_what_two_seeds_could_not_have_shown_is_said(place: Place) -> None:
@@ -370,18 +403,13 @@ def test_what_two_seeds_could_not_have_shown_is_said(place: Place) -> None:
     found = place.difference("step time")
     reach = (found["high"] - found["low"]) / 2
     assert code == 0 and not found["measurable"] and found["seen_from"] == pytest.approx(reach)
-    assert f"step time (with 2 seeds from {reach:.3g} ms on it would be seen)" in out
+    assert f"step time (2 seeds can detect a difference of {reach:.3g} ms or more)" in out
 
 
 def test_overlap_that_changes_the_data_is_no_ablation(place: Place) -> None:
     code, out, _ = place(*OVERLAP, "--seeds", "1,", FAKE_OTHER_DATA="1")
     words = "TRAIN_PREFETCH=0 is no ablation: it trained on other data (data_crc"
     assert code == 1 and words in out
-
-
-def test_what_follows_from_a_setting_is_no_other_difference(place: Place) -> None:
-    code, out, _ = place("--vary", "MLP_MULT=2,3", "--out", "out", "--seeds", "2")
-    assert "model_params" in out and code == 0 and "is no ablation" not in out
 
 
 # --- preflight ---
@@ -400,7 +428,7 @@ def test_preflight_passes_and_says_what_matters(place: Place) -> None:
         "2 train shards, 5,000 tokens",
         "data_crc 00000539 at step 20",
         "12 losses agree to the last digit",
-        "50.00 ms a step with overlap on, 50.00 off",
+        "note  time      50.00 ms per step with overlap on, 50.00 off: 10 steps each cannot tell",
         "about 1,999 steps fit MAX_WALLCLOCK_SECONDS=100, ITERATIONS=20 ends it first",
         "note  tokens    20,480 will be trained on: 4.10 passes",
         "5 MiB at the peak",
@@ -513,4 +541,4 @@ def test_our_trainer_passes_preflight(tmp_path: Path, ranks: int) -> None:
     assert f"{ranks} process" in done.stdout
     assert "12 losses agree to the last digit" in done.stdout
     assert "the same batches with overlap on and off" in done.stdout
-    assert "ms a step with overlap on" in done.stdout
+    assert "ms per step with overlap on" in done.stdout

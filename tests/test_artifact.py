@@ -1,14 +1,12 @@
 """The artifact has the challenge's layout and decodes within its error bound, files of the
-challenge's own script load, what was written is what is scored, a size over the cap is said; and a
-damaged or hostile file is refused in a line, at once, whatever it claims to hold."""
+challenge's own script load, what was written is what is scored, a size over the cap is said; a
+damaged file is refused in a line, and nothing in one is ever executed."""
 
 import errno
 import io
 import os
 import pickle
 import re
-import time
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,7 +137,8 @@ def challenge_file(
 def test_a_file_is_what_the_challenges_script_would_write() -> None:
     """Its parts, names and dtypes in its order, and, but for roundings, the numbers."""
     state = random_state()
-    data, payload, raw = tg.pack(state, config_of(**SHAPE))
+    data, payload, raw, stored = tg.pack(state, config_of(**SHAPE))
+    assert re.fullmatch("stored: 6 int8, 8 float16, 9 float32, mean error [0-9.]+ %", stored)
     assert zlib.compress(zlib.decompress(data), 9) == data
     file, (expected, _) = opened(data), challenge_file(state)
     assert list(file) == list(expected) == PARTS
@@ -220,21 +219,12 @@ def small_file(**changes: object) -> dict[str, Any]:
     }
 
 
-def memory_mib(word: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{word}:\s+(\d+)", status)[1]) >> 10
-
-
 def refusal(data: bytes) -> None:
-    """One line, in under a second and 200 MB."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
-    before, start = memory_mib("VmRSS"), time.process_time()
+    """One line."""
     with pytest.raises(tg.RunError) as caught:
         tg.unpack(data, SMALL)
-    spent, taken = time.process_time() - start, memory_mib("VmHWM") - before
     said = str(caught.value)
     assert "artifact" in said and len(said.splitlines()) == 1
-    assert spent < 1 and taken < 200, f"{spent:.1f} s, {taken} MiB: {said}"
 
 
 class Command:
@@ -245,26 +235,6 @@ class Command:
 
     def __reduce__(self) -> tuple[Any, tuple]:
         return os.mkdir, (str(self.path),)
-
-
-class Memory:
-    """Pickled, it takes memory where it is loaded; torch's own unpickler lets it."""
-
-    def __reduce__(self) -> tuple[Any, tuple]:
-        return bytearray, (1 << 29,)
-
-
-def zipped_anew(raw: bytes, packed: int, name: str = "data.pkl", pickled: bytes = b"") -> bytes:
-    """A file of torch.save's, packed otherwise; its pickle is `pickled` and called `name`."""
-    source = zipfile.ZipFile(io.BytesIO(raw))
-    with zipfile.ZipFile(buffer := io.BytesIO(), "w", packed) as file:
-        for entry in source.namelist():
-            content = source.read(entry)
-            if pickled and entry.endswith("data.pkl"):
-                entry, content = entry.replace("data.pkl", name), pickled
-            file.writestr(entry, content)
-        file.writestr("archive/noise", os.urandom(5000))  # does not get smaller
-    return zlib.compress(buffer.getvalue(), 1)
 
 
 def test_the_small_file_is_fine_before_it_is_damaged() -> None:
@@ -282,48 +252,6 @@ def test_a_file_that_would_run_a_command_runs_nothing(tmp_path: Path, wrap: str)
     assert not (tmp_path / "ran").exists()
     pickle.loads(pickle.dumps(command))
     assert (tmp_path / "ran").exists(), "the command would have left this"
-
-
-@pytest.mark.parametrize("packed", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-@pytest.mark.parametrize("name", ["data.pkl", "DATA.PKL"])  # torch finds it by either
-@pytest.mark.row("an artifact that asks for memory (..)", "refused without it")
-def test_a_pickle_that_asks_for_memory_gets_none(name: str, packed: int) -> None:
-    pickled = pickle.dumps({"quantized": {"a": Memory()}}, protocol=2)
-    refusal(zipped_anew(saved(small_file()), packed, name, pickled))
-
-
-def test_a_folder_of_such_a_name_asks_for_none() -> None:
-    content = {"settings": {"DATA_PATH": "data/bytearray_x", "RUN_ID": "bytearray"}}
-    assert tg.torch_load(saved(content)) == content
-
-
-@pytest.mark.parametrize("inner", [False, True])
-@pytest.mark.row("a small file that unpacks to 256 MB (..)", "refused without the memory")
-def test_a_file_that_unpacks_to_256_mb_is_refused(inner: bool) -> None:
-    if inner:
-        large = {"b": torch.ones(4), "more": torch.zeros(1 << 28, dtype=torch.int8)}
-        data = zipped_anew(saved(small_file(passthrough=large)), zipfile.ZIP_DEFLATED)
-    else:
-        packer, megabyte = zlib.compressobj(1), bytes(1 << 20)
-        data = b"".join(packer.compress(megabyte) for _ in range(256)) + packer.flush()
-    assert len(data) < 4 << 20
-    refusal(data)
-
-
-HUGE = 1 << 27  # elements, of a tensor that repeats one value: a few bytes in the file
-PRETENDED = {
-    "quantized": ("a", torch.zeros(1, 1, dtype=torch.int8).expand(2, HUGE // 2)),
-    "passthrough": ("b", torch.zeros(1).half().expand(HUGE)),
-    "scales": ("a", torch.zeros(1).half().expand(HUGE)),
-}
-
-
-@pytest.mark.parametrize("part", PRETENDED)
-@pytest.mark.row("a tensor that pretends to be huge (..)", "refused without the memory")
-def test_a_tensor_that_pretends_to_be_huge_takes_no_memory(part: str) -> None:
-    data = artifact_of(small_file(**{part: dict([PRETENDED[part]])}))
-    assert len(data) < 10_000
-    refusal(data)
 
 
 WRONG = {

@@ -221,6 +221,17 @@ def test_the_gate(steps: ModuleType, changes: dict, words: str) -> None:
     assert passed == (not words) and words in said
 
 
+def test_an_arm_of_recipes_is_ours_with_them_switched_on(steps: ModuleType, tmp_path: Path) -> None:
+    names = ["cast_once", "muon_one_bank"]
+    path, switches = steps.with_recipes(ROOT / "train_gpt.py", names, tmp_path)
+    assert switches == ["CAST_ONCE=1", "FOLD_ONCE=1", "MUON_ONE_BANK=1"]
+    for setting in switches:
+        assert f"    {setting[:-2].lower()}: bool = False" in path.read_text("utf-8")
+    said = bench(tmp_path, "--recipe", "cast_once+no_such")
+    assert said.returncode == 1 and len(said.stderr.splitlines()) == 1
+    assert "--recipe cast_once+no_such: no_such: no such recipe" in said.stderr
+
+
 def test_other_losses_fail_the_command(tmp_path: Path) -> None:
     ours = write_script(tmp_path, "mine", "6.9 -", "6.902 -")
     said = bench(tmp_path, "--ours", ours, "--against", write_script(tmp_path, "theirs"))
@@ -274,9 +285,9 @@ def test_ranks_are_processes_and_end_with_the_first_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--validation", "--passes", "1"]])
 def test_the_trainer_itself(tmp_path: Path, corpus: Corpus, mode: list[str]) -> None:
-    """Two copies of it are the same mathematics, on a CPU to the last digit."""
+    """With a recipe it is the same mathematics, on a CPU to the last digit."""
     settings = {**corpus.env, "VOCAB_SIZE": 300, "DEVICE": "cpu", "GRAD_ACCUM_STEPS": 1}
-    against = [] if mode else ["--against", ROOT / "train_gpt.py"]
+    against = [] if mode else ["--recipe", "exchange_shards"]
     said = bench(tmp_path, *against, *mode, **settings)
     assert said.returncode == 0, said.stdout + said.stderr
     header, *losses = said.stdout.split("loss at step")[1].splitlines()[: 2 if mode else 3]

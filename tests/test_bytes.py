@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def train_tokenizer(folder: Path, **more: object) -> Path:
 class Tokenizer:
     def __init__(self, path: Path) -> None:
         self.path, self.model = path, sentencepiece.SentencePieceProcessor(model_file=str(path))
-        self.table = tg.ByteTable.load(str(path))
+        self.table = tg.ByteTable.load(str(path), path.read_bytes())
 
     def stream(self, documents: list[str]) -> np.ndarray:
         """What a shard holds: every document after its BOS."""
@@ -55,7 +56,7 @@ class Tokenizer:
 
     def counted(self, documents: list[str]) -> int:
         tokens = self.stream(documents)
-        return int(self.table.count(tokens[:-1], tokens[1:]))
+        return int(self.table.count(tokens[:-1], tokens[1:].astype(np.int64)))
 
     def written(self, documents: list[str]) -> int:
         """UTF-8 bytes of the documents as the tokens write them."""
@@ -170,12 +171,20 @@ def test_tensors_and_arrays_count_as_one_by_one(
     table = tokenizer.table
     previous, target = np.random.default_rng(seed).integers(0, len(table.base), (2, *shape))
     on_device = tg.ByteTable(*map(torch.tensor, table))
-    pairs = zip(previous.ravel().tolist(), target.ravel().tolist(), strict=True)
-    one_by_one = sum(
-        int(table.base[t]) + int(table.leading_space[t] and not table.boundary[p]) for p, t in pairs
-    )
+    pairs = list(zip(previous.ravel().tolist(), target.ravel().tolist(), strict=True))
+
+    def count(before: int, after: int) -> int:
+        space = table.leading_space[after] and not table.boundary[before]
+        return int(table.base[after]) + int(space)
+
+    one_by_one = sum(count(*pair) for pair in pairs)
     assert on_device.count(torch.from_numpy(previous), torch.from_numpy(target)) == one_by_one
-    assert table.count(previous.astype(np.uint16), target.astype(np.uint16)) == one_by_one
+    assert table.count(previous, target) == one_by_one
+    unscored = np.where(target % 2, target, -100)
+    kept = [pair for pair in pairs if pair[1] % 2]
+    one_by_one = sum(count(*pair) for pair in kept)
+    assert table.count(previous, unscored) == one_by_one
+    assert on_device.count(torch.from_numpy(previous), torch.from_numpy(unscored)) == one_by_one
 
 
 # --- Byte tokenizers -----------------------------------------------------------------------------
@@ -193,11 +202,12 @@ def json_file(folder: Path, offset: int, form: str) -> Path:
 def test_a_byte_tokenizer_counts_one_byte_a_token_and_none_for_controls(
     tmp_path: Path, offset: int, form: str
 ) -> None:
-    table = tg.ByteTable.load(str(json_file(tmp_path, offset, form)))
+    path = json_file(tmp_path, offset, form)
+    table = tg.ByteTable.load(str(path), path.read_bytes())
     assert table.base.tolist() == [0] * offset + [1] * 256
     assert table.boundary.tolist() == [True] * offset + [False] * 256
     assert len(table.leading_space) == len(table.base) and not table.leading_space.any()
-    text = np.frombuffer("na\u00efve \U0001f600".encode(), np.uint8) + np.uint16(offset)
+    text = np.frombuffer("na\u00efve \U0001f600".encode(), np.uint8) + np.int64(offset)
     assert table.count(text, text) == len(text)
 
 
@@ -236,35 +246,50 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
         (data / "tokenizer.sha256").write_text(line)
         faults = tg.find_faults(config_of(**env), 1, {})
         assert len(faults) == refused, faults
-    assert f"set {tmp_path}/tokenizers/right.model" in faults[0] and "\n" not in faults[0]
+    made_by = tmp_path / "tokenizers" / "right.model"
+    assert f"{made_by} is missing" in faults[0] and "\n" not in faults[0]
+    made_by.parent.mkdir()
+    made_by.touch()
+    assert f"set {made_by}" in tg.find_faults(config_of(**env), 1, {})[0]
+    for garbage in ("", "no checksum", right):
+        (data / "tokenizer.sha256").write_text(garbage)
+        [fault] = tg.find_faults(config_of(**env), 1, {})
+        assert f"{data}/tokenizer.sha256: not what sha256sum writes" in fault
 
 
 # --- Validation ----------------------------------------------------------------------------------
 
 
-def test_bits_per_byte_are_the_bits_over_the_bytes_which_are_counted_once(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("masked", [False, True])
+def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, masked: bool
 ) -> None:
-    """Over all ranks' parts of the split, of which the last batch is not full."""
-    calls, count = [], tg.ByteTable.count
-    monkeypatch.setattr(
-        tg.ByteTable, "count", lambda *arguments: calls.append(1) or count(*arguments)
-    )
+    """Over all ranks' parts of the split, of which the last batch is not full. An edit of `widen`
+    alone scores less: here every other target."""
+    widen = tg.BatchPlan.widen
+
+    def every_other(plan: tg.BatchPlan, rows: range, tokens: Any, x: Any, y: Any) -> None:
+        widen(plan, rows, tokens, x, y)
+        y[:, ::2] = -100
+
+    if masked:
+        monkeypatch.setattr(tg.BatchPlan, "widen", every_other)
     config = config_of(**{**SMALL_MODEL, **corpus.env, "VAL_BATCH_SIZE": 32 * 7})
     validation = tg.Validation(config, runtime_of(config), Recorder(), lambda _: nullcontext())
     rows = (len(corpus.val) - 1) // 32
-    assert rows % 7 and validation.tokens == 32 * rows
+    assert rows % 7 and validation.targets == 32 * rows
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y[y >= 0].float().mean() / 100  # in nats: a hundredth of the target
 
-    table, tokens = tg.ByteTable.load(str(corpus.tokenizer)), corpus.val[: 32 * rows + 1]
-    pairs = zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True)
+    table = tg.ByteTable.load(str(corpus.tokenizer), corpus.tokenizer.read_bytes())
+    tokens = corpus.val[: 32 * rows + 1]
+    pairs = list(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
+    pairs = pairs[1::2] if masked else pairs
     spaces = table.leading_space
     size = sum(int(table.base[t]) + bool(spaces[t] and not table.boundary[p]) for p, t in pairs)
-    nats = tokens[1:].astype(np.float64).sum() / 100
-    for repeated in range(3):
+    nats = sum(target for _, target in pairs) / 100
+    for _ in range(2):
         val_loss, val_bpb, _ = validation.evaluate(loss, "step_0")
-        assert val_loss == pytest.approx(nats / (32 * rows), rel=1e-6)
+        assert val_loss == pytest.approx(nats / len(pairs), rel=1e-6)
         assert val_bpb == pytest.approx(nats / math.log(2) / size, rel=1e-6)
-        assert validation.bytes == size and len(calls) == math.ceil(rows / 7), repeated

@@ -28,6 +28,7 @@ BOUND = {  # what decides shapes and data, and another value of it
     "TIE_EMBEDDINGS": 0,
     "ROPE_BASE": 5000,
     "LOGIT_SOFTCAP": 20,
+    "CONTROL_TENSOR_NAME_PATTERNS": "q_gain,resid_mix",
 }
 
 
@@ -85,7 +86,8 @@ def numbers_of(state: object) -> list[object]:
 def assert_same_state(mine: dict, theirs: dict) -> None:
     """All of a checkpoint to the bit, but for clocks and settings."""
     assert mine.keys() == theirs.keys()
-    for name in mine.keys() - {"train_ms", "val_ms", "settings"}:
+    mine, theirs = ({**state, **state["held"]} for state in (mine, theirs))
+    for name in mine.keys() - {"train_ms", "val_ms", "logged", "settings", "held"}:
         assert numbers_of(mine[name]) == numbers_of(theirs[name]), name
 
 
@@ -147,7 +149,7 @@ def test_what_is_not_bound_may_change_and_takes_effect(
     said = {"MATRIX_LR": "0.04", "SCALAR_LR": "0.04", "ITERATIONS": "12", "CHECKPOINT_EVERY": "3"}
     assert changed == said | {"TRAIN_PREFETCH_QUEUE": "8"}
     assert "MATRIX_LR was 0.04, is 0.0" in line
-    before, after = reference.load(6)["model"], run.load(10)["model"]
+    before, after = reference.load(6)["held"]["model"], run.load(10)["held"]["model"]
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"tok_emb.weight"}
 
@@ -169,13 +171,15 @@ def test_training_does_not_wait_for_a_busy_disk(
     tmp_path: Path, data: dict, reference: Live
 ) -> None:
     """The first file takes until the last step is over; those that come due meanwhile are not
-    begun. The run's end waits for it."""
+    begun, but for the last one, which comes after it. The run's end waits for both."""
     fault = {"kind": "hold", "place": "fsync", "call": 1}
     run = Live(tmp_path, 0, fault, **data).until_line("step:12/12 val_loss")
     assert run.checkpoints() == []
     run.until_line("final_int8_zlib_roundtrip_exact").go().finish()
     skipped = re.findall(r"^warning: no checkpoint of step (\d+): .*busy", run.out, re.MULTILINE)
-    assert (skipped, run.checkpoints()) == (["6", "9", "12"], [3])
+    assert (skipped, run.checkpoints()) == (["6", "9", "12"], [3, 12]), (
+        "the last one comes after it"
+    )
     assert_same_result(run, reference, exact=True)
 
 
@@ -208,7 +212,7 @@ def test_what_is_bound_is_refused_field_by_field(
     line = refusal(folder, **data | other | {"RESUME": "auto"})
     assert line.startswith("RESUME=checkpoints/r/step_00000012.pt: of another configuration: ")
     named = dict(re.findall(r"(\w+) was (\S+), is", line))
-    theirs = {**train_gpt.Config().texts(), **config_of(**data).texts()}
+    theirs = {**train_gpt.Config().as_text(), **config_of(**data).as_text()}
     assert named == {name: theirs[name] for name in other}
     assert "SEED was 1337, is 7" in line
     assert (folder / "logs" / "r.txt").read_text() == old[0]
@@ -225,7 +229,7 @@ def test_data_that_has_moved_is_the_same(tmp_path: Path, data: dict, reference: 
 
 
 @pytest.mark.row(
-    "RESUME where a shard has come before others", "refused by name; one behind them may come"
+    "RESUME where the shards so far are others", "refused by name; one after them may come"
 )
 def test_the_shards_so_far_are_bound(tmp_path: Path, data: dict, reference: Live) -> None:
     folder = tmp_path / Path(data["DATA_PATH"]).name
@@ -235,8 +239,15 @@ def test_the_shards_so_far_are_bound(tmp_path: Path, data: dict, reference: Live
     first = folder / "fineweb_train_000000.bin"
     shutil.copy(first, folder / "fineweb_train_000009.bin")
     train_gpt.find_checkpoint(config)
+    tokens = first.read_bytes()
+    first.write_bytes(tokens[:-2] + b"\7\1")  # as many tokens as before
+    with pytest.raises(train_gpt.RunError, match="is .fineweb_train_000000.bin, 30000"):
+        train_gpt.find_checkpoint(config)
+    first.write_bytes(tokens)
     shutil.copy(first, folder / "fineweb_train_00000.bin")
-    with pytest.raises(train_gpt.RunError, match="000000.bin is fineweb_train_00000.bin now"):
+    with pytest.raises(
+        train_gpt.RunError, match=r"\(fineweb_train_000000.bin, .*is \(fineweb_train_00000.bin, "
+    ):
         train_gpt.find_checkpoint(config)
 
 
@@ -293,12 +304,76 @@ def test_a_file_from_others_is_refused_and_nothing_executed(
 
 
 @pytest.mark.parametrize("part", ["model", "adam", "muon", "step"])
-@pytest.mark.row("a checkpoint without ..", "refused before the old log is touched")
+@pytest.mark.row("a checkpoint without ..", "refused in one line")
 def test_a_checkpoint_of_another_script_is_refused(
     tmp_path: Path, data: dict, reference: Live, part: str
 ) -> None:
     state = reference.load(12)
-    del state[part]
+    del (state if part == "step" else state["held"])[part]
     torch.save(state, tmp_path / "other.pt")
     line = refusal(tmp_path / "run", **data | {"RESUME": tmp_path / "other.pt"})
-    assert line.startswith(f"RESUME={tmp_path}/other.pt: of another script: ")
+    assert line.startswith(f"RESUME={tmp_path}/other.pt: ")
+    words = {"step": "no checkpoint: 'step'", "model": "of another script"}
+    assert words.get(part, f"this Trainer differs in {part}") in line
+
+
+def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict, reference: Live) -> None:
+    """Without CHECKPOINT_EVERY, too: RESUME=auto keeps the last state. It says what it found."""
+    settings = data | {"CHECKPOINT_EVERY": 0, "RESUME": "auto", "WARMDOWN_ITERS": 0}
+    short = Live(tmp_path / "run", 0, SETTLED, **settings | {"ITERATIONS": 6}).finish()
+    assert "RESUME=auto: no checkpoint of RUN_ID=r: starting anew" in short.log
+    assert short.checkpoints() == [6]
+    whole = Live(tmp_path / "whole", 0, SETTLED, **settings).finish()
+    longer = Live(tmp_path / "run", 0, SETTLED, **settings).finish()
+    assert longer.resumed() == [6]
+    assert_same_result(longer, whole, exact=True)
+    shorter = Live(tmp_path / "run", 0, SETTLED, **settings | {"ITERATIONS": 3}).finish()
+    assert "resumed: step:12" in shorter.log and "ITERATIONS=3 is reached already" in shorter.log
+
+
+TAMPERED = {
+    "no adam": lambda state: state["held"].pop("adam"),
+    "adam of other shapes": lambda state: state["held"]["adam"]["state"][0].update(
+        exp_avg=torch.ones(3)
+    ),
+    "step is a text": lambda state: state.update(step="12"),
+    "step below 0": lambda state: state.update(step=-1),
+    "time is nan": lambda state: state.update(train_ms=float("nan")),
+    "held is a list": lambda state: state.update(held=[]),
+    "a number for a model": lambda state: state["held"].update(muon=3),
+    "model is a number": lambda state: state["held"].update(model=5),
+    "a text for a number": lambda state: state["held"].update(val_ms="abc"),
+    "muon without momentum": lambda state: state["held"]["muon"].update(state={}),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+@pytest.mark.row("the newest checkpoint cannot be restored: ..", "RESUME=auto takes the one before")
+def test_auto_passes_over_what_cannot_be_restored(
+    tmp_path: Path, data: dict, reference: Live, case: str
+) -> None:
+    folder = copied(reference, tmp_path / "run", 12)
+    path = folder / "checkpoints" / "r" / "step_00000012.pt"
+    state = torch.load(path, weights_only=True)
+    TAMPERED[case](state)
+    torch.save(state, path)
+    (path.parent / "step_00000011.pt").mkdir()
+    (path.parent / "step_baseline.pt").write_text("mine")
+    run = Live(folder, 0, SETTLED, **data | {"RESUME": "auto"}).finish()
+    assert run.resumed() == [9] and "Traceback" not in run.err
+    assert (path.parent / "step_baseline.pt").read_text() == "mine"
+    assert_same_result(run, reference, exact=True)
+
+
+@pytest.mark.row("two runs of one RUN_ID at once", "the second is refused in a line")
+def test_a_second_run_of_the_same_name_is_refused(
+    tmp_path: Path, data: dict, reference: Live
+) -> None:
+    fault = {"kind": "hold", "place": "train", "call": 5, "settled": True}
+    first = Live(tmp_path, 0, fault, **data).until_held()
+    second = Live(tmp_path, 0, **data)
+    assert second.end() == [1]
+    assert "logs/r.txt is in use by a run: set another RUN_ID" in second.err
+    first.go().finish()
+    assert_same_result(first, reference, exact=True)
+    assert first.checkpoints() == [3, 6, 9, 12]

@@ -79,8 +79,8 @@ class Place:
         # A folder that is not UTF-8, as some are; the console below shows no more than ASCII.
         self.data, self.hub, self.prefix = root / os.fsdecode(b"caf\xe9") / "data", hub, prefix
         self.data.mkdir(parents=True)
-        for name in ("cached_challenge_fineweb.py", "tokenize_docs.py", "producer.py"):
-            shutil.copy(ROOT / "data" / name, self.data / name)
+        for path in (ROOT / "data").glob("*.py"):
+            shutil.copy(path, self.data)
         self.home = root / "home"
         self.home.mkdir()
         left_out = {
@@ -388,14 +388,13 @@ def test_several_at_once_and_word_to_training(place: Place) -> None:
         "one after the other, by giving up"
     )
     word = json.loads(place.producing.read_text())
-    assert (
-        word["pid"] == process.pid
-        and word["shards_promised"] == 3
-        and abs(word["time"] - time.time()) < 30
-    )
+    assert (word["pid"], word["shards_promised"], word["val_complete"]) == (process.pid, 3, False)
     until(
         lambda: json.loads(place.producing.read_text())["progress"] > 1_000_000
     )  # of what waits, a part is there
+    until(lambda: (place.data / TRAIN[2]).exists())
+    before = json.loads(place.producing.read_text())["progress"]
+    until(lambda: json.loads(place.producing.read_text())["progress"] > before)  # though all wait
     assert (place.data / "manifest.json").exists()
     second = subprocess.run(place.command(), env=place.env, text=True, capture_output=True)
     assert second.returncode == 1 and "another download" in second.stderr
@@ -422,12 +421,69 @@ def test_an_interrupted_run_goes_on_inside_the_file(place: Place, number: int) -
         and "Traceback" not in stderr
     )
     word = json.loads(place.producing.read_text())
-    assert word.get("error") == (None if number == signal.SIGKILL else "was interrupted")
+    assert word.get("error") == (
+        None if number == signal.SIGKILL else "its producer was interrupted"
+    )
     place.holds_exactly([name for name in ALL if name != TRAIN[1]])
     kept = partial.stat().st_size
     place.run()
     assert place.transferred() == [TRAIN[1]] and place.hub.transfers[0].start == kept
     place.holds_exactly(ALL)
+
+
+@pytest.mark.row("a download that is killed", "the set is incomplete; .producing says what goes on")
+def test_what_a_killed_download_leaves_says_what_to_run(place: Place) -> None:
+    """Also that validation is complete. The command works, in any folder."""
+    place.plant(t1=[Fault("wait", 2 * CHUNK + 5, threading.Event())])
+    process = place.start("--train-shards", "2")
+    until(
+        lambda: place.producing.exists() and json.loads(place.producing.read_text())["val_complete"]
+    )
+    assert all((place.data / name).exists() for name in (VAL, TOKENIZER[0]))
+    process.kill()
+    process.communicate()
+    word = json.loads(place.producing.read_text())
+    assert "error" not in word and place.producing.exists()
+    left = subprocess.run(
+        ["sh", "-c", word["command"]], cwd="/", env=place.env, capture_output=True, text=True
+    )
+    assert left.returncode == 0, left.stderr
+    assert not place.producing.exists()
+    place.holds_exactly([*TOKENIZER, VAL, *TRAIN[:2]])
+
+
+def test_a_set_is_complete_with_the_shards_that_were_asked_for(place: Place) -> None:
+    """Also after a download of more has ended early, and where the hub is silent."""
+    place.plant(t1=Fault("status", 404))
+    place.run("--train-shards", "2", code=1)
+    assert place.last_words().startswith("its producer failed: ")
+    silent = {"HF_ENDPOINT": "http://127.0.0.1:1"}
+    assert "run again without --verify" in place.run("--verify", "1", code=1).stderr
+    place.run("1", "--retries", "0", **silent)
+    assert not place.producing.exists()
+
+
+@pytest.mark.row("a hub that swaps the tokenizer under older shards", "refused in one line")
+@pytest.mark.parametrize("record", ["download record", "tokenizer.sha256"])
+def test_another_tokenizer_under_older_shards_is_refused(place: Place, record: str) -> None:
+    place.run("2")
+    held = {name: (place.data / name).read_bytes() for name in [*TOKENIZER, VAL, *TRAIN[:2]]}
+    place.hub.files[f"datasets/{TOKENIZER[0]}"] = bytes(range(256)) * 31
+    folder = place.data / "datasets" / NAME
+    if record == "download record":
+        (folder / "tokenizer.sha256").unlink()
+    else:
+        (folder.parent / ".download.json").unlink()
+    stderr = place.run("3", code=1).stderr
+    assert "has another tokenizer now than the one that made the 3 shards" in stderr
+    assert stderr.count("\n") == 1 and place.transferred() in ([], ["manifest.json"])
+    assert {name: (place.data / name).read_bytes() for name in held} == held
+    assert not (place.data / TRAIN[2]).exists() and not place.producing.exists()
+    shutil.rmtree(folder)  # as the line says
+    if record == "tokenizer.sha256":  # a tokenizer that nobody knows is never replaced
+        (place.data / TOKENIZER[0]).unlink()
+    place.run("1")
+    assert (place.data / TOKENIZER[0]).read_bytes() == bytes(range(256)) * 31
 
 
 # --- Faults ---------------------------------------------------------------------------------------
@@ -474,7 +530,7 @@ def test_faults_that_stay_are_named_and_the_rest_comes(place: Place) -> None:
     assert [line.split(":")[0].strip() for line in stderr.splitlines()[1:]] == TRAIN
     assert "5 of 8 files" in stderr and "answered 500" in stderr and "checksum" in stderr
     assert place.last_words().startswith(
-        f"failed: {place.data}: 5 of 8 files are missing or wrong: {TRAIN[0]}: "
+        f"its producer failed: {place.data}: 5 of 8 files are missing or wrong: {TRAIN[0]}: "
     )
     place.holds_exactly([*TOKENIZER, VAL])
     place.hub.lasting.clear()
@@ -524,7 +580,7 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(place: Place) -> None:
         "shutil.disk_usage = lambda path: types.SimpleNamespace(free=10_000_000)"
     )
     stderr = place.run(code=1, first=small).stderr
-    assert "15.8MB are to come, 10.0MB are free" in stderr and stderr.count("\n") == 1
+    assert "15.8MB are needed, 10.0MB are free" in stderr and stderr.count("\n") == 1
     assert place.transferred() == ["manifest.json"]
     place.run("--train-shards", "3", first=small)
     place.holds_exactly([*TOKENIZER, VAL, *TRAIN[:3]])
@@ -575,7 +631,6 @@ def test_files_from_elsewhere_are_read_once_and_the_wrong_ones_replaced(place: P
 
 
 def test_verify_with_and_without_the_hub(place: Place) -> None:
-    assert "manifest.json" in place.run("--verify", "--skip-manifest", code=1).stderr
     place.run()
     faults = {
         TRAIN[0]: lambda path: place.damage(TRAIN[0]),
@@ -586,12 +641,14 @@ def test_verify_with_and_without_the_hub(place: Place) -> None:
     }
     offline = {"HF_HUB_OFFLINE": "1"}
     unreachable = {"HF_ENDPOINT": "http://127.0.0.1:1"}
-    assert "as far as is known here" in place.run("--verify", **offline).stdout
+    place.hub.requests.clear()
+    assert "as far as is known here" in place.run("--verify").stdout
+    assert place.hub.requests == []
     place.run("--retries", "0", **unreachable)  # nothing to do, so no hub is needed
     place.hub.observers.clear()
     for name, fault in faults.items():
         fault(place.data / name)
-    for env in (offline, offline, {}):  # twice: the first must not make the second forget
+    for env in (offline, unreachable, {}):  # thrice: the first must not make the second forget
         lines = place.run("--verify", code=1, **env).stderr.splitlines()
         assert [line.split(":")[0].strip() for line in lines[1:]] == [
             name for name in ALL if name in faults
@@ -599,10 +656,21 @@ def test_verify_with_and_without_the_hub(place: Place) -> None:
         assert place.transferred() == []
 
 
+@pytest.mark.row("--verify with nothing downloaded", "one line says so; no hub is asked")
+def test_verify_with_nothing_there(place: Place) -> None:
+    stderr = place.run("--verify", code=1).stderr
+    folder = place.data / "datasets" / NAME
+    words = f"error: {folder}: nothing was downloaded here; run without --verify\n"
+    assert stderr == words.encode("ascii", "backslashreplace").decode()
+    assert place.hub.requests == [] and not (place.data / "datasets").exists()
+
+
 def test_verify_without_hub_and_record_goes_by_the_headers(place: Place) -> None:
     place.run("--train-shards", "2")
     (place.data / "datasets" / ".download.json").unlink()
     place.hub.observers.clear()
+    said = place.run("--verify", "2").stdout
+    assert "note: 5 of 5 files have no checksum" in said
     os.truncate(place.data / TRAIN[1], SIZE - 2)
     stderr = place.run("--verify", "3", code=1, HF_HUB_OFFLINE="1").stderr
     assert (

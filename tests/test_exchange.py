@@ -51,29 +51,28 @@ def state_of(trainer: tg.Trainer) -> list[torch.Tensor]:
 # --- The vector and its table -----------------------------------------------------------------
 
 
-def row_of(rank: int, step: int = 0, **more: Any) -> tg.Message:
-    words = {"wait_ms": 100.0 * rank + step, "signum": 0, "crc_low": 0, "crc_high": 0, **more}
-    return tg.Message(steps=step, elapsed_ms=10.0 * step + 3 * rank, **words)
+def model_of(*shapes: Any) -> torch.nn.Module:
+    return torch.nn.ParameterList(torch.ones(shape) for shape in shapes)
 
 
 def test_gradients_lie_in_the_vector_that_is_summed() -> None:
     """Backward adds to them in place, and each rank has the sum without another copy."""
     ranks = SimulatedRanks(config_of(), 3)
-    params = [[torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 3), 5)] for _ in range(3)]
+    models = [model_of((2, 3), 5) for _ in range(3)]
     exchanges = [
-        tg.Exchange(params[r], ranks.runtimes[r], tg.Clock(ranks.runtimes[r])) for r in range(3)
+        tg.Exchange(models[r], ranks.runtimes[r], tg.Clock(ranks.runtimes[r])) for r in range(3)
     ]
 
     def work(rank: int) -> None:
         exchanges[rank].begin(0, 0.0, 0)
         for _ in range(2):  # two micro-steps
-            matrix, vector = params[rank]
-            ((rank + 1) * matrix.sum() + 10 * vector.sum()).backward()
-        exchanges[rank].all_reduce(0, row_of(rank), torch.tensor(0.0))
+            matrix, vector = models[rank].parameters()
+            exchanges[rank].backward((rank + 1) * matrix.sum() + 10 * vector.sum())
+        exchanges[rank].all_reduce(0, 0.0, 0, torch.tensor(0.0))
 
     ranks.run(work)
     assert ranks.sums == [1, 1, 1]
-    for matrix, vector in params:
+    for matrix, vector in (model.parameters() for model in models):
         assert torch.equal(matrix.grad, torch.full((2, 3), 2.0 * (1 + 2 + 3)))
         assert torch.equal(vector.grad, torch.full((5,), 2.0 * 30))
 
@@ -84,12 +83,13 @@ def test_every_rank_learns_what_all_ranks_say() -> None:
     ranks = SimulatedRanks(config_of(), 3)
 
     def work(rank: int) -> tuple:
-        runtime, p = ranks.runtimes[rank], torch.nn.Parameter(torch.ones(2))
-        exchange = tg.Exchange([p], runtime, tg.Clock(runtime))
+        runtime = ranks.runtimes[rank]
+        exchange = tg.Exchange(model_of(2), runtime, tg.Clock(runtime))
         exchange.begin(0, 0.0, 0)
-        row = row_of(rank, 7, crc_low=crcs[rank] & 0xFFFF, crc_high=crcs[rank] >> 16)
-        exchange.all_reduce(7, row, torch.tensor(0.5 + rank))
+        exchange.done_here = 7, 70.0 + 3 * rank
+        exchange.all_reduce(7, 100.0 * rank + 7, crcs[rank], torch.tensor(0.5 + rank))
         exchange.read(8)
+        assert exchange.loss() == 4.5 and exchange.wait_ms() == 207, "the worst rank's"
         return exchange.messages, exchange.data_crc(), exchange.elapsed_ms(7)
 
     for rows, crc, elapsed_ms in ranks.run(work):
@@ -103,13 +103,13 @@ def test_every_rank_learns_what_all_ranks_say() -> None:
 def test_tables_are_read_in_turn_and_none_that_is_not_asked_for(late: int) -> None:
     runtime = runtime_of(config_of(DEVICE="cpu"))
     runtime.steps_late = late
-    exchange = tg.Exchange([torch.nn.Parameter(torch.ones(2))], runtime, tg.Clock(runtime))
+    exchange = tg.Exchange(model_of(2), runtime, tg.Clock(runtime))
     exchange.begin(0, 0.0, 0)
     for step in range(9):
         exchange.read(step - late)  # as training does
         if step > late:
             assert [row.wait_ms for row in exchange.messages] == [step - late - 1]
-        exchange.all_reduce(step, row_of(0, step), torch.tensor(1.0))
+        exchange.all_reduce(step, float(step), 0, torch.tensor(1.0))
     exchange.read(9)
     assert [row.wait_ms for row in exchange.messages] == [8]
 
@@ -137,18 +137,19 @@ def test_data_crc_is_that_of_the_rows_for_any_number_of_ranks(
 def disturbed(trainer: tg.Trainer, kind: str, step: int) -> None:
     """In step `step` (from 0) alone: a loss or a gradient that is not finite, or a signal."""
     model, runtime = trainer.model, trainer.runtime
+    forward = model.forward
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if trainer.step != step:
-            return model(x, y)
+            return forward(x, y)
         if kind == "loss":
-            return model(x, y) * math.nan
+            return forward(x, y) * math.nan
         if kind == "gradient":
-            return model(x, y) + (0 * model.tok_emb.weight.sum()).sqrt()  # 0, its slope infinite
+            return forward(x, y) + (0 * model.tok_emb.weight.sum()).sqrt()  # 0, its slope infinite
         runtime.hear(signal.SIGTERM, None)
-        return model(x, y)
+        return forward(x, y)
 
-    trainer.loss = loss
+    model.forward = loss
 
 
 def watch(trainer: tg.Trainer, step: int) -> list[list[torch.Tensor]]:
@@ -167,20 +168,20 @@ def watch(trainer: tg.Trainer, step: int) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("kind", ["loss", "gradient", "signal"])
 def test_after_a_fault_or_a_signal_of_any_rank_nothing_changes(
-    data: dict[str, str], kind: str, late: int
+    data: dict[str, str], kind: str, late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(**{**TINY, **data, "ITERATIONS": 12})
+    monkeypatch.setattr(tg, "log_step", lambda run: None)  # it would read at once
     ranks = SimulatedRanks(config, 2)
     for runtime in ranks.runtimes:
         runtime.steps_late = late
     trainers = trainers_of(ranks, config)
     states = [watch(trainer, 3) for trainer in trainers]
-    for trainer in trainers:
-        trainer.log_step = lambda: None  # it would read at once
     disturbed(trainers[1], kind, 3)
     halts = ranks.run(lambda rank: trainers[rank].train())
     assert [type(halt) for halt in halts] == [tg.HaltError] * 2
     assert halts[0].args == halts[1].args
+    assert all(trainer.exchange.counts == 0 for trainer in trainers)
     if kind == "signal":
         assert halts[0].args == (signal.SIGTERM, 1)
     else:
@@ -271,7 +272,7 @@ def simulate(
     runtime, pairs = runtime_of(config), []
     runtime.steps_late = 2 if device.device_s else 0
     trainer = tg.Trainer(config, runtime, Recorder())
-    runtime.cuda, weight = device.device_s > 0, trainer.model.skip_weights
+    runtime.cuda, weights = device.device_s > 0, list(trainer.model.parameters())
     train_step, (adam, muon) = trainer.train_step, trainer.optimizers
     adam.step = muon.step = lambda: None
     trainer.batches = NoInput
@@ -280,7 +281,7 @@ def simulate(
     def loss(x: None, y: None) -> torch.Tensor:
         device.issue()
         device.now += first_s * (trainer.step == 0)
-        return weight.sum()
+        return sum(weight.sum() for weight in weights)
 
     def timed_step(batches: NoInput) -> None:
         step, elapsed_ms = trainer.step, device.elapsed_ms()
@@ -290,7 +291,7 @@ def simulate(
             pairs.append((min(rates), published(config, step, elapsed_ms)))
             assert max(rates) == pytest.approx(min(rates), rel=1e-9)
 
-    trainer.loss, trainer.train_step = loss, timed_step
+    trainer.model.forward, trainer.train_step = loss, timed_step
     trainer.train()
     return trainer, pairs
 
@@ -373,8 +374,8 @@ def test_priming_counts_for_nothing_also_when_a_signal_ends_it(
     disturbed(trainer, "signal", 3)
     with pytest.raises(tg.HaltError) as halt:
         trainer.train()
-    code, status, _ = trainer.halt(*halt.value.args)
-    state = trainer.snapshot()
+    code, status, _ = tg.halt(trainer, *halt.value.args)
+    state = tg.snapshot(trainer)
     assert (code, status) == (128 + signal.SIGTERM, "interrupted")
     assert (state["step"], state["data_crc"]) == (0, 0)
-    assert all(torch.equal(t, before[name]) for name, t in state["model"].items())
+    assert all(torch.equal(t, before[name]) for name, t in state["held"]["model"].items())

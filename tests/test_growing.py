@@ -1,9 +1,10 @@
 """Training reads a set of shards while it is made. They join in the order of their numbers, so the
 run is the one of the complete set. A producer is alive while its progress moves, by the trainer's
-own clock; one that leaves early, fails or stands still ends the run in one line, after the steps
-that its shards are enough for.
+own clock; one that leaves early or fails ends the run in one line that names the command that goes
+on: at the start, or after the steps that its shards are enough for.
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,19 @@ RUN = {
 }
 
 
+PRODUCERS: list["Producer"] = []  # of a test
+
+
+@pytest.fixture(autouse=True)
+def no_producer_outlives_its_test() -> Iterator[None]:
+    """Its thread would go on to open files."""
+    yield
+    while PRODUCERS:
+        producer = PRODUCERS.pop()
+        producer.dead.set()
+        producer.thread.join()
+
+
 class Producer:
     """Brings shards into `folder`; .producing tells of it, as data/producer.py says."""
 
@@ -56,13 +71,32 @@ class Producer:
         shutil.copytree(folder, self.whole)
         write_split(self.whole, "train", TOKENS, SIZES[:-1])
         self.folder, self.promised, self.delivered = folder, promised, 0
+        self.more, self.dead = {}, threading.Event()
+        self.counter = itertools.count()
         self.tell()
+        self.thread = threading.Thread(target=self.live, daemon=True)
+        self.thread.start()
+        PRODUCERS.append(self)
+
+    def live(self) -> None:
+        """Its counter moves, also while it makes no shard."""
+        while not self.dead.wait(0.1):
+            with suppress(FileNotFoundError):  # the test is over, and its folder gone
+                self.tell()
+
+    def die(self, **more: object) -> None:
+        """Its counter stays where it is."""
+        self.dead.set()
+        self.tell(**more)
 
     def tell(self, **more: object) -> None:
-        """Of the shards as its progress. Its clock says 1970, which is nobody's business."""
-        state = {"pid": 1, "time": 0, "shards_promised": self.promised, "progress": self.delivered}
-        temporary = self.folder / ".producing.tmp"
-        temporary.write_text(json.dumps(state | more))
+        self.more |= more
+        state = {"shards_promised": self.promised, "progress": next(self.counter)}
+        state |= {"val_complete": True, "command": "make the rest", **self.more}
+        if (self.folder / "left").exists():
+            return
+        temporary = self.folder / f".producing.{threading.get_ident()}"
+        temporary.write_text(json.dumps(state))
         temporary.replace(self.folder / ".producing")
 
     def path(self, number: int) -> Path:
@@ -74,7 +108,10 @@ class Producer:
         self.delivered += 1
         self.tell()
 
-    def leave(self) -> None:
+    def complete(self) -> None:
+        self.dead.set()
+        (self.folder / "left").touch()
+        time.sleep(0.2)
         (self.folder / ".producing").unlink()
 
 
@@ -110,19 +147,15 @@ def losses(run: Finished) -> list[float]:
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """The run on the complete set, of which the manifest says that it lacks one shard."""
+    """The run on the complete set."""
     folder = tmp_path_factory.mktemp("complete")
     producer = Producer(folder / "data" / "datasets" / "set")
-    stats = {"files_train": len(SIZES) + 1, "files_val": 1}
-    manifest = {"datasets": [{"name": producer.whole.name, "stats": stats}]}
-    (folder / "data" / "manifest.json").write_text(json.dumps(manifest))
     run = run_trainer(folder / "run", **{**producer.settings, "DATA_PATH": producer.whole})
     assert run.code == 0, run.err
     return run
 
 
-def test_a_set_that_lacks_shards_is_trained_on_with_a_warning(complete: Finished) -> None:
-    assert re.search(r"^train_shards: 4 of 5\b.*WARNING", complete.text, re.MULTILINE)
+def test_the_order_is_that_of_the_complete_set(complete: Finished) -> None:
     assert complete.values("data_crc")[-1] == f"{crc_of(TOKENS, 2048, 32, 10):08x}"
 
 
@@ -141,7 +174,7 @@ def test_a_growing_set_trains_as_the_complete_one(
     time.sleep(0.5)  # it waits, and says so at the end
     for number in (2, 1, 3):
         producer.deliver(number)
-    producer.leave()
+    producer.complete()
     run = trainer.finished()
     assert run.code == 0, run.err
     assert run.values("data_crc") == complete.values("data_crc")
@@ -155,13 +188,15 @@ def test_a_growing_set_trains_as_the_complete_one(
 def test_a_producer_that_leaves_early_ends_the_run_in_one_line(tmp_path: Path) -> None:
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
-    trainer = Trainer(tmp_path / "run", 0, producer.settings)
+    settings = {**producer.settings, "DATA_STALL_SECONDS": 2}
+    trainer = Trainer(tmp_path / "run", 0, settings)
     trainer.until_logged("waiting for ")
-    producer.leave()
+    producer.die()
     run = trainer.finished()
     assert "Traceback" not in run.err
-    [line] = [line for line in run.err.splitlines() if "will not come" in line]
-    assert run.code == 1 and f"{producer.path(1)} will not come: its producer" in line
+    [line] = [line for line in run.err.splitlines() if "incomplete" in line]
+    assert run.code == 1 and "its producer has left, fineweb_train_000001.bin is missing" in line
+    assert "to go on: make the rest" in line and line.endswith("RESUME=auto goes on")
     assert line.startswith("train_gpt.py: ") and line.count("rank 0") == 1, line
     assert re.findall(r"^step:(\d+)", run.out, re.MULTILINE) == ["1", "2", "3"]
 
@@ -190,6 +225,9 @@ def test_training_while_documents_are_tokenised_is_training_afterwards(tmp_path:
     [data] = (tmp_path / "out" / "datasets").glob("*/")
     [tokenizer] = (tmp_path / "out" / "tokenizers").iterdir()
     paths = {"DATA_PATH": data, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": 260}
+    if (data / ".producing").exists():  # training has ended first: the command there goes on
+        command = json.loads((data / ".producing").read_text())["command"]
+        subprocess.run(command.replace(" 1000", " 100000"), shell=True, check=True, timeout=100)
     afterwards = run_trainer(tmp_path / "afterwards", ranks=2, **settings, **paths)
     run = Finished(0, live.stdout, live.stderr, tmp_path / "run")
     assert run.values("data_crc") == afterwards.values("data_crc") != []
@@ -202,7 +240,7 @@ def test_training_while_documents_are_tokenised_is_training_afterwards(tmp_path:
 
 
 def shards_of(producer: Producer, **settings: object) -> train_gpt.Shards:
-    return train_gpt.Shards(config_of(**{**producer.settings, **settings}), "train")
+    return train_gpt.open_shards(config_of(**{**producer.settings, **settings}), "train")
 
 
 def waiter(shards: train_gpt.Shards, token: int) -> threading.Thread:
@@ -248,9 +286,8 @@ def test_ranks_wait_for_the_last_token_of_a_step(tmp_path: Path) -> None:
 
 
 FAILURES = {
-    "leaves": (lambda producer: producer.leave(), "has left"),
-    "fails": (lambda producer: producer.tell(error="failed: line 7: not JSON"), "line 7: not JSON"),
-    "stands still": (lambda producer: None, "makes no progress"),
+    "leaves": (lambda producer: producer.die(), "its producer has left"),
+    "fails": (lambda producer: producer.die(error="failed: line 7: not JSON"), "line 7: not JSON"),
 }
 
 
@@ -260,14 +297,14 @@ def test_the_end_of_a_producer_comes_after_the_good_batches(tmp_path: Path, case
     fail, said = FAILURES[case]
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
-    stall = 0.5 if case == "stands still" else 100
+    stall = 0.5 if case == "leaves" else 100
     config = config_of(**producer.settings, DATA_STALL_SECONDS=stall)
     with closing(open_pipeline(config)) as batches:
         for _ in range(3):
             next(batches)
         fail(producer)
         start = time.monotonic()
-        words = f"{producer.path(1)} will not come: its producer .*{said}"
+        words = f"the set is incomplete: .*{said}, fineweb_train_000001.bin is missing"
         with pytest.raises(train_gpt.RunError, match=words):
             next(batches)
         assert time.monotonic() - start < 50
@@ -278,22 +315,40 @@ def test_a_producer_that_advances_slowly_is_waited_for(tmp_path: Path) -> None:
     producer = Producer(tmp_path / "data")
     shards = shards_of(producer, DATA_STALL_SECONDS=1)
     waiting = waiter(shards, 0)
-    for progress in range(15):
-        producer.tell(progress=progress)
-        time.sleep(0.1)
+    time.sleep(1.5)
     assert waiting.is_alive()
     producer.deliver(0)
     waiting.join(20)
     assert shards.ends == [0, SIZES[0]]
 
 
-def test_a_producer_that_has_failed_before_is_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.row("an incomplete set at the start (..)", "refused before step 1")
+@pytest.mark.parametrize("error", ["", "failed: no network"])
+def test_an_incomplete_set_is_refused_before_the_first_step(tmp_path: Path, error: str) -> None:
+    """Though its shards are enough for all steps."""
     producer = Producer(tmp_path / "data")
-    producer.deliver(0)
-    producer.tell(error="failed")
-    shards = shards_of(producer)
-    assert not shards.growing and (len(shards.paths), shards.promised) == (1, 4)
-    shards.wait_for(10 * STEP, lambda: False)  # which is the first shard's again
+    for number in range(3):
+        producer.deliver(number)
+    producer.die(**{"error": error} if error else {})
+    settings = {**producer.settings, "DATA_STALL_SECONDS": 1, "ITERATIONS": 2}
+    run = run_trainer(tmp_path / "run", **settings)
+    assert run.code == 1 and not re.search(r"^(warmup_)?step:", run.out, re.MULTILINE)
+    assert "the set is incomplete" in run.err and "to go on: make the rest" in run.err
+    producer.complete()
+    assert run_trainer(tmp_path / "run", **settings).code == 0, "as it is: nothing is missing"
+
+
+def test_validation_that_is_still_being_made_is_waited_for(tmp_path: Path) -> None:
+    producer = Producer(tmp_path / "data")
+    producer.tell(val_complete=False)
+    config = config_of(**producer.settings, DATA_STALL_SECONDS=0.5)
+    threading.Timer(1.0, producer.tell, kwargs={"val_complete": True}).start()
+    start = time.monotonic()
+    assert train_gpt.open_shards(config, "val").ends[-1] > 0
+    assert time.monotonic() - start > 0.9
+    producer.die(val_complete=False)
+    with pytest.raises(train_gpt.RunError, match="a validation shard is missing"):
+        train_gpt.open_shards(config, "val")
 
 
 def test_a_damaged_shard_is_named_when_it_appears(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_trace_that_cannot_be_written_is_a_warning(data: dict, tmp_path: Path)
 SLOW = {"kind": "slow", "place": "read", "seconds": 1.0}  # one read; the others take no time
 REPORT = re.compile(
     r"^input_wait total:(?P<total>\S+)ms share:(?P<share>\S+)% p99:(?P<p99>\S+)ms "
-    r"max:(?P<max>\S+)ms worst_step:(?P<worst_step>\d+) read_bytes:(?P<read_bytes>\d+) .*\n"
+    r"max:(?P<max>\S+)ms slowest:(?P<slowest>\d+) read_bytes:(?P<read_bytes>\d+) .*\n"
     r"input cost (?P<said>\d+\.\d\d) % of training: (?P<advice>.+)$",
     re.MULTILINE,
 )
@@ -170,7 +170,7 @@ REPORT = re.compile(
         ({"TRAIN_PREFETCH": 0}, "nothing overlaps: set TRAIN_PREFETCH=1"),
         (
             {"TRAIN_PREFETCH_QUEUE": 1},
-            "raise TRAIN_PREFETCH_QUEUE, or move DATA_PATH to a faster disk",
+            "raise TRAIN_PREFETCH_QUEUE, free the CPU, or move DATA_PATH to a faster disk",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_wait_for_input_is_reported_with_its_step_and_a_remedy(
     settings |= {"TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0}
     run = Live(tmp_path, 0, SLOW | {"call": 14}, **data | settings).finish()
     report = REPORT.search(run.log)
-    assert (report["advice"], report["worst_step"]) == (advice, "7")
+    assert (report["advice"], report["slowest"]) == (advice, "7")
     worst, total, share = (float(report[name]) for name in ("max", "total", "share"))
     assert 700 < worst <= total and float(report["p99"]) <= worst
     [event] = run.events("input")

@@ -212,7 +212,7 @@ def test_what_a_watcher_sees(place: Place, plain: Path) -> None:
     known: list[str] = []
     words: list[dict] = []
     while process.poll() is None:
-        word, names = word_of(place.folder), place.names()
+        word, names = word_of(place.folder), place.names()  # in this order
         for name in set(names) - set(known):
             content = (place.folder / name).read_bytes()
             assert np.frombuffer(content[:12], "<i4").tolist() == [
@@ -226,11 +226,9 @@ def test_what_a_watcher_sees(place: Place, plain: Path) -> None:
             )
         assert sorted(names) == sorted(order[: len(names)]), "in the order of their numbers"
         if word:
-            assert (
-                abs(time.time() - word["time"]) < 6
-                and word["pid"] == process.pid
-                and "error" not in word
-            )
+            assert word["pid"] == process.pid and "error" not in word
+            has_val = set(names) >= {name for name in order if "val" in name}
+            assert has_val or not word["val_complete"], "training may begin when it is complete"
             words.append(word)
         elif known:
             assert len(place.names()) == len(order), (
@@ -242,11 +240,8 @@ def test_what_a_watcher_sees(place: Place, plain: Path) -> None:
     assert time.monotonic() - begin > tokens["train"] / rate - 0.02
     assert known == [] or place.names() == expected
     progress = [word["progress"] for word in words]
-    assert (
-        progress == sorted(progress)
-        and len(set(progress)) > 2
-        and progress[-1] <= sum(tokens.values())
-    )
+    assert progress == sorted(progress) and len(set(progress)) > 2
+    assert [word["val_complete"] for word in words[-1:]] == [True]
     assert {word["shards_promised"] for word in words} == {None}
     assert sorted(path.name for path in place.folder.parent.iterdir()) == ["docs_byte260"], (
         "no lock is left"
@@ -294,25 +289,69 @@ def test_what_is_left_of_another_beginning_is_taken_away(
 # === THE FILE .producing ==========================================================================
 
 
-def test_it_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert producer.HEARTBEAT_SECONDS == 5
+def test_its_counter_moves_while_the_producer_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without any progress, for as long as that may be normal."""
+    assert producer.HEARTBEAT_SECONDS == 2 and producer.MAX_SECONDS_WITHOUT_PROGRESS == 1800
     monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(producer, "PROGRESS_NEWS_SECONDS", 0.01)
-    with producer.Producer(tmp_path, shards_promised=None):
+    monkeypatch.setattr(producer, "MAX_SECONDS_WITHOUT_PROGRESS", 2.0)
+    with producer.Producer(tmp_path, "a command", shards_promised=None) as work:
         first = word_of(tmp_path)
         assert first == {
+            "command": "a command",
             "pid": os.getpid(),
-            "time": first["time"],
             "shards_promised": None,
-            "progress": 0,
+            "progress": first["progress"],
+            "val_complete": False,
         }
 
-        def fresher(than: float) -> Callable[[], bool]:
-            return lambda: word_of(tmp_path)["time"] > than
+        def moved(since: int) -> Callable[[], bool]:
+            return lambda: word_of(tmp_path)["progress"] > since
 
         for _ in range(3):
-            until(fresher(word_of(tmp_path)["time"]))
+            until(moved(word_of(tmp_path)["progress"]))
+        work.complete_val()
+        assert word_of(tmp_path)["val_complete"]
+
+        def stands_still() -> bool:
+            before = word_of(tmp_path)["progress"]
+            time.sleep(0.3)
+            return word_of(tmp_path)["progress"] == before
+
+        until(stands_still)
+        work.advance(1)
+        until(moved(word_of(tmp_path)["progress"]))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.row(
+    "a producer trains a tokenizer or tokenises one long document", "it counts as alive"
+)
+def test_the_counter_moves_while_a_tokenizer_is_trained(
+    tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SentencePiece does not hold the interpreter's lock meanwhile, or no thread could count."""
+    monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(producer, "PROGRESS_NEWS_SECONDS", 0.01)
+    source = tokenize_docs.Source(
+        (str(write_jsonl(tmp_path / "more.jsonl", make_texts(40_000))),), 5
+    )
+    seen: list[tuple[float, int]] = []
+    real = producer.Producer.write
+
+    def write(self: producer.Producer, **more: str) -> None:
+        real(self, **more)
+        seen.append((time.monotonic(), word_of(tmp_path)["progress"]))
+
+    monkeypatch.setattr(producer.Producer, "write", write)
+    with producer.Producer(tmp_path, "a command"):
+        begin = time.monotonic()
+        tokenize_docs.train_tokenizer(source, 1500, "identity")
+        end = time.monotonic()
+    during = [progress for when, progress in seen if begin < when < end]
+    assert len(set(during)) > max(1, (end - begin) / 0.5)
 
 
 def test_progress_is_told_at_once_but_not_for_every_token(
@@ -324,7 +363,7 @@ def test_progress_is_told_at_once_but_not_for_every_token(
         producer.Producer, "write", lambda self, **more: (writes.append(1), real(self, **more))
     )
     begin = time.monotonic()
-    with producer.Producer(tmp_path) as work:
+    with producer.Producer(tmp_path, "") as work:
         until(lambda: work.advance(3) or word_of(tmp_path)["progress"] > 0)
         assert time.monotonic() - begin < producer.HEARTBEAT_SECONDS - 1
         while time.monotonic() - begin < 1:
@@ -336,22 +375,25 @@ def test_progress_is_told_at_once_but_not_for_every_token(
 @pytest.mark.parametrize(
     "error, words",
     [
-        (producer.DataError("a:7: not JSON;\n  mend it"), "failed: a:7: not JSON; mend it"),
-        (OSError(28, "No space left"), "failed: OSError: [Errno 28] No space left"),
-        (producer.StoppedEarlyError("has had enough"), "has had enough"),
-        (KeyboardInterrupt(), "was interrupted"),
-        (producer.DataError("x" * 1000), f"failed: {'x' * 289}..."),
+        (
+            producer.DataError("a:7: not JSON;\n  mend it"),
+            "its producer failed: a:7: not JSON; mend it",
+        ),
+        (OSError(28, "No space left"), "its producer failed: OSError: [Errno 28] No space left"),
+        (producer.StoppedEarlyError("has had enough"), "its producer has had enough"),
+        (KeyboardInterrupt(), "its producer was interrupted"),
+        (producer.DataError("x" * 1000), f"its producer failed: {'x' * 276}..."),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_failure_stays_until_the_next_begins(
     tmp_path: Path, error: BaseException, words: str
 ) -> None:
-    with pytest.raises(type(error)), producer.Producer(tmp_path) as work:
+    with pytest.raises(type(error)), producer.Producer(tmp_path, "a command") as work:
         work.advance(4)
         raise error
-    assert word_of(tmp_path)["error"] == words and word_of(tmp_path)["progress"] == 4
-    with producer.Producer(tmp_path):
+    assert word_of(tmp_path)["error"] == words and word_of(tmp_path)["command"] == "a command"
+    with producer.Producer(tmp_path, "a command"):
         assert "error" not in word_of(tmp_path)
     assert word_of(tmp_path) is None
 
@@ -359,8 +401,8 @@ def test_a_failure_stays_until_the_next_begins(
 @pytest.mark.row("a producer that leaves early", "says so; training takes it for an error")
 def test_who_leaves_before_the_promised_shards_says_so(tmp_path: Path) -> None:
     """Training must not take what is there for the complete set."""
-    for made, left in ((2, "left after 2 of 3 shards"), (3, None)):
-        with producer.Producer(tmp_path, shards_promised=3):
+    for made, left in ((2, "its producer left after 2 of 3 shards"), (3, None)):
+        with producer.Producer(tmp_path, "", shards_promised=3):
             (tmp_path / f"fineweb_train_{made - 2:06d}.bin").touch()
             (tmp_path / f"fineweb_train_{made - 1:06d}.bin").touch()
         assert (word_of(tmp_path) or {}).get("error") == left
@@ -379,8 +421,11 @@ def test_a_bad_line_reaches_training_after_the_good_shards(place: Place, tmp_pat
     assert (
         process.returncode == 1 and error.startswith(f"error: {fault}") and error.count("\n") == 1
     )
-    assert word_of(place.folder)["error"] == "failed: " + error.removeprefix("error: ").strip()
-    assert place.seen()["at_end"][0]["error"].startswith(f"failed: {fault}"), (
+    assert (
+        word_of(place.folder)["error"]
+        == "its producer failed: " + error.removeprefix("error: ").strip()
+    )
+    assert place.seen()["at_end"][0]["error"].startswith(f"its producer failed: {fault}"), (
         "the command has ended of it, and first"
     )
     shards = list(read_shards(place.folder, "train"))
@@ -406,6 +451,14 @@ def test_a_killed_producer_leaves_it_and_the_next_goes_on(place: Place, plain: P
     assert snapshot(place.out).keys() == snapshot(plain).keys()
     for name, content in snapshot(plain).items():
         assert (place.out / name).read_bytes() == content, name
+
+
+@pytest.mark.row("kill -9 behind the last shard", "the same command says that all are made")
+def test_a_kill_behind_the_last_shard_leaves_nothing_for_ever(place: Place, plain: Path) -> None:
+    shutil.copytree(plain, place.out)
+    (place.folder / ".producing").write_text('{"progress": 7}')
+    run(*place.arguments())
+    assert snapshot(place.out) == snapshot(plain)
 
 
 # === ONE PRODUCER A FOLDER ========================================================================
@@ -490,15 +543,23 @@ def test_the_command_finds_what_it_needs_and_its_end_ends_the_export(
     num_train = len([name for name in place.names() if "train" in name])
     assert num_train < whole["stats"]["files_train"], "nobody needs the others"
     assert (
-        f"{place.folder}: {num_train} training shards, not complete: the producer stopped early"
+        f"{place.folder}: incomplete, {num_train} training shards: its producer stopped early"
         in out
     )
-    assert word_of(place.folder)["error"].startswith("stopped early: its command has ended")
+    assert word_of(place.folder)["error"].startswith(
+        "its producer stopped early: its command has ended"
+    )
     entry = place.entry()
     assert entry["complete"] is False and len(entry["shards"]["train"]) == num_train
     assert not [path for path in place.folder.iterdir() if path.name.endswith(".partial")]
-    run(*place.live())
-    assert snapshot(place.out) == snapshot(plain), "run again, it went on"
+    command = word_of(place.folder)["command"]
+    assert out.count(f"the rest is made by: {command}\n") == 1
+    place.report.unlink()
+    again = subprocess.run(
+        ["sh", "-c", command], cwd="/", env={}, capture_output=True, text=True, timeout=50
+    )
+    assert again.returncode == 0 and not place.report.exists(), again.stderr
+    assert snapshot(place.out) == snapshot(plain), "the rest was made, and nothing trained"
 
 
 def test_a_complete_set_and_a_set_of_one_shard_have_their_command_too(place: Place) -> None:
@@ -533,7 +594,7 @@ def test_a_signal_reaches_the_command_once_and_ends_both(place: Place, number: i
         "the signal is why training ends, not the producer"
     )
     assert "at_end" in place.seen(), "it was waited for"
-    assert word_of(place.folder)["error"] == "was interrupted"
+    assert word_of(place.folder)["error"] == "its producer was interrupted"
     assert place.entry()["complete"] is False
 
 
@@ -624,6 +685,43 @@ def test_the_command_needs_no_activated_environment(place: Place, launcher: list
     assert place.seen()["python"] == sys.executable
 
 
+@pytest.mark.row("a wrong setting on 2 ranks, --live", "the trainer's lines only")
+def test_of_torchruns_report_nothing_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's last words are the last line; nor is torchrun's notice of threads there."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    launcher = ["--live", "--", "torchrun", "--standalone", "--nproc_per_node=2"]
+    environment = {"TRAIN_SEQ_LEN": "0", "TRAIN_BATCH_TOKENS": "x"}
+    process = place.start(place.arguments(*launcher, ROOT / "train_gpt.py"), **environment)
+    _, error = process.communicate(timeout=50)
+    lines = error.splitlines()
+    assert process.returncode == 1 and len(lines) < 6, error
+    assert lines[0] == "train_gpt.py: nothing started, wrong settings:"
+    assert all(line.startswith("  TRAIN_") for line in lines[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.row("kill -INT of the torchrun of --live", "its processes end; one line at most of it")
+def test_an_interrupt_of_torchrun_alone(place: Place) -> None:
+    launcher = ["--live", "--", "torchrun", "--standalone", "--nproc_per_node=1"]
+    process = place.start(place.arguments(*launcher, place.script, place.report, "until signal", 3))
+    until(place.report.exists)
+    parent = Path(f"/proc/{place.seen()['pid']}/stat").read_text().split(") ")[1].split()[1]
+    os.kill(int(parent), signal.SIGINT)
+    _, error = process.communicate(timeout=50)
+    assert process.returncode == 1 and "at_end" in place.seen()
+    assert error.count("\n") <= 1 and "Traceback" not in error
+
+
+@pytest.mark.row("a --live command cannot start", "torchrun's own error is shown")
+def test_an_error_of_torchrun_itself_is_shown(place: Place) -> None:
+    wrong = ["--live", "--", "torchrun", "--nnodes=2", "--master-addr=no.such.host.invalid"]
+    wrong += ["--rdzv-backend=no-such-backend", "--rdzv-endpoint=x:1", ROOT / "train_gpt.py"]
+    process = place.start(place.arguments(*wrong))
+    _, error = process.communicate(timeout=50)
+    assert process.returncode == 1 and error.count("\n") == 1
+    assert error.startswith("torchrun: ") and "no-such-backend" in error
+
+
 @pytest.mark.row("kill -9 of a --live producer", "its command is told to stop")
 def test_a_producer_that_is_killed_takes_its_command_along(place: Place) -> None:
     """No more shards will come: training ends at once, and by a signal, so with a checkpoint."""
@@ -646,6 +744,12 @@ def test_a_producer_that_is_killed_takes_its_command_along(place: Place) -> None
         (["--live", "--bytes", "--", "no-such-command", "x"], "no-such-command: no such command"),
         (["--live", "--bytes", "--", "torchrun", "no.py"], "no.py: no such script"),
         (["--live", "--bytes", "--", "no.py"], "no.py: no such script"),
+        (["--bytes", "--live", "torchrun", "--x", "a.py"], "--live -- torchrun --x a.py"),
+        (["--bytes", "--live", "python3", "a.py"], "put -- before the command: --live -- python3"),
+        (
+            ["--bytes", "--live", "train_gpt.py"],
+            "put -- before the command: --live -- train_gpt.py",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(place: Place, arguments: list[str], words: str) -> None:

@@ -185,6 +185,8 @@ def plain_state(config: tg.Config) -> OrderedDict[str, Tensor]:
     else:
         nn.init.normal_(embedding, mean=0.0, std=config.tied_embed_init_std)
     zero = re.compile(r".*\.proj\.weight|lm_head\.weight")
+    rounded = re.compile(r".*\.(c_q|c_k|c_v|fc)\.weight|tok_emb\.weight")  # by its main()
+    state = {n: t.bfloat16().float() if rounded.fullmatch(n) else t for n, t in state.items()}
     return OrderedDict(
         (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
     )
@@ -267,7 +269,7 @@ def test_stream_has_the_compute_dtype_and_weights_and_loss_stay_float32(
 
 
 def test_a_users_plain_linear_is_a_line_that_says_what_to_use(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nothing casts its weight, so it would fail in bfloat16 alone: on another machine."""
 
@@ -277,9 +279,9 @@ def test_a_users_plain_linear_is_a_line_that_says_what_to_use(
             self.fc = nn.Linear(config.model_dim, config.mlp_mult * config.model_dim, bias=False)
 
     monkeypatch.setattr(tg, "MLP", Edited)
-    config = tiny_config()
+    config = config_of(**SMALL_MODEL | byte_data(tmp_path))
     with pytest.raises(tg.RunError, match=r"^blocks\.0\.mlp\.fc is an nn\.Linear.* a Linear$"):
-        tg.make_optimizers(tg.GPT(config, torch.float32), config, runtime_of(config))
+        tg.Trainer(config, runtime_of(config), Recorder())
 
 
 # --- Attention --------------------------------------------------------------------------------
@@ -376,35 +378,19 @@ def compile_with(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("broken", ["forward", "backward"])
-def test_a_pass_that_cannot_be_compiled_runs_eager_with_one_warning(
-    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_pass_that_cannot_be_compiled_ends_the_run_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    settings = byte_data(tmp_path) | {"ITERATIONS": 2, "VAL_LOSS_EVERY": 0}
-    states = []
-    for compiled in (0, 1):
-        if compiled:
-            compile_with(monkeypatch, broken)
-        config = config_of(**{**SMALL_MODEL, **settings, "TORCH_COMPILE": compiled})
-        trainer = tg.Trainer(config, runtime_of(config), Recorder())
-        trainer.train()
-        states.append(trainer.model.state_dict())
-        warnings = [line for line in trainer.log.lines if line.startswith("warning: torch.compile")]
-        assert len(warnings) == compiled
-    for name, t in states[0].items():
-        assert torch.equal(t, states[1][name]), name  # a trial leaves no gradient behind
-
-
-@pytest.mark.slow
-def test_a_run_without_a_compiler_goes_on_with_one_warning(tmp_path: Path) -> None:
-    settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 1, "VAL_LOSS_EVERY": 0}
-    settings |= {"CXX": "/no/compiler", "TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"}
-    settings |= {"TORCH_COMPILE": 1, "ATTENTION_BACKEND": "math"}
-    done = run_trainer(tmp_path, **settings)
-    assert done.code == 0, done.err[-2000:]
-    assert len(re.findall("^warning: torch.compile .*", done.out, re.MULTILINE)) == 1, done.out
-    assert "final_int8_zlib_roundtrip_exact" in done.out and "Traceback" not in done.err
-    assert "\nsdp_backends:math\n" in done.out
+    """A run in eager would take the ten minutes and be no result."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tg.Runtime, "start", lambda *_: None)  # leaves our signals alone
+    compile_with(monkeypatch, "forward")
+    settings = byte_data(tmp_path) | {"ITERATIONS": 2, "VAL_LOSS_EVERY": 0, "WARMUP_STEPS": 1}
+    config = config_of(**{**SMALL_MODEL, **settings, "TORCH_COMPILE": 1})
+    assert tg.execute(config, {}) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "torch.compile fails: " in said[0]
+    assert said[0].endswith("set TORCH_COMPILE=0")
 
 
 @pytest.mark.slow
@@ -421,37 +407,26 @@ def test_another_attention_is_not_taken_from_the_compilers_cache(tmp_path: Path)
         assert (b"flash_attention_for_cpu" in gzip.decompress(trace.read_bytes())) == kernels
 
 
-def test_memory_that_runs_out_in_the_trial_is_no_missing_compiler(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(x: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("full")
-
-    monkeypatch.setattr(torch, "compile", lambda f, **_: f)
-    with pytest.raises(torch.OutOfMemoryError):
-        tg.try_compile(full, (torch.ones(1),), Recorder())
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_compiled_model_and_iteration_are_the_eager_ones() -> None:
     """Compiled by the real compiler, on the CPU."""
-    config, log = config_of(**SMALL_MODEL), Recorder()
+    config = config_of(**SMALL_MODEL)
     model, tokens = lively_model(config), random_tokens(config)
     model(*tokens).backward()
     expected = [p.grad.clone() for p in model.parameters()]
-    compiled = tg.try_compile(model, tokens, log)
+    eager = model(*tokens).item()
+    model.compile(dynamic=False)
     model.zero_grad()
-    loss = compiled(*tokens)
+    loss = model(*tokens)
     loss.backward()
-    assert loss.item() == pytest.approx(model(*tokens).item(), rel=1e-5)
+    assert loss.item() == pytest.approx(eager, rel=1e-5)
     for p, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)
     matrices = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(1))
     arguments = matrices, 5, torch.float32
     fast = torch.compile(tg.newton_schulz, dynamic=False)
     torch.testing.assert_close(fast(*arguments), tg.newton_schulz(*arguments), rtol=1e-4, atol=1e-5)
-    assert log.lines == [] and compiled is not model
 
 
 # --- What a step costs ------------------------------------------------------------------------

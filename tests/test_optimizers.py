@@ -55,7 +55,7 @@ def training_on(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
         share = 2 * (1 + runtime.rank) / (1 + runtime.world_size)  # on average 1
         return share * sum((p * wanted[name]).sum() for name, p in model.named_parameters())
 
-    trainer.loss = loss
+    model.forward = loss
     return trainer
 
 
@@ -229,16 +229,15 @@ def test_a_step_that_is_called_off_leaves_everything_as_it_was(data: dict[str, s
     for steps in ("0 1 2", "0 1 off off 2"):
         torch.manual_seed(3)
         model = enliven(tg.GPT(config, torch.float32))
-        optimizers = tg.make_optimizers(model, config, runtime_of(config))
+        counts = torch.ones(())
+        optimizers = tg.make_optimizers(model, config, runtime_of(config), counts)
         for step in steps.split():
             slopes = gradients(model, 0 if step == "off" else int(step))
             for name, gradient in slopes.items():
                 model.get_parameter(name).grad = gradient * (step != "off")
+            counts.fill_(step != "off")
+            optimizers[0].found_inf, optimizers[0].grad_scale = 1 - counts, None
             for optimizer in optimizers:
-                optimizer.found_inf, optimizer.grad_scale = (
-                    torch.tensor(1.0 * (step == "off")),
-                    None,
-                )
                 optimizer.step()
         states = [optimizer.state_dict()["state"] for optimizer in optimizers]
         remembered = [t for state in states for p in state.values() for t in p.values()]
@@ -256,7 +255,7 @@ def test_every_parameter_has_one_group(data: dict[str, str], tied: int) -> None:
     config = config_with(data, TIE_EMBEDDINGS=tied)
     model = tg.GPT(config, torch.float32)
     model.blocks[1].more, model.blocks[1].gain = tg.Linear(32, 7), nn.Parameter(torch.ones(3))
-    adam, muon = tg.make_optimizers(model, config, runtime_of(config))
+    adam, muon = tg.make_optimizers(model, config, runtime_of(config), torch.ones(()))
     by_adam, by_muon = (
         [p for group in optimizer.param_groups for p in group["params"]]
         for optimizer in (adam, muon)
@@ -271,10 +270,10 @@ def test_a_parameter_that_nothing_would_train_is_an_error_with_its_name(
     data: dict[str, str],
 ) -> None:
     config = config_with(data)
-    model = tg.GPT(config, torch.float32)
-    model.extra_gain = nn.Parameter(torch.ones(3))
+    trainer = tg.Trainer(config, runtime_of(config), Recorder())
+    trainer.model.extra_gain = nn.Parameter(torch.ones(3))
     with pytest.raises(tg.RunError, match="^extra_gain is in 0 groups"):
-        tg.make_optimizers(model, config, runtime_of(config))
+        tg.check_optimizers(trainer)
 
 
 # --- Schedules --------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ How far the reader is, a batch's digest tells: the reader's thread computes it.
 import itertools
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -197,12 +199,14 @@ def test_the_switches_in_effect_are_told(
     before = f"overlap:{queue > 0 or stream} " if split == "val" else ""
     counted = "bytecount_device:cpu " if split == "val" else ""
     after = f"prefetch_queue:{queue} {counted}gpu_prefetch:{slots}"
-    assert overlap.words == f"{before}{words}{after}"
+    told = train_gpt.describe_overlap(config, split, overlap, cuda)
+    assert told == f"{before}{words}{after}"
     config = config_of(TRAINING_TIMING_BREAKDOWN=1)
     overlap = train_gpt.Overlap.of(config, split, cuda)
     assert (overlap.queue, overlap.copy_stream, overlap.device_slots) == (0, False, int(cuda))
     why = "False(timing_breakdown)"
-    assert f"prefetch:{why} copy_stream:{why} " in overlap.words
+    told = train_gpt.describe_overlap(config, split, overlap, cuda)
+    assert f"prefetch:{why} copy_stream:{why} " in told
 
 
 # --- A file with which something is wrong ---------------------------------------------------------
@@ -218,10 +222,30 @@ def shrunk(path: Path) -> None:
     os.truncate(path, HEADER_BYTES + 21)
 
 
-FAULTS = {
-    "unreadable": (unreadable, "Input/output error"),
-    "shrunk": (shrunk, "ends 4[35] bytes early"),
-    "gone": (Path.unlink, "No such file"),
+def rewritten(path: Path) -> None:
+    """Other tokens, as many as before."""
+    os.utime(path, (1, 1))
+
+
+def replaced(path: Path) -> None:
+    shutil.copy(path.rename(path.parent / "old"), path)
+
+
+def open_any(path: Path) -> BinaryIO:
+    """As open_regular does, but pipes, too."""
+    return path.open("rb", buffering=0)
+
+
+FAULTS = {  # how to break it, what is said, and: is the change itself overlooked?
+    "unreadable": (unreadable, "Input/output error", True),
+    "shrunk": (shrunk, "ends 4[35] bytes early", True),
+    "gone": (Path.unlink, "No such file", False),
+    "rewritten": (rewritten, "was changed during the run", False),
+    "replaced": (
+        lambda path: shutil.copy(path.rename(path.parent / "old"), path),
+        "changed",
+        False,
+    ),
 }
 
 
@@ -230,11 +254,14 @@ FAULTS = {
 def test_the_error_comes_after_the_good_batches(
     tmp_path: Path, split: str, prefetch: int, fault: str
 ) -> None:
-    break_it, words = FAULTS[fault]
+    break_it, words, overlooked = FAULTS[fault]
     good = first_token(split, 4) + (split == "val")  # batches share a token in validation
     write_split(tmp_path, split, TOKENS[: 20 * SEQ_LEN + 1], [good])
     shards = train_gpt.Shards(config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16), split)
     break_it(shards.paths[1])
+    if overlooked:
+        with open(shards.paths[1], "rb") as file:
+            shards.stamps[shards.paths[1]] = train_gpt.stamp(file)
     with closing(pipeline_of(tmp_path, split, prefetch, shards=shards)) as batches:
         for number in range(4):
             assert_batch(split, number, next(batches))
@@ -304,7 +331,9 @@ def test_what_fails_in_the_digest_is_an_error_too(data: Path, split: str, prefet
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[Callable[..., train_gpt.Pipeline]]:
+def hanging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., train_gpt.Pipeline]]:
     """A pipeline that reads two batches, and then waits for the next shard as if its disk were
     gone: it is a pipe that nobody writes to. In the end somebody does, or its thread would stay."""
     threads, paths = set(threading.enumerate()), []
@@ -317,6 +346,7 @@ def hanging(tmp_path: Path) -> Iterator[Callable[..., train_gpt.Pipeline]]:
         paths.append(shards.paths[1])
         paths[0].unlink()
         os.mkfifo(paths[0])
+        monkeypatch.setattr(train_gpt, "open_regular", open_any)
         return pipeline_of(tmp_path, prefetch=prefetch, shards=shards, **options)
 
     yield make

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -170,6 +171,11 @@ def test_two_builds_are_identical(tmp_path: Path, library: Path, built: Path) ->
     ]
 
 
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[1500] ^= 1
@@ -189,6 +195,8 @@ def flip(path: Path) -> None:
         lambda data: (data / "tokenizers/quickstart_350_bpe.model").unlink(),
         lambda data: (data / NAME / "quickstart.json").write_text('{"recipe": '),
         lambda data: (data / NAME / "quickstart.json").unlink(),
+        lambda data: (data / NAME / "quickstart.json").write_text("[" * 100_000),
+        lambda data: make_pipe(data / NAME / "quickstart.json"),
         lambda data: shutil.rmtree(data / NAME),
     ],
     ids=[
@@ -200,6 +208,8 @@ def flip(path: Path) -> None:
         "tokenizer lost",
         "stamp cut",
         "stamp lost",
+        "stamp of deep JSON",
+        "stamp a pipe",
         "all lost",
     ],
 )
@@ -273,7 +283,7 @@ def test_the_printed_command_gives_the_same_environment(
         "QK_GAIN_INIT": "2",
         "HOME": "/elsewhere",
     }
-    environment = quickstart.launch_environment(2, user)
+    environment = quickstart.launch_environment(2, 2.0, user)
     program = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
     line = quickstart.command_line(
         [sys.executable, "-c", program], environment, ["QK_GAIN_INIT", "RUN_ID"]
@@ -312,16 +322,44 @@ def test_without_a_validation_before_training_the_result_is_told_alone(
 
 
 def test_the_users_settings_go_first() -> None:
-    environment = quickstart.launch_environment(1, {"ITERATIONS": "7", "PATH": "/x"})
-    assert environment == {**quickstart.SETTINGS, "ITERATIONS": "7", "PATH": "/x"}
-    cores = os.cpu_count() or 1
-    assert quickstart.launch_environment(2, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
-    assert quickstart.launch_environment(8, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    environment = quickstart.launch_environment(1, 3.0, {"ITERATIONS": "7", "PATH": "/x"})
+    more = {"ITERATIONS": "7", "PATH": "/x", "OMP_NUM_THREADS": "3"}
+    assert environment == {**quickstart.SETTINGS, **more}
+    assert quickstart.launch_environment(8, 8.0, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    "ranks, free, threads", [(1, 7.6, "8"), (1, 0.2, "1"), (2, 7.6, "4"), (4, 2.0, "1")]
+)
+def test_there_are_no_more_threads_than_free_cores(ranks: int, free: float, threads: str) -> None:
+    assert quickstart.launch_environment(ranks, free, {})["OMP_NUM_THREADS"] == threads
+
+
+def test_free_cores_are_those_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system's own count of ticks; by the load where there is none."""
+    cores = quickstart.usable_cores()
+    assert 1 <= cores <= (os.cpu_count() or 1)
+    for busy, idle, share in ((0, 100, 1.0), (75, 25, 0.25), (100, 0, 0.0)):
+        ticks = iter([(1000, 9000), (1000 + busy, 9000 + idle)])
+        monkeypatch.setattr(quickstart, "busy_and_idle", lambda ticks=ticks: next(ticks))
+        assert quickstart.free_cores(0) == pytest.approx(cores * share)
+    monkeypatch.setattr(quickstart, "busy_and_idle", lambda: None)
+    monkeypatch.setattr(os, "getloadavg", lambda: (cores + 5.0, 0.0, 0.0))
+    assert quickstart.free_cores(0) == 0.0
+
+
+def test_the_ticks_are_those_of_this_machine() -> None:
+    before = quickstart.busy_and_idle()
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        pass
+    busy, idle = (b - a for a, b in zip(before, quickstart.busy_and_idle(), strict=True))
+    assert busy >= 20 and 0 <= idle <= 100 * 0.4 * (os.cpu_count() or 1) + 20
 
 
 def test_the_settings_are_the_trainers() -> None:
     names = quickstart.trainer_settings(
-        quickstart.launch_environment(1, {**os.environ, "MUON_MOMENTUM": "0.9"})
+        quickstart.launch_environment(1, 1.0, {**os.environ, "MUON_MOMENTUM": "0.9"})
     )
     assert {*quickstart.SETTINGS, "MUON_MOMENTUM"} <= {*names}
 
@@ -338,6 +376,13 @@ if "--print-config" in sys.argv:
                       for name, value in os.environ.items()
                       if name in ("ITERATIONS", "RESUME", "RUN_ID", "DATA_PATH")}))
     sys.exit()
+if os.environ["ITERATIONS"] == "wrong":
+    if os.environ["RANK"] == "0":
+        words = "nothing started, wrong settings:\n  ITERATIONS=wrong: set 1"
+        print(f"train_gpt.py: {words}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(30)
+    sys.exit(2)
 os.makedirs("logs", exist_ok=True)
 lines = ["source: step:0/9 val_loss:x", "step:0/9 val_loss:6.9 val_bpb:4.0000 train_time:0ms",
          "step:9/9 val_loss:3.1 val_bpb:2.1000 train_time:9ms",
@@ -349,7 +394,13 @@ def stop(number, frame):
     again = "this command with RUN_ID=my run RESUME=auto goes on"
     print(f"train_gpt.py: interrupted after step 3: {again}", file=sys.stderr, flush=True)
     sys.exit(143)
-signal.signal(signal.SIGTERM, stop)
+for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, stop)
+rank = os.environ["RANK"]
+if os.environ["ITERATIONS"] == "kill":
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if os.environ["ITERATIONS"] == "raise":
+    raise ValueError("of the model")
 if os.environ.get("RESUME") == "auto":
     print("resumed", os.environ["RUN_ID"], os.environ["ITERATIONS"])
     sys.exit()
@@ -366,8 +417,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     of another encoding."""
     root = tmp_path_factory.mktemp("checkout") / os.fsdecode(b"caf\xe9")
     (root / "data").mkdir(parents=True)
-    for name in ("quickstart.py", "tokenize_docs.py", "producer.py"):
-        shutil.copy(ROOT / "data" / name, root / "data")
+    for path in (ROOT / "data").glob("*.py"):
+        shutil.copy(path, root / "data")
     (root / "train_gpt.py").write_text(STAND_IN)
     done = subprocess.run(
         [sys.executable, root / "data/quickstart.py", "--prepare-only"],
@@ -467,18 +518,46 @@ def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subproce
         assert words in following
 
 
-def test_a_failed_run_ends_in_one_line_that_names_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(quickstart, "ROOT", tmp_path)
-    monkeypatch.setattr(quickstart, "trainer_settings", lambda environment: [])
-    monkeypatch.setattr(quickstart, "run", lambda command, environment: (1, ""))
-    monkeypatch.setenv("RUN_ID", "mine")
-    assert quickstart.train(1) == 1
-    out, error = capsys.readouterr()
-    log = tmp_path / "logs" / "mine.txt"
-    assert error == f"error: the training ended with exit code 1; its log is {log}\n"
-    assert "bits per byte" not in out
+def test_a_failed_run_ends_in_one_line(start: Callable[..., subprocess.Popen]) -> None:
+    """Of torchrun's report only the cause is left, where no process could say it. A log is named
+    if this run has written it."""
+    process = start("kill", "--ranks", "2", RUN_ID="killed")
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 1 and "bits per byte" not in output
+    [line] = error.splitlines()
+    assert line.startswith("error: the training ended with exit code 1 (rank ")
+    assert " ended with exit code -9); its log is " in line and line.endswith("/logs/killed.txt")
+
+
+@pytest.mark.row("a wrong setting on 2 ranks, quickstart", "the trainer's lines only; no log named")
+def test_of_torchruns_report_nothing_is_left(start: Callable[..., subprocess.Popen]) -> None:
+    process = start("wrong", "--ranks", "2", RUN_ID="wrong")
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 1 and "rank 0" not in output
+    assert error == "train_gpt.py: nothing started, wrong settings:\n  ITERATIONS=wrong: set 1\n"
+
+
+@pytest.mark.slow
+def test_an_error_of_the_trainer_itself_is_shown(start: Callable[..., subprocess.Popen]) -> None:
+    process = start("raise", RUN_ID="raise")
+    _, error = process.communicate(timeout=60)
+    lines = error.splitlines()
+    assert lines[0].startswith("Traceback") and lines[-2] == "ValueError: of the model"
+    assert "torch/distributed" not in error and "ChildFailedError" not in error
+    assert lines[-1].startswith("error: the training ended with exit code 1; its log is ")
+
+
+@pytest.mark.slow
+@pytest.mark.row("kill -INT of quickstart's torchrun", "the last line is quickstart's own command")
+def test_an_interrupt_of_torchrun_alone(start: Callable[..., subprocess.Popen]) -> None:
+    process = start("0", "--ranks", "2", RUN_ID="my run")
+    line = next(line for line in process.stdout if line.startswith("pid "))
+    launcher = int(Path(f"/proc/{line.split()[1]}/stat").read_text().split(") ")[1].split()[1])
+    next(line for line in process.stdout if line.startswith("pid "))
+    os.kill(launcher, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    (again,) = re.findall(r"^interrupted after step 3: (.*) goes on\n$", error)
+    assert "resumed my run 0" in follow(again).stdout and " OMP_NUM_THREADS=" in again
 
 
 def test_refused_settings_end_before_any_training(start: Callable[..., subprocess.Popen]) -> None:
@@ -511,6 +590,8 @@ def test_an_interrupt_ends_the_training_too(
 def test_the_real_trainer_gets_to_bits_per_byte(tmp_path: Path, checkout: Path) -> None:
     """With neither PATH nor settings but those that make it short."""
     shutil.copytree(checkout / "data", tmp_path / "data")
+    (tmp_path / "logs").mkdir()
+    shutil.copy(ROOT / "logs" / "sample.py", tmp_path / "logs")
     shutil.copy(ROOT / "train_gpt.py", tmp_path)
     done = subprocess.run(
         [sys.executable, tmp_path / "data/quickstart.py"],
@@ -534,6 +615,7 @@ def test_the_real_trainer_gets_to_bits_per_byte(tmp_path: Path, checkout: Path) 
     assert float(scores[2]) < float(scores[1])
     log = (tmp_path / "logs/quickstart.txt").read_text()
     assert log.splitlines()[-1].startswith("final_int8_zlib_roundtrip_exact val_loss:")
+    assert re.search(r"^sample:\n    def ", done.stdout, re.MULTILINE), done.stderr
     size = (tmp_path / "final_model.int8.ptz").stat().st_size
     assert f"artifact: final_model.int8.ptz, {size:,} bytes" in done.stdout
     assert "ITERATIONS=9 " in done.stdout and "DEVICE=cpu" in done.stdout

@@ -318,7 +318,10 @@ def test_an_error_comes_after_the_good_batches(tmp_path: Path, device_slots: int
     with Machine().in_place_of_cuda() as machine:
         run = Run(machine, tmp_path, (1, True, device_slots))
         run.let_read()
-        os.truncate(run.pipeline.shards.paths[0], 1024 + 2 * 3 * SPAN)
+        shards = run.pipeline.shards
+        os.truncate(shards.paths[0], 1024 + 2 * 3 * SPAN)
+        with open(shards.paths[0], "rb") as file:
+            shards.stamps[shards.paths[0]] = train_gpt.stamp(file)  # the change is overlooked
         for _ in range(3):
             run.use()
         with pytest.raises(train_gpt.RunError, match="ends 10 bytes early"):

@@ -45,6 +45,10 @@ class Rank(NamedTuple):
     said: str
 
 
+def place_of(rank: int) -> dict[str, int]:
+    return {"RANK": rank, "LOCAL_RANK": rank}
+
+
 def run_ranks(task: str, folder: Path, environments: list[dict[str, Any]]) -> list[Rank]:
     """The function `task` of this file in a process a rank, each with its own environment.
 
@@ -54,7 +58,7 @@ def run_ranks(task: str, folder: Path, environments: list[dict[str, Any]]) -> li
     shared = {"WORLD_SIZE": len(environments), "MASTER_ADDR": "localhost"}
     shared |= {"MASTER_PORT": free_port(), "RUN_ID": "ranks"}
     ranks = [
-        {name: str(value) for name, value in {**shared, **mine, "RANK": rank}.items()}
+        {name: str(value) for name, value in {**shared, **mine, **place_of(rank)}.items()}
         for rank, mine in enumerate(environments)
     ]
     done = subprocess.run(
@@ -104,6 +108,18 @@ def fork(task: Any, env: dict[str, str]) -> int:
 
 def whole_run(env: dict[str, str]) -> int:
     """As the script does it."""
+    return train_gpt.main([], env)
+
+
+def seeded_run(env: dict[str, str]) -> int:
+    """An edit that draws from a rank's own generator before the model is made."""
+    init = train_gpt.GPT.__init__
+
+    def seeded(*arguments: Any) -> None:
+        torch.manual_seed(int(env["RANK"]))
+        init(*arguments)
+
+    train_gpt.GPT.__init__ = seeded
     return train_gpt.main([], env)
 
 
@@ -161,6 +177,7 @@ def test_ranks_that_differ_end_at_once_in_a_line(tmp_path: Path, other: str) -> 
     else:
         split = other.split()[0]
         theirs = byte_data(tmp_path / "theirs", **{f"{split}_tokens": 10_000})
+        other = f"fineweb_{split}_000000.bin"
         values = ({"train": "9000", "val": "3000"}[split], "10000")
     ranks = run_ranks("whole_run", folder, [{**SMALL_MODEL, **d} for d in (data, theirs)])
     assert [rank.code for rank in ranks] == [1, 1]
@@ -168,8 +185,18 @@ def test_ranks_that_differ_end_at_once_in_a_line(tmp_path: Path, other: str) -> 
     [line] = ranks[0].said.splitlines()
     assert other in line
     for rank, value in enumerate(values):
-        assert re.search(rf"\b{value}\b\S* on rank {rank}\b", line), line
+        assert re.search(rf"\b{value}\b[^:]* on rank {rank}\b", line), line
     assert not (folder / "logs").exists()
+
+
+@pytest.mark.row("ranks with other initial weights", "end before the first step")
+def test_ranks_with_other_initial_weights_end_in_a_line(tmp_path: Path) -> None:
+    """They would train apart, each on its part of the data."""
+    settings = {**SMALL_MODEL, **byte_data(tmp_path / "data")}
+    ranks = run_ranks("seeded_run", tmp_path / "run", [settings] * 2)
+    assert [rank.code for rank in ranks] == [1, 1]
+    for rank in ranks:
+        assert "ranks differ in the initial weights: " in rank.said and "step:1" not in rank.said
 
 
 def test_the_weights_of_all_ranks_are_equal_to_the_bit(tmp_path: Path) -> None:
@@ -216,14 +243,15 @@ def exchange_of(ranks: int, **told: dict[int, float]) -> train_gpt.Exchange:
     Summed.total = 0.0
     for rank in range(ranks):
         runtime = Summed(config, {"RANK": rank, "WORLD_SIZE": ranks})
-        weight = torch.zeros(4, requires_grad=True)
-        exchange = train_gpt.Exchange([weight], runtime, train_gpt.Clock(runtime))
+        model = torch.nn.ParameterList([torch.zeros(4)])
+        [weight] = model.parameters()
+        exchange = train_gpt.Exchange(model, runtime, train_gpt.Clock(runtime))
         exchange.begin(0, 0.0, 0)
         weight.grad += torch.arange(4) / ranks
         mine = {name: values.get(rank, 0) for name, values in told.items()}
         loss = torch.tensor(float(mine.pop("loss", 0.0)))
-        row = train_gpt.Message(**dict.fromkeys(train_gpt.Message._fields[:6], 0) | mine)
-        exchange.all_reduce(0, row, loss)
+        exchange.done_here = mine["steps"], mine["elapsed_ms"]
+        exchange.all_reduce(0, mine["wait_ms"], mine["crc"], loss)
     assert weight.grad.tolist() == [0, 1, 2, 3]
     return exchange
 
@@ -235,8 +263,7 @@ def test_what_ranks_agree_on_is_exact(ranks: int) -> None:
     waits, losses = ({rank: scale * (rank + 1) for rank in range(ranks)} for scale in (7, 0.5))
     exchange = exchange_of(
         ranks,
-        crc_low={rank: crc & 0xFFFF for rank, crc in crcs.items()},
-        crc_high={rank: crc >> 16 for rank, crc in crcs.items()},
+        crc=crcs,
         wait_ms=waits,
         loss=losses,
         steps={0: 19_999, 1: 20_000},

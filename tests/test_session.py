@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, Corpus, clean_environment, config_of, train_gpt, write_split
+from steptime import RECIPES
 from test_bench_loader import OTHER_SCRIPT
 
 pytestmark = pytest.mark.timeout(300)
@@ -113,13 +114,30 @@ def test_a_stage_goes_on_where_its_time_was_over(
     assert [row[5] for row in rows] == ["same", "reference"]
 
 
-def test_levers_are_the_settings_that_ours_has_not(tmp_path: Path) -> None:
-    script = tmp_path / "train_gpt.py"
-    script.write_text(
-        "class Config:\n    seed: int = 1337\n    cast_once: bool = False\n"
-        '    operators: Literal["0", "qkv", "mlp"] = "0"\n    depth: int = 3\n'
-    )
-    assert session.new_levers(script) == ["CAST_ONCE=1", "OPERATORS=qkv", "OPERATORS=mlp"]
+def test_recipes_are_measured_together_and_alone_where_they_can_gain(
+    make: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    monkeypatch.setattr(session, "in_turns", lambda run, *words: called.append(words[1::2]))
+    for ranks, devices in ((1, []), (1, ["H200"]), (8, ["H100"] * 8)):
+        run = make("--ranks", ranks)
+        run.options.quick = False
+        run.facts = {"devices": devices}
+        session.time_recipes(run)
+    cpu, one, eight = called
+    assert "qkv_operator" in one and "qkv_operator" in eight and "operator" not in str(cpu)
+    assert "fewest_micro_steps" in one and "fewest_micro_steps" not in str(eight)
+    assert "exchange_shards" in eight and "exchange_shards" not in str(one)
+    alone = {name for arms in called for arm in arms for name in arm.split("+")}
+    assert alone == {name for name in RECIPES if name != "val_resident"}
+    recipe = session.steps.recipe
+    for arms in called:
+        several = [arm.split("+") for arm in arms if "+" in arm]
+        assert {name for names in several for name in names} == alone.intersection(arms) - {
+            *session.SLOW_RECIPES
+        }
+        for names in several:
+            recipe.combined(recipe.root_text(), [recipe.load(name) for name in names])
 
 
 def test_a_split_of_full_size_is_a_small_one_repeated(
@@ -219,7 +237,7 @@ def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
     found = json.loads((tmp_path / "loader.json").read_bytes())["data"]["ours"]
     least = min(run["median"] for run in found)
     assert f"({least:.3f} to " in loader
-    for stage in ("steps", "validation", "steptime"):
+    for stage in ("steps", "validation", "recipes"):
         found = json.loads((tmp_path / f"{stage}.json").read_bytes())["data"]
         assert found["reference"] == "other" and found["runs"].keys() >= {"other", "ours"}
         assert found["identity"]["plan"][-1] == 2

@@ -24,6 +24,7 @@ from conftest import ROOT, SMALL_MODEL
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 sys.path.insert(0, str(SCRIPT.parent))
+import audit  # noqa: E402  (rooms are folders of scripts, not packages)
 import tokenize_docs  # noqa: E402  (rooms are folders of scripts, not packages)
 
 pytestmark = pytest.mark.timeout(120)
@@ -309,6 +310,79 @@ def test_the_tokenizer_sample_is_even_and_leaves_none_too_long(tmp_path: Path) -
     )
 
 
+ODD_SPACE = [
+    "To be,\n   or not\nto be",
+    "\ttabs\t\tand  runs   of    spaces ",
+    "\n\n\nleading and trailing line ends\n\n",
+    "windows\r\nlines\r\n\r\n",
+    "no line end at the end",
+    "no\u00a0break\u3000wide\u2003em\u200bzero\u2028line\x0bfeed\x0c",
+    "   ",
+    "\n",
+    "e\u0301 \ufb01 \u2460 \uff21 \u00bd \ufeff",
+    "a\0b",
+]
+
+
+def decoded(out: Path, name: str) -> list[str]:
+    """The texts of a data set of 400 pieces, validation first."""
+    model = sentencepiece.SentencePieceProcessor(
+        model_file=str(out / f"tokenizers/{name}_400_bpe.model")
+    )
+    folder = out / f"datasets/{name}_sp400"
+    split = [cut_documents(np.concatenate(read_shards(folder, part))) for part in ("val", "train")]
+    return [model.decode(ids[1:]) for part in split for ids in part]
+
+
+@pytest.mark.row("odd white space in documents of one's own", "decoding gives the exact text")
+@pytest.mark.parametrize("form", ["jsonl", "files", "one file"])
+def test_text_comes_back_as_it_was(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the tool's defaults, from whatever form of input."""
+    texts = [*ODD_SPACE, *make_texts(200)]
+    if form == "jsonl":
+        files = [write_jsonl(tmp_path / "docs.jsonl", texts)]
+    elif form == "files":
+        files = [tmp_path / f"{number:03d}.txt" for number in range(len(texts))]
+        for path, text in zip(files, texts, strict=True):
+            path.write_bytes(text.encode())
+    else:
+        files = [tmp_path / "one.txt"]
+        files[0].write_bytes("\r\n \n".join(texts).encode())
+    run(*files, "--name", "odd", "--out", tmp_path, "--num-val-docs", 5, "--vocab-size", 400)
+    found = decoded(tmp_path, "odd")
+    if form == "one file":
+        assert "".join(found) == files[0].read_bytes().decode()
+    else:
+        assert found == texts
+    assert "normaliser" not in capsys.readouterr().out
+
+
+def test_a_normaliser_that_changes_text_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, of a tokenizer that is trained and of one that is given; audit.py agrees."""
+    documents = write_jsonl(tmp_path / "docs.jsonl", [*ODD_SPACE, *make_texts(200)])
+    common = [documents, "--out", tmp_path, "--num-val-docs", 5]
+    nmt = ["--vocab-size", 400, "--normalization", "nmt_nfkc"]
+    run(*common, "--name", "nmt", *nmt)
+    model = tmp_path / "tokenizers/nmt_400_bpe.model"
+    run(*common, "--name", "given", "--model", model)
+    notes = re.findall(r"^note: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(notes) == 2 and all("line ends and tabs become one space" in note for note in notes)
+    assert decoded(tmp_path, "nmt")[0] == "To be, or not to be"
+    run(*common, "--name", "kept", "--vocab-size", 400)
+    for name, words in (("nmt", "those of the changed text"), ("kept", "bytes that are counted")):
+        tokenizer, folder = f"tokenizers/{name}_400_bpe.model", f"datasets/{name}_sp400"
+        arguments = ["--tokenizer", tmp_path / tokenizer, "--data", tmp_path / folder]
+        arguments += ["--docs", documents, "--seq-len", 8]
+        capsys.readouterr()
+        assert audit.main([str(word) for word in arguments]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.startswith("proved: ") and last.endswith(words)
+
+
 # === MANIFEST =====================================================================================
 
 
@@ -416,12 +490,14 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
         (
             ["{docs}", "--num-val-docs", "4", "--vocab-size", "60000"],
             1,
-            "cannot carry a vocabulary of 60000",
+            "too small for a vocabulary of 60000",
         ),
         (["{docs}", "--num-val-docs", "4", "--model", "{docs}"], 1, "not a usable tokenizer"),
         (["{docs}", "--num-val-docs", "4", "--model", "nowhere.model"], 1, "nowhere.model"),
         (["nowhere.jsonl"], 2, "nowhere.jsonl: no such file"),
         (["{docs}", "--vocab", "many"], 2, "--help"),
+        (["{docs}", "--vocab_size", "512"], 2, "--vocab_size 512; did you mean --vocab-size?"),
+        (["."], 2, ".: a folder; name its files, such as ./*.txt"),
         (["{docs}", "--name", "a/b"], 2, "it names files"),
         (["{docs}", "--shard-tokens", "3000000000"], 2, "--shard-tokens 3000000000"),
     ],

@@ -208,6 +208,7 @@ def test_a_trace_of_the_profiler_is_read(profiled: Path) -> None:
     assert float(re.search(r"([\d.]+) ms", wait)[1]) >= 3 * 30  # a sleep is as long or longer
 
 
+@pytest.mark.slow
 def test_the_trainers_trace_is_read(tmp_path: Path) -> None:
     settings = {**SMALL_MODEL, **byte_data(tmp_path / "data"), "ITERATIONS": 6, "TRACE_STEPS": 3}
     run = run_trainer(tmp_path, **settings, VAL_LOSS_EVERY=0, VAL_TOKENS=3000)
@@ -250,6 +251,26 @@ def test_the_picture_says_and_shows_it(cpu_trace: Path) -> None:
     chosen = shown(cpu_trace, "--picture", picture.with_suffix(".png"), "--steps", 5)
     assert "step 5, 10000 ms" in chosen[0] and chosen[1].split() == ["↓5"]
     assert picture.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path) -> None:
+    """Each with its title; a wait too short to matter is no bar."""
+    rows = [event("ProfilerStep#1", 0, 15), event("forward", 0.01, 5), event("forward", 5.01, 15)]
+    rows += [event("input_wait", 0, 0.01), event("input_wait", 5, 5.01), event("disk_read", 3, 6)]
+    rows += [event("disk_read", 8, 9)]
+    fast, picture = write(tmp_path / "fast.trace.json.gz", rows), tmp_path / "pair.svg"
+    options = ("--picture", picture, "--steps", "1:2", "--title", "Overlap off")
+    lines = shown(cpu_trace, fast, *options)
+    assert lines[0].startswith("cpu.trace.json.gz") and lines[7].startswith("fast.trace.json.gz")
+    svg = picture.read_text(encoding="utf-8")
+    texts = re.findall(r"<!-- (.*) -->", svg)
+    assert texts.index("Overlap off") < texts.index("fast, step 1 on the CPU")
+    assert texts.count("milliseconds") == 1 and texts.count("optimizer") == 1
+    reads, waits = drawn(svg, READER), drawn(svg, WAIT)
+    assert len(reads) == 4 and len(waits) == 2, "0.01 of 20 s is no bar"
+    second = waits[0][1] - waits[0][0]
+    assert reads[2][1] - reads[2][0] == pytest.approx(3 * second, rel=0.01), "one scale"
+    assert reads[2][0] - waits[0][0] == pytest.approx(3 * second, rel=0.01), "one beginning"
 
 
 def test_a_short_read_is_seen_and_many_kernels_are_a_small_file(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def ours(job, script, **settings):
     trainer = imported(script)
     settings |= {"TRAIN_BATCH_TOKENS": job.step_tokens, "TRAIN_SEQ_LEN": job.seq_len}
     settings |= {"DATA_PATH": job.folder, "DEVICE": "cpu"}
-    config, _, _ = trainer.read_config({name: str(value) for name, value in settings.items()})
+    config, *_ = trainer.read_config({name: str(value) for name, value in settings.items()})
     runtime = trainer.Runtime(config, {"RANK": "0", "WORLD_SIZE": str(job.ranks)})
     shards, plan = trainer.Shards(config, "train"), trainer.BatchPlan.train(config, runtime)
     overlap = trainer.Overlap.of(config, "train", False)

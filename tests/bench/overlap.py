@@ -30,7 +30,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "logs")]
-stats, train_gpt = importlib.import_module("stats"), importlib.import_module("train_gpt")
+significance, train_gpt = (
+    importlib.import_module("significance"),
+    importlib.import_module("train_gpt"),
+)
 
 FIGURES = {"step": "a step", "idle": "idle a step", "boundary": "at a boundary"}
 FIGURES |= {"val": "a validation"}
@@ -74,7 +77,7 @@ def configure(folder, defaults, train_tokens, val_tokens):
     if "DATA_PATH" not in env:
         vocab_size = int(env.get("VOCAB_SIZE", 1024))
         env |= synthetic_data(Path(folder), vocab_size, train_tokens, val_tokens)
-    config, faults, _ = train_gpt.read_config(env)
+    config, faults = train_gpt.read_config(env)
     faults += train_gpt.find_faults(config, 1, env)
     if faults:
         print("wrong settings:", *faults, sep="\n  ", file=sys.stderr)
@@ -93,7 +96,7 @@ class Bench:
         backends = list(train_gpt.attention_backends(config, runtime, log))  # as a run has them
         self.attention.enter_context(train_gpt.sdpa_kernel(backends, set_priority=True))
         self.run = train_gpt.Trainer(config, runtime, log)
-        self.start = self.run.snapshot()
+        self.start = train_gpt.snapshot(self.run)
 
     def choose(self, arm):
         """Sets the overlap of training and validation; the model and its compiled form stay."""
@@ -103,7 +106,7 @@ class Bench:
             for split in ("train", "val")
             for name, value in zip(names, ARMS[arm], strict=True)
         }
-        config = dataclasses.replace(self.config, **switches)
+        config = self.arm = dataclasses.replace(self.config, **switches)
         self.run.overlap = train_gpt.Overlap.of(config, "train", self.runtime.cuda)
         self.run.validation.overlap = train_gpt.Overlap.of(config, "val", self.runtime.cuda)
 
@@ -141,7 +144,7 @@ class Bench:
 
     def validate(self):
         """(milliseconds, bits per byte) of one validation."""
-        _, val_bpb, val_ms = self.run.validation.evaluate(self.run.loss, "bench")
+        _, val_bpb, val_ms = self.run.evaluate("bench")
         return val_ms, val_bpb
 
 
@@ -151,10 +154,15 @@ def check(bench, steps):
     seen = {}
     for arm in ARMS:
         bench.choose(arm)
-        bench.run.restore(copy.deepcopy(bench.start))  # else it would be trained on
+        bench.run.adam.state.clear()  # before its first step it has none
+        train_gpt.restore(bench.run, copy.deepcopy(bench.start))  # else it would be trained on
         _, _, crc, losses = bench.train(steps)
         seen[arm] = crc, [*losses, bench.validate()[1]]
-        words = bench.run.overlap.words, bench.run.validation.overlap.words
+        config, cuda = bench.arm, bench.runtime.cuda
+        words = [
+            train_gpt.describe_overlap(config, split, part.overlap, cuda)
+            for split, part in (("train", bench.run), ("val", bench.run.validation))
+        ]
         print(f"{arm}: {words[0]}; validation {words[1]}")
         print(f"  data_crc {crc:08x}  last loss {losses[-1]:.6f}  val_bpb {seen[arm][1][-1]:.6f}")
     near = 2e-2 if bench.runtime.cuda else 0.0
@@ -192,7 +200,7 @@ def report(found):
         for arm, values in found.items():
             line = f"{what:13} {arm:17} {statistics.median(values[name]):10.3f} ms"
             if arm != "off":
-                test = stats.paired(found["off"][name], values[name])
+                test = significance.paired(found["off"][name], values[name])
                 line += f"  against off {test.difference:+.3f}, {test.low:+.3f} to {test.high:+.3f}"
                 line += "  no measurable difference" * (test.low <= 0 <= test.high)
             print(line)

@@ -6,6 +6,8 @@
         ours, and ours with each of these settings alone
     python3 tests/bench/steps.py --arm PATH/train_gpt.py OPERATORS=qkv --arm ...
         and further scripts, each with its own settings
+    python3 tests/bench/steps.py --recipe cast_once --recipe cast_once+muon_one_bank FOLD_ONCE=0
+        ours with recipes of records/recipes, switched on by the settings that their headers name
     python3 tests/bench/steps.py --validation ...
         full validation passes instead of training steps
     python3 tests/bench/steps.py --quick ...
@@ -49,8 +51,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "tests" / "bench" / "driver.py"
-sys.path += [str(ROOT / "logs"), str(DRIVER.parent)]
-driver, stats = importlib.import_module("driver"), importlib.import_module("stats")
+sys.path += [str(ROOT / "logs"), str(ROOT / "records"), str(DRIVER.parent)]
+driver, significance = importlib.import_module("driver"), importlib.import_module("significance")
+recipe = importlib.import_module("recipe")
 Mark = driver.Mark
 
 
@@ -86,6 +89,19 @@ def settings_of(environ, quick):
     kept = {name: value for name, value in environ.items() if name not in LEFT_OUT}
     settings = {**SHAPE, **(QUICK if quick else {}), **kept, **FIXED, **data}
     return {name: str(value) for name, value in settings.items()}
+
+
+def with_recipes(script, names, folder):
+    """(a script with these recipes, the NAME=VALUE that switch them on)"""
+    try:
+        recipes = [recipe.load(name) for name in names]
+        text = recipe.combined(script.read_text("utf-8"), recipes)
+    except recipe.RecipeError as error:
+        raise BenchError(f"--recipe {'+'.join(names)}: {error}") from error
+    path = Path(tempfile.mkdtemp(dir=folder), "train_gpt.py")
+    path.write_text(text, encoding="utf-8")
+    switches = [f"{name}={on}" for each in recipes for name, (_, on) in each.settings.items()]
+    return path, switches
 
 
 def untimed(options):
@@ -132,6 +148,9 @@ class Bench:
         for path, *words in options.arm:
             name = Path(path).resolve().parent.name.split("_")[-1]  # a record's folder has a date
             self.add(" ".join([name, *words]), Path(path), words)
+        for names, *words in options.recipe:
+            path, switches = with_recipes(options.ours, names.split("+"), folder)
+            self.add(" ".join([names, *words]), path, [*switches, *words])
         self.gate, self.runs = {}, {}  # an arm's result of its untimed run, of its timed ones
         self.failures = {}  # why an arm cannot be run
         self.started, self.longest = time.monotonic(), 0.0  # seconds of a run
@@ -157,6 +176,7 @@ class Bench:
         """What must be the same where runs of several calls are set side by side."""
         texts = {name: Path(script).read_bytes() for name, (script, _) in self.arms.items()}
         hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+        hashes = {name: [text, self.arms[name][1]] for name, text in hashes.items()}
         named = {name: self.environ.get(name) for name in (*SHAPE, *CORPUS)}
         plan = [self.options.steps, self.options.passes, self.options.gate_steps]
         return {"scripts": hashes, "settings": named, "plan": [*plan, self.options.ranks]}
@@ -301,7 +321,7 @@ def gate(results):
 
 def compared(first, second):
     """In words: the second against the first, pairs by repeat, with a 95 % interval."""
-    test = stats.paired(first, second)
+    test = significance.paired(first, second)
     words = f"{test.difference:+.3f} ms, {test.low:+.3f} to {test.high:+.3f}"
     if test.low <= 0 <= test.high:
         return f"no measurable difference ({words})"
@@ -357,6 +377,14 @@ def parse():
     parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE", help="an arm each")
     parser.add_argument(
         "--arm", nargs="+", action="append", default=[], metavar="WORD", help="PATH NAME=VALUE ..."
+    )
+    parser.add_argument(
+        "--recipe",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="A+B NAME=VALUE ...",
     )
     parser.add_argument("--ranks", type=int, default=1, help="processes of a run, a GPU each (1)")
     parser.add_argument("--validation", action="store_true", help="time validation passes")

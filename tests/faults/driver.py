@@ -79,10 +79,15 @@ def checksum(model: Any) -> int:
 
 def inject_into_the_model(fault: dict) -> None:
     forward, last_place = train_gpt.GPT.forward, "train"
+    unpack, exporting = train_gpt.unpack, False
+
+    def noted_unpack(*arguments):
+        nonlocal exporting
+        exporting = True
+        return unpack(*arguments)
 
     def faulty_forward(model, x, y):
         nonlocal last_place
-        exporting = Path("final_model.int8.ptz").exists()
         place = "export" if exporting else "validation"
         place = "train" if train_gpt.torch.is_grad_enabled() else place
         if place == "validation" != last_place:
@@ -91,11 +96,12 @@ def inject_into_the_model(fault: dict) -> None:
         spoilt = happens(fault, place) and fault["kind"] == "nan"
         return forward(model, x, y) * (float("nan") if spoilt else 1)
 
-    train_gpt.GPT.forward = faulty_forward
+    train_gpt.GPT.forward, train_gpt.unpack = faulty_forward, noted_unpack
 
 
 def inject_into_the_system(fault: dict) -> None:
-    fsync, start, listen, plain_open = os.fsync, train_gpt.Runtime.start, signal.signal, open
+    fsync, start, listen = os.fsync, train_gpt.Runtime.start, signal.signal
+    open_regular = train_gpt.open_regular
 
     def faulty_fsync(descriptor):
         happens(fault, "fsync")
@@ -105,10 +111,10 @@ def inject_into_the_system(fault: dict) -> None:
         happens(fault, "start")
         return start(*arguments)
 
-    def faulty_open(path, *arguments, **options):
-        if "fineweb_train" in str(path):
+    def faulty_open(path):
+        if threading.current_thread().name == "reader" and "fineweb_train" in str(path):
             happens(fault, "read")
-        return plain_open(path, *arguments, **options)
+        return open_regular(path)
 
     def noting(number, handler):
         if not callable(handler):
@@ -116,7 +122,7 @@ def inject_into_the_system(fault: dict) -> None:
         return listen(number, lambda *arguments: [HEARD.append(number), handler(*arguments)])
 
     os.fsync, train_gpt.Runtime.start, signal.signal = faulty_fsync, faulty_start, noting
-    train_gpt.open = faulty_open
+    train_gpt.open_regular = faulty_open
 
 
 def settle() -> None:

@@ -2,6 +2,7 @@
 how it ends, what it says, what is on the disk, and that what goes on from there is the run that
 nothing has disturbed. At the end there is a table of all of them."""
 
+import itertools
 import json
 import os
 import re
@@ -71,7 +72,8 @@ def test_a_killed_rank_is_restarted(
     fault = {"kind": "kill", "place": "train", "call": 11, "rank": rank, "settled": True}
     settings = data | {"CHECKPOINT_EVERY": 4, "RESUME": "auto"}
     run = Live(tmp_path, 2, fault, restarts=1, **settings).until_held(rank).finish()
-    assert run.resumed() == [8]
+    [step] = run.resumed()
+    assert step == 8 or (rank == 1 and step in (9, 10)), "rank 0 may save what it has when it ends"
     assert_same_result(run, reference, exact=False)
     ended(run)
 
@@ -200,9 +202,18 @@ def test_a_signal_while_starved(tmp_path: Path, data: dict, reference: Live, end
     second = tmp_path / "data" / "fineweb_train_000001.bin"
     second.rename(tmp_path / "second")
     producing = tmp_path / "data" / ".producing"
-    producing.write_text(json.dumps({"pid": os.getpid(), "progress": 1, "shards_promised": 2}))
+    progress = itertools.count()
+
+    def is_starved() -> bool:
+        """Looks, and moves the counter that says that the producer lives."""
+        state = {"progress": next(progress), "val_complete": True}
+        (tmp_path / "state").write_text(json.dumps(state))
+        (tmp_path / "state").replace(producing)
+        return "waiting for" in run.out and "step:3/" in run.out
+
+    producing.write_text('{"progress": -1, "val_complete": true}')
     run = Live(tmp_path / "run", 2, **settings)
-    run.until(lambda: "waiting for" in run.out and "step:3/" in run.out)
+    run.until(is_starved)
     assert interrupted(run.send(signal.SIGTERM), signal.SIGTERM, [143, 143]) == 3
     assert run.took < 30
     ended(run)
@@ -212,19 +223,29 @@ def test_a_signal_while_starved(tmp_path: Path, data: dict, reference: Live, end
     assert_same_result(again, reference, exact=False)
 
 
-@row("the disk hangs in the last save", "a line after DATA_STALL_SECONDS; a 2nd Ctrl-C ends it")
+@row("the disk hangs in the last save", "a 2nd Ctrl-C, a second later, ends it")
 def test_a_second_ctrl_c(tmp_path: Path, data: dict, ended: Ended) -> None:
     fault = {"kind": "hold", "place": "fsync", "call": 2, "deaf": True, "settled": True}
-    settings = data | {"ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0, "DATA_STALL_SECONDS": 1}
+    settings = data | {"ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0}
     run = Live(tmp_path, 0, fault, **settings | {"CHECKPOINT_EVERY": 2, "CHECKPOINT_KEEP": 9})
     run.until_held().send(signal.SIGTERM)
-    run.until(lambda: "waiting for the disk: checkpoints/r/step_00000004.pt" in run.err)
+    time.sleep(0.5)
     assert not run.poll(), "SIGTERM alone leaves it the time to write"
     while not run.poll():  # as often as a person would
         run.send(signal.SIGINT)
         time.sleep(0.5)
     assert run.end() == [-signal.SIGINT]
     assert run.checkpoints() == [2], "what was whole is whole"
+    ended(run)
+
+
+@row("Ctrl-C twice within a second, as torchrun hands it on", "counts once: saved; goes on")
+def test_a_ctrl_c_that_comes_twice(tmp_path: Path, data: dict, ended: Ended) -> None:
+    fault = {"kind": "hold", "place": "train", "call": 9, "deaf": True}
+    run = Live(tmp_path, 0, fault, **data).until_held().send(signal.SIGINT)
+    time.sleep(0.1)
+    run.send(signal.SIGINT).go()
+    interrupted(run, signal.SIGINT, [130])
     ended(run)
 
 
@@ -348,7 +369,22 @@ def endless(data: dict, folder: Path) -> dict[str, object]:
     return data | {"DATA_PATH": folder, "ITERATIONS": 100_000, "VAL_LOSS_EVERY": 0}
 
 
-SHARD_FAULTS = {"truncated": lambda path: os.truncate(path, 3000), "deleted": Path.unlink}
+def rewritten(path: Path) -> None:
+    """Other tokens, as many as before."""
+    path.write_bytes(path.read_bytes()[:1024] + bytes([7, 0]) * 7000)
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+SHARD_FAULTS = {
+    "truncated": lambda path: os.truncate(path, 3000),
+    "deleted": Path.unlink,
+    "rewritten": rewritten,
+    "a pipe": piped,
+}
 
 
 @pytest.mark.parametrize("ranks", [0, 2], ids=["1 rank", "2 ranks"])
@@ -364,14 +400,19 @@ def test_a_shard_changes(tmp_path: Path, data: dict, ended: Ended, case: str, ra
     ended(run)
 
 
-@row("a rank's part of the validation shard is gone", "saved; a line names file, byte and rank")
-def test_the_validation_shard_changes(tmp_path: Path, data: dict, ended: Ended) -> None:
-    """Rank 0 has all of its part: it learns of the other's fault in the sum over the ranks."""
+@pytest.mark.parametrize("case", ["truncated", "replaced"])
+@row("the validation shard is .. during the run", "saved; a line names file, byte and rank")
+def test_the_validation_shard_changes(tmp_path: Path, data: dict, ended: Ended, case: str) -> None:
+    """Else nats of one split would be divided by bytes of another."""
     settings = endless(data, tmp_path / "data") | {"VAL_LOSS_EVERY": 20}
     run = Live(tmp_path, 2, **settings).until_line("step:1/")
-    os.truncate(tmp_path / "data" / "fineweb_val_000000.bin", 1024 + 2 * 1500)  # of 2,000 tokens
-    line = failed(run, ": the reader", "/data/fineweb_val_000000.bin", " at byte ")
-    assert line.startswith("train_gpt.py: rank 1: the reader")
+    path = tmp_path / "data" / "fineweb_val_000000.bin"
+    if case == "truncated":
+        os.truncate(path, 1024 + 2 * 1500)  # of 2,000 tokens
+    else:
+        shutil.copy(path, tmp_path / "other")
+        (tmp_path / "other").replace(path)  # the same size; it is another file
+    line = failed(run, ": the reader", "/data/fineweb_val_000000.bin", " at byte ", "was changed")
     assert len(run.checkpoints()) == 1 and line.endswith(
         ": this command with RUN_ID=r RESUME=auto goes on"
     )
@@ -380,11 +421,8 @@ def test_the_validation_shard_changes(tmp_path: Path, data: dict, ended: Ended) 
 
 @row("a read that never ends", "DATA_STALL_SECONDS, saved; a line names file, byte and rank")
 def test_a_read_that_never_ends(tmp_path: Path, data: dict, ended: Ended) -> None:
-    """A pipe in the place of a shard: opening it waits for a writer."""
     settings = endless(data, tmp_path / "data") | {"DATA_STALL_SECONDS": 1}
-    os.mkfifo(tmp_path / "data" / "pipe")
-    run = Live(tmp_path, 0, **settings).until_line("step:2/")
-    (tmp_path / "data" / "pipe").replace(tmp_path / "data" / "fineweb_train_000001.bin")
+    run = Live(tmp_path, 0, {"kind": "hang", "place": "read", "call": 6}, **settings)
     words = "/data/fineweb_train_000001.bin at byte ", "DATA_STALL_SECONDS=1"
     failed(run, "rank 0: the reader waits for ", *words)
     ended(run)
@@ -403,37 +441,55 @@ def test_a_loss_that_is_not_finite(
     assert run.end() == [1] * max(1, ranks)
     [line] = run.said
     assert line.startswith(f"train_gpt.py: rank {rank}: step 7: loss or gradient not finite")
+    assert "lower the learning rates and start anew" in line
     assert run.status == ("nonfinite", 1) and run.checkpoints() == [6]
     mine, theirs = run.load(6), reference.load(6)
     assert (mine["step"], mine["data_crc"]) == (6, theirs["data_crc"])
-    for name, tensor in theirs["model"].items():
-        error = np.abs(tensor.numpy() - mine["model"][name].numpy()).max()
+    for name, tensor in theirs["held"]["model"].items():
+        error = np.abs(tensor.numpy() - mine["held"]["model"][name].numpy()).max()
         assert error <= (1e-4 if ranks else 0), name
     steps = [run.notes(each)["train"] for each in range(max(1, ranks))]
     assert set(steps) == {7}, "no rank went further"
     ended(run)
 
 
-@row("weights that are not finite behind the last step", "no artifact passes for good; exit 1")
-def test_a_score_that_is_not_finite(tmp_path: Path, data: dict, ended: Ended) -> None:
-    """The last loss was finite, so only the score shows it. It is no state to go on from."""
+@row("weights that are not finite", "noticed at the next log line; not saved; exit 1")
+def test_weights_that_are_not_finite(tmp_path: Path, data: dict, ended: Ended) -> None:
+    """The last loss was finite, so only the weights show it. It is no state to go on from."""
     rates = {"MATRIX_LR": 1e38, "SCALAR_LR": 1e38, "VAL_LOSS_EVERY": 0, "ITERATIONS": 4}
     settings = data | {"CHECKPOINT_EVERY": 3, "CHECKPOINT_KEEP": 9}
     Live(tmp_path, 0, {"settled": True}, **settings | {"ITERATIONS": 3}).finish()
     run = Live(tmp_path, 0, **settings | rates | {"RESUME": "auto"})
-    failed(run, "the score is nan")
-    assert run.checkpoints() == [3]
+    assert run.end() == [1] and run.status == ("nonfinite", 1)
+    assert "step 4: the weights are not finite" in run.said[0] and run.checkpoints() == [3]
     ended(run)
 
 
 # Ranks
 
 
+@pytest.mark.parametrize("place", ["a step", "the last validation", "the export"])
+@row("an error that nobody foresaw in ..", "the state before it is saved, the same command goes on")
+def test_an_error_that_nobody_foresaw(
+    tmp_path: Path, data: dict, reference: Live, ended: Ended, place: str
+) -> None:
+    calls = {"a step": ("train", 6), "the last validation": ("validation", 5), "the export": 1}
+    name, call = calls[place] if place != "the export" else ("export", 1)
+    run = Live(tmp_path, 0, {"kind": "raise", "place": name, "call": call}, **data)
+    assert run.end() == [1] and run.status == ("failed", 1)
+    assert "ValueError: an injected error" in run.said[-1]
+    assert "this command with RUN_ID=r RESUME=auto goes on" in run.err
+    assert run.checkpoints() == [5 if place == "a step" else 12]
+    ended(run)
+    again = Live(tmp_path, 0, **data | {"RESUME": "auto"}).finish()
+    assert_same_result(again, reference, exact=True)
+
+
 @row("rank 1 of 2 raises an error", "the job ends within seconds; the error is shown")
 def test_a_rank_that_raises(tmp_path: Path, data: dict, ended: Ended) -> None:
     fault = {"kind": "raise", "place": "train", "call": 5, "rank": 1}
     run = Live(tmp_path, 2, fault, **data).until_held(1)
-    assert run.end() == [1, 1]
+    assert run.end() == [1, 1] and run.checkpoints() == [4]
     assert "train_gpt.py: rank 1: ValueError: an injected error" in run.said
     assert run.took < 60 and run.status == ("failed", 1)
     ended(run)

@@ -12,12 +12,11 @@ TOKENIZER_PATH, or what `data/quickstart.py --prepare-only` has made.
 
 A stage is <name>.json and <name>.log in FOLDER. One that fails says so, and the next call takes the
 next one; one that its time does not suffice for is "unfinished", and the next call goes on with it.
-`report` writes between <!-- gpu:NAME --> and <!-- /gpu --> in README.md, tests/bench/README.md and
-the records' README.md, or in the files of --into.
+`report` writes between <!-- gpu:NAME --> and <!-- /gpu --> in tests/gpu/README.md and the README.md
+files below records/, or in the files of --into.
 """
 
 import argparse
-import ast
 import hashlib
 import importlib
 import json
@@ -46,7 +45,12 @@ steps = importlib.import_module("steps")
 VAL_TOKENS = steps.VAL_TOKENS + 1  # of the challenge's validation split; the first is not predicted
 STAGE_SECONDS, BUDGET = 530, 510  # of a stage; for runs of steps.py that end by then
 OFF = ["TORCH_COMPILE=0", "ATTENTION_BACKEND=flash"]  # ours without what makes its step fast
-SLOW_LEVERS = ["MAX_AUTOTUNE=1", "COORDINATE_DESCENT=1"]  # they compile for minutes
+# Recipes for a faster step.
+FAST_RECIPES = ["cast_once", "kv_one_product", "muon_one_bank", "add_compiled", "attention_probe"]
+RANKS_RECIPES = ["exchange_shards"]  # for two ranks and more
+MICRO_STEP_RECIPES = ["fewest_micro_steps"]  # for fewer than eight
+OPERATOR_RECIPES = ["qkv_operator", "mlp_operator"]  # for CUDA
+SLOW_RECIPES = ["max_autotune", "coordinate_descent"]  # they compile for minutes
 NO_OVERLAP = {"TRAIN_PREFETCH": "0", "TRAIN_COPY_STREAM": "0"}
 FACTS = """
 import json, sys, torch
@@ -90,31 +94,6 @@ def facts():
     return found | {"commit": commit, "date": time.strftime("%Y-%m-%d")}
 
 
-def new_levers(script):
-    """NAME=VALUE of each setting that a script has and ours has not: all values but the default."""
-    mine, words = settings_in(TRAINER), []
-    for name, (kind, default) in settings_in(script).items():
-        if name in mine:
-            continue
-        if kind == "bool":
-            words.append(f"{name}={int(not default)}")
-        elif kind.startswith("Literal["):
-            values = ast.literal_eval(f"[{kind[len('Literal[') : -1]}]")
-            words += [f"{name}={value}" for value in values if value != default]
-    return words
-
-
-def settings_in(script):
-    """{NAME: (kind, default)} of a script's Config, from its source."""
-    tree, found = ast.parse(script.read_text("utf-8")), {}
-    [config] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config"]
-    for node in config.body:
-        if isinstance(node, ast.AnnAssign):
-            default = node.value.value if isinstance(node.value, ast.Constant) else None
-            found[node.target.id.upper()] = ast.unparse(node.annotation), default
-    return found
-
-
 def end(process):
     """It and all that it has started, which must not be left on the devices."""
     with suppress(subprocess.TimeoutExpired):
@@ -142,7 +121,7 @@ class Session:
         self.stages["quality ours"] = partial(train, name="ours", script=TRAINER)
         if options.against:
             self.stages["quality other"] = partial(train, name="other", script=options.against)
-        self.stages["steptime"] = time_steptime  # last: with many arms it takes many calls
+        self.stages["recipes"] = time_recipes  # last: with many arms it takes many calls
 
     @cached_property
     def facts(self):
@@ -274,23 +253,21 @@ def time_steps(session):
     in_turns(session, "--vary", *OFF, *slow * session.facts["torch"].startswith("2.11."))
 
 
-def time_steptime(session):
-    """Ours, and the record StepTime: as it is, with its switches together, each lever alone."""
-    [script], words = ROOT.glob("records/*/*_StepTime/train_gpt.py"), []
-    levers = [word for word in new_levers(script) if session.ranks > 1 or "EXCHANGE" not in word]
-    if not session.facts["devices"]:
-        levers = [word for word in levers if "OPERATOR" not in word]  # they need CUDA
-    levers.sort(key=lambda word: word in SLOW_LEVERS)
-    together = [word for word in levers if word.endswith("=1") and word not in SLOW_LEVERS]
-    alone = [[word] for word in levers[: 1 if session.options.quick else None]]
-    for arm in [[], together, *alone]:
-        words += ["--arm", script, *arm]
-    in_turns(session, *words)
+def time_recipes(session):
+    """Ours, the recipes for a faster step together, and each alone."""
+    fast = [*FAST_RECIPES]
+    fast += RANKS_RECIPES * (session.ranks > 1) + MICRO_STEP_RECIPES * (session.ranks < 8)
+    operators = OPERATOR_RECIPES * bool(session.facts["devices"])  # without CUDA they are eager
+    arms = ["+".join(fast)] + ["+".join([*fast, *operators])] * bool(operators)
+    arms += [*fast, *operators, *SLOW_RECIPES]
+    if session.options.quick:
+        arms = arms[:2]
+    in_turns(session, *(word for arm in arms for word in ("--recipe", arm)))
 
 
 def time_validation(session):
     """On as many tokens as the challenge's split has; where it is not, a small one is repeated."""
-    words, data = ["--validation", "--repeats", 2], {}
+    words, data = ["--recipe", "val_resident", "--validation", "--repeats", 2], {}
     if session.options.quick:
         words += ["--passes", 1]
     elif not session.environ.get("DATA_PATH") and steps.CORPUS["DATA_PATH"].is_dir():
@@ -456,7 +433,7 @@ def quality_table(data):
 TABLES = {  # marker -> (stages, the table of one's data)
     "tests": ([f"tests {name}" for name in test_files()], tests_table),
     "steps": (["steps"], steps_table),
-    "steptime": (["steptime"], steps_table),
+    "recipes": (["recipes"], steps_table),
     "overlap": (["overlap", "slow disk"], overlap_table),
     "validation": (["validation"], steps_table),
     "loader": (["loader"], loader_table),
@@ -500,7 +477,7 @@ def report(session):
         results = [session.result(stage) for stage in session.stages]
         if any(result.get("quick") for result in results):
             raise StageError("results of --quick are for no README: name files with --into")
-        files = [ROOT / "README.md", BENCH / "README.md", *ROOT.glob("records/*/*/README.md")]
+        files = [ROOT / "tests/gpu/README.md", *ROOT.glob("records/**/README.md")]
     pattern = r"(<!-- gpu:([\w-]+) -->\n).*?(<!-- /gpu -->)"
     for path in files:
         old = path.read_text("utf-8")
@@ -537,6 +514,8 @@ def parse(arguments):
 def main(arguments):
     parser, options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Torch 2.11 alone needs it: 6 ms of 67 (pytorch issue 179494). Set 1 to measure the difference.
+    os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
     session, what = Session(options), options.what
     if what == "report":
         try:

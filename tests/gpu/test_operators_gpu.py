@@ -1,4 +1,4 @@
-"""The StepTime record's operators on a GPU: values and gradients, as in Triton's interpreter."""
+"""The operators of the recipes on a GPU: values and gradients, as in Triton's interpreter."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The statistics of logs/stats.py: what the tests ask, what is refused."""
+"""The statistics of logs/significance.py: what the tests ask, what is refused."""
 
 import math
 import sys
@@ -8,62 +8,64 @@ import pytest
 from conftest import ROOT
 
 sys.path.append(str(ROOT / "logs"))
-import stats  # noqa: E402  (the room is no package)
+import significance  # noqa: E402  (the room is no package)
 
 pytestmark = pytest.mark.timeout(120)
 NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
 
 
 def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None:
-    better = stats.welch(NATS_A, NATS_B, margin=0.005)
+    better = significance.welch(NATS_A, NATS_B, margin=0.005)
     assert better.difference == pytest.approx(0.0146333, abs=1e-6) and better.margin == 0.005
     # By hand: both variances over 3, Welch's degrees of freedom, Student's t.
-    va, vb = (stats.summary(values).std ** 2 / 3 for values in (NATS_A, NATS_B))
+    va, vb = (significance.summary(values).std ** 2 / 3 for values in (NATS_A, NATS_B))
     assert better.t == pytest.approx((better.difference - 0.005) / math.sqrt(va + vb))
     assert better.df == pytest.approx((va + vb) ** 2 / (va**2 / 2 + vb**2 / 2))
     assert better.p < 0.01 and better.low < better.difference < better.high
     assert better.seen_from == pytest.approx(better.difference - better.low)
-    assert stats.welch(NATS_A, NATS_B, margin=0.0146333).p == pytest.approx(0.5, abs=1e-3)
-    assert stats.welch(NATS_A, NATS_B, margin=0.02).p > 0.9
-    worse = stats.welch(NATS_B, NATS_A)
+    assert significance.welch(NATS_A, NATS_B, margin=0.0146333).p == pytest.approx(0.5, abs=1e-3)
+    assert significance.welch(NATS_A, NATS_B, margin=0.02).p > 0.9
+    worse = significance.welch(NATS_B, NATS_A)
     assert worse.difference == pytest.approx(-better.difference) and worse.p > 0.99
     assert worse.low == pytest.approx(-better.high)
 
 
 def test_runs_without_spread_decide_by_their_means() -> None:
-    for test in (stats.welch, stats.paired):
+    for test in (significance.welch, significance.paired):
         assert test([2.0, 2.0], [2.5, 2.5], margin=0.005).p == 0
         assert test([2.0, 2.0], [2.0, 2.0], margin=0.005).p == 1
         assert test([2.0, 2.0], [2.0, 2.0]).p == 0.5
-    one_varies = stats.welch([2.0, 2.0], [2.1, 2.2])
+    one_varies = significance.welch([2.0, 2.0], [2.1, 2.2])
     assert one_varies.df == 1 and one_varies.low < 0.15 < one_varies.high
 
 
 def test_pairs_take_out_what_both_share() -> None:
     a, b = [1.0, 2.0, 3.0, 4.0], [1.011, 2.009, 3.010, 4.010]
-    found = stats.paired(a, b, margin=0.005)
-    assert found.p < 0.001 < 0.4 < stats.welch(a, b, margin=0.005).p
-    assert stats.paired(a, b, margin=0.010).p == pytest.approx(0.5, abs=1e-3)
+    found = significance.paired(a, b, margin=0.005)
+    assert found.p < 0.001 < 0.4 < significance.welch(a, b, margin=0.005).p
+    assert significance.paired(a, b, margin=0.010).p == pytest.approx(0.5, abs=1e-3)
     # Of the differences 11, 9, 10, 10: mean 10, std 0.8165, t(0.975, 3) = 3.1824.
     assert found.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
 
 
 def test_mean_standard_deviation_and_interval() -> None:
-    group = stats.summary([1.0, 2.0, 4.0])
+    group = significance.summary([1.0, 2.0, 4.0])
     assert (group.n, group.mean) == (3, pytest.approx(7 / 3))
     assert group.std == pytest.approx(math.sqrt(7 / 3))
-    assert stats.interval([1.0, 2.0, 4.0]) == pytest.approx(4.302653 * group.std / math.sqrt(3))
-    assert math.isnan(stats.summary([5.0]).std) and math.isnan(stats.interval([5.0]))
+    assert significance.interval([1.0, 2.0, 4.0]) == pytest.approx(
+        4.302653 * group.std / math.sqrt(3)
+    )
+    assert math.isnan(significance.summary([5.0]).std) and math.isnan(significance.interval([5.0]))
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: stats.summary([]),
-        lambda: stats.summary([1.0, math.nan]),
-        lambda: stats.welch([1.0], [2.0, 3.0]),
-        lambda: stats.paired([1.0, 2.0, 3.0], [1.0, 2.1]),
-        lambda: stats.paired([1.0], [1.0]),
+        lambda: significance.summary([]),
+        lambda: significance.summary([1.0, math.nan]),
+        lambda: significance.welch([1.0], [2.0, 3.0]),
+        lambda: significance.paired([1.0, 2.0, 3.0], [1.0, 2.1]),
+        lambda: significance.paired([1.0], [1.0]),
     ],
 )
 def test_values_without_meaning_are_refused(call: Any) -> None:

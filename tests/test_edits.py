@@ -1,0 +1,319 @@
+"""The edits that people make: right at the first run, or refused by the name of what is wrong.
+
+Each test makes the edit, as the table at the head of train_gpt.py says or against it.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
+from conftest import train_gpt as tg
+from torch import nn
+
+pytestmark = pytest.mark.timeout(120)
+SETTINGS = {**SMALL_MODEL, "ITERATIONS": 6, "WARMUP_STEPS": 2, "VAL_LOSS_EVERY": 0, "RUN_ID": "r"}
+
+
+@pytest.fixture
+def trainer_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tg.Trainer]:
+    """Makes a Trainer, or an edited one, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    data = byte_data(tmp_path / "data", train_tokens=30_000)
+
+    def make(kind: type = tg.Trainer, **settings: object) -> tg.Trainer:
+        config = config_of(**{**SETTINGS, **data, **settings})
+        return kind(config, runtime_of(config), Recorder())
+
+    return make
+
+
+def weights(run: tg.Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+# --- A step's own changes ---------------------------------------------------------------------
+
+
+class Decayed(tg.Trainer):
+    """Weight decay. Right: times `counts`."""
+
+    right = True
+
+    def train_step(self, batches: tg.Pipeline) -> None:
+        super().train_step(batches)
+        rate = 0.01 * (self.exchange.counts if self.right else 1.0)
+        with torch.no_grad():
+            for p in self.muon.matrices:
+                p.mul_(1 - rate)
+
+
+class Averaged(tg.Trainer):
+    """An average of the weights, held as a list of tensors."""
+
+    right = True
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.average = [p.detach().clone() for p in self.model.parameters()]
+
+    def train_step(self, batches: tg.Pipeline) -> None:
+        super().train_step(batches)
+        share = 0.1 * (self.exchange.counts if self.right else torch.ones(()))
+        with torch.no_grad():
+            for mean, p in zip(self.average, self.model.parameters(), strict=True):
+                mean.lerp_(p, share)
+
+
+class Counted(tg.Trainer):
+    """A number that counts the steps, those that do not count as well."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.updates = 0
+
+    def train_step(self, batches: tg.Pipeline) -> None:
+        super().train_step(batches)
+        self.updates += 1
+
+
+@pytest.mark.parametrize("edit", [Decayed, Averaged])
+def test_a_change_times_counts_is_right_with_any_number_of_priming_steps(
+    trainer_of: Callable, edit: type
+) -> None:
+    ends = []
+    for steps in (0, 3):
+        run = trainer_of(edit, WARMUP_STEPS=steps)
+        run.train()
+        ends.append([weights(run), *getattr(run, "average", [])])
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+    plain = trainer_of()
+    plain.train()
+    assert torch.equal(ends[0][0], weights(plain)) == (edit is Averaged)
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [(Decayed, "model"), (Averaged, "average"), (Counted, "updates")],
+)
+def test_a_change_that_forgets_counts_is_refused_by_name(
+    trainer_of: Callable, edit: type, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edit, "right", False, raising=False)
+    with pytest.raises(tg.RunError, match=rf"Trainer\.{named}\S* was changed .*exchange\.counts"):
+        trainer_of(edit).train()
+
+
+# --- State ------------------------------------------------------------------------------------
+
+
+class Third(tg.Trainer):
+    """The embedding in an optimizer of its own; nothing else says so."""
+
+    fused = True
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        embedding = self.model.tok_emb.weight
+        self.adam.param_groups = [
+            group for group in self.adam.param_groups if group["params"][0] is not embedding
+        ]
+        self.third = {"embedding": torch.optim.AdamW([embedding], lr=0.01, fused=self.fused)}
+        tg.check_optimizers(self)
+
+
+class Everything(Averaged, Third):
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.shadow = nn.Linear(3, 3)
+        self.best = {"loss": 9.0, "step": 0}
+
+    def train_step(self, batches: tg.Pipeline) -> None:
+        super().train_step(batches)
+        if self.exchange.counts > 0:
+            self.best["step"] = self.step
+            self.shadow.weight.data += 1
+
+
+def test_what_the_trainer_holds_resumes_to_the_bit(trainer_of: Callable) -> None:
+    """An average, a third optimizer, a module and numbers, without a list of them."""
+    whole = trainer_of(Everything)
+    whole.train()
+    half = trainer_of(Everything, ITERATIONS=3, WARMDOWN_ITERS=0)
+    half.train()
+    full = trainer_of(Everything, WARMDOWN_ITERS=0)
+    full.train()
+    again = trainer_of(Everything, WARMDOWN_ITERS=0)
+    tg.restore(again, tg.snapshot(half))
+    assert again.best == {"loss": 9.0, "step": 3} and again.step == 3
+    again.train()
+    mine, theirs = (dict(tg.state_by_name(tg.held_state(run))) for run in (again, full))
+    for name in ("logged", "val_ms"):  # clocks
+        mine = {key: value for key, value in mine.items() if not key.startswith(name)}
+    assert len(mine) > 40 and any(name.startswith("third.embedding.state.0") for name in mine)
+    for name, value in mine.items():
+        assert tg.is_same(theirs[name], value), name
+    assert not torch.equal(whole.average[0], full.average[0])
+
+
+def test_a_checkpoint_without_a_part_is_refused_by_its_name(trainer_of: Callable) -> None:
+    with pytest.raises(tg.RunError, match="this Trainer differs in average"):
+        tg.restore(trainer_of(Averaged), tg.snapshot(trainer_of()))
+
+
+def test_state_that_cannot_be_saved_is_refused_by_its_name(trainer_of: Callable) -> None:
+    class Hidden:
+        def __init__(self) -> None:
+            self.mean = torch.zeros(3)
+
+    run = trainer_of()
+    run.hidden = [Hidden()]
+    with pytest.raises(tg.RunError, match=r"Trainer\.hidden\[0\] is a Hidden.*state_dict"):
+        run.train()
+
+
+def test_an_optimizer_that_cannot_leave_a_step_out_is_refused(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Third, "fused", False)
+    with pytest.raises(tg.RunError, match="AdamW cannot leave out a step .*class Muon"):
+        trainer_of(Third)
+
+
+# --- Parameters, schedules, storage -----------------------------------------------------------
+
+
+def test_a_parameter_that_forward_forgets_is_an_error_with_its_name(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hashed(tg.GPT):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            self.blocks[0].bigram = nn.Parameter(torch.zeros(7))
+
+    monkeypatch.setattr(tg, "GPT", Hashed)
+    run = trainer_of()
+    with pytest.raises(tg.RunError, match=r"^blocks\.0\.bigram has no gradient: use it in GPT"):
+        run.train()
+
+
+def test_random_numbers_of_an_edit_repeat_on_resume(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dropped(tg.MLP):
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(super().forward(x, scale), 0.2, self.training)
+
+    monkeypatch.setattr(tg, "MLP", Dropped)
+    settings = {"WARMDOWN_ITERS": 0}
+    whole, half = trainer_of(**settings), trainer_of(**settings, ITERATIONS=3)
+    whole.train()
+    half.train()
+    again = trainer_of(**settings)
+    tg.restore(again, tg.snapshot(half))
+    again.train()
+    assert torch.equal(weights(again), weights(whole))
+
+
+def test_progress_is_the_share_of_the_run_whatever_ends_it() -> None:
+    capped = config_of(ITERATIONS=20_000, MAX_WALLCLOCK_SECONDS=4)
+    assert [tg.progress(capped, 13, ms) for ms in (0, 2000, 4000, 9000)] == [13 / 2e4, 0.5, 1, 1]
+    short = config_of(ITERATIONS=10, MAX_WALLCLOCK_SECONDS=600)
+    assert [tg.progress(short, step, 10.0) for step in (0, 5, 10)] == pytest.approx(
+        [0, 0.5, 1], abs=1e-4
+    )
+
+
+def test_rows_may_be_shorter_than_the_rotary_tables(trainer_of: Callable) -> None:
+    model = trainer_of().model
+    tokens = torch.randint(0, 260, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(tokens)[:, :9], model.logits(tokens[:, :9]))
+
+
+def test_fewer_levels_need_a_smaller_least_scale() -> None:
+    """With the challenge's floor a small row has few levels, whatever their number."""
+    rows = 0.01 * torch.randn(4, 200, generator=torch.Generator().manual_seed(1))
+
+    def error(levels: int, least: float) -> float:
+        return float((tg.dequantize(*tg.quantize(rows, levels, least)) - rows).norm() / rows.norm())
+
+    assert error(31, tg.LEAST_SCALE) == error(127, tg.LEAST_SCALE)
+    assert error(127, 2.0**-14) < 0.01 < error(31, 2.0**-14) < 0.1 < error(31, tg.LEAST_SCALE)
+
+
+# --- The score --------------------------------------------------------------------------------
+
+
+class Scaled(tg.GPT):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 0.5 * super().forward(x, y)
+
+
+class Smoothed(tg.GPT):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = self.logits(x).flatten(0, 1)
+        smoothing = 0.1 if self.training or self.always else 0.0
+        return nn.functional.cross_entropy(logits, y.flatten(), label_smoothing=smoothing)
+
+    always = True
+
+
+class SmoothedInTraining(Smoothed):
+    always = False
+
+
+class Dropping(tg.GPT):
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = super().logits(tokens)
+        return logits + 0.1 * torch.rand_like(logits)
+
+
+class Looking(tg.GPT):
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = super().logits(tokens)
+        return logits + nn.functional.one_hot(tokens.roll(-1, 1), logits.size(-1))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (tg.GPT, ""),
+        (SmoothedInTraining, ""),
+        (Scaled, "in eval mode GPT.forward gives"),
+        (Smoothed, "GPT.forward gives"),
+        (Dropping, "GPT.forward gives"),
+        (Looking, "depend on later tokens"),
+    ],
+)
+def test_a_score_that_is_none_is_named(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch, edit: type, said: str
+) -> None:
+    """Such runs would end well, with a better number."""
+    monkeypatch.setattr(tg, "GPT", edit)
+    run = trainer_of()
+    run.train()
+    fault = tg.find_score_fault(run)
+    assert bool(fault) == bool(said) and re.search(said, fault)
+
+
+def test_targets_that_are_not_the_next_tokens_are_named(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widen = tg.BatchPlan.widen
+
+    def unshifted(plan: tg.BatchPlan, rows: range, tokens: Any, x: Any, y: Any) -> None:
+        widen(plan, rows, tokens, x, y)
+        y[:] = x
+
+    def masked(plan: tg.BatchPlan, rows: range, tokens: Any, x: Any, y: Any) -> None:
+        widen(plan, rows, tokens, x, y)
+        y[:, ::3] = -100
+
+    for edit, said in ((masked, ""), (unshifted, "a target that is not the next token")):
+        monkeypatch.setattr(tg.BatchPlan, "widen", edit)
+        fault = tg.find_score_fault(trainer_of())
+        assert bool(fault) == bool(said) and said in fault

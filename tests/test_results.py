@@ -1,0 +1,158 @@
+"""logs/results.py: which result was submitted, by the rule and with submission.json.
+
+corpus/results.jsonl holds the result lines of 230 public logs of the challenge's record folders,
+merged and proposed, with the number that was submitted. `not_judgeable` says why no reader of the
+log could know it.
+"""
+
+import json
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, log_text
+
+sys.path.append(str(ROOT / "logs"))
+from results import headline, passed_over, submitted  # noqa: E402  (the room is no package)
+from runs import Run, read_log  # noqa: E402
+
+CORPUS = [
+    json.loads(line)
+    for line in (ROOT / "tests/corpus/results.jsonl").read_text(encoding="utf-8").splitlines()
+]
+TRAINED = "seed:{seed}\nstep:9/9 train_loss:2.0 train_time:99ms\n"
+
+
+def runs_of(folder: Path, text: str, name: str = "train.log") -> list[Run]:
+    (folder / name).write_text(text, encoding="utf-8")
+    return read_log(folder / name).runs
+
+
+def is_right(value: float | None, given: float) -> bool:
+    decimals = len(repr(given).partition(".")[2])
+    return value is not None and abs(value - given) <= max(1e-4, 0.51 * 10.0**-decimals)
+
+
+def test_the_submitted_result_of_public_logs(tmp_path: Path) -> None:
+    judged = [row for row in CORPUS if "not_judgeable" not in row]
+    wrong = []
+    for row in judged:
+        found = [headline(run) for run in reversed(runs_of(tmp_path, row["text"] + "\n"))]
+        last = next((result for result in found if result), None)
+        if not is_right(last and last.val_bpb, row["submitted"]):
+            wrong.append((row["pr"], row["record"], row["submitted"], last))
+    assert len(CORPUS) >= 150 and len(judged) >= 0.9 * len(CORPUS)
+    assert len(wrong) <= 0.03 * len(judged), wrong
+
+
+def test_submission_json_finds_the_line_where_the_rule_cannot(tmp_path: Path) -> None:
+    """Also an earlier result, one of several runs, and a validation."""
+    lost = []
+    for row in CORPUS:
+        runs = runs_of(tmp_path, row["text"] + "\n")
+        for run in runs:
+            run.seed = 1
+        found = submitted(runs, {"seed_results": {"1": row["submitted"]}})
+        if len(found) != 1 or not is_right(found[0].result.val_bpb, row["submitted"]):
+            lost.append((row["pr"], row["record"], row["submitted"], found))
+            continue
+        line = row["text"].splitlines()[found[0].result.line - 1]
+        assert str(found[0].result.val_bpb)[:4] in line, "of that very line"
+    assert len(lost) <= 0.01 * len(CORPUS), lost
+
+
+@pytest.mark.parametrize(
+    ("lines", "value", "failed"),
+    [
+        (["final_a val_bpb:1.2000", "final_b val_bpb:1.1000"], 1.1, 0),
+        (["final_a val_bpb:1.1000", "final_b val_bpb:1.2000"], 1.2, 0),
+        (["final_a val_bpb:1.1000", "final_b val_bpb:1.9000"], 1.1, 1),
+        (["final_a val_bpb:1.1000", "final_b val_bpb:nan"], 1.1, 1),
+        (["final_a val_bpb:1.1000", "legal_ttt val_bpb:1.1100"], 1.1, 1),
+        # Another mixture is no measure of what adaptation did to the model.
+        (["sliding val_bpb:1.0800", "mix_bpb=0.9700", "quantized_ttt val_bpb:1.0790"], 1.079, 0),
+        # The challenge's own name says that a much worse result is meant.
+        (
+            [
+                "final_int6_roundtrip_exact val_bpb:0.71594908",
+                "final_int6_sliding_window_exact val_bpb:0.84693639",
+                "final_int8_zlib_roundtrip_exact val_bpb:0.84693639",
+            ],
+            0.84693639,
+            0,
+        ),
+        # A summary moves nothing; an evaluation under a name of its own does.
+        (
+            ["final_q val_bpb:1.1967", "ttt:done val_bpb:1.1301", "final_q val_bpb:1.1967"],
+            1.1301,
+            0,
+        ),
+        (
+            [
+                "mix tokens=9 bpb=1.00489563 nn_bpb=1.08046487",
+                "quantized_sliding_window val_bpb:1.00489563 eval_time:5ms",
+            ],
+            1.00489563,
+            0,
+        ),
+        # No results at all.
+        (["raw_bpb: 1.1555", "control=eval_only control_bpb=1.43", "ema_bpb: 1.2"], None, 0),
+    ],
+)
+def test_the_last_one_that_has_not_failed(
+    tmp_path: Path, lines: list[str], value: float | None, failed: int
+) -> None:
+    [run] = runs_of(tmp_path, TRAINED.format(seed=1) + "".join(f"{line}\n" for line in lines))
+    assert (result := headline(run)) is None or result.val_bpb == value
+    assert (result is None) == (value is None) and len(passed_over(run)) == failed
+    assert len(run.results) == sum(line.count("bpb") for line in lines), "nothing is dropped"
+
+
+def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
+    """Runs with a stage before the last one, which is 0.01 better."""
+    return [
+        run
+        for seed, value in enumerate(values, 1)
+        for run in runs_of(
+            folder,
+            TRAINED.format(seed=seed)
+            + f"Quantized BPB: {value + 0.01:.6f}\nQuantized BPB: {value:.6f}\n",
+            f"{stem}_seed{seed}.log",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("submission", "names", "values"),
+    [
+        (None, "aaabbb", [1.1, 1.11, 1.12, 1.2, 1.21, 1.22]),
+        ({"val_bpb": 1.11}, "aaa", [1.1, 1.11, 1.12]),
+        ({"val_bpb": Decimal("1.21")}, "bbb", [1.2, 1.21, 1.22]),
+        ({"val_bpb": 1.22}, "bbb", [1.21, 1.22, 1.23]),  # the mean of the first results
+        ({"seed_results": {"1": {"val_bpb": 1.2}, "2": {"val_bpb": 1.12}}}, "ba", [1.2, 1.12]),
+        ({"seeds": [{"seed": 3, "bpb": 1.12}], "val_bpb": 1.0}, "a", [1.12]),
+        ({"seed_2": {"val_bpb": 1.21}}, "b", [1.21]),
+        ({"val_bpb": 0.5}, "aaa", [1.1, 1.11, 1.12]),  # nowhere: by the rule
+        ({"val_bpb": Decimal("1.23000")}, "bbb", [1.21, 1.22, 1.23]),  # the first result of one run
+        ({"seed_results": {"1": 1.1, "2": 1.11}, "val_bpb": 1.12}, "aaa", [1.11, 1.12, 1.13]),
+    ],
+)
+def test_the_runs_of_a_submission(
+    tmp_path: Path, submission: dict[str, Any] | None, names: str, values: list[float]
+) -> None:
+    runs = [*seeds(tmp_path, "a", [1.1, 1.11, 1.12]), *seeds(tmp_path, "b", [1.2, 1.21, 1.22])]
+    found = submitted(runs, submission)
+    assert "".join(Path(one.run.path).name[0] for one in found) == names
+    assert [one.result.val_bpb for one in found] == pytest.approx(values)
+
+
+def test_several_runs_in_one_file_are_seeds(tmp_path: Path) -> None:
+    """Of a seed that was run twice the last run counts."""
+    text = "".join(log_text(seed=seed, nats=2 + seed / 100) for seed in (1, 2, 3))
+    runs = runs_of(tmp_path, log_text(seed=1, nats=4) + text)
+    mean = sum(headline(run).val_bpb for run in runs[1:]) / 3
+    found = submitted(runs, {"val_bpb": round(mean, 8)})
+    assert [(one.run.seed, one.run.number) for one in found] == [(1, 2), (2, 3), (3, 4)]
+    assert found[0].result.eval_ms == 2100 and found[0].result.line == 23 + 22
