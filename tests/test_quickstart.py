@@ -383,6 +383,11 @@ if os.environ["ITERATIONS"] == "wrong":
     else:
         time.sleep(30)
     sys.exit(2)
+def say(stream, line):
+    # In one write: torchrun starts python -u, where print writes a line's end by itself and the
+    # lines of two ranks run together.
+    stream.write(line + "\n")
+    stream.flush()
 os.makedirs("logs", exist_ok=True)
 lines = ["source: step:0/9 val_loss:x", "step:0/9 val_loss:6.9 val_bpb:4.0000 train_time:0ms",
          "step:9/9 val_loss:3.1 val_bpb:2.1000 train_time:9ms",
@@ -392,7 +397,7 @@ open(f"logs/{os.environ['RUN_ID']}.txt", "w").write("\n".join(lines) + "\n")
 open("final_model.int8.ptz", "wb").write(b"x" * 1234)
 def stop(number, frame):
     again = "this command with RUN_ID=my run RESUME=auto goes on"
-    print(f"train_gpt.py: interrupted after step 3: {again}", file=sys.stderr, flush=True)
+    say(sys.stderr, f"train_gpt.py: interrupted after step 3: {again}")
     sys.exit(143)
 for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, stop)
 rank = os.environ["RANK"]
@@ -405,7 +410,7 @@ if os.environ.get("RESUME") == "auto":
     print("resumed", os.environ["RUN_ID"], os.environ["ITERATIONS"])
     sys.exit()
 end = time.monotonic() + 45
-print("pid", os.getpid(), "rank", os.environ["RANK"], flush=True)
+say(sys.stdout, f"pid {os.getpid()} rank {os.environ['RANK']}")
 while os.environ["ITERATIONS"] == "0" and time.monotonic() < end:
     time.sleep(0.01)
 """
