@@ -162,7 +162,7 @@ class Config:
     # device
     device: Literal["auto", "cuda", "cpu"] = "auto"  # device; auto: cuda where there is one
     torch_compile: Literal["auto", "0", "1"] = "auto"  # mode; auto: on with CUDA
-    attention_backend: Literal["auto", "fa3", "cudnn", "flash", "math"] = "auto"  # name; see --help
+    attention_backend: Literal["auto", "fa3", "cudnn", "flash", "math"] = "auto"  # name; of SDPA
     grad_accum_steps: NonNegativeInt = 0  # micro-steps; per step; 0: max(1, 8 / ranks)
 
     def micro_steps(self, world_size):
@@ -1055,7 +1055,7 @@ def pack(state, config):
             file["passthrough"][name] = t.half()
             file["passthrough_orig_dtypes"][name] = dtype
         else:
-            file["passthrough"][name] = t.float() if kind == "float32" else t
+            file["passthrough"][name] = {"float32": t.float(), "as it is": t}[kind]
     raw = torch_bytes(file)
     parts = [*file["quantized"].values(), *file["scales"].values(), *file["passthrough"].values()]
     words = ", ".join(f"{number} {kind}" for kind, number in count.items())
@@ -1283,6 +1283,10 @@ class Exchange:
     def __init__(self, model, runtime, clock):
         # An empty tensor (skip_weights of one layer) has no gradient.
         named = {name: p for name, p in model.named_parameters() if p.numel()}
+        for name, p in named.items():
+            if not p.requires_grad or p.dtype != torch.float32:
+                advice = "cast it in GPT.logits, or make it a buffer"
+                raise RunError(f"{name} is not float32, or is not trained: {advice}")
         self.names = list(named)
         self.params = list(named.values())
         self.runtime = runtime
@@ -1434,14 +1438,15 @@ def printable(text):
 
 
 def first_line(error):
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = getattr(error, "strerror", None) or str(error)
     return (text.strip() or repr(error)).splitlines()[0]
 
 
 def tell(text, stream="stdout"):
     """Prints. A full or closed console costs the text and nothing else."""
     with suppress(OSError, ValueError, AttributeError):
-        print(printable(text), file=getattr(sys, stream), flush=True)
+        # One write: under torchrun's python -u two ranks' lines would run together.
+        print(printable(text) + "\n", end="", file=getattr(sys, stream), flush=True)
 
 
 class Runtime:
@@ -1459,8 +1464,7 @@ class Runtime:
         native = self.cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
         self.dtype = torch.bfloat16 if native else torch.float32  # of the activations
         self.hardware = torch.cuda.get_device_name(self.device) if self.cuda else os.uname().machine
-        # The host reads a step's results this many steps late, so that it never waits for the
-        # device.
+        # The host reads results this many steps late, so that it never waits for the device.
         self.steps_late = 2 if self.cuda else 0
 
     def start(self, env):
@@ -1491,14 +1495,12 @@ class Runtime:
         self.signum = self.signum or signum
         if signum == signal.SIGINT and not self.ctrl_c:
             self.ctrl_c = True
-            # torchrun repeats the terminal's Ctrl-C at once. One that comes more than a second
-            # later is a second one: it ends this process.
+            # torchrun repeats a terminal's Ctrl-C at once. A later one ends this process.
             signal.signal(signal.SIGALRM, lambda *_: signal.signal(signum, signal.SIG_DFL))
             signal.setitimer(signal.ITIMER_REAL, 1.0)
 
     def fail(self, error):
-        """This rank has no input. All ranks are told, as they are told of a signal, and end with a
-        checkpoint."""
+        """This rank has no input: all ranks are told, as of a signal, and end with a checkpoint."""
         self.signum = NO_INPUT
         self.problem = str(error)
 
@@ -1526,10 +1528,9 @@ class Runtime:
         if dist.is_initialized():
             dist.all_gather_object(everyone, facts)  # a synchronisation point
         for name in sorted(set().union(*everyone)):
-            ranks = {}
-            for rank, theirs in enumerate(everyone):
-                if name in theirs:
-                    ranks[str(theirs[name])] = rank
+            ranks = {
+                str(theirs[name]): rank for rank, theirs in enumerate(everyone) if name in theirs
+            }
             if len(ranks) > 1:
                 who = ", ".join(f"{value} on rank {rank}" for value, rank in ranks.items())
                 raise RunError(f"ranks differ in {name}: {who}: make it the same on all")
@@ -1548,14 +1549,8 @@ class RunLog:
         files = self.path, self.path.with_suffix(".jsonl"), Path("checkpoints", run_id)
         older = [path for path in files if path.exists() and not resumed]
         self.hold()
-        when = time.strftime("%Y%m%d-%H%M%S")
-        for path in older:  # an older run keeps what is its own
-            names = (f"{path.stem}.{when}{again}{path.suffix}" for again in ("", *range(2, 99)))
-            free = next(name for name in names if not path.with_name(name).exists())
-            try:
-                path.rename(path.with_name(free))
-            except OSError as error:
-                raise RunError(f"{path}: {first_line(error)}: set another RUN_ID") from error
+        for path in older:
+            set_aside(path)
         if self.path in older:
             self.hold()
 
@@ -1602,6 +1597,18 @@ class RunLog:
             self.complained = True
 
 
+def set_aside(path):
+    """Gives what an older run has written a free name, and returns that."""
+    when = time.strftime("%Y%m%d-%H%M%S")
+    names = (f"{path.stem}.{when}{again}{path.suffix}" for again in ("", *range(2, 99)))
+    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise RunError(f"{path}: {first_line(error)}: set another RUN_ID") from error
+    return aside
+
+
 def write_atomic(path, data):
     """Writes under a temporary name and renames when complete. Returns what went wrong, or ""."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -1638,9 +1645,8 @@ def torch_bytes(thing):
     return buffer.getvalue()
 
 
-# Shards that are made while training runs: .producing means that more will come. Its
-# producer (data/producer.py) moves the counter `progress` in it while it lives, and removes it when
-# the set is complete.
+# .producing in a data folder means that more shards will come. Its producer (data/producer.py)
+# moves the counter in it while it lives, and removes it when the set is complete.
 class GrowingShards(Shards):
     """Training shards that join in the order of their numbers, as they appear."""
 
@@ -1673,7 +1679,7 @@ class GrowingShards(Shards):
                 if self.log:
                     self.log.line(f"waiting for {self.next_path()}: it is being made")
                     self.log.event("stall", shard=str(self.next_path()))
-                    self.log = None  # once is enough
+                    self.log = None
                 time.sleep(0.05)
 
     def wait_for_producer(self, told_to_stop):
@@ -1740,7 +1746,7 @@ def open_shards(config, split, log=None):
 
 # === CHECKPOINTS: what a run goes on from ===
 def held_parts(run):
-    """All that a run's attributes hold, also in lists and dicts: modules, optimizers, numbers."""
+    """All that a run's attributes hold, also in lists and dicts."""
     waiting = list(vars(run).values())
     while waiting:
         value = waiting.pop()
@@ -1883,6 +1889,7 @@ class Checkpoints:
         self.begun = -1  # the step of the last one
         self.final = None  # the snapshot after the last step: what is exported
         self.state_is_whole = True  # False while optimizers change the weights
+        self.how_to_go_on = f"this command with RUN_ID={config.run_id} RESUME=auto goes on"
 
     def save_in_background(self, state, after_another=False):
         """A thread writes it: training does not wait for the disk."""
@@ -2012,8 +2019,7 @@ def find_shard_changes(config, path, state):
             here = mine[number] if number < len(mine) else "nothing"
             raise RunError(f"RESUME={path}: of other shards: ({other}) is ({here}) now: restore it")
     seen = sum(int(text.split(", ")[1].split()[0]) for text in state["shards"])
-    step_tokens = config.train_batch_tokens + SPANS_PER_STEP
-    if len(mine) > len(state["shards"]) and state["step"] * step_tokens > seen:
+    if len(mine) > len(state["shards"]) and state["step"] * step_tokens(config) > seen:
         more = len(mine) - len(state["shards"])
         return [f"{more} shards joined after a whole epoch: the order of data is another now"]
     return []
@@ -2027,19 +2033,15 @@ def halt(run, reason, rank=0):
     run.step = run.exchange.counted
     saved = run.runtime.rank == 0 and checkpoints.save(checkpoints.final or snapshot(run))
     saved = run.runtime.broadcast(saved)  # the others wait for the disk, too
-    again = f"this command with RUN_ID={run.config.run_id} RESUME=auto goes on"
     if isinstance(reason, str):
         problem = f"{reason}: lower the learning rates and start anew"
         if saved:
             problem += f"; the state before it is kept (step {run.step}), but may be spoilt already"
         return 1, "nonfinite", problem
-    problem = f"interrupted after step {run.step}"
+    goes_on = f": {checkpoints.how_to_go_on}" if saved else ""
     if reason == NO_INPUT:
-        problem = run.runtime.broadcast(run.runtime.problem, rank)
-    problem += f": {again}" if saved else ""
-    if reason == NO_INPUT:
-        return 1, "failed", problem
-    return 128 + reason, "interrupted", problem
+        return 1, "failed", run.runtime.broadcast(run.runtime.problem, rank) + goes_on
+    return 128 + reason, "interrupted", f"interrupted after step {run.step}{goes_on}"
 
 
 def rescue(run):
@@ -2050,8 +2052,7 @@ def rescue(run):
         return
     try:
         if checkpoints.save(checkpoints.final or snapshot(run)):
-            auto = f"RUN_ID={run.config.run_id} RESUME=auto"
-            tell(f"a checkpoint is kept: this command with {auto} goes on", "stderr")
+            tell(f"a checkpoint is kept: {checkpoints.how_to_go_on}", "stderr")
     except Exception as error:  # the device may be gone
         tell(f"warning: no checkpoint: {first_line(error)}", "stderr")
 
@@ -2079,22 +2080,17 @@ def prime(run):
                 run.train_step(batches)
                 run.exchange.read(run.step)
                 run.log.line(f"warmup_step:{done}/{run.config.warmup_steps}")
-        if run.runtime.cuda or run.config.torch_compile == "1":
-            prime_evaluation(run)
-    finally:  # also where a signal ends them
+        if run.runtime.cuda or run.config.torch_compile == "1":  # a validation's graph, too
+            slot = Slot(run.validation.plan, run.runtime)
+            run.model.eval()
+            with torch.no_grad():
+                run.model(slot.x, slot.y)
+            run.model.train()
+    finally:
         with torch.no_grad():
             torch._foreach_mul_(weights, 2.0)
         run.begin(step, crc)
     require_unchanged(before, held_state(run))
-
-
-@torch.no_grad()
-def prime_evaluation(run):
-    """Compiles and allocates what a validation needs."""
-    slot = Slot(run.validation.plan, run.runtime)
-    run.model.eval()
-    run.model(slot.x, slot.y)
-    run.model.train()
 
 
 def check_optimizers(run):
@@ -2108,7 +2104,8 @@ def check_optimizers(run):
             optimizer.found_inf = run.exchange.found_inf
             optimizer.grad_scale = None
         elif not hasattr(optimizer, "counts"):
-            raise RunError(f"{name} cannot leave out a step that must not count: see class Muon")
+            advice = "give it fused=True if it has that, or see counts in class Muon"
+            raise RunError(f"{name} cannot leave out a step that must not count: {advice}")
         groups += optimizer.param_groups
     for group in groups:
         group["base_lr"] = group["lr"]
@@ -2161,9 +2158,7 @@ def log_step(run):
     last_step, last_ms, last_wait_ms = run.logged
     run.logged = step, ms, wait_ms
     tok_s = 1e3 * (step - last_step) * config.train_batch_tokens / (ms - last_ms)
-    left_ms = (config.iterations - step) * ms / step
-    if config.max_wallclock_seconds > 0:
-        left_ms = min(left_ms, 1e3 * config.max_wallclock_seconds - ms)
+    share_left = 1.0 - progress(config, step, ms)
     values = {
         "train_loss": exchange.loss(),
         "train_time_ms": ms,
@@ -2171,7 +2166,7 @@ def log_step(run):
         "tok_s": tok_s,
         "input_wait_percent": 100 * (wait_ms - last_wait_ms) / (ms - last_ms),
         "data_crc": f"{exchange.data_crc():08x}",
-        "eta_s": max(0.0, left_ms / 1e3),
+        "eta_s": 1e-3 * ms * share_left / (1.0 - share_left),
     }
     for gpu, peak in PEAK_TFLOPS.items():
         if gpu in run.runtime.hardware:
@@ -2190,8 +2185,8 @@ def log_validation(run, loss, bpb, val_ms):
         f"{at} val_loss:{loss:.4f} val_bpb:{bpb:.4f} {as_words(values)}\n"
         f"val_stage_time_ms:{val_ms:.0f}ms {at}"
     )
-    scores = {"val_loss": loss, "val_bpb": bpb}
-    run.log.event("validation", step=step, **scores, **values, val_stage_time_ms=val_ms)
+    values |= {"val_loss": loss, "val_bpb": bpb, "val_stage_time_ms": val_ms}
+    run.log.event("validation", step=step, **values)
 
 
 def log_score(run, loss, bpb, ms):
@@ -2234,8 +2229,7 @@ def are_finite(tensors):
 
 
 def warn_of_new_epoch(run):
-    step_tokens = run.config.train_batch_tokens + SPANS_PER_STEP
-    if run.step == run.shards.ends[-1] // step_tokens and not run.shards.growing:
+    if run.step == run.shards.ends[-1] // step_tokens(run.config) and not run.shards.growing:
         run.log.line(f"WARNING: step {run.step + 1} begins the shards anew")
 
 
@@ -2250,12 +2244,11 @@ def input_advice(run, percent):
 
 
 def log_input(run, batches):
-    """What the run has cost, and what its input has: a line and a sentence."""
+    """What the run and its input have cost."""
     ms = run.clock.total_ms
     micro_steps = run.runtime.micro_steps
     waits = np.reshape(batches.waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
     percent = 100 * waits.sum() / max(ms, 1e-9)
-    step_tokens = run.config.train_batch_tokens + SPANS_PER_STEP
     values = {
         "total_ms": float(waits.sum()),
         "share_percent": float(percent),
@@ -2263,7 +2256,7 @@ def log_input(run, batches):
         "max_ms": float(waits.max()),
         "slowest": int(run.step - len(waits) + waits.argmax() + 1),
         "read_bytes": batches.bytes_read,
-        "epochs": run.step * step_tokens / max(run.shards.ends[-1], 1),
+        "epochs": run.step * step_tokens(run.config) / max(run.shards.ends[-1], 1),
     }
     allocated = reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # KiB on Linux
     if run.runtime.cuda:
@@ -2352,13 +2345,14 @@ class Phases:
         steps = self.config.trace_steps
         if steps == 0 or self.runtime.rank > 0:
             return
-        options = {}
+        threads = None
         with suppress(AttributeError, TypeError):  # private names: else a trace without the reader
-            private = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-            options = {"experimental_config": private}
-        schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
-        options |= {"schedule": schedule, "on_trace_ready": self.write_trace}
-        self.profiler = torch.profiler.profile(**options)
+            threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        self.profiler = torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1),
+            on_trace_ready=self.write_trace,
+            experimental_config=threads,
+        )
         self.profiler.start()
         self.profiler.step()  # past the warm-up
 
@@ -2392,16 +2386,12 @@ class Phases:
 
 
 # === SETTINGS: reading, checking, help ===
-def kind_of(annotation):
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-SETTINGS = {name.upper(): kind_of(kind) for name, kind in Config.__annotations__.items()}
-BOUND = {
-    name.upper() for name, kind in Config.__annotations__.items() if get_origin(kind) is Annotated
-}
+KINDS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
+BOUND = {name for name, kind in KINDS.items() if get_origin(kind) is Annotated}
+SETTINGS = {name: get_args(kind)[0] if name in BOUND else kind for name, kind in KINDS.items()}
 RANGES = {  # the type, the least value, the first one that is too large, and what to say
     NonNegativeInt: (int, 0, 2**63, "a whole number from 0 on"),
+    int: (int, -(2**63), 2**63, "a whole number"),
     PositiveInt: (int, 1, 2**63, "a whole number from 1 on"),
     float: (float, -1e300, math.inf, "a number"),
     Fraction: (float, 0, 1, "0 or more, below 1"),
@@ -2411,20 +2401,29 @@ RANGES = {  # the type, the least value, the first one that is too large, and wh
 PATTERNS = "CONTROL_TENSOR_NAME_PATTERNS", "INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"
 # Settings of other trainers and of recipes: without an error, a run would use our defaults.
 FOREIGN = """
-    ACCUM_STEPS ADD_COMPILED ARTIFACT_CODEC ATTENTION_PROBE BATCH_SIZE BLOCK_ORDER BLOCK_SIZE
-    CAST_ONCE CHECKPOINT COMPILE COORDINATE_DESCENT DATA_VERIFY DEPTH DROPOUT DTYPE D_MODEL
-    EPOCHS EXCHANGE_SHARDS FEWEST_MICRO_STEPS FOLD_ONCE GRADIENT_ACCUMULATION_STEPS
-    INT6_LEAST_SCALE INT6_NAMES ITERS KV_ONE_PRODUCT LATE_QAT LAYERS LEAKY_SLOPE LEARNING_RATE
-    LOG_EVERY LOG_INTERVAL LR MAX_AUTOTUNE MAX_ITERS MAX_LR MAX_STEPS MICRO_BATCH_SIZE MIN_LR
-    MLP_OPERATOR MOMENTUM NUM_EPOCHS NUM_STEPS N_EMBD N_HEAD N_LAYER PREFETCH
-    QKV_OPERATOR ROPE_DIMS ROW_START_TOKEN SHORT_ROW_LEN SHORT_ROW_SHARE SHUFFLE_SPANS SMEAR_BOS
-    SMEAR_GATE TRAIN_STEPS VALUE_RESIDUAL VAL_INTERVAL VAL_RESIDENT WARMUP_ITERS WEIGHT_DECAY
-    WIDTH
+    ADD_COMPILED ARTIFACT_CODEC ATTENTION_PROBE BATCH_SIZE BLOCK_ORDER BLOCK_SIZE CAST_ONCE
+    CHECKPOINT COMPILE COORDINATE_DESCENT DEPTH DROPOUT DTYPE D_MODEL EPOCHS EXCHANGE_SHARDS
+    FEWEST_MICRO_STEPS FOLD_ONCE GRADIENT_ACCUMULATION_STEPS ITERS KV_ONE_PRODUCT LATE_QAT LAYERS
+    LEAKY_SLOPE LEARNING_RATE LOG_INTERVAL LR MAX_AUTOTUNE MAX_ITERS MAX_LR MAX_STEPS
+    MICRO_BATCH_SIZE MIN_LR MLP_OPERATOR MOMENTUM NUM_EPOCHS NUM_STEPS PREFETCH QKV_OPERATOR
+    ROPE_DIMS ROW_START_TOKEN SHUFFLE_SPANS VALUE_RESIDUAL WEIGHT_DECAY WIDTH
 """
-FOREIGN_PREFIX = r"(EMA|SWA|TTT|QAT|XSA|BIGRAM|VE|MTP|EVAL|GPTQ|LN|GATED|MUON|ADAM)_"
+FOREIGN_PREFIXES = (
+    "ADAM_ BIGRAM_ EMA_ EVAL_ GATED_ GPTQ_ INT6_ LN_ MTP_ MUON_ N_ QAT_ SHORT_ SMEAR_ SWA_ TRAIN_ "
+    "TTT_ VAL_ VE_ WARMUP_ XSA_"
+)
 NOT_MEANT = {"MODEL_DIR", "NUM_THREADS"}  # common names, a letter or two from ours
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
-HOW_TO_SET = "settings go in front: ITERATIONS=100 python3 train_gpt.py"
+
+
+def config_faults():
+    """Lines of an edited Config that nobody could set."""
+    for name, value in vars(Config).items():
+        kind = SETTINGS.get(name.upper())  # None: the line has no type
+        known = kind in (str, bool, *RANGES) or get_origin(kind) is Literal
+        is_line = not (name.startswith("_") or inspect.isroutine(value))
+        if is_line and not (known and name == name.lower()):
+            yield f"Config.{name}: write `name: type = default`, in small letters, a type of CONFIG"
 
 
 def parse(kind, text):
@@ -2452,7 +2451,9 @@ def given_settings(env):
 
 def read_config(env):
     """(Config, faults): a fault for every wrong value and every name that is no setting."""
-    faults = []
+    faults = [*config_faults()]
+    if faults:
+        return Config(), faults
     values = {"run_id": str(uuid.uuid4())}
     for name, text in given_settings(env).items():
         try:
@@ -2467,7 +2468,7 @@ def read_config(env):
         near = nearest_setting(upper)
         if near:
             faults.append(f"{name}={env[name]}: no such setting: did you mean {near}?")
-        elif upper in FOREIGN.split() or re.match(FOREIGN_PREFIX, upper):
+        elif upper in FOREIGN.split() or upper.startswith(tuple(FOREIGN_PREFIXES.split())):
             faults.append(f"{name}={env[name]}: no setting here: unset it, see --help")
     return Config(**values), faults
 
@@ -2489,12 +2490,17 @@ def launcher_faults(env):
     if missing:
         left = " ".join(given)
         return [f"{left} without {' '.join(missing)}: start with torchrun, or `unset {left}`"]
-    names = "RANK", "WORLD_SIZE", "LOCAL_RANK"
+    names = LAUNCHER[:3]
     are_numbers = all(env[name].isdecimal() for name in names)
     if are_numbers and int(env["RANK"]) < int(env["WORLD_SIZE"]):
         return []
     words = " ".join(f"{name}={env[name]}" for name in names)
     return [f"{words}: no such rank: start with torchrun, or `unset {' '.join(given)}`"]
+
+
+def step_tokens(config):
+    """What a step takes from the shards: a span has one more than it has targets."""
+    return config.train_batch_tokens + SPANS_PER_STEP
 
 
 def batch_tokens_fault(batch_tokens, seq_len, micro_batches):
@@ -2555,6 +2561,8 @@ def batch_faults(config, world_size):
     least = micro_batches * config.train_seq_len  # a row for each
     if config.val_batch_size < least:
         yield "val_batch_size", f"set at least {least}"
+    if 0 < config.val_tokens <= config.train_seq_len:
+        yield "val_tokens", f"a row has {config.train_seq_len}: set 0, or more than that"
 
 
 def machine_faults(config, env):
@@ -2592,17 +2600,11 @@ def data_facts(config):
         except RunError as error:
             faults.append(str(error))
             continue
-        facts |= {
-            path.name: text for path, text in zip(shards.paths, shards.identities, strict=True)
-        }
+        facts |= {text.rsplit(", ", 2)[0]: text for text in shards.identities}
         if not shards.growing:  # else on another machine there may be more of them by now
             facts[f"the number of {split} shards"] = len(shards.paths)
         if split == "val" and shards.ends[-1] <= row:
             faults.append(f"TRAIN_SEQ_LEN={row}: validation has {shards.ends[-1]} tokens: set less")
-        elif split == "val" and 0 < config.val_tokens <= row:
-            faults.append(
-                f"VAL_TOKENS={config.val_tokens}: a row has {row}: set 0, or more than that"
-            )
     if faults:
         raise RunError("\n".join(dict.fromkeys(faults)))  # a missing folder is one fault
     return facts
@@ -2732,15 +2734,9 @@ def resume(run, checkpoint):
 
 def set_aside_later(run):
     """After RESUME=<file>, later checkpoints of this RUN_ID are another run's, not for `auto`."""
-    when = time.strftime("%Y%m%d-%H%M%S")
     for path in checkpoint_files(run.config.run_id):
         if int(path.stem.removeprefix("step_")) > run.step:
-            aside = path.with_suffix(f".{when}.pt")
-            try:
-                path.rename(aside)
-                run.log.line(f"{path} is of another run: it is {aside.name} now")
-            except OSError as error:
-                run.log.line(f"warning: {path} is of another run: {first_line(error)}")
+            run.log.line(f"{path} is of another run: it is {set_aside(path).name} now")
 
 
 def run_to_the_end(config, runtime, log, checkpoint):
@@ -2750,10 +2746,8 @@ def run_to_the_end(config, runtime, log, checkpoint):
     torch.compiler.config.cache_key_tag = names  # its cache goes by that
     with sdpa_kernel(list(backends), set_priority=True):
         run = Trainer(config, runtime, log)
-        crc = 0
-        for p in run.model.parameters():
-            crc = zlib.crc32(p.detach().cpu().numpy(), crc)
-        runtime.require_equal({"the initial weights": crc})
+        weights = torch.cat([p.detach().flatten() for p in run.model.parameters()]).cpu()
+        runtime.require_equal({"the initial weights": f"crc {zlib.crc32(weights.numpy()):08x}"})
         log_header(run, names)
         if checkpoint:
             resume(run, checkpoint)
@@ -2833,10 +2827,11 @@ def complain(problem):
 def main(arguments, env):
     """The exit code: 0 done, 1 failed, 2 wrong settings, 128 + n ended by signal n."""
     if arguments in (["--help"], ["-h"]):
-        tell(f"{HOW_TO_SET}\n\n{__doc__}\n{inspect.getsource(Config)}")
+        tell(f"{__doc__}\n{inspect.getsource(Config)}")
         return 0
     config, faults = read_config(env)
-    faults += [f"{word}: {HOW_TO_SET}" for word in arguments if word != "--print-config"]
+    how = "settings go in front: ITERATIONS=100 python3 train_gpt.py"
+    faults += [f"{word}: {how}" for word in arguments if word != "--print-config"]
     wrong_launch = launcher_faults(env)
     faults += wrong_launch
     if arguments == ["--print-config"]:

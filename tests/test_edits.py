@@ -179,7 +179,7 @@ def test_an_optimizer_that_cannot_leave_a_step_out_is_refused(
     trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Third, "fused", False)
-    with pytest.raises(tg.RunError, match="AdamW cannot leave out a step .*class Muon"):
+    with pytest.raises(tg.RunError, match="AdamW cannot leave out .*: give it fused=True"):
         trainer_of(Third)
 
 
@@ -198,6 +198,43 @@ def test_a_parameter_that_forward_forgets_is_an_error_with_its_name(
     run = trainer_of()
     with pytest.raises(tg.RunError, match=r"^blocks\.0\.bigram has no gradient: use it in GPT"):
         run.train()
+
+
+@pytest.mark.parametrize("edit", [lambda p: p.requires_grad_(False), nn.Module.bfloat16])
+def test_a_parameter_that_is_frozen_or_cast_is_refused_by_name(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch, edit: Callable
+) -> None:
+    class Edited(tg.GPT):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            edit(self.blocks[0].mlp.fc)
+
+    monkeypatch.setattr(tg, "GPT", Edited)
+    with pytest.raises(tg.RunError, match=r"^blocks\.0\.mlp\.fc\.weight is not float32, or is not"):
+        trainer_of()
+
+
+def test_a_kind_of_storage_that_pack_does_not_know_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tg, "storage", lambda name, t, config: "int4")
+    with pytest.raises(KeyError, match="int4"):
+        tg.pack({"weight": torch.zeros(3)}, config_of())
+
+
+@pytest.mark.parametrize("line", ["ema = 0.9", "EMA: float = 0.9", "ema: tuple = (0.9,)"])
+def test_a_line_of_config_that_nobody_could_set_is_refused(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, default = line.split(" = ")
+    name, _, kind = name.partition(": ")
+    monkeypatch.setattr(tg.Config, name, eval(default), raising=False)
+    if kind:
+        monkeypatch.setitem(tg.SETTINGS, name.upper(), eval(kind))
+    config, faults = tg.read_config({})
+    assert faults == [
+        f"Config.{name}: write `name: type = default`, in small letters, a type of CONFIG"
+    ]
 
 
 def test_random_numbers_of_an_edit_repeat_on_resume(
