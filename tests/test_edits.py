@@ -337,6 +337,17 @@ def test_a_score_that_is_none_is_named(
     assert bool(fault) == bool(said) and re.search(said, fault)
 
 
+@pytest.mark.row("an edit that scales the loss of the score", "refused by name, before step 1")
+def test_such_a_run_ends_before_its_first_step(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tg, "GPT", Scaled)
+    run = trainer_of()
+    with pytest.raises(tg.RunError, match="in eval mode GPT.forward gives"):
+        tg.run_to_the_end(run.config, run.runtime, run.log, None)
+    assert not any("train_loss" in line for line in run.log.lines)
+
+
 def test_targets_that_are_not_the_next_tokens_are_named(
     trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
