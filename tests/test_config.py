@@ -646,6 +646,7 @@ def test_one_rank_of_a_machine_speaks_and_the_others_let_it_finish(
     assert second == (2, "", "") and sum(waited) >= 10
 
 
+@pytest.mark.slow
 def test_torchrun_shows_the_whole_list_once_and_reports_it(tmp_path: Path) -> None:
     done = run_trainer(tmp_path, ranks=2, SEED=-1, NUM_KV_HEADS=3, TRAIN_PREFTECH=1)
     said, report = done.err.split("FAILED", 1)

@@ -198,6 +198,7 @@ ALL = [*TOKENIZER, VAL, *TRAIN]
 # --- A hub without faults -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_come_in_the_order_training_needs_them_and_a_second_run_moves_no_byte(
     place: Place,
 ) -> None:
@@ -348,6 +349,7 @@ def test_only_shards_and_tokenizers_are_fetched(tool, model_path: str, data_set:
     assert len(tool.wanted_names("sp1024", 1)[0]) == 3
 
 
+@pytest.mark.slow
 def test_own_tokenizers_and_documents_are_not_replaced(place: Place) -> None:
     own = [place.data / TOKENIZER[0], place.data / DOCS[0]]
     for path in own:

@@ -184,6 +184,7 @@ def test_a_growing_set_trains_as_the_complete_one(
     assert float(waited) > 300, "waiting for a shard is input wait"
 
 
+@pytest.mark.slow
 @pytest.mark.row("a producer that leaves early, whole run", "one line")
 def test_a_producer_that_leaves_early_ends_the_run_in_one_line(tmp_path: Path) -> None:
     producer = Producer(tmp_path / "data")
@@ -322,6 +323,7 @@ def test_a_producer_that_advances_slowly_is_waited_for(tmp_path: Path) -> None:
     assert shards.ends == [0, SIZES[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.row("an incomplete set at the start (..)", "refused before step 1")
 @pytest.mark.parametrize("error", ["", "failed: no network"])
 def test_an_incomplete_set_is_refused_before_the_first_step(tmp_path: Path, error: str) -> None:

@@ -269,6 +269,7 @@ def published_rate(values: "record.Config", step: int, elapsed_ms: float) -> flo
     return left_ms / max(warmdown_ms, 1e-9) if left_ms <= warmdown_ms else 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_ms", [650.0, 83.5, 20_000.0])
 def test_a_capped_run_has_the_published_rates_from_its_first_step(
     trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, step_ms: float

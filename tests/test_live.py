@@ -685,6 +685,7 @@ def test_the_command_needs_no_activated_environment(place: Place, launcher: list
     assert place.seen()["python"] == sys.executable
 
 
+@pytest.mark.slow
 @pytest.mark.row("a wrong setting on 2 ranks, --live", "the trainer's lines only")
 def test_of_torchruns_report_nothing_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's last words are the last line; nor is torchrun's notice of threads there."""

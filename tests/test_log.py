@@ -153,6 +153,7 @@ def console(kind: str) -> Iterator[int]:
     os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_console_is_whole(folder: Path) -> None:
     """Its exit code, its files, and in its text what it would have said."""
     settings = {**SMALL_MODEL, **byte_data(folder / "data"), "RUN_ID": "r", "VAL_TOKENS": 400}

@@ -378,6 +378,7 @@ def compile_with(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_a_pass_that_cannot_be_compiled_ends_the_run_in_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

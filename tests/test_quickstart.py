@@ -523,6 +523,7 @@ def test_a_run_ends_in_three_lines(checkout: Path, start: Callable[..., subproce
         assert words in following
 
 
+@pytest.mark.slow
 def test_a_failed_run_ends_in_one_line(start: Callable[..., subprocess.Popen]) -> None:
     """Of torchrun's report only the cause is left, where no process could say it. A log is named
     if this run has written it."""

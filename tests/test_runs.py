@@ -240,6 +240,7 @@ def test_ranks_and_micro_steps_change_only_rounding(
             assert a == b is None or a == pytest.approx(b, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_torchrun(reference: Finished, corpus: Corpus, tmp_path: Path) -> None:
     """Two ranks train on the same rows to the same losses, and only one of them speaks."""
     settings = {**corpus.env, **SMALL_MODEL, "GRAD_ACCUM_STEPS": 0, "VAL_LOSS_EVERY": 0}

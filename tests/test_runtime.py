@@ -189,6 +189,7 @@ def test_ranks_that_differ_end_at_once_in_a_line(tmp_path: Path, other: str) -> 
     assert not (folder / "logs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.row("ranks with other initial weights", "end before the first step")
 def test_ranks_with_other_initial_weights_end_in_a_line(tmp_path: Path) -> None:
     """They would train apart, each on its part of the data."""
@@ -199,6 +200,7 @@ def test_ranks_with_other_initial_weights_end_in_a_line(tmp_path: Path) -> None:
         assert "ranks differ in the initial weights: " in rank.said and "step:1" not in rank.said
 
 
+@pytest.mark.slow
 def test_the_weights_of_all_ranks_are_equal_to_the_bit(tmp_path: Path) -> None:
     """After 60 steps, though no two ranks' kernels agree in the last one, nor do their clocks."""
     settings = {**SMALL_MODEL, **byte_data(tmp_path / "data"), "VAL_TOKENS": 400}

@@ -773,6 +773,7 @@ def test_memory_does_not_grow_with_the_number_of_documents(tmp_path: Path) -> No
     assert large < small + 30e6
 
 
+@pytest.mark.slow
 @pytest.mark.row("one huge document", "bounded memory")
 def test_a_large_document_takes_few_bytes_of_memory_a_byte(tmp_path: Path, exported: Path) -> None:
     """So that one of 50 MB is done within a gigabyte; uncut, SentencePiece takes 45 a character."""
