@@ -329,6 +329,17 @@ def test_windows_that_do_not_overlap_are_the_plain_rows(run_of: Run) -> None:
     assert run.evaluate(tg.FINAL)[:2] == pytest.approx(plain, rel=1e-9)
 
 
+def test_a_run_without_windows_can_be_scored_with_them(run_of: Run) -> None:
+    """RESUME with another EVAL_STRIDE, also of what the root has kept."""
+    at_once = finish(run_of(("sliding_window",), EVAL_STRIDE=8))
+    for names in ((), ("sliding_window",)):
+        finish(run_of(names, CHECKPOINT_EVERY=6))
+        run = run_of(("sliding_window",), EVAL_STRIDE=8, RESUME="checkpoints/r/step_00000006.pt")
+        module = sys.modules[type(run).__module__]
+        module.resume(run, module.find_checkpoint(run.config))
+        assert finish(run).score == at_once.score
+
+
 def test_windows_that_would_leave_targets_out_are_refused(run_of: Run) -> None:
     with pytest.raises(Exception, match="EVAL_STRIDE=12: set a divisor of TRAIN_SEQ_LEN=32"):
         run_of(("sliding_window",), EVAL_STRIDE=12)
