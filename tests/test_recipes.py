@@ -329,6 +329,7 @@ def test_windows_that_do_not_overlap_are_the_plain_rows(run_of: Run) -> None:
     assert run.evaluate(tg.FINAL)[:2] == pytest.approx(plain, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_without_windows_can_be_scored_with_them(run_of: Run) -> None:
     """RESUME with another EVAL_STRIDE, also of what the root has kept."""
     at_once = finish(run_of(("sliding_window",), EVAL_STRIDE=8))
@@ -620,6 +621,18 @@ def test_document_rows_begin_documents(run_of: Run, data: SimpleNamespace) -> No
 
 
 @pytest.mark.parametrize("name", ["shuffled_order", "document_rows"])
+def test_off_a_set_may_be_without_a_shard_yet(
+    name: str, run_of: Run, data: SimpleNamespace, tmp_path: Path
+) -> None:
+    write_split(tmp_path, "val", data.val, [])
+    (tmp_path / ".producing").write_text('{"progress": 1, "val_complete": true}', encoding="utf-8")
+    run = run_of((name,), DATA_PATH=tmp_path)
+    module = sys.modules[type(run).__module__]
+    module.log_input(run, SimpleNamespace(waits_ms=[], bytes_read=0))  # as of no step
+    assert run.log.events[-1]["epochs"] == 0
+
+
+@pytest.mark.parametrize("name", ["shuffled_order", "document_rows"])
 def test_an_order_of_complete_shards_needs_them(
     name: str, run_of: Run, data: SimpleNamespace
 ) -> None:
@@ -632,7 +645,7 @@ def test_an_order_of_complete_shards_needs_them(
     producing = data.folder / ".producing"
     producing.write_text('{"progress": 1}', encoding="utf-8")
     try:
-        with pytest.raises(module.RunError, match="is being made: wait for it, or set 0"):
+        with pytest.raises(module.RunError, match="is being made: wait for it or set 0"):
             module.open_shards(run.config, "train")
     finally:
         producing.unlink()
