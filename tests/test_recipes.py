@@ -567,8 +567,10 @@ def test_longer_rows_double_in_equal_parts_and_are_those_of_the_shards(
         span = torch.from_numpy(data.train[257 * half : 257 * half + 257].astype(np.int64))
         assert torch.equal(x[32 * half : 32 * half + 32].flatten(), span[:-1])
         assert torch.equal(y[32 * half : 32 * half + 32].flatten(), span[1:])
-    with pytest.raises(Exception, match="SHORT_ROW_LEN=12: set TRAIN_SEQ_LEN=32 halved"):
+    with pytest.raises(Exception, match="SHORT_ROW_LEN=12: set 0, or 32 halved up to 6 times"):
         run_of(("longer_rows",), SHORT_ROW_LEN=12).train()
+    with pytest.raises(Exception, match="SHORT_ROW_LEN=1: set 0, or 128 halved up to 6 times"):
+        run_of(("longer_rows",), SHORT_ROW_LEN=1, TRAIN_SEQ_LEN=128).train()
 
 
 def batches_of(run: Any, steps: int, first: int = 0) -> list[torch.Tensor]:
