@@ -547,8 +547,9 @@ def test_depth_recurrence_runs_blocks_in_the_order_given(run_of: Run) -> None:
     assert order == [0, 1, 2, 1, 2] and run.model.skip_weights.shape == (2, 32)
     five = run_of((), NUM_LAYERS=5)
     assert run.model.flops_per_token(run.config) == five.model.flops_per_token(five.config)
-    with pytest.raises(Exception, match="BLOCK_ORDER=0,1: name each block"):
-        run_of(("depth_recurrence",), BLOCK_ORDER="0,1")
+    for wrong in ("0,1", "0,1,2,3", "0,1,2,x", "0,1,-1"):
+        with pytest.raises(Exception, match=f"BLOCK_ORDER={wrong}: name each block, as in 0,1,1,2"):
+            run_of(("depth_recurrence",), BLOCK_ORDER=wrong)
 
 
 def test_longer_rows_double_in_equal_parts_and_are_those_of_the_shards(
