@@ -1724,7 +1724,7 @@ def read_producing(path):
     """What .producing says; {} if there is none."""
     try:
         with open_regular(path) as file:
-            return {"progress": None, **json.loads(file.read())}  # never empty
+            return {"progress": None, **json.loads(file.read())}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -1996,7 +1996,8 @@ def find_changes(config, path, state):
         if not same and name not in ("RUN_ID", "RESUME"):
             changes.append(f"{name} was {was}, is {mine}")
             if name in BOUND:
-                bound.append(f"{changes[-1]}: set {name}={was}")
+                how = f"set {name}={was}" if name in theirs else "start anew"
+                bound.append(f"{changes[-1]}: {how}")
     if bound:
         raise RunError(f"RESUME={path}: of another configuration: {'; '.join(bound)}")
     changes += find_shard_changes(config, path, state)
@@ -2119,7 +2120,7 @@ def check_optimizers(run):
 
 
 # === INSTRUMENTS: log lines, the clock, TRACE_STEPS and TRAINING_TIMING_BREAKDOWN ===
-PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312}  # dense bfloat16, data sheets
+PEAK_TFLOPS = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312}  # dense bfloat16
 # How a value looks in a log line. Its name, with the unit, is that of the .jsonl.
 FORMATS = {
     "train_loss": "train_loss:{:.4f}",
@@ -2152,7 +2153,7 @@ def log_step(run):
     exchange.read(step)
     ms = run.runtime.broadcast(run.clock.now_ms())
     exchange.agree(step, ms)
-    if not are_finite(exchange.params):  # alike on all ranks, whose weights are equal
+    if not are_finite(exchange.params):  # alike on all ranks
         raise HaltError(f"step {step}: the weights are not finite, or far too large")
     wait_ms = exchange.wait_ms()
     last_step, last_ms, last_wait_ms = run.logged
@@ -2399,7 +2400,7 @@ RANGES = {  # the type, the least value, the first one that is too large, and wh
     PositiveFloat: (float, 1e-300, math.inf, "more than 0"),
 }
 PATTERNS = "CONTROL_TENSOR_NAME_PATTERNS", "INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"
-# Settings of other trainers and of recipes: without an error, a run would use our defaults.
+# Of other trainers and of recipes: without an error, a run would use our defaults.
 FOREIGN = """
     ADD_COMPILED ARTIFACT_CODEC ATTENTION_PROBE BATCH_SIZE BLOCK_ORDER BLOCK_SIZE CAST_ONCE
     CHECKPOINT COMPILE COORDINATE_DESCENT DEPTH DROPOUT DTYPE D_MODEL EPOCHS EXCHANGE_SHARDS

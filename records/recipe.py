@@ -402,7 +402,7 @@ def update_recipes(options: argparse.Namespace) -> None:
 
 
 def print_table(options: argparse.Namespace) -> None:
-    print("| recipe | what it does | settings: default, on | lines | source | published effect |")
+    print("| recipe | what it does | settings: default, on | lines | source | effect; cost |")
     print("|---|---|---|---|---|---|")
     for name in names():
         recipe = load(name)
@@ -413,7 +413,7 @@ def print_table(options: argparse.Namespace) -> None:
             "<br>".join(settings) or "none: it is on",
             recipe.lines,
             " ".join(recipe.field("source")),
-            " ".join(recipe.field("effect") + recipe.field("cost")),
+            "; cost: ".join(recipe.field("effect") + recipe.field("cost")),
         ]
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
 

@@ -215,6 +215,10 @@ def test_what_is_bound_is_refused_field_by_field(
     theirs = {**train_gpt.Config().as_text(), **config_of(**data).as_text()}
     assert named == {name: theirs[name] for name in other}
     assert "SEED was 1337, is 7" in line
+    state = torch.load(folder / "checkpoints/r/step_00000012.pt", weights_only=True)
+    del state["settings"]["SEED"]  # a setting that the checkpoint's script did not have
+    with pytest.raises(train_gpt.RunError, match="SEED was , is 1337: start anew"):
+        train_gpt.find_changes(config_of(**data), Path("x"), state)
     assert (folder / "logs" / "r.txt").read_text() == old[0]
     assert (folder / "logs" / "r.jsonl").read_text() == old[1]
 

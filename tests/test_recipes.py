@@ -329,6 +329,18 @@ def test_windows_that_do_not_overlap_are_the_plain_rows(run_of: Run) -> None:
     assert run.evaluate(tg.FINAL)[:2] == pytest.approx(plain, rel=1e-9)
 
 
+@pytest.mark.slow
+def test_a_run_without_windows_can_be_scored_with_them(run_of: Run) -> None:
+    """RESUME with another EVAL_STRIDE, also of what the root has kept."""
+    at_once = finish(run_of(("sliding_window",), EVAL_STRIDE=8))
+    for names in ((), ("sliding_window",)):
+        finish(run_of(names, CHECKPOINT_EVERY=6))
+        run = run_of(("sliding_window",), EVAL_STRIDE=8, RESUME="checkpoints/r/step_00000006.pt")
+        module = sys.modules[type(run).__module__]
+        module.resume(run, module.find_checkpoint(run.config))
+        assert finish(run).score == at_once.score
+
+
 def test_windows_that_would_leave_targets_out_are_refused(run_of: Run) -> None:
     with pytest.raises(Exception, match="EVAL_STRIDE=12: set a divisor of TRAIN_SEQ_LEN=32"):
         run_of(("sliding_window",), EVAL_STRIDE=12)
@@ -535,8 +547,9 @@ def test_depth_recurrence_runs_blocks_in_the_order_given(run_of: Run) -> None:
     assert order == [0, 1, 2, 1, 2] and run.model.skip_weights.shape == (2, 32)
     five = run_of((), NUM_LAYERS=5)
     assert run.model.flops_per_token(run.config) == five.model.flops_per_token(five.config)
-    with pytest.raises(Exception, match="BLOCK_ORDER=0,1: name each block"):
-        run_of(("depth_recurrence",), BLOCK_ORDER="0,1")
+    for wrong in ("0,1", "0,1,2,3", "0,1,2,x", "0,1,-1"):
+        with pytest.raises(Exception, match=f"BLOCK_ORDER={wrong}: name each block, as in 0,1,1,2"):
+            run_of(("depth_recurrence",), BLOCK_ORDER=wrong)
 
 
 def test_longer_rows_double_in_equal_parts_and_are_those_of_the_shards(
@@ -555,8 +568,10 @@ def test_longer_rows_double_in_equal_parts_and_are_those_of_the_shards(
         span = torch.from_numpy(data.train[257 * half : 257 * half + 257].astype(np.int64))
         assert torch.equal(x[32 * half : 32 * half + 32].flatten(), span[:-1])
         assert torch.equal(y[32 * half : 32 * half + 32].flatten(), span[1:])
-    with pytest.raises(Exception, match="SHORT_ROW_LEN=12: set TRAIN_SEQ_LEN=32 halved"):
+    with pytest.raises(Exception, match="SHORT_ROW_LEN=12: set 0, or 32 halved up to 6 times"):
         run_of(("longer_rows",), SHORT_ROW_LEN=12).train()
+    with pytest.raises(Exception, match="SHORT_ROW_LEN=1: set 0, or 128 halved up to 6 times"):
+        run_of(("longer_rows",), SHORT_ROW_LEN=1, TRAIN_SEQ_LEN=128).train()
 
 
 def batches_of(run: Any, steps: int, first: int = 0) -> list[torch.Tensor]:
@@ -609,6 +624,18 @@ def test_document_rows_begin_documents(run_of: Run, data: SimpleNamespace) -> No
 
 
 @pytest.mark.parametrize("name", ["shuffled_order", "document_rows"])
+def test_off_a_set_may_be_without_a_shard_yet(
+    name: str, run_of: Run, data: SimpleNamespace, tmp_path: Path
+) -> None:
+    write_split(tmp_path, "val", data.val, [])
+    (tmp_path / ".producing").write_text('{"progress": 1, "val_complete": true}', encoding="utf-8")
+    run = run_of((name,), DATA_PATH=tmp_path)
+    module = sys.modules[type(run).__module__]
+    module.log_input(run, SimpleNamespace(waits_ms=[], bytes_read=0))  # as of no step
+    assert run.log.events[-1]["epochs"] == 0
+
+
+@pytest.mark.parametrize("name", ["shuffled_order", "document_rows"])
 def test_an_order_of_complete_shards_needs_them(
     name: str, run_of: Run, data: SimpleNamespace
 ) -> None:
@@ -621,7 +648,7 @@ def test_an_order_of_complete_shards_needs_them(
     producing = data.folder / ".producing"
     producing.write_text('{"progress": 1}', encoding="utf-8")
     try:
-        with pytest.raises(module.RunError, match="is being made: wait for it, or set 0"):
+        with pytest.raises(module.RunError, match="is being made: wait for it or set 0"):
             module.open_shards(run.config, "train")
     finally:
         producing.unlink()
