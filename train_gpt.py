@@ -2418,9 +2418,9 @@ LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 
 
 def config_faults():
-    """Lines of an edited Config that nobody could set."""
+    """Lines of Config that nobody could set."""
     for name, value in vars(Config).items():
-        kind = SETTINGS.get(name.upper())  # None: the line has no type
+        kind = SETTINGS.get(name.upper())  # None: it has no type
         known = kind in (str, bool, *RANGES) or get_origin(kind) is Literal
         is_line = not (name.startswith("_") or inspect.isroutine(value))
         if is_line and not (known and name == name.lower()):
@@ -2452,9 +2452,9 @@ def given_settings(env):
 
 def read_config(env):
     """(Config, faults): a fault for every wrong value and every name that is no setting."""
-    faults = [*config_faults()]
-    if faults:
-        return Config(), faults
+    for fault in config_faults():
+        sys.exit(f"train_gpt.py: {fault}")
+    faults = []
     values = {"run_id": str(uuid.uuid4())}
     for name, text in given_settings(env).items():
         try:
