@@ -100,7 +100,9 @@ MISTAKES = {  # first those of a table, then those of the tokenizer or the split
     "broken_characters": (
         "the decoded text has another number of bytes: byte pieces that form no character"
     ),
-    "other_text": "the text is not that of the original document",
+    "other_text": (
+        "the text is not that of the original document: was the split made from other --docs?"
+    ),
     "published_bytes_differ": "as many tokens as a published split, but other bytes",
 }
 NAMES = list(MISTAKES)

@@ -495,6 +495,15 @@ def test_prepare_only_says_what_to_set(start: Callable[..., subprocess.Popen]) -
         assert refused.stderr == "error: ITERATIONS=x is not a number\n"
 
 
+def test_wrong_use_is_one_line(start: Callable[..., subprocess.Popen]) -> None:
+    starts = (["--steps", "9"], {}), ([], {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"})
+    words = "--steps 9; settings go in front: ITERATIONS=100 ", "this tool: "
+    for (arguments, more), before in zip(starts, words, strict=True):
+        output, error = start("x", *arguments, **more).communicate(timeout=60)
+        assert output == "" and error.count("\n") == 1 and before in error
+    assert error.endswith(" --ranks 2\n")
+
+
 def follow(command: str, folder: Path | str = "/") -> subprocess.CompletedProcess:
     """A command that was printed, pasted into a fresh shell."""
     words = ["/bin/sh", "-c", command.replace("\\udce9", "\udce9")]
