@@ -587,9 +587,9 @@ def report(r: dict[str, Any]) -> Iterator[str]:
         )
     names = ", ".join(f["name"] for f in r["findings"])
     counted, true = r["counted_bytes"], max(1, r["true_bytes"])
-    factor = (
-        f"; the true val_bpb is {counted / true:.4f} times the counted one" if counted > 0 else ""
-    )
+    factor = ""
+    if counted not in (0, true):
+        factor = f"; the true val_bpb is {counted / true:.4f} times the counted one"
     if names:
         yield f"mistake: {names}{factor}"
     elif r["originals"]:

@@ -90,7 +90,8 @@ class Parser(argparse.ArgumentParser):
         wanted = unknown[1].replace("_", "-") if unknown else ""
         options = self._option_string_actions.keys() - {"--help"}
         near = difflib.get_close_matches(wanted, sorted(options), n=1)
-        remedy = f"did you mean {near[0]}?" if near else self.hint
+        remedy = self.hint if message.startswith("unrecognized") else "see --help"
+        remedy = f"did you mean {near[0]}?" if near else remedy
         self.exit(2, f"error: {one_line(message)}; {remedy}\n")
 
 

@@ -1275,7 +1275,8 @@ def export_all(options: argparse.Namespace, command: Command) -> int:
     except StoppedEarlyError:
         pass  # which it has told
     except (DataError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        elsewhere = "; name another folder with --out" if isinstance(error, OSError) else ""
+        print(f"error: {one_line(error)}{elsewhere}", file=sys.stderr, flush=True)
         command.wait()  # it reads in .producing that no more will come
         return 1
     return command.wait()

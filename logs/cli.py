@@ -65,7 +65,9 @@ def fault_of_script_name(name: str) -> str:
     found = None if path.stem in sys.stdlib_module_names else importlib.util.find_spec(path.stem)
     own = found and found.origin and Path(found.origin).resolve().parent.parent == ROOT
     if path.stem in sys.stdlib_module_names or found and not own:
-        return f"{path.stem} is the name of a module that a trainer may import: rename the file"
+        return (
+            f"{path.stem} is the name of a module that a trainer may import: give it another name"
+        )
     return ""
 
 

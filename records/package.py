@@ -467,8 +467,8 @@ def write_form(options: argparse.Namespace) -> str:
         text = read_bytes(given)
         result = pack(text) if options.pack else readable(text)
     except (OSError, ValueError) as error:
-        words = str(reason(error)) if given.is_file() else "no such file: name a script of Python"
-        raise RefusedError(f"{given}: {words}") from error
+        remedy = "" if given.is_file() else ": name a script of Python"
+        raise RefusedError(f"{given}: {reason(error)}{remedy}") from error
     try:
         if target.exists() and promised_sha256(read_bytes(target)) is None:
             raise ValueError("it exists and is no packed script")

@@ -314,8 +314,9 @@ def check_target(target: Path) -> None:
     if fault := fault_of_script_name(target.name):
         raise RecipeError(f"--to {target}: {fault}")
     if target.exists():
-        edit = f"an edit of your own can be made a recipe: recipe.py new NAME --from {target}"
-        raise RecipeError(f"{target} exists, and stays as it is: name another file; {edit}")
+        edit = f"; an edit of your own can be made a recipe: recipe.py new NAME --from {target}"
+        edit = "" if target.resolve() == TRAINER else edit
+        raise RecipeError(f"{target} exists, and stays as it is: name another file{edit}")
     if not target.parent.is_dir():
         raise RecipeError(f"--to {target}: no such folder: run mkdir -p {target.parent}")
 

@@ -418,8 +418,8 @@ def test_overlap_that_changes_the_data_is_no_ablation(place: Place) -> None:
 
 
 def test_preflight_passes_and_says_what_matters(place: Place) -> None:
-    settings = {"MAX_WALLCLOCK_SECONDS": "100", "CHECKPOINT_EVERY": "5", "RESUME": "auto"}
-    code, out, err = place(tool=preflight, **settings)
+    more = {"CHECKPOINT_EVERY": "5", "RESUME": "auto"}
+    code, out, err = place(tool=preflight, MAX_WALLCLOCK_SECONDS="100", **more)
     assert (code, err) == (0, "") and out.splitlines()[-1].startswith("READY: ")
     names = ("ITERATIONS", "MAX_WALLCLOCK_SECONDS", "VAL_TOKENS", "CHECKPOINT_EVERY")
     names += ("TRAIN_PREFETCH", "VAL_COPY_STREAM")

@@ -885,8 +885,6 @@ def make_wrong(data: World, folder: Path, fault: str) -> list[object]:
         return ["--docs", path]
     elif fault == "no docs":
         return ["--docs", folder / "missing.jsonl"]
-    elif fault == "docs folder":
-        return ["--docs", folder]
     return []
 
 
@@ -916,7 +914,6 @@ def bad_table(data: World, folder: Path, fault: str) -> Path:
         "no tokenizer",
         "docs",
         "no docs",
-        "docs folder",
         "table column",
         "table short",
         "table fraction",
@@ -937,8 +934,6 @@ def test_wrong_usage_is_one_line(world, capsys, tmp_path, fault):
     assert len(lines) == 1 and lines[0].startswith("error: ") and not captured.out
     if fault == "no shards":
         assert "no tokens in fineweb_val_*.bin" in lines[0]
-    if fault == "docs folder":
-        assert lines[0] == f"error: {tmp_path}: a folder; name a file in it"
     if fault == "docs":
         assert "docs_selected.jsonl:2" in lines[0]
     if "table" in fault:

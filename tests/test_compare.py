@@ -317,7 +317,6 @@ def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPat
         (["--a", "x", "--b", "y", "--alpha", "2"], "between 0 and 1"),
         (["x", "--margin", "nan"], "nan: write a number from 0 on, such as 0.5"),
         (["x", "--margin", "0.1"], "--margin does nothing without --a: give both"),
-        (["x", "--title", "y"], "--title does nothing without --plot: give both"),
         (["x", "--json", "y.json"], "write > y.json after the command"),
         (["--a", "x,y", "--b", "z"], "x,y: no such log: write spaces between logs"),
     ],

@@ -496,12 +496,10 @@ def test_prepare_only_says_what_to_set(start: Callable[..., subprocess.Popen]) -
 
 
 def test_wrong_use_is_one_line(start: Callable[..., subprocess.Popen]) -> None:
-    starts = (["--steps", "9"], {}), ([], {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"})
-    words = "--steps 9; settings go in front: ITERATIONS=100 ", "this tool: "
-    for (arguments, more), before in zip(starts, words, strict=True):
-        output, error = start("x", *arguments, **more).communicate(timeout=60)
-        assert output == "" and error.count("\n") == 1 and before in error
-    assert error.endswith(" --ranks 2\n")
+    ranks = start("x", TORCHELASTIC_RUN_ID="a", WORLD_SIZE="2").communicate()[1]
+    option = start("x", "--steps", "9").communicate()[1]
+    assert ranks.endswith(" --ranks 2\n") and "; settings go in front: ITERATIONS=100 " in option
+    assert (ranks + option).count("\n") == 2
 
 
 def follow(command: str, folder: Path | str = "/") -> subprocess.CompletedProcess:
