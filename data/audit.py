@@ -100,7 +100,9 @@ MISTAKES = {  # first those of a table, then those of the tokenizer or the split
     "broken_characters": (
         "the decoded text has another number of bytes: byte pieces that form no character"
     ),
-    "other_text": "the text is not that of the original document",
+    "other_text": (
+        "the text is not that of the original document: was the split made from other --docs?"
+    ),
     "published_bytes_differ": "as many tokens as a published split, but other bytes",
 }
 NAMES = list(MISTAKES)
@@ -585,9 +587,9 @@ def report(r: dict[str, Any]) -> Iterator[str]:
         )
     names = ", ".join(f["name"] for f in r["findings"])
     counted, true = r["counted_bytes"], max(1, r["true_bytes"])
-    factor = (
-        f"; the true val_bpb is {counted / true:.4f} times the counted one" if counted > 0 else ""
-    )
+    factor = ""
+    if counted not in (0, true):
+        factor = f"; the true val_bpb is {counted / true:.4f} times the counted one"
     if names:
         yield f"mistake: {names}{factor}"
     elif r["originals"]:

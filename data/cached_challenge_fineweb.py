@@ -554,7 +554,17 @@ def download(
         demand_all(items, "", faults)
 
 
+def variant_meant(given: str) -> str:
+    """The variant that a number, a folder or capital letters mean: `1024`, `SP1024`."""
+    name = Path(given).name.removeprefix(PREFIX)
+    name = f"sp{name}" if name.isdecimal() else name
+    return name.lower() if re.fullmatch(r"(sp|byte)\d+", name.lower()) else name
+
+
 def run(options: argparse.Namespace) -> None:
+    meant = variant_meant(options.variant)
+    if meant != options.variant:
+        raise argparse.ArgumentTypeError(f"--variant {options.variant}: did you mean {meant}?")
     folder = DATA / "datasets" / (PREFIX + options.variant)
     if (folder / STATE_NAME).exists():
         raise DataError(
@@ -590,7 +600,7 @@ def run(options: argparse.Namespace) -> None:
 def whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"{text} is not a number of shards; --variant names a data set"
+            f"{text} is not a number of shards (200 MB each); --variant names a data set"
         )
     return int(text)
 

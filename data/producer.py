@@ -79,16 +79,19 @@ class StoppedEarlyError(Exception):
 class Parser(argparse.ArgumentParser):
     """Shows a tool's own text as its help, and says in one line what is wrong with the options."""
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, hint: str = "see --help") -> None:
         super().__init__(
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        self.hint = hint  # where no option is close to what was given
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         wanted = unknown[1].replace("_", "-") if unknown else ""
-        near = difflib.get_close_matches(wanted, self._option_string_actions, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "see --help"
+        options = self._option_string_actions.keys() - {"--help"}
+        near = difflib.get_close_matches(wanted, sorted(options), n=1)
+        remedy = self.hint if message.startswith("unrecognized") else "see --help"
+        remedy = f"did you mean {near[0]}?" if near else remedy
         self.exit(2, f"error: {one_line(message)}; {remedy}\n")
 
 
@@ -207,7 +210,9 @@ def open_file(path: str | Path) -> BinaryIO:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise DataError(f"{path}: not a regular file; remove it, or name a file")
+    if os.path.isdir(path):
+        raise DataError(f"{path}: a folder; name a file in it")
+    raise DataError(f"{path}: not a regular file; name another, or move it away")
 
 
 def read_file(path: str | Path) -> bytes:

@@ -471,12 +471,16 @@ def train(ranks: int, free: float) -> int:
 
 
 def main() -> int:
-    parser = producer.Parser(__doc__)
+    own = producer.command_of("data/quickstart.py")
+    parser = producer.Parser(__doc__, f"settings go in front: ITERATIONS=100 {own}")
     ranks = "processes (default: 1)"
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help=ranks)
     prepare_only = "build the data and stop before training"
     parser.add_argument("--prepare-only", action="store_true", help=prepare_only)
     options = parser.parse_args()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ranks = os.environ.get("WORLD_SIZE", "2")
+        sys.exit(f"error: torchrun is started by this tool: {own} --ranks {ranks}")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     if not options.prepare_only and importlib.util.find_spec("torch") is None:

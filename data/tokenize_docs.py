@@ -9,7 +9,7 @@
 
 Input: .jsonl files with one {"text": ...} per line. Any other file is UTF-8 text and one document,
 but a single text file is cut into documents after its blank lines, or by size if it has none.
-Files named .json, .csv, .tsv, .parquet, .gz or .zip are refused.
+Files named .json, .csv, .tsv, .parquet, .bin, .pdf, .docx, .gz or .zip are refused.
 The first --num-val-docs documents are the validation split. Tokenizers are trained on the others
 only, and a later document that repeats a validation document is left out.
 
@@ -137,6 +137,9 @@ OTHER_FORMATS = {
     ".csv": "a table",
     ".tsv": "a table",
     ".parquet": "a table",
+    ".bin": "tokens, no text",
+    ".pdf": "no plain text",
+    ".docx": "no plain text",
     ".gz": "packed",
     ".zip": "packed",
 }
@@ -1132,8 +1135,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add_work_arguments(parser)
     cut = words.index("--") if "--" in words else len(words)
     if "--live" not in words[:cut]:
-        if not all(map(os.path.isfile, words[cut + 1 :])):
-            parser.error(f"a command after -- needs --live: {shlex.join(words[cut + 1 :])}")
+        behind = words[cut + 1 :]
+        if not all(os.path.isfile(word) and not word.endswith(".py") for word in behind):
+            parser.error(f"a command after -- needs --live: --live -- {shlex.join(behind)}")
         cut = len(words)  # as usual, what follows -- are files
     elif cut == len(words) and (command := command_without_dashes(words)):
         parser.exit(2, f"error: put -- before the command: --live -- {shlex.join(command)}\n")
@@ -1163,7 +1167,7 @@ def command_without_dashes(words: list[str]) -> list[str]:
 def add_set_arguments(parser: argparse.ArgumentParser) -> None:
     """What the data set is made from and where it goes."""
     add, here = parser.add_argument, Path(__file__).resolve().parent
-    add("files", nargs="+", metavar="FILE", help=".jsonl files, or text files")
+    add("files", nargs="*", metavar="FILE", help=".jsonl files, or text files")
     add("--out", type=Path, default=here, help="where to write (default: %(default)s)")
     add("--name", default="docs", help="the beginning of all names (default: docs)")
     size = "train a tokenizer of each size (default: 1024)"
@@ -1191,6 +1195,8 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
 
 def fault_of_options(options: argparse.Namespace) -> str:
     """What is wrong with the options, in words; empty if nothing."""
+    if not options.files:
+        return "no FILE is named; name it in front of --model and --vocab-size, which take several"
     for fault in filter(None, map(fault_of_file, options.files)):
         return fault
     if not re.fullmatch(r"\w[\w.-]*", options.name):
@@ -1216,6 +1222,8 @@ def fault_of_file(path: str) -> str:
 
 
 def fault_of_command(words: list[str]) -> str:
+    if words and "=" in words[0]:
+        return f"{words[0]}: settings go in front of this tool, not behind --"
     if words and not shutil.which(words[0]):
         return f"{words[0]}: no such command; write -- python3 train_gpt.py"
     for word in words:
@@ -1267,7 +1275,8 @@ def export_all(options: argparse.Namespace, command: Command) -> int:
     except StoppedEarlyError:
         pass  # which it has told
     except (DataError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        elsewhere = "; name another folder with --out" if isinstance(error, OSError) else ""
+        print(f"error: {one_line(error)}{elsewhere}", file=sys.stderr, flush=True)
         command.wait()  # it reads in .producing that no more will come
         return 1
     return command.wait()

@@ -21,7 +21,6 @@ Exit code: 0 done, 1 a run failed or is no part of an ablation, 2 wrong usage or
 import argparse
 import difflib
 import hashlib
-import importlib.util
 import itertools
 import json
 import math
@@ -119,7 +118,9 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
             raise ToolError(f"--vary {text}: every run has its own {name}{instead}")
         found.setdefault(name, []).extend(value.strip() for value in values.split(","))
         if "" in found[name] or len(set(found[name])) < len(found[name]):
-            raise ToolError(f"--vary {text}: values must differ, none may be empty")
+            words = "values must differ, none may be empty"
+            other = "for such values give a script for each: records/recipe.py apply, and --script"
+            raise ToolError(f"--vary {text}: {words}, and commas part them; {other}")
     return found
 
 
@@ -130,22 +131,9 @@ def parse_scripts(text: str | None, trainer: Trainer) -> dict[str, Trainer]:
     if len(set(names)) < len(names):
         raise ToolError(f"--script {text}: scripts must differ")
     for name in names:
-        stem = Path(name).stem
-        if Path(name).suffix != ".py":
-            raise ToolError(f"--script {name}: a script of Python is expected, such as ema.py")
-        if hides_module(stem):
-            words = f"{stem} is the name of a module that a trainer may import"
-            raise ToolError(f"--script {name}: {words}: rename the file")
+        if fault := cli.fault_of_script_name(name):
+            raise ToolError(f"--script {name}: {fault}")
     return {name: trainer.with_script(Path(name)) for name in names}
-
-
-def hides_module(name: str) -> bool:
-    """Is there a module of this name, other than one of these tools?"""
-    if name in sys.stdlib_module_names:
-        return True
-    found = importlib.util.find_spec(name)
-    here = Path(__file__).resolve().parent
-    return found is not None and (not found.origin or Path(found.origin).resolve().parent != here)
 
 
 def parse_seeds(text: str, environ: Mapping[str, str]) -> list[int]:

@@ -1,6 +1,9 @@
 """What the command-line tools share.
 
 Parser                 wrong usage is one line, exit code 2
+number(kind, lowest)   the type of an option that is a number
+fault_of_script_name   what a script must not be called, in words
+alone(options, needs)  an option that does nothing without another one, in words
 run(main)              a tool's main: a missing package or a refusal is one line, exit code 1
 missing(package)       what to do about a package that is not installed
 python_of_runs()       a Python that has what a run needs
@@ -9,9 +12,10 @@ cell, table, ranges    tables as text
 
 import argparse
 import importlib.util
+import math
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +28,47 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}: --help lists the options\n")
+
+
+def number(kind: type, lowest: float = -math.inf) -> Callable[[str], Any]:
+    """The type of an option that is a number of this kind, from `lowest` on."""
+    least = "" if lowest == -math.inf else f" from {lowest:g} on"
+    wanted = f"a whole number{least}" if kind is int else f"a number{least}, such as 0.5"
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not lowest <= value < 2**63:
+            raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
+        return value
+
+    return parse
+
+
+def alone(options: argparse.Namespace, needs: Mapping[str, Sequence[str]]) -> str:
+    """Which option is given without the one that it needs ({needed: options}); none: empty."""
+    for needed, names in needs.items():
+        for name in names:
+            if getattr(options, name) not in (None, []) and not getattr(options, needed):
+                return f"--{name} does nothing without --{needed}: give both, or neither"
+    return ""
+
+
+def fault_of_script_name(name: str) -> str:
+    """Why a script cannot be run under this name, in words; nothing: empty. Python looks for
+    modules in the script's folder first, so its name must not be that of one that it imports."""
+    path = Path(name)
+    if path.suffix != ".py":
+        return "a script of Python is expected, such as ema.py"
+    found = None if path.stem in sys.stdlib_module_names else importlib.util.find_spec(path.stem)
+    own = found and found.origin and Path(found.origin).resolve().parent.parent == ROOT
+    if path.stem in sys.stdlib_module_names or found and not own:
+        return (
+            f"{path.stem} is the name of a module that a trainer may import: give it another name"
+        )
+    return ""
 
 
 def run(main: Callable[[], int]) -> int:

@@ -18,6 +18,7 @@ Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """
 
 import argparse
+import difflib
 import json
 import math
 import os
@@ -58,7 +59,9 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
         f"no run was read from {path}" for path in (*options.a, *options.b) if not known[path].runs
     ]
     groups = [merged(part).runs for part in parts[:2]]
-    question = Question(options.margin, options.alpha, options.allow, options.score)
+    alpha = ALPHA if options.alpha is None else options.alpha
+    score = options.score or "submitted"
+    question = Question(options.margin, alpha, options.allow, score)
     return everything, compare_groups(*groups, question, unread), groups
 
 
@@ -169,13 +172,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--a", nargs="+", metavar="LOG", help="the runs that are held to be better, several seeds")
     add("--b", nargs="+", metavar="LOG", help="the runs they are compared with")
     words = "by how much A must be better, in the unit compared (default: 0.005 nats)"
-    add("--margin", type=float, help=words)
+    add("--margin", type=cli.number(float, 0), help=words)
     words = "the p below which that counts as shown (default: 0.01)"
-    add("--alpha", type=float, default=ALPHA, help=words)
+    add("--alpha", type=cli.number(float, 0), help=words)
     words = "a condition in which seeds of one configuration may differ; may be repeated"
     add("--allow", action="append", default=[], metavar="NAME", help=words)
     words = "compare each run's submitted result (default) or its last validation"
-    add("--score", choices=("submitted", "validation"), default="submitted", help=words)
+    add("--score", choices=("submitted", "validation"), help=words)
     form = parser.add_mutually_exclusive_group().add_argument
     form("--json", action="store_true", help="print everything as JSON instead of tables")
     form("--csv", action="store_true", help="print one line per run, with all its settings")
@@ -183,9 +186,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = "its panels, such as wait,results (default: curves,results, and wait where it differs)"
     add("--panels", type=panels, metavar="NAMES", help=words)
     words = "what its curves are drawn against (default: steps)"
-    add("--x", choices=("steps", "seconds"), default="steps", help=words)
+    add("--x", choices=("steps", "seconds"), help=words)
     add("--title", help="of the picture")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if fault := fault_of_options(options):
         parser.exit(2, f"error: {fault}\n")
     return options
@@ -204,25 +207,42 @@ def fault_of_options(options: argparse.Namespace) -> str:
         return "--a and --b belong together: name the logs of both groups"
     if not (options.logs or options.a):
         return "name a log, such as: python3 logs/compare.py logs/*.txt"
-    if not 0 < options.alpha < 1:
+    for log in (*options.logs, *(options.a or []), *(options.b or [])):
+        if "," in log and not os.path.exists(log):
+            return f"{log}: no such log: write spaces between logs, no commas"
+        if (options.json or options.csv) and log.endswith((".json", ".csv")):
+            return f"{log}: --json and --csv take no file: write > {log} after the command"
+    if options.alpha is not None and not 0 < options.alpha < 1:
         return f"--alpha {options.alpha:g}: a probability between 0 and 1, such as 0.01"
-    if options.margin is not None and not 0 <= options.margin < math.inf:
-        return f"--margin {options.margin:g}: a number from 0, such as 0.005"
     if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
         return f"--plot {options.plot}: name a file that ends in .png or .svg"
+    return cli.alone(options, {"plot": ("panels", "x", "title"), "a": ("margin", "alpha", "score")})
+
+
+def fault_of_allowed(options: argparse.Namespace, runs: Sequence[Run]) -> str:
+    """A name of --allow that is no condition of any run, in words; none: empty."""
+    known = {name.lower() for run in runs for name in conditions(run)}
+    for name in options.allow:
+        if runs and name.lower() not in known:
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "the tables name them"
+            return f"--allow {name}: no run has this condition: {remedy}"
     return ""
 
 
 def draw(arms: Sequence[Sequence[Run]], options: argparse.Namespace) -> str:
     import picture  # numpy, only where a picture is asked for
 
-    wish = picture.Wish(options.plot, options.x, options.title or "", options.panels)
+    wish = picture.Wish(options.plot, options.x or "steps", options.title or "", options.panels)
     return picture.attempt(arms, wish)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logs, comparison, arms = gather(options)
+    if fault := fault_of_allowed(options, logs.runs):
+        print(f"error: {fault}", file=sys.stderr)
+        return 2
     if options.json:
         print(as_json(logs, comparison, options))
     elif options.csv:

@@ -38,6 +38,9 @@ class Trainer:
         words = [*_launcher(command[0]), *command[1:]]
         program = shutil.which(words[0], path=environ.get("PATH"))
         if program is None:
+            if "=" in command[0]:
+                words = "settings go in front of the tool, not behind --"
+                raise ToolError(f"{command[0]}: {words}: {command[0]} python3 ...")
             raise ToolError(f"{command[0]}: no such program: write -- python3 train_gpt.py")
         self.argv = [os.path.join(folder, program), *(self._absolute(word) for word in words[1:])]
         scripts = [word for word in self.argv[1:] if word.endswith(".py")]
@@ -100,6 +103,8 @@ class Trainer:
         done = subprocess.run(command, cwd=self.folder, env=environ, **streams)
         if done.returncode:
             said = done.stderr.strip() or f"{name}: exit code {done.returncode}"
+            if "arguments: --print-config" in said:  # data/quickstart.py
+                return None
             if lacks := re.search(r"(?:No module named '|: )(\w+)('| is missing)", said):
                 said = missing(lacks[1], python=self.python)
             if "Traceback (most recent call last)" in said:
@@ -133,7 +138,10 @@ def _launcher(word: str) -> list[str]:
 
 
 def fresh_folder(path: Path, trainer: Trainer) -> Path:
-    """An empty working folder, in which the defaults ./data/... are found, too."""
+    """An empty working folder, in which the defaults ./data/... are found, too. Only a folder of
+    an earlier run is emptied."""
+    if path.is_dir() and any(path.iterdir()) and not (path / "output.txt").exists():
+        raise ToolError(f"{path}: holds other files than those of a run: name another --out")
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     if (trainer.folder / "data").is_dir():
@@ -212,7 +220,9 @@ def parse_with_command(
     ours, command = split_command(arguments)
     options, rest = parser.parse_known_args(ours)
     words = [word for word in rest if not word.startswith("-")]
-    if rest and (command or not words):
+    if command and words:
+        parser.error(f"{words[0]}: write values with commas and no spaces between: v1,v2")
+    if rest and not words:
         parser.error(f"unrecognized arguments: {shlex.join(rest)}")
     if words:
         given = shlex.join(rest[rest.index(words[0]) :])
@@ -245,3 +255,7 @@ def run_tool(work: Callable[[], int]) -> int:
 def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+if __name__ == "__main__":
+    sys.exit("error: launch.py is a part of other tools: run logs/ablate.py or logs/preflight.py")

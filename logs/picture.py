@@ -10,6 +10,7 @@ reader must know before comparing (a part of the split, other data, runs left ou
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -406,3 +407,7 @@ def draw_legend(figure: Any, axis: Any, inches: float, note: str) -> None:
 
 def save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit("error: picture.py is a part of another tool: logs/compare.py LOG... --plot FILE.svg")

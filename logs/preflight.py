@@ -152,6 +152,9 @@ def short_settings(settings: Settings) -> dict[str, str]:
 
 def short_runs(checks: Checks, trainer: Trainer, settings: Settings, out: Path) -> dict[str, Run]:
     """The runs with overlap `on` and `off` that finished; how others ended is said."""
+    if trainer.environ.get("RESUME"):
+        words = "is not tried here: the run itself says whether the checkpoint fits"
+        checks.note("resume", f"RESUME={trainer.environ['RESUME']} {words}")
     for name in ("CHECKPOINT_EVERY", "RESUME", "TRACE_STEPS", "TRAINING_TIMING_BREAKDOWN"):
         trainer.environ.pop(name, None)  # of the real run, not of this trial
     found: dict[str, Run] = {}

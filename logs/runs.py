@@ -310,13 +310,15 @@ def add_part(run: Run, part: dict[str, dict[str, Any]]) -> None:
 def expanded(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Iterator[str]:
     for given in paths:
         path = Path(given)
-        if not path.is_dir():
+        if not path.exists() and os.path.isdir(os.fspath(given).rpartition("#")[0]):
+            problems.append(f"{path}: a folder has no runs of its own: name a log in it")
+        elif not path.is_dir():
             yield os.fspath(given)
-            continue
-        found = logs_in(path) or ablation_logs(path)
-        if not found:
-            problems.append(f"{path}: a folder without .txt or .log files: name the logs")
-        yield from map(os.fspath, found)
+        else:
+            found = logs_in(path) or ablation_logs(path)
+            if not found:
+                problems.append(f"{path}: a folder without .txt or .log files: name the logs")
+            yield from map(os.fspath, found)
 
 
 def logs_in(folder: Path) -> list[Path]:

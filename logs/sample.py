@@ -19,6 +19,7 @@ where the model ends the document. A model sees the last TRAIN_SEQ_LEN tokens.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -27,7 +28,9 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from cli import Parser, number
 
 ROOT = Path(__file__).resolve().parent.parent
 try:
@@ -146,11 +149,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     read_file(path)
     try:
         state = torch.load(path, "cpu", weights_only=True)
+        if "settings" not in state:  # final_model.pt
+            raise ValueError("weights alone: --file final_model.int8.ptz has them, too")
         state["settings"].items()
         weights = state["model"] if "model" in state else state["held"]["model"]
         return {"settings": state["settings"], "weights": weights}
     except Exception as error:  # whatever a bad file raises
-        reason = f"{type(error).__name__}: {one_line(error)[:200]}"
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        reason = kind + one_line(error)[:200]
         raise SampleError(f"{path}: not a checkpoint ({reason}): name another file") from error
 
 
@@ -196,6 +202,7 @@ class Tokenizer:
 
     def __init__(self, path: Path) -> None:
         data = read_file(path)
+        self.sha256 = hashlib.sha256(data).hexdigest()
         self.model, self.offset, self.bos = None, 0, BYTE_BOS
         try:
             if path.suffix == ".json":
@@ -204,6 +211,7 @@ class Tokenizer:
             else:
                 self.model = sentencepiece.SentencePieceProcessor(model_proto=data)
                 self.bos = self.model.bos_id()
+            self.size = self.model.get_piece_size() if self.model else self.offset + 256
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise SampleError(f"{path}: not a tokenizer: name one with --tokenizer") from error
 
@@ -220,11 +228,24 @@ class Tokenizer:
         return data.decode("utf-8", "replace")
 
 
+def where_it_ran(path: Path) -> Path:
+    """A path of a run's settings: runs are started here, or in the repository's folder."""
+    return path if path.exists() else ROOT / path
+
+
 def tokenizer_of(config: Any, named: Path | None) -> Tokenizer:
-    path = named or Path(config.tokenizer_path)
-    if not named and not path.is_absolute() and not path.exists():
-        path = ROOT / path  # runs are started there
-    return Tokenizer(path)
+    """The run's tokenizer, or the one named. SampleError for one that is not the model's."""
+    path = named or where_it_ran(Path(config.tokenizer_path))
+    tokenizer = Tokenizer(path)
+    recorded = where_it_ran(Path(config.data_path)) / "tokenizer.sha256"
+    fault = ""
+    if tokenizer.size != config.vocab_size:
+        fault = f"it has {tokenizer.size} tokens, the model {config.vocab_size}"
+    elif recorded.is_file() and tokenizer.sha256 not in recorded.read_text(errors="replace"):
+        fault = f"{recorded} names another tokenizer"
+    if fault:
+        raise SampleError(f"{path}: {fault}: name the model's own with --tokenizer")
+    return tokenizer
 
 
 # --- Drawing ---
@@ -262,24 +283,6 @@ def write(
 # --- Command line ---
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {one_line(message)}: --help lists the options\n")
-
-
-def least(kind: type, lowest: float) -> Any:
-    """A number of this kind, from `lowest` on."""
-
-    def parse(text: str) -> Any:
-        value = kind(text)
-        if not lowest <= value < 2**63:
-            raise ValueError
-        return value
-
-    parse.__name__ = f"number from {lowest} on"
-    return parse
-
-
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -289,25 +292,38 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--log", type=Path, help="the run's log (default: found in logs/)")
     add("--script", type=Path, help="the script that trained it (default: that of the log)")
     add("--tokenizer", type=Path, help="its tokenizer (default: that of the run)")
-    add("--length", type=least(int, 1), default=200, metavar="N", help="tokens (default: 200)")
+    add("--length", type=number(int, 1), default=200, metavar="N", help="tokens (default: 200)")
     heat = "0: the most likely token (default: 0.8)"
-    add("--temperature", type=least(float, 0), default=0.8, metavar="T", help=heat)
+    add("--temperature", type=number(float, 0), default=0.8, metavar="T", help=heat)
     top = "draw among the K most likely tokens; 0: among all (default: 50)"
-    add("--top-k", type=least(int, 0), default=50, metavar="K", help=top)
-    add("--seed", type=least(int, 0), default=1337, metavar="N", help="(default: 1337)")
+    add("--top-k", type=number(int, 0), default=50, metavar="K", help=top)
+    add("--seed", type=number(int, 0), default=1337, metavar="N", help="(default: 1337)")
     return parser.parse_args(arguments)
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """SampleError for a --file or a --log that is none; a log may be named by its .jsonl."""
+    path, log = options.file, options.log
+    if path.is_dir():
+        inside = sorted(path.glob("step_*.pt")) or ["an artifact or a checkpoint"]
+        raise SampleError(f"{path}: a folder: name a file with --file, such as {inside[-1]}")
+    if path.suffix in (".txt", ".jsonl"):
+        raise SampleError(f"{path}: a log, no model: name it with --log, and its model with --file")
+    if not path.exists():
+        raise SampleError(f"{path}: no such file: train first, or name one with --file")
+    if log:
+        options.log = log.with_suffix(".txt") if log.suffix == ".jsonl" else log
+        if not (options.log.is_file() or options.log.with_suffix(".jsonl").is_file()):
+            raise SampleError(f"{log}: no such log: name logs/<RUN_ID>.txt")
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
-        if not options.file.exists():
-            raise SampleError(f"{options.file}: no such file: train first, or name one with --file")
+        check_files(options)
         model, config = load_model(options)
         tokenizer = tokenizer_of(config, options.tokenizer)
         tokens = tokenizer.encode(options.prompt)
-        if max(tokens) >= config.vocab_size:
-            raise SampleError("the tokenizer is larger than the model's: name it with --tokenizer")
         tokens = write(model, tokens, config.train_seq_len, tokenizer.bos, options)
     except SampleError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)

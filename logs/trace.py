@@ -276,6 +276,8 @@ def draw_lanes(axes: Any, part: Part, end: float, pixel: float) -> None:
 
 
 def step_range(given: str) -> tuple[int, int]:
+    if not re.fullmatch(r"\d+(:\d+)?", given):
+        raise argparse.ArgumentTypeError(f"{given}: write A:B, such as 2:4")
     first, _, last = given.partition(":")
     return int(first), int(last or first)
 
@@ -287,7 +289,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = "a file that TRACE_STEPS wrote; two of them are drawn one above the other"
     add("files", type=Path, nargs="+", metavar="FILE", help=words)
     add("--steps", type=step_range, metavar="A:B", help="only these steps, in each file")
-    add("--width", type=int, default=0, metavar="COLUMNS", help="of the bars")
+    add("--width", type=cli.number(int, 10), default=0, metavar="COLUMNS", help="of the bars")
     add("--picture", type=Path, metavar="FILE", help="draw it: .svg or .png")
     words = "above each picture (default: the steps); may be repeated, once for each file"
     add("--title", action="append", default=[], help=words)
@@ -296,6 +298,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.exit(2, f"error: --picture {options.picture}: must end in .svg or .png\n")
     if len(options.title) > len(options.files):
         parser.error(f"--title {options.title[-1]}: there is one file less than titles")
+    if fault := cli.alone(options, {"picture": ("title",)}):
+        parser.error(fault)
     return options
 
 

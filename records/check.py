@@ -217,9 +217,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def track_argument(text: str) -> str:
-    track = track_named(text)
+    track = track_named(Path(text).name)  # also of the track's folder
     if track is None:
-        raise argparse.ArgumentTypeError(f"{text}: no such track: {' or '.join(TRACKS)}")
+        raise argparse.ArgumentTypeError(f"{text}: no such track: write {' or '.join(TRACKS)}")
     return track
 
 

@@ -42,7 +42,7 @@ from check import (
     track_argument,
 )
 from facts import LoggedRun, first_difference, read_bytes, reason
-from findings import OPEN, RECORD, REFUSED
+from findings import OPEN, RECORD, REFUSED, TRACKS
 from packed import packed_form, promised_sha256
 from reader import (
     CAP_BYTES,
@@ -466,13 +466,16 @@ def write_form(options: argparse.Namespace) -> str:
     try:
         text = read_bytes(given)
         result = pack(text) if options.pack else readable(text)
-        if target.exists() and promised_sha256(read_bytes(target)) is None:
-            raise ValueError(f"{target} exists and is no packed script: name another --output FILE")
-        target.write_bytes(result)
-    except FileNotFoundError as error:
-        raise RefusedError(f"{given}: no such file: name the script to be packed") from error
     except (OSError, ValueError) as error:
-        raise RefusedError(f"{given}: {reason(error)}") from error
+        remedy = "" if given.is_file() else ": name a script of Python"
+        raise RefusedError(f"{given}: {reason(error)}{remedy}") from error
+    try:
+        if target.exists() and promised_sha256(read_bytes(target)) is None:
+            raise ValueError("it exists and is no packed script")
+        target.write_bytes(result)
+    except (OSError, ValueError) as error:
+        words = f"{target}: {reason(error)}: name another --output FILE"
+        raise RefusedError(words) from error
     run = f": run it as you would {given}, its log names this size" if options.pack else ""
     return f"{target}: {len(text):,} bytes have become {len(result):,}{run}"
 
@@ -515,6 +518,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.day = datetime.date.today() if options.date is None else parsed_date(options.date)
     if options.day is None or options.date not in (None, str(options.day)):
         parser.error(f"--date {options.date}: YYYY-MM-DD is expected")
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,39}", options.github_id.strip()):
+        parser.error(f"--github-id {options.github_id}: write the login alone, such as ada")
+    if options.records.resolve().name in TRACKS:
+        parser.error(f"--records {options.records}: a track's folder: name the one that holds it")
     if not slug(options.name):
         parser.error(f"--name {options.name}: letters or digits are needed for the folder's name")
     return options

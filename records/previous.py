@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from facts import Facts, facts_of
+from facts import Facts, facts_of, list_folder
 from findings import Finding
 from reader import ALPHA, NATS, Question, Result, Sample, compare_samples
+from rules import not_a_record
 from submission import is_number
 
 SCORE = re.compile(r"(\d{0,4}\.?\d{1,12})\s*(nats|bpb)?")
@@ -40,6 +41,9 @@ def read_previous(given: str) -> Previous:
 
 
 def previous_record(folder: str) -> Previous:
+    names = list(list_folder(Path(folder)).sizes)
+    if finding := not_a_record(Path(folder), folder, names):
+        raise ValueError(f"--previous {folder}: {finding.message}")
     facts = facts_of(folder, Path(os.path.abspath(folder)), folder, None)
     results = [logged.result for logged in facts.submitted]
     stated = facts.submission.values.get("val_bpb")

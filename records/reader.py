@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "logs"))
 
-from cli import Parser, missing  # noqa: E402
+from cli import Parser, fault_of_script_name, missing  # noqa: E402
 from configuration import conditions, differences, times, written  # noqa: E402
 from lines import SUBMITTED, Result, Validation  # noqa: E402
 from results import (  # noqa: E402
@@ -47,6 +47,7 @@ __all__ = [
     "conditions",
     "differences",
     "evaluations",
+    "fault_of_script_name",
     "half_unit",
     "headline",
     "missing",

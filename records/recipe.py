@@ -31,6 +31,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import NoReturn
 
+from reader import fault_of_script_name
+
 ROOT = Path(__file__).resolve().parent.parent
 TRAINER = ROOT / "train_gpt.py"
 FOLDER = ROOT / "records" / "recipes"
@@ -108,8 +110,10 @@ def names() -> list[str]:
 def load(name: str) -> Recipe:
     path = FOLDER / f"{name}.diff"
     if not path.is_file():
-        known = ", ".join(names())
-        raise RecipeError(f"{name}: no such recipe in {FOLDER}: there are {known}")
+        known, meant = names(), re.findall(r"\w+", name.lower())
+        meant = " ".join(word for word in meant if word in known)
+        remedy = f"write {meant}" if meant else f"there are {', '.join(known)}"
+        raise RecipeError(f"{name}: no such recipe in {FOLDER}: {remedy}")
     text = path.read_text(encoding="utf-8")
     header, found, diff = text.partition("\n--- ")
     if not found:
@@ -305,14 +309,35 @@ def list_recipes(options: argparse.Namespace) -> None:
             print(f"{'':28} {setting}={default}, on: {setting}={on}")
 
 
+def check_target(target: Path) -> None:
+    """RecipeError for a name that a script must not have, and for a file that is there."""
+    if fault := fault_of_script_name(target.name):
+        raise RecipeError(f"--to {target}: {fault}")
+    if target.exists():
+        edit = f"; an edit of your own can be made a recipe: recipe.py new NAME --from {target}"
+        edit = "" if target.resolve() == TRAINER else edit
+        raise RecipeError(f"{target} exists, and stays as it is: name another file{edit}")
+    if not target.parent.is_dir():
+        raise RecipeError(f"--to {target}: no such folder: run mkdir -p {target.parent}")
+
+
+def check_settings_named(assigned: Iterable[str], chosen: Sequence[str]) -> None:
+    """RecipeError for a setting of a recipe that is not named."""
+    for other in set(names()) - set(chosen):
+        for setting in load(other).settings.keys() & set(assigned):
+            raise RecipeError(f"--set {setting}: it is of the recipe {other}: name that one, too")
+
+
 def apply_recipes(options: argparse.Namespace) -> None:
     target = Path(options.to)
+    if not options.names:
+        raise RecipeError("no recipe is named: write the names in front: apply ema --to x.py")
     if len(set(options.names)) < len(options.names):
         raise RecipeError("a recipe is named twice: name it once")
-    if target.exists():
-        raise RecipeError(f"{target} exists: remove it, or name another file")
+    check_target(target)
     recipes = [load(name) for name in options.names]
     assigned = assignments(options.set or [])
+    check_settings_named(assigned, options.names)
     text = with_defaults(combined(root_text(), recipes), assigned)
     target.write_text(f"{MADE_BY}{', '.join(options.names)}\n{text}", encoding="utf-8")
     added = sum(recipe.count("+") for recipe in recipes)
@@ -325,18 +350,30 @@ def apply_recipes(options: argparse.Namespace) -> None:
             print(f"  {recipe.name} is off until it is set: {words}")
 
 
+def read_script(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no text"
+        raise RecipeError(f"--from {path}: {reason}: name a version of train_gpt.py") from error
+
+
 def new_recipe(options: argparse.Namespace) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", options.name):
         raise RecipeError(f"{options.name}: a name has small letters, digits and _: wider_mlp")
     path = FOLDER / f"{options.name}.diff"
     if path.exists():
         raise RecipeError(f"{path} exists: name another, or remove it")
-    text = Path(options.source).read_text(encoding="utf-8")
+    text = read_script(options.source)
     if text.startswith(MADE_BY):
         text = text.split("\n", 1)[1]
-    diff = difference(root_text(), text)
+    root = root_text()
+    diff = difference(root, text)
     if not diff:
         raise RecipeError(f"{options.source} is train_gpt.py: there is nothing to make a recipe of")
+    if 2 * Recipe(options.name, "", diff).count("-") > root.count("\n"):
+        packed = "; package.py --unpack makes a packed script readable"
+        raise RecipeError(f"{options.source}: no edited copy of train_gpt.py: name one{packed}")
     added = re.findall(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", diff, re.MULTILINE)
     words = {"False": "0", "True": "1"}
     settings = [
@@ -379,8 +416,10 @@ def check_recipes(options: argparse.Namespace) -> None:
 
 
 def update_recipes(options: argparse.Namespace) -> None:
-    old = Path(options.source).read_text(encoding="utf-8")
-    new = root_text()
+    old, new = read_script(options.source), root_text()
+    if "class GPT" not in old:
+        words = "git show HEAD~1:train_gpt.py > old.py writes the last one"
+        raise RecipeError(f"--from {options.source}: no earlier train_gpt.py: {words}")
     written = {}
     faults = []
     for name in names():
@@ -431,7 +470,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     one = commands.add_parser("list", help="name, lines, sentence and settings of each recipe")
     one.set_defaults(run=list_recipes)
     one = commands.add_parser("apply", help="train_gpt.py with some recipes, as another file")
-    one.add_argument("names", nargs="+", metavar="NAME")
+    one.add_argument("names", nargs="*", metavar="NAME")
     one.add_argument("--to", required=True, metavar="FILE", help="the file that is written")
     one.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help="defaults")
     one.set_defaults(run=apply_recipes)
@@ -457,8 +496,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RecipeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        words = f"{error.filename}: {error.strerror}: name another file"
+        print(f"error: {words}", file=sys.stderr)
         return 1
     return 0
 

@@ -324,7 +324,9 @@ def pack(source: bytes) -> bytes:
         source.decode("utf-8")
         compile(source, "train_gpt.py", "exec", dont_inherit=True)
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} is not UTF-8: save it as UTF-8") from error
+        raise ValueError(
+            f"byte {error.start} is not UTF-8: name a script, saved as UTF-8"
+        ) from error
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"it does not compile: {fault(error)}: mend that first") from error
     if promised_sha256(source) or look(source).packed:

@@ -195,7 +195,8 @@ def test_run_ids_are_names_of_files_and_differ() -> None:
         (("--vary", "KNOB"), "write NAME=value,value"),
         (("--vary", "KNOB=1"), "nothing varies"),
         (("--vary", "KNOB=1,1"), "must differ"),
-        (("--vary", "KNOB=1,"), "none may be empty"),
+        (("--vary", "KNOB=1,"), "none may be empty, and commas part them; for such values"),
+        (("--vary", "KNOB=1,", "2"), "2: write values with commas and no spaces between"),
         (("--vary", "SEED=1,2"), "use --seeds"),
         (("--vary", "RUN_ID=a,b"), "every run has its own RUN_ID"),
         (("--vary", "ITERATIONS=5,6", "--steps", "5"), "--steps sets it"),
@@ -226,6 +227,7 @@ def test_a_command_that_is_missing_is_told(place: Place) -> None:
     for command, words in (
         (["--", "no-such-program", "fake.py"], "no-such-program: no such program"),
         ([], "after --"),
+        (["--", "A=1", "python3"], "A=1: settings go in front of the tool, not behind --: A=1 py"),
         (["python3", "fake.py"], "error: put -- before the command: -- python3 fake.py\n"),
     ):
         code, _, err = place.call(ablate.main, *TWO, *command)
@@ -416,7 +418,8 @@ def test_overlap_that_changes_the_data_is_no_ablation(place: Place) -> None:
 
 
 def test_preflight_passes_and_says_what_matters(place: Place) -> None:
-    code, out, err = place(tool=preflight, MAX_WALLCLOCK_SECONDS="100", CHECKPOINT_EVERY="5")
+    more = {"CHECKPOINT_EVERY": "5", "RESUME": "auto"}
+    code, out, err = place(tool=preflight, MAX_WALLCLOCK_SECONDS="100", **more)
     assert (code, err) == (0, "") and out.splitlines()[-1].startswith("READY: ")
     names = ("ITERATIONS", "MAX_WALLCLOCK_SECONDS", "VAL_TOKENS", "CHECKPOINT_EVERY")
     names += ("TRAIN_PREFETCH", "VAL_COPY_STREAM")
@@ -426,6 +429,7 @@ def test_preflight_passes_and_says_what_matters(place: Place) -> None:
     ]
     for words in (
         "2 train shards, 5,000 tokens",
+        "note  resume    RESUME=auto is not tried here",
         "data_crc 00000539 at step 20",
         "12 losses agree to the last digit",
         "note  time      50.00 ms per step with overlap on, 50.00 off: 10 steps each cannot tell",
@@ -435,6 +439,11 @@ def test_preflight_passes_and_says_what_matters(place: Place) -> None:
     ):
         assert words in out
     assert not list(place.folder.glob("logs/preflight/*/final_model*"))
+    (place.folder / "on").mkdir()
+    (place.folder / "on" / "mine.txt").touch()
+    code, out, err = place("--out", ".", tool=preflight)
+    assert code == 2 and "on: holds other files than those of a run: name another --out" in err
+    assert (place.folder / "on" / "mine.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -569,9 +569,11 @@ def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -
 
 
 def test_wrong_usage_is_one_line_and_code_2(place: Path, call: Call) -> None:
+    make_record(place)
     wrong = {
         ("--previous", "nothing"): "neither a folder nor a score, such as 1.1228",
         ("--previous", "0"): "a score above 0, such as 1.1228",
+        ("--previous", place.parent): f"a folder of records: name those, as {place}",
         ("--track", "track_5min"): "track_10min_16mb or track_non_record_16mb",
     }
     for arguments, words in wrong.items():

@@ -157,6 +157,8 @@ def test_groups_that_are_no_samples_are_refused(tmp_path: Path, call: Call) -> N
         "A mixes configurations: matrix_lr differ: name the runs of one, or say that it does not"
     )
     assert found == f"{words} matter: --allow matrix_lr"
+    _, _, err = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "matrix_rl")
+    assert err.endswith("matrix_rl: no run has this condition: did you mean matrix_lr?\n")
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
     assert refusals(call, a[:1], b).startswith("A has 1 run: ")
@@ -313,7 +315,10 @@ def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPat
         (["x", "--plto", "y.png"], "unrecognized arguments: --plto y.png: --help lists"),
         (["x", "--plot", "y.gif"], ".png or .svg"),
         (["--a", "x", "--b", "y", "--alpha", "2"], "between 0 and 1"),
-        (["x", "--margin", "nan"], "a number from 0"),
+        (["x", "--margin", "nan"], "nan: write a number from 0 on, such as 0.5"),
+        (["x", "--margin", "0.1"], "--margin does nothing without --a: give both"),
+        (["x", "--json", "y.json"], "write > y.json after the command"),
+        (["--a", "x,y", "--b", "z"], "x,y: no such log: write spaces between logs"),
     ],
 )
 def test_wrong_usage_is_said_and_exits_2(call: Call, arguments: list[str], words: str) -> None:

@@ -235,6 +235,7 @@ def test_the_number_of_shards_and_the_wrong_ones(place: Place) -> None:
     for arguments in (["--train-shards", "6"], ["--variant", "sp4096"]):
         stderr = place.run(*arguments, code=2).stderr
         assert stderr.startswith("error: ") and stderr.count("\n") == 1 and arguments[1] in stderr
+    assert "did you mean sp1024?" in place.run("--variant", "fineweb10B_SP1024", code=2).stderr
     assert place.transferred() == []
     place.holds_exactly([*TOKENIZER, VAL, *TRAIN[:2]])
 

@@ -156,6 +156,8 @@ WRONG = {
     ("--name", "?!"): "letters or digits are needed",
     ("--track", "fast"): "track_10min_16mb or track_non_record_16mb",
     ("--author", " "): "--author is needed",
+    ("--github-id", "https://github.com/ada"): "write the login alone, such as ada",
+    ("--records", "records/track_10min_16mb"): "a track's folder: name the one that holds it",
 }
 
 
@@ -300,6 +302,8 @@ def test_what_is_not_packed(text: bytes, tmp_path: Path, call: Call) -> None:
     done, _, err = call(package.main, "--pack", path)
     assert done == 1 and "name another --output" in err
     assert (tmp_path / "a_packed.py").read_text() == "mine\n", "files of others are kept"
+    done, _, err = call(package.main, "--pack", path, "--output", tmp_path)
+    assert (done, err) == (1, f"error: {tmp_path}: not a file: name another --output FILE\n")
 
 
 def test_the_tools_run_as_commands(tmp_path: Path) -> None:

@@ -495,6 +495,13 @@ def test_prepare_only_says_what_to_set(start: Callable[..., subprocess.Popen]) -
         assert refused.stderr == "error: ITERATIONS=x is not a number\n"
 
 
+def test_wrong_use_is_one_line(start: Callable[..., subprocess.Popen]) -> None:
+    ranks = start("x", TORCHELASTIC_RUN_ID="a", WORLD_SIZE="2").communicate()[1]
+    option = start("x", "--steps", "9").communicate()[1]
+    assert ranks.endswith(" --ranks 2\n") and "; settings go in front: ITERATIONS=100 " in option
+    assert (ranks + option).count("\n") == 2
+
+
 def follow(command: str, folder: Path | str = "/") -> subprocess.CompletedProcess:
     """A command that was printed, pasted into a fresh shell."""
     words = ["/bin/sh", "-c", command.replace("\\udce9", "\udce9")]

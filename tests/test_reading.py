@@ -460,7 +460,7 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()
     (tmp_path / "README.md").write_text(BASELINE)
-    names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty", "a.log", "README.md"]
+    names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty", "empty#2", "README.md"]
     logs = runs.read_logs([tmp_path / name for name in names])
     words = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
     assert words == [
@@ -470,6 +470,7 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
         "pipe: cannot be read: not a file",
         "none.log: cannot be read: No such file or directory",
         "empty: a folder without .txt or .log files: name the logs",
+        "empty#2: a folder has no runs of its own: name a log in it",
         "README.md: no log by its name: name the .txt or .log file of a run",
     ]
     assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)

@@ -761,7 +761,7 @@ def test_set_makes_values_the_defaults(call: Call, tmp_path: Path) -> None:
     assert code == 0 and "lzma is off until it is set: ARTIFACT_CODEC=lzma" in out
     assert "ema is off" not in out
     code, out, err = call(recipe.main, *apply, "EMA_DECAY=0.5")
-    assert code == 1 and "x.py exists: remove it" in err
+    assert code == 1 and "x.py exists, and stays as it is: name another" in err
     text = file.read_text()
     assert "ema_decay: Bound[Fraction] = 0.5  # share;" in text and 'run_id: str = "a-b"  #' in text
     assert "tie_embeddings: Bound[bool] = False  #" in text
@@ -771,7 +771,21 @@ def test_refusals_are_one_line(call: Call, tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "x.py"
     code, out, err = call(recipe.main, "apply", "emma", "--to", file)
     assert code == 1 and "emma: no such recipe" in err and "bigram_hash, " in err
-    assert call(recipe.main, "apply", "ema", "ema", "--to", file)[0] == 1
+    (tmp_path / "foreign.py").write_text("import torch\n")
+    for command, words in {
+        f"apply EMA,int6 --to {file}": "EMA,int6: no such recipe in records: write ema int6",
+        f"apply ema ema --to {file}": "a recipe is named twice",
+        f"apply --to {file} --set A=1 ema": "no recipe is named: write the names in front",
+        f"apply ema --to {file} --set MUON_WD=1": "it is of the recipe muon_weight_decay: name",
+        f"apply lzma --to {tmp_path / 'lzma.py'}": "lzma is the name of a module",
+        f"apply ema --to {tmp_path / 'foreign.py'}": "exists, and stays as it is",
+        f"apply ema --to {tmp_path / 'no' / 'x.py'}": f"run mkdir -p {tmp_path / 'no'}",
+        f"new foreign --from {tmp_path / 'foreign.py'}": "no edited copy of train_gpt.py",
+        f"update --from {tmp_path / 'foreign.py'}": "no earlier train_gpt.py: git show",
+    }.items():
+        code, out, err = call(recipe.main, *command.split())
+        assert (code, out) == (1, "") and words in err.replace(str(recipe.FOLDER), "records")
+        assert err.count("\n") == 1 and not file.exists()
     assert call(recipe.main, "apply", "ema")[0] == 2
     monkeypatch.setenv("PATH", str(tmp_path))
     recipe.patched.cache_clear()

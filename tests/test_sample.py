@@ -1,6 +1,7 @@
 """Text from a trained model: the tokens are those of a plain loop over `logits`, the model is that
 of the script that trained it, and what is wrong is one line."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -35,6 +36,8 @@ Sample = Callable[..., tuple[int, str, str]]
 def byte_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, dict]:
     folder = tmp_path_factory.mktemp("bytes")
     settings = {**RUN, **byte_data(folder / "data"), "CHECKPOINT_EVERY": 2}
+    made_with = hashlib.sha256((folder / "data" / "byte.json").read_bytes()).hexdigest()
+    (folder / "data" / "tokenizer.sha256").write_text(f"{made_with}  byte.json\n")
     run = run_trainer(folder, **settings)
     assert run.code == 0, run.err
     return run, settings
@@ -192,7 +195,12 @@ FAULTS = {
     "no model": (["--script", "empty.py"], "empty.py: has no read_config"),
     "a broken script": (["--script", "broken.py"], "broken.py: cannot be run: ValueError: a b"),
     "no tokenizer": (["--tokenizer", "garbage.pt"], "garbage.pt: not a tokenizer"),
-    "another one": (["--tokenizer", "large.json"], "the tokenizer is larger"),
+    "another one": (["--tokenizer", "large.json"], "456 tokens, the model 260"),
+    "of other shards": (["--tokenizer", "same_size.json"], "sha256 names another tokenizer"),
+    "a folder": (["--file", "checkpoints/r"], "such as checkpoints/r/step_0000000"),
+    "weights alone": (["--file", "final_model.pt"], "alone: --file final_model.int8.ptz has them"),
+    "a log as a model": (["--file", "logs/r.txt"], "logs/r.txt: a log, no model"),
+    "no such log": (["--log", "logs/x.txt"], "logs/x.txt: no such log"),
 }
 
 
@@ -208,6 +216,7 @@ def test_what_is_wrong_is_one_line(
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "broken.py").write_text("raise ValueError('a\\n\\x1bb')")
     (tmp_path / "large.json").write_text('{"kind": "byte", "offset": 200}')
+    (tmp_path / "same_size.json").write_text('{"kind":"byte","offset":4}')
     code, out, error = write(tmp_path, *arguments, "--prompt", "x")
     assert (
         (code, out) == (1, "")

@@ -327,7 +327,8 @@ def test_a_wish_that_cannot_be_met_is_said_in_one_line(cpu_trace: Path, tmp_path
         done = trace_py(cpu_trace, *arguments, prelude=prelude)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert why in done.stderr
-    for arguments in ((cpu_trace, "--picture", tmp_path / "p.pdf"), ()):
+    wrong = "--steps 2-4", "--width -5", "--title x", "--picture p.pdf"
+    for arguments in (*((cpu_trace, *words.split()) for words in wrong), ()):
         done = trace_py(*arguments)
         assert done.returncode == 2 and re.fullmatch(r"error: .*\n", done.stderr)
 
