@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,48 +143,49 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     assert block(out, "A against B")[0].endswith("no measurable difference")
 
 
-def refusals(call: Call, a: list[str], b: list[str]) -> str:
-    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
-    words = block(out, "A against B")[0]
-    assert code == 1 and "Welch" not in out and words.startswith("  refused: ")
-    return words.removeprefix("  refused: ")
+def edited(path: str | Path, change: Callable[[str], str]) -> str:
+    Path(path).write_text(change(Path(path).read_text()))
+    return str(path)
 
 
 def test_groups_that_are_no_samples_are_refused(tmp_path: Path, call: Call) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B)
     mixed = [*a[:2], *arm(tmp_path, "m", [2.0607], matrix_lr=0.02)]
-    found = refusals(call, mixed, b)
-    words = (
-        "A mixes configurations: matrix_lr differ: name the runs of one, or say that it does not"
-    )
-    assert found == f"{words} matter: --allow matrix_lr"
+    copy, gone = str(write_log(tmp_path / "copy.log", nats=A[0])), str(tmp_path / "gone.log")
+    [failed] = arm(tmp_path, "failed", [2.07])
+    edited(failed, lambda log: log.split("step:10000/")[0] + "error: rank 2: no more shards\n")
+    [diverged] = arm(tmp_path, "n", [math.nan])
+    parts = arm(tmp_path, "p", B, partial=" partial_val:1")
+    say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
+    for ours, theirs, words in (
+        (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
+        (a[:1], b, "A has 1 run: a test needs two per group at least, better three"),
+        ([*a, copy], b, "A: copy.log repeats another run's seed and result: one run counts once"),
+        (
+            a,
+            [*b, a[0]],
+            "A and B share a run (equal to the digit): each run belongs to one of them",
+        ),
+        ([*a, failed], b, "A: failed_seed1.log failed: rank 2: no more shards"),
+        (
+            [*a, failed],
+            b,
+            "failed_seed1.log (failed, step 1000) has no result to compare: leave it",
+        ),
+        ([a[0], a[2], gone], b, f"no run was read from {gone}"),
+        (a, [*b, diverged], "n_seed1.log (finished, step 13790) has no result to compare"),
+        (a, parts, "some runs were validated on a part of the split: run them again without"),
+    ):
+        code, out, _ = call(compare.main, "--a", *ours, "--b", *theirs)
+        found = block(out, "A against B")[0]
+        assert code == 1 and "Welch" not in out and found.startswith("  refused: ")
+        assert words in found
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
-    assert refusals(call, a[:1], b).startswith("A has 1 run: ")
-    copy = write_log(tmp_path / "copy.log", nats=A[0])
-    found = refusals(call, [*a, str(copy)], b)
-    assert found == "A: copy.log repeats another run's seed and result: one run counts once"
-    found = refusals(call, a, [*b, a[0]])
-    assert "A and B share a run (equal to the digit): each run belongs to one of them" in found
-    whole = Path(a[1]).read_text()
-    Path(a[1]).write_text(whole.split("step:10000/")[0] + "error: rank 2: no more shards\n")
-    assert refusals(call, a, b) == (
-        "A: a_seed2.log failed: rank 2: no more shards; "
-        "a_seed2.log (failed, step 1000) has no result to compare: leave it out, or let it end"
-    )
-    gone = tmp_path / "gone.log"
-    assert refusals(call, [a[0], a[2], str(gone)], b) == f"no run was read from {gone}"
-    diverged = arm(tmp_path, "n", [2.08, math.nan, 2.09])
-    found = refusals(call, a[::2], diverged)
-    assert "n_seed2.log (finished, step 13790) has no result to compare" in found
-    part = arm(tmp_path, "p", B, partial=" partial_val:1")
-    found = refusals(call, a[::2], part)
-    assert found.startswith("some runs were validated on a part of the split: run them again")
 
 
 def add_line(path: str | Path, line: str) -> None:
-    with open(path, "a") as log:
-        log.write(f"{line}\n")
+    edited(path, lambda log: f"{log}{line}\n")
 
 
 def test_submitted_results_are_compared_whatever_evaluations_there_are(
@@ -204,7 +206,7 @@ def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -
     """Also where no log tells its tokens: the bytes a token follow from the results."""
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
     for path in (*a, *b):
-        Path(path).write_text(Path(path).read_text().replace(f" tokens:{TOKENS}", ""))
+        edited(path, lambda log: log.replace(f" tokens:{TOKENS}", ""))
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "note: tokenizers differ: compared in bits per byte" in out
     assert "A is better than B by more than 0.0018 bits per byte" in out
@@ -233,8 +235,7 @@ def test_logs_of_modded_nanogpt_are_finished_runs(tmp_path: Path, call: Call) ->
     command = ("--a", tmp_path / "a", "--b", tmp_path / "b")
     code, out, _ = call(compare.main, *command)
     assert code == 0 and "A is 0.00933 nats lower" in out and "52.69" in block(out, "Time")[1]
-    log = tmp_path / "a" / "3.2776.txt"
-    log.write_text(log.read_text().replace("1670/1670", "1600/1670"))
+    edited(tmp_path / "a" / "3.2776.txt", lambda log: log.replace("1670/1670", "1600/1670"))
     code, out, _ = call(compare.main, *command)
     assert code == 1 and "3.2776.txt (unfinished, step 1600) has no result to compare" in out
     assert call(compare.main, *command, "--score", "validation")[0] == 0
@@ -247,7 +248,7 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     for path, wait in zip(a + b, waits, strict=True):
         on = wait < 9
         io = f"train_io:prefetch:{on} copy_stream:False(no_cuda) prefetch_queue:{2 * on}\nseed:"
-        Path(path).write_text(Path(path).read_text().replace("seed:", io, 1))
+        edited(path, lambda log, io=io: log.replace("seed:", io, 1))
         add_line(path, f"input_wait total:{13_790 * wait}ms share:0.1% max:9ms epochs:0.5")
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "A and B differ in train_prefetch: which is better" in out
@@ -289,7 +290,7 @@ def test_the_command_that_decides_works_where_it_is_pasted(tmp_path: Path, call:
         vary = ["--vary", "TRAIN_PREFETCH=1,0"]
         assert words[:-1] == [*vary, *length, "--seeds", "3", "--"]
         for log in logs:
-            log.write_text(log.read_text().replace("stopping_early", "ended"))
+            edited(log, lambda text: text.replace("stopping_early", "ended"))
     short = ["--steps", "1", "--seeds", "1", "--out", str(tmp_path / "out"), "--", words[-1]]
     variables = clean_environment(**SMALL_MODEL | byte_data(tmp_path / "data"))
     command = [python, tool, *vary, *short]
@@ -306,53 +307,40 @@ def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        ([], "name a log"),
-        (["--a", "x"], "belong together"),
-        (["x", "--plto", "y.png"], "unrecognized arguments: --plto y.png: --help lists"),
-        (["x", "--plot", "y.gif"], ".png or .svg"),
-        (["--a", "x", "--b", "y", "--alpha", "2"], "between 0 and 1"),
-        (["x", "--margin", "nan"], "a number from 0"),
+        ([], 2, "name a log"),
+        (["--a", "x"], 2, "belong together"),
+        (["x", "--plto", "y.png"], 2, "unrecognized arguments: --plto y.png: --help lists"),
+        (["x", "--plot", "y.gif"], 2, ".png or .svg"),
+        (["--a", "x", "--b", "y", "--alpha", "2"], 2, "between 0 and 1"),
+        (["x", "--margin", "nan"], 2, "a number from 0"),
+        (["none.log"], 1, "no run was read (none.log: cannot be read: No such file or directory)"),
     ],
 )
-def test_wrong_usage_is_said_and_exits_2(call: Call, arguments: list[str], words: str) -> None:
-    code, out, err = call(compare.main, *arguments)
-    assert code == 2 and out == "" and words in err and err.startswith("error: ")
-    assert err.count("\n") == 1
+def test_what_cannot_be_done_is_one_line(
+    call: Call, arguments: list[str], code: int, words: str
+) -> None:
+    found, out, err = call(compare.main, *arguments)
+    assert found == code and words in err and err.startswith("error: ") and err.count("\n") == 1
+    assert out.startswith("" if code == 2 else "Could not be read\n  none.log: cannot be read: No")
 
 
-def test_nothing_read_is_a_failure_in_one_line(tmp_path: Path, call: Call) -> None:
-    code, out, err = call(compare.main, tmp_path / "none.log")
-    assert code == 1 and err.startswith("error: no run was read (") and err.count("\n") == 1
-    assert block(out, "Could not be read") == [
-        f"  {tmp_path / 'none.log'}: cannot be read: No such file or directory"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("package", "options"),
-    [
-        ("scipy", ["--plot", "out.png"]),
-        ("matplotlib", ["--plot", "out.png"]),
-        ("pandas", ["--csv"]),
-    ],
-)
+@pytest.mark.parametrize("package", ["scipy", "pandas"])
 def test_a_missing_package_is_one_line_with_the_command_that_brings_it(
-    tmp_path: Path, package: str, options: list[str]
+    tmp_path: Path, package: str
 ) -> None:
     """And with the project's own Python, where that one has it."""
-    arm(tmp_path, "a", A)
+    logs = arm(tmp_path, "a", A)
     shutil.copytree(ROOT / "logs", tmp_path / "logs", ignore=shutil.ignore_patterns("*cache*"))
-    (tmp_path / "without.py").write_text(
-        f"import sys\nsys.modules[{package!r}] = None\nsys.path.insert(0, 'logs')\n"
-        "import cli, compare\nsys.exit(cli.run(compare.main))\n"
-    )
-    command = [sys.executable, "without.py", *tmp_path.glob("a_*.log"), *options]
+    start = f"import sys; sys.modules[{package!r}] = None; sys.path.insert(0, 'logs')"
+    start += "; import cli, compare; sys.exit(cli.run(compare.main))"
+    options = ["--csv"] if package == "pandas" else ["--plot", "out.png"]
     bring = f"{sys.executable} -m pip install "
     own = f"it with {tmp_path}/.venv/bin/python, which has it, or "
     for has, remedy in (("", bring), (package, own + bring)):
         (tmp_path / ".venv/lib/python3.99/site-packages" / has).mkdir(parents=True)
+        command = [sys.executable, "-c", start, *logs, *options]
         done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
         assert done.returncode == 1 and not (tmp_path / "out.png").exists()
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
@@ -369,12 +357,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def three_arms(folder: Path) -> list[str]:
-    values = (A, B, [2.07, 2.071, 2.069])
-    return [
-        log
-        for lr, nats in enumerate(values, 1)
-        for log in arm(folder, f"lr{lr}", nats, matrix_lr=lr / 100)
-    ]
+    logs = arm(folder, "lr1", A, matrix_lr=0.01) + arm(folder, "lr2", B, matrix_lr=0.02)
+    return logs + arm(folder, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
 
 
 def test_a_picture_has_a_title_a_colour_and_a_legend_line_an_arm(
@@ -412,8 +396,7 @@ def test_each_run_has_its_own_points(tmp_path: Path, drawn: list[Any], call: Cal
         for seed, ms in ((1, 43.5), (2, 47.0))
     ]
     for path in logs[2:]:
-        lines = path.read_text().splitlines(True)
-        path.write_text("".join(line for line in lines if not line.startswith("step:13790/")))
+        edited(path, lambda log: re.sub(r"(?m)^step:13790/.*\n", "", log))
     assert call(compare.main, *logs, "--plot", "x.png", "--x", "seconds")[0] == 0
     curves = drawn[0].axes[0]
     for line, end in zip(curves.lines, (599.9, 435.0), strict=True):
@@ -421,13 +404,12 @@ def test_each_run_has_its_own_points(tmp_path: Path, drawn: list[Any], call: Cal
         assert len(x) >= 5 and x[-1] == pytest.approx(end, abs=0.1) and (x == sorted(x)).all()
         assert (y == y).all() and curves.get_ylim()[0] < y[-1] < curves.get_ylim()[1]
     for path in logs:
-        lines = path.read_text().splitlines(True)
-        path.write_text("".join(x for x in lines if not re.match(r"step:(1|10|1000)/", x)))
+        edited(path, lambda log: re.sub(r"(?m)^step:(1|10|1000)/.*\n", "", log))
     assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
     [dots] = drawn[1].axes
     assert "95 % interval" in dots.get_title()
     for path in logs:
-        path.write_text(path.read_text().split("final_")[0])
+        edited(path, lambda log: log.split("final_")[0])
     code, _, err = call(compare.main, *logs, "--plot", "x.png")
     assert code == 1 and "no run has a result, or 3 points of a curve" in err and len(drawn) == 2
 
@@ -437,9 +419,9 @@ def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], c
     a, b = arm(tmp_path, "a", A, partial=" partial_val:1"), arm(tmp_path, "b", B, matrix_lr=0.2)
     for path, wait in [(path, 1) for path in a] + [(path, 9) for path in b]:
         add_line(path, f"input_wait total:{13_790 * wait}ms share:1% slowest:1 epochs:0.5")
-    Path(b[0]).write_text(Path(b[0]).read_text().split("step:13790/")[0])
+    edited(b[0], lambda log: log.split("step:13790/")[0])
     for path in b:
-        Path(path).write_text(Path(path).read_text().replace("fineweb10B_sp1024", "mine"))
+        edited(path, lambda log: log.replace("fineweb10B_sp1024", "mine"))
     assert call(compare.main, *a, *b, "--plot", "x.png")[0] == 0
     assert drawn[0].legends[0].get_title().get_text() == (
         "Note: 1 unfinished run left out; 3 of 5 runs were validated on a part of the split; "
@@ -492,8 +474,7 @@ def test_arms_that_differ_in_more_than_settings_have_the_names_of_their_logs(
         for n in (1, 2)
     ]
     for path in logs:
-        text = path.read_text().splitlines(True)
-        path.write_text("".join(line for line in text if "val_loss" not in line[:30]))
+        edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
     assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
     assert len(drawn[0].axes) == 1 and len(drawn[0].axes[0].containers) == 2
     names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
@@ -514,13 +495,9 @@ def test_pictures_are_written_whole(tmp_path: Path, call: Call, suffix: str) -> 
     assert code == 1 and err.startswith("error: --plot ") and len(err.splitlines()) == 1
 
 
-def test_the_script_runs_as_a_user_starts_it(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "a.log")
-    command = [sys.executable, str(ROOT / "logs" / "compare.py"), str(log)]
-    done, helped = (
-        subprocess.run(words, text=True, capture_output=True, env=clean_environment(), timeout=60)
-        for words in (command, [*command[:2], "--help"])
-    )
-    assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout.startswith("What differs in configuration")
-    assert helped.returncode == 0 and "--plot FILE" in helped.stdout
+@pytest.mark.parametrize("words", [("a_seed1.log", "What differs in"), ("--help", "--plot FILE")])
+def test_the_script_runs_as_a_user_starts_it(tmp_path: Path, words: tuple[str, str]) -> None:
+    arm(tmp_path, "a", [2.05])
+    command = [sys.executable, str(ROOT / "logs" / "compare.py"), words[0]]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "") and words[1] in done.stdout

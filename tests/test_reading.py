@@ -229,41 +229,53 @@ def test_spellings_of_a_training_line(tmp_path: Path, line: str, time_ms: float)
     assert found.train_time_ms == pytest.approx(time_ms)
 
 
+# What a log calls a result, by what it is.
+NAMES = {
+    "progress": "chunk [7|progress|batch_bpb|batch_loss|running_bpb|cumulative|3/9|95.1%|step|iter|"
+    "epoch",
+    "diagnostic": "delta|val_gain|diff|gap|improvement|change|reduction|penalty|std|target|sota|"
+    "best|mean|average|leader|record|threshold|expected|sanity|subset|probe|debug|control|diagnostics|"
+    "baseline_bpb|baseline val_bpb|over baseline|vs. the baseline|than the baseline|calib_loss|"
+    "calibration_bpb|train_bpb|pre_ttt|before slot|without-adapt|no_ttt|# a|// a|-- a|"
+    "diagnostic quantized",
+    "pre_quant": "pre_gptq|pre-export|full precision|fp32|bf16|float_16|post_ema|ema|post-swa|lawa|"
+    "raw model|my swa_bpb|my raw_val_bpb|pre-quantization post-ema|unquantized|pre_quant int8",
+    "ttt": "legal_ttt|test-time training|quantized_ttt|ttt sliding",
+    "sliding": "sliding_window|stride 64|final_sw|int6 sliding",
+    "roundtrip": "roundtrip|round_trip ema|ema quantized|post_quant_ema|swa int7|zlib|zstd|lzma|"
+    "brotli|decoded|artifact",
+    "other": "final_temped|meanfield|averaged|diffusion|mychunk 7|swallow",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_name_of_a_result_says_what_it_is(kind: str) -> None:
+    for name in NAMES[kind].split("|"):
+        for written in (name, name.upper()):
+            assert lines.result_kind(written) == kind, written
+
+
 # Behind a baseline's log, whose artifact scored 1.43328104: the line, its kind, its bits per byte
 # (none: it is no result), and whether it is what is submitted.
 RESULTS = """
-final_int6_roundtrip_exact val_loss:2.3 val_bpb:1.40000000              | roundtrip  | yes
 quantized val_loss:2.3 val_bpb:1.4 eval_time:9710ms                     | roundtrip  | yes
-post_quant_ema val_bpb:1.4                                              | roundtrip  | yes
-final_INT7_zlib_roundtrip val_loss:2.3 val_bpb:1.4                      | roundtrip  | yes
 final_sliding_window_eval stride:64 val_loss:2.3 val_bpb:1.4 eval_time:9ms | sliding | yes
-final_sliding val_loss:2.3 val_bpb:1.4 (stride=16, T=1.00) time:121150ms | sliding   | yes
 final_int8_zlib_roundtrip sliding val_loss:2.3 sliding val_bpb:1.4      | sliding    | yes
 Sliding window BPB (stride=64): 1.4                                     | sliding    | yes
 final_int8_zlib_roundtrip val_loss:2.3 val_bpb:1.4 eval_mode:online_ttt | ttt        | yes
 post_ttt val_bpb:1.4 pre_ttt val_bpb:1.41                               | ttt        | yes
 pre_ttt_bpb=1.41 post_ttt_bpb=1.4                                       | ttt        | yes
 ttt/val_bpb 1.400                                                       | ttt        | yes
-final_temped val_loss:2.3 val_bpb:1.4 T=1.00                            | other      | yes
-ngram_eval val_loss=2.3 val_bpb=1.4 time=90s                            | other      | yes
 RESULT: val_bpb=1.4 | artifact=15.9MB                                   | other      | yes
 {"val_loss": 2.3, "val_bpb": 1.4, "kind": "last"}                       | other      | yes
 BPB: 1.43328104 -> 1.4                                                  | other      | yes
 legal_ttt val_loss:2.4 val_bpb:1.44                                     | ttt        | no
 final_int4_roundtrip val_loss:3.9 val_bpb:1.9                           | roundtrip  | no
 legal_ttt_exact val_loss:nan val_bpb:nan                                | ttt        | no
-DIAGNOSTIC post_ema val_loss:2.3 val_bpb:1.4 eval_time:2000ms           | pre_quant  | no
-pre-quantization post-ema val_loss:2.3 val_bpb:1.4 eval_time:6480ms     | pre_quant  | no
 raw model val_bpb: 1.4                                                  | pre_quant  | no
-bf16 val_bpb: 1.4                                                       | pre_quant  | no
-diagnostic quantized val_loss:2.3 val_bpb:1.4                           | diagnostic | no
-improvement over the baseline: val_bpb 1.4000                           | diagnostic | no
-mean val_bpb: 1.4                                                       | diagnostic | no
 jepa_diagnostics cos_sim:0.99 probe_bpb:1.4                             | diagnostic | no
 delta_bpb: -0.0031                                                      | none       | no
 ttt_chunk [1871/1893] bpb=1.4 time=405.1s                               | none       | no
-sliding_eval [ 95.1%] 115232/121136 windows running_bpb=1.4             | none       | no
-ttt_progress: batch 44/782 batch_bpb:1.3 running_bpb:1.4                | none       | no
   [500/969088] bpb=1.4                                                  | none       | no
 the cap is bpb 1.4                                                      | none       | no
 """
@@ -322,20 +334,20 @@ LATER = "seed:1337\nquantized_ttt val_loss:2.3 val_bpb:1.4 eval_time:9ms\n"
 AT_400, AT_500 = BASELINE.index("step:400/"), BASELINE.index("step:500/")
 BACK = BASELINE[:AT_500] + BASELINE[AT_400:].replace("step:400/", "step:300/", 1)
 FIRST = "1337 1,2,200,400 1.43328104"
-# What a file holds, and of each run in it the seed, the steps and the result. A script begins a
-# run, so do steps that start again, and a header behind results; the console's lines and the log's
-# are one run, lines that are there twice count once, an evaluation belongs to the run before it,
-# and a step that goes back is a run that was resumed.
+# What a file holds, and of each run in it the seed, the steps, the result, and whether the script
+# is there. A script begins a run, so do steps that start again, and a header behind results; the
+# console's lines and the log's are one run, lines that are there twice count once, an evaluation
+# belongs to the run before it, and a step that goes back is a run that was resumed.
 FILES = {
     "three": (
         HEADER + BASELINE + HEADER + SECOND + BASELINE.replace("8000ms", "8001ms"),
-        [FIRST, "42 1,2,200,400 1.43328104", FIRST],
+        [f"{FIRST} script", "42 1,2,200,400 1.43328104 script", FIRST],
     ),
     "steps": (LINES + LINES.replace("2.0", "3.0"), ["None 1,2,3 None", "None 1,2,3 None"]),
-    "console": (BASELINE + HEADER + BASELINE, [FIRST]),
+    "console": (BASELINE + HEADER + BASELINE, [f"{FIRST} script"]),
     "twice": ("".join(2 * line for line in BASELINE.splitlines(True)), [FIRST]),
-    "evaluated": (HEADER + BASELINE + HEADER + LATER, ["1337 1,2,200,400 1.4"]),
-    "resumed": (BACK, ["1337 1,2,200,300 1.43328104"]),
+    "evaluated": (HEADER + BASELINE + HEADER + LATER, ["1337 1,2,200,400 1.4 script"]),
+    "back": (BACK, ["1337 1,2,200,300 1.43328104 resumed at 300"]),
 }
 
 
@@ -346,14 +358,10 @@ def test_the_runs_of_a_file(tmp_path: Path, kind: str) -> None:
     found = []
     for run in log.runs:
         result, steps = headline(run), ",".join(str(step.step) for step in run.steps)
-        found.append(f"{run.seed} {steps} {result and result.val_bpb}")
+        words = " script" * (run.source == SOURCE.encode())
+        words += "".join(f" resumed at {step}" for step in run.resumed_at)
+        found.append(f"{run.seed} {steps} {result and result.val_bpb}{words}")
     assert found == expected and log.problems == []
-    assert [run.name for run in log.runs] == ["train.log", "train.log#2", "train.log#3"][
-        : len(found)
-    ]
-    sources = [run.source for run in log.runs if run.source]
-    assert sources == [SOURCE.encode()] * min(2, text.count("import os"))
-    assert [run.resumed_at for run in log.runs if run.resumed_at] == [[300]] * (kind == "resumed")
 
 
 def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
