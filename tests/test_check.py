@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from os import truncate
 from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,40 +47,46 @@ def log_text(**changed: Any) -> str:
     return challenge_log(**{"script": SCRIPT, "smi": SMI, "ms": ms} | changed)
 
 
-def make_record(
-    folder: Path,
-    *,
-    results: dict[int, float] | None = None,
-    script: str = SCRIPT,
-    changed: dict[str, Any] | None = None,
-    readme: str = "",
-    **log: Any,
-) -> Path:
-    """A record that is in order, save for `changed` keys of submission.json (None: left out)
-    and words of its logs."""
-    results = {1: 1.9000, 42: 1.9010, 1337: 1.9005} if results is None else results
-    folder.mkdir(parents=True)
-    for seed, nats in results.items():
-        (folder / f"train_seed{seed}.log").write_text(
-            log_text(seed=seed, nats=nats, **{"script": script, **log})
-        )
-    (folder / "train_gpt.py").write_text(script)
-    (folder / "README.md").write_text(
-        readme or "# Wider MLP\n" + "What was done, and how it was run. " * 5
-    )
-    loss, factor = sum(results.values()) / len(results), log.get("factor", 1.0)
-    bpb = bpb_of(loss, factor)
-    total = log.get("artifact", ARTIFACT) + len(script.encode())
-    each = {str(seed): {"val_loss": n, "val_bpb": bpb_of(n, factor)} for seed, n in results.items()}
-    submission = {
-        "name": "Wider MLP", "author": "Ada", "github_id": "ada", "date": "2026-04-01",
-        "track": "10min_16mb", "val_loss": round(loss, 8), "val_bpb": round(bpb, 8),
-        "bytes_total": total, "bytes_code": len(script.encode()), "seeds": list(results),
-        "seed_results": each,
-    } | (changed or {})  # fmt: skip
-    given = {name: value for name, value in submission.items() if value is not None}
-    (folder / "submission.json").write_text(json.dumps(given))
+# What a record is made of, beside words of its logs. `changed`: keys of submission.json, None: left
+# out; `first`: other words in the log of seed 1; `each`: a change of every log; `files`: more of
+# them, or others; `moved`: one that lies elsewhere.
+MADE_OF = {
+    "results": {1: 1.9000, 42: 1.9010, 1337: 1.9005}, "script": SCRIPT, "changed": {},
+    "readme": "# Wider MLP\n" + "What was done, and how it was run. " * 5,
+    "first": ("", ""), "each": str, "files": {}, "moved": (),
+}  # fmt: skip
+
+
+def make_record(folder: Path, **log: Any) -> Path:
+    """A record that is in order, save for what is named."""
+    one = SimpleNamespace(**{name: log.pop(name, value) for name, value in MADE_OF.items()})
+    submitted = submission_of(one.results, one.script, log) | one.changed
+    given = {name: value for name, value in submitted.items() if value is not None}
+    made = {"train_gpt.py": one.script, "README.md": one.readme}
+    made["submission.json"] = json.dumps(given)
+    for seed, nats in one.results.items():
+        text = log_text(seed=seed, nats=nats, **{"script": one.script, **log})
+        made[f"train_seed{seed}.log"] = one.each(text)
+    old, new = one.first
+    assert not old or old in made["train_seed1.log"]
+    made |= {"train_seed1.log": made["train_seed1.log"].replace(old, new)} if old else {}
+    for name, text in (made | one.files).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    if one.moved:
+        (folder / one.moved[0]).rename(folder / one.moved[1])
     return folder
+
+
+def submission_of(results: dict[int, float], script: str, log: dict[str, Any]) -> dict[str, Any]:
+    loss, factor, code = fmean(results.values()), log.get("factor", 1.0), len(script.encode())
+    each = {str(seed): {"val_loss": n, "val_bpb": bpb_of(n, factor)} for seed, n in results.items()}
+    return {
+        "name": "Wider MLP", "author": "Ada", "github_id": "ada", "date": "2026-04-01",
+        "track": "10min_16mb", "seeds": list(results), "seed_results": each,
+        "val_loss": round(loss, 8), "val_bpb": round(bpb_of(loss, factor), 8),
+        "bytes_total": log.get("artifact", ARTIFACT) + code, "bytes_code": code,
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -111,10 +119,9 @@ def edit(**changed: Any) -> Build:
     return lambda folder: make_record(folder, **changed)
 
 
-def then(after: Callable[[Path], object], **changed: Any) -> Build:
+def then(after: Callable[[Path], object]) -> Build:
     def build(folder: Path) -> Path:
-        make_record(folder, **changed)
-        after(folder)
+        after(make_record(folder))
         return folder
 
     return build
@@ -124,41 +131,29 @@ def says(**changed: Any) -> Build:
     return edit(changed=changed)
 
 
-def drop(name: str) -> Build:
-    return then(lambda folder: (folder / name).unlink())
-
-
-def move(folder: Path, name: str, new: str) -> None:
-    (folder / name).rename(folder / new)
-
-
 def add(name: str, text: str = "x", **changed: Any) -> Build:
-    def write(folder: Path) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-
-    return then(write, **changed)
+    return edit(files={name: text}, **changed)
 
 
 def rewrite(old: str, new: str) -> Build:
-    """A record whose log of seed 1 has other words."""
-    text = log_text()
-    assert old in text
-    return add("train_seed1.log", text.replace(old, new))
+    return edit(first=(old, new))
 
 
 def log_of_42(changed: dict[str, Any] | None = None, **log: Any) -> Build:
     """A record of which the log of seed 42 is another than its sisters."""
     text = log_text(**{"seed": 42, "nats": 1.901} | log)
-    return add("train_seed42.log", text, changed=changed)
+    return add("train_seed42.log", text, changed=changed or {})
 
 
+TWO_SCRIPTS = {"train_b.py": SCRIPT, "train_gpt.py": "print()\n"}
 SOURCE, JSON = "train_gpt.py", "submission.json"
 BIG, MEAN = 70 << 20, {"bytes_total": 15_466_751}
 ONE = bpb_of(1.9)  # of seed 1
 FLOAT = round(bpb_of(1.8905), 4)  # before quantisation
+MEAN_BPB = round(bpb_of(1.9005), 8)
 NO_RESULTS = {"seed_results": None, "val_loss": None}
-ONE_AS_7 = add("train_seed7.log", log_text(nats=1.9002), changed=NO_RESULTS)
+SEVEN = NO_RESULTS | {"seeds": [1, 42, 1337, 7]}
+ONE_AS_7 = add("train_seed7.log", log_text(nats=1.9002), changed=SEVEN)
 OTHER = SCRIPT.replace("A trainer", "My trainer")
 LATER, LAST = "step:10000/20000 train_loss", "step:13790/20000 train_loss"
 LONG = (SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))).encode()
@@ -170,7 +165,7 @@ VALIDATION = 'class A:\n    train_files = os.path.join("d", "fineweb_val_*.bin")
 IMPORTS = SCRIPT + 'import importlib\nimportlib.import_module("helper")\n'
 LOG = "train_seed1.log"
 WORDS = f"seed:1\nworld_size:8\nCode size: 7 bytes\nfinal_int8 val_bpb:{ONE:.8f}\n"
-FIRST = log_text().replace("final_int8", "int6_first val_bpb:1.1\nfinal_int8", 1)
+FIRST = f"int6_first val_loss:1.8 val_bpb:{bpb_of(1.8)}"
 NEARLY = {"code": 5_000, "artifact": 15_990_000, "script": LONG.decode()}
 UNFINISHED = log_text().split("final_int8")[0]
 BEHIND = "final_sliding_window val_loss:1.95 val_bpb:1.1549 eval_time:700000ms\n"
@@ -186,12 +181,15 @@ def cheat_of_times(words: str) -> Build:
     return rewrite(LAST, text + LAST)
 
 
-def on_each_log(change: Callable[[str], str], **changed: Any) -> Build:
-    def rewrite_all(folder: Path) -> None:
-        for log in folder.glob("*.log"):
-            log.write_text(change(log.read_text()))
+def no_logs(folder: Path) -> None:
+    for log in folder.glob("*.log"):
+        log.rename(log.with_suffix(".txt")).write_text(log.name)
 
-    return then(rewrite_all, **changed)
+
+def logs_apart(folder: Path) -> None:
+    (folder / "logs").mkdir()
+    for log in folder.glob("*.log"):
+        log.rename(folder / "logs" / log.name)
 
 
 def without_sizes(text: str) -> str:
@@ -224,15 +222,16 @@ FAULTS: dict[str, Build] = {
     "refused R101: it is a file: name": lambda f: make_record(f) / JSON,
     f"refused R101: records/{RECORD}/{NAME}/inner": lambda f: make_record(f / "inner").parent,
     "refused R102: the folder is empty": lambda f: f.mkdir(parents=True) or f,
-    "refused R102: no README.md": drop("README.md"),
-    "refused R102: no train_gpt.py": drop("train_gpt.py"),
-    "refused R102: no submission.json": drop("submission.json"),
-    "refused R102: no log of a run": then(lambda f: [log.unlink() for log in f.glob("*.log")]),
-    "warned R103: a.py: rename it to train_gpt.py (it is": then(lambda f: move(f, SOURCE, "a.py")),
-    "warned R103: submission_2.json": then(lambda f: move(f, JSON, "submission_2.json")),
-    "warned R103 R109: readme.txt: rename it to README.md": then(
-        lambda f: move(f, "README.md", "readme.txt")
+    "refused R102: no README.md": edit(moved=("README.md", "../gone")),
+    "refused R102: no train_gpt.py": edit(moved=("train_gpt.py", "../gone")),
+    "refused R102: no submission.json": edit(moved=("submission.json", "../gone")),
+    "refused R102 R109: name it train_seed<N>.log (train_seed1.txt: no training log": then(no_logs),
+    "warned R103: a.py: rename it to train_gpt.py (it is": edit(moved=(SOURCE, "a.py")),
+    "warned R103 R109: rename it to train_gpt.py (train_gpt.py is not what": edit(
+        files=TWO_SCRIPTS
     ),
+    "warned R103: submission_2.json": edit(moved=(JSON, "submission_2.json")),
+    "warned R103 R109: readme.txt: rename it to README.md": edit(moved=("README.md", "readme.txt")),
     "refused R104: up is a link": then(links),
     "warned R105: final_model.pt": add("final_model.pt"),
     "warned R106 R109: logs/0.txt was left by a run": then(lambda f: many_files(f, "logs", 1)),
@@ -254,36 +253,52 @@ FAULTS: dict[str, Build] = {
     "warned R306: seed 7, which has no log": says(seeds=[1, 42, 1337, 7]),
     "warned R306: leaves out seed 1337": says(seeds=[1, 42]),
     "warned R307: MATRIX_LR=0.04 | MATRIX_LR=0.02": log_of_42(matrix_lr=0.02),
-    "warned R308 R305 R306 R403: seed1.log: unfinished at step 13,790": add(
-        "train_seed1.log", UNFINISHED
+    "warned R308 R305 R306 R403: seed1.log: failed at step 13,790: no disk": add(
+        LOG, f"{UNFINISHED}error: no disk\n"
+    ),
+    "warned R308: it has validations, but no result of the decoded": edit(
+        each=lambda text: f"{validated(text)}it got {MEAN_BPB}\n"
     ),
     "warned R308 R109: train_seed7.log: no": add("train_seed7.log", "pip install\n"),
-    "refused R309: no result of the decoded artifact": on_each_log(validated),
+    "refused R309: no result of the decoded artifact": edit(each=validated),
     "refused R310: resumed at step 900": rewrite(LATER, f"{AGAIN}\n{LATER}"),
     "warned R311 R403 R407: its times are those of train_seed42.log": log_of_42(nats=1.9, ms=43.5),
-    "note R312: tried/short.log: unfinished at step 13,790": add("tried/short.log", UNFINISHED),
+    "note R312: tried/short.log: unfinished at step 1: it ends before": add(
+        "tried/short.log", log_text().split("step:1/20000 val")[0]
+    ),
     "refused R401: 1.1187 is in no log: the mean of the logs is 1.125": says(val_bpb=1.1187),
     "refused R401: val_loss 1.0 is in no log: the mean of the logs is 1.9": says(val_loss=1.0),
-    "refused R401: val_bpb 1.0 and val_loss 1.0 are in no log: ": says(val_bpb=1.0, val_loss=1.0),
+    "refused R401: val_bpb 1.0 and val_loss 1.0 are in no log: the means": says(
+        val_bpb=1.0, val_loss=1.0
+    ),
+    "refused R401 R305: val_bpb 1.0 is in no log: the log says": edit(
+        results={1: 1.9}, changed={"val_bpb": 1.0}
+    ),
     "warned R402: is in no log": says(val_bpb=1.1387),
     "warned R403: the bits per byte": says(val_loss=round(bpb_of(1.9005), 6)),
-    "warned R403: the int6_first of train_seed1.log alone": add(
-        LOG, FIRST, changed={"val_bpb": 1.1}
+    "warned R403: the int6_first of train_seed1.log alone": edit(
+        first=("final_int8_zlib_roundtrip val", f"{FIRST}\nfinal_int8_zlib_roundtrip val"),
+        changed={"val_bpb": round(bpb_of(1.8), 8)},
     ),
+    "warned R403: val_loss 1.8 is the result called int6_first": edit(
+        each=lambda text: text.replace("final_int8", f"{FIRST}\nfinal_int8", 1),
+        changed={"val_loss": 1.8},
+    ),
+    "warned R403: cut off, not rounded": says(val_bpb=1.125),
     "warned R403: from seed 1 alone": says(val_bpb=round(ONE, 8)),
     "refused R404: before quantisation": says(val_bpb=FLOAT),
     "refused R404: not a result of the decoded artifact, which": says(val_bpb=FLOAT, **NO_RESULTS),
     "note R405: nearly right": says(val_loss=1.90055),
     "note R409: ttt 2.3, is taken for failed": add(LOG, log_text() + "final_ttt val_bpb:2.3\n"),
-    "note R409: what ran last is final_sliding_window 1.1549": on_each_log(lambda t: t + BEHIND),
+    "note R409: what ran last is final_sliding_window 1.1549": edit(each=lambda t: t + BEHIND),
     "note R406 R603 R604 R704 R706 R804: the logs do not say val_loss": add(LOG, WORDS),
     "warned R604 R406 R603 R704 R706 R804: counts 7 bytes of code, but": add(LOG, WORDS),
     "note R704 R406 R603 R604 R706 R804: does not say how long": add(LOG, WORDS),
     "warned R408: a number at the end of the logs that was not understood as the result": add(
         LOG, OTHER_WORDS, changed={"val_bpb": 1.0512} | NO_RESULTS
     ),
-    "refused R410 R305 R306 R503: the decoded artifact was not evaluated": on_each_log(
-        validated, results={7: 1.9}, changed={"val_bpb": round(bpb_of(1.89), 4)} | NO_RESULTS
+    "refused R410 R305 R306 R503: the decoded artifact was not evaluated": edit(
+        each=validated, results={7: 1.9}, changed={"val_bpb": round(bpb_of(1.89), 4)} | NO_RESULTS
     ),
     "warned R407: steps of seed 1 is 99": says(seed_results={"1": {"steps": 99}}),
     "warned R407: 99, not 15,700,000": says(seed_results={"1": {"artifact_bytes": 99}}),
@@ -293,9 +308,15 @@ FAULTS: dict[str, Build] = {
     "warned R502 R504: 16,000,000 are allowed; the logs say": says(bytes_total=16_000_001),
     "warned R502 R506: package.py --pack makes it would be": edit(total=15_994_000, **NEARLY),
     "refused R501 R506: package.py --pack makes it would be": edit(total=16_002_000, **NEARLY),
-    "warned R503: no log says how large": on_each_log(without_sizes),
-    "refused R501 R503: bytes_total 16,000,001: 16,000,000 are allowed": on_each_log(
-        without_sizes, changed={"bytes_total": 16_000_001}
+    "warned R502: the script packed as the log counts it it would be 15,999,000": edit(
+        each=lambda text: text.replace(
+            "Code size:", "Code size (compressed): 3000 bytes\nCode size:"
+        ),
+        **NEARLY | {"artifact": 15_996_000, "total": 15_999_000},
+    ),
+    "warned R503: no log says how large": edit(each=without_sizes),
+    "refused R501 R503: bytes_total 16,000,001: 16,000,000 are allowed": edit(
+        each=without_sizes, changed={"bytes_total": 16_000_001}
     ),
     "warned R504: is in no log": says(bytes_total=15_000_000),
     "note R510: the mean of the seeds, the largest is 15,700,084": log_of_42(
@@ -367,20 +388,26 @@ RULED = f'x = """\n{RULE}\n"""\n' + "# more of it\n" * 50
 IN_ORDER = {
     "syntax of a newer Python, compared as text": edit(script=SCRIPT + NEWER),
     "a rule inside the script": edit(script=SCRIPT + RULED),
-    "empty lines in front of it": add("train_seed1.log", f"\n\n{log_text()}"),
+    "empty lines in front of it": add(LOG, f"\n\n{log_text()}"),
     "no rule below it": rewrite(f"{RULE}\nRunning Python 3.12.3 (main, x)", "\nmodel:/x/y.npz"),
+    "the seed in its name alone": rewrite("seed:1\n", ""),
+    "the seed in the log alone": edit(moved=(LOG, "first_1.log")),
+    "logs in a folder of their own": then(logs_apart),
+    "another patch of Python": rewrite("Running Python 3.12.3", "Running Python 3.12.4"),
+    "paths of two machines": add(LOG, log_text(home="/a/x"), home="/b/x"),
+    "files that are usual": then(
+        lambda f: [(f / name).touch() for name in ("requirements.txt", "LICENSE", "A.md", "a.png")]
+    ),
 }
 
 
 @pytest.mark.parametrize("oddity", IN_ORDER)
 def test_what_is_odd_but_in_order_is_accepted(oddity: str, place: Path) -> None:
-    IN_ORDER[oddity](place)
-    report = check.check_folder(place)
-    assert report.verdict == "accepted" and report.facts.seeds == [1, 42, 1337]
-    assert "train_seed1.log" in [run.log for run in report.facts.submitted]
-    assert not report.codes & {"R601", "R602", "R603"}
+    report = check.check_folder(IN_ORDER[oddity](place))
     older = oddity.startswith("syntax") and sys.version_info < (3, 12)
-    assert ("R609" in report.codes) == older
+    expected = {"R609"} if older else {"R706"} if oddity.startswith("no rule") else set()
+    assert report.codes == expected and report.verdict == "accepted"
+    assert report.facts.seeds == [1, 42, 1337] == sorted(run.seed for run in report.facts.submitted)
 
 
 def test_place_and_track(tmp_path: Path) -> None:
@@ -389,7 +416,8 @@ def test_place_and_track(tmp_path: Path) -> None:
     slow["changed"] = {"track": "non-record-16mb"}
     folder = make_record(tmp_path / "records" / OPEN / NAME, **slow)
     assert check.check_folder(folder).verdict == "accepted"
-    assert check.check_folder(folder, RECORD).verdict == "refused"
+    judged = check.check_folder(folder, RECORD)
+    assert judged.verdict == "refused" and texts(judged, "R110")[0].endswith(f"records/{RECORD}/")
     elsewhere = check.check_folder(make_record(tmp_path / "mine" / NAME, **slow))
     assert (elsewhere.verdict, elsewhere.facts.track) == ("accepted", OPEN)
 
