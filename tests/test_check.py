@@ -14,13 +14,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from os import truncate
 from pathlib import Path
-from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, RULE, Call, bpb_of
-from conftest import log_text as challenge_log
+from conftest import ARTIFACT, NAME, ROOT, RULE, SCRIPT, SMI, Call, bpb_of, make_record, record_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,62 +28,6 @@ from script import look, pack  # noqa: E402
 from submission import schema  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
-SCRIPT = (
-    '"""A trainer."""\nimport os\nimport torch\n\n\ndef main():\n    print(torch, os)\n\n\nmain()\n'
-)
-SMI = "| NVIDIA-SMI 570.1   Driver Version: 570.1   CUDA Version: 12.8 |\n" + "\n".join(
-    f"|   {n}  NVIDIA H100 80GB HBM3    On  |   00000000:19:00.0 Off | 0 |" for n in range(8)
-)
-NAME = "2026-04-01_WiderMLP"
-ARTIFACT = 15_700_000
-
-
-def log_text(**changed: Any) -> str:
-    """A log with its script and machine, as it would be of 8 H100s; each seed has its own times."""
-    ms = 43.5 + (changed.get("seed", 1) - 1) % 97 * 1e-4
-    return challenge_log(**{"script": SCRIPT, "smi": SMI, "ms": ms} | changed)
-
-
-# What a record is made of, beside words of its logs. `changed`: keys of submission.json, None: left
-# out; `first`: other words in the log of seed 1; `each`: a change of every log; `files`: more of
-# them, or others; `moved`: one that lies elsewhere.
-MADE_OF = {
-    "results": {1: 1.9000, 42: 1.9010, 1337: 1.9005}, "script": SCRIPT, "changed": {},
-    "readme": "# Wider MLP\n" + "What was done, and how it was run. " * 5,
-    "first": ("", ""), "each": str, "files": {}, "moved": (),
-}  # fmt: skip
-
-
-def make_record(folder: Path, **log: Any) -> Path:
-    """A record that is in order, save for what is named."""
-    one = SimpleNamespace(**{name: log.pop(name, value) for name, value in MADE_OF.items()})
-    submitted = submission_of(one.results, one.script, log) | one.changed
-    given = {name: value for name, value in submitted.items() if value is not None}
-    made = {"train_gpt.py": one.script, "README.md": one.readme}
-    made["submission.json"] = json.dumps(given)
-    for seed, nats in one.results.items():
-        text = log_text(seed=seed, nats=nats, **{"script": one.script, **log})
-        made[f"train_seed{seed}.log"] = one.each(text)
-    old, new = one.first
-    assert not old or old in made["train_seed1.log"]
-    made |= {"train_seed1.log": made["train_seed1.log"].replace(old, new)} if old else {}
-    for name, text in (made | one.files).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    if one.moved:
-        (folder / one.moved[0]).rename(folder / one.moved[1])
-    return folder
-
-
-def submission_of(results: dict[int, float], script: str, log: dict[str, Any]) -> dict[str, Any]:
-    loss, factor, code = fmean(results.values()), log.get("factor", 1.0), len(script.encode())
-    each = {str(seed): {"val_loss": n, "val_bpb": bpb_of(n, factor)} for seed, n in results.items()}
-    return {
-        "name": "Wider MLP", "author": "Ada", "github_id": "ada", "date": "2026-04-01",
-        "track": "10min_16mb", "seeds": list(results), "seed_results": each,
-        "val_loss": round(loss, 8), "val_bpb": round(bpb_of(loss, factor), 8),
-        "bytes_total": log.get("artifact", ARTIFACT) + code, "bytes_code": code,
-    }  # fmt: skip
 
 
 @pytest.fixture
@@ -141,7 +82,7 @@ def rewrite(old: str, new: str) -> Build:
 
 def log_of_42(changed: dict[str, Any] | None = None, **log: Any) -> Build:
     """A record of which the log of seed 42 is another than its sisters."""
-    text = log_text(**{"seed": 42, "nats": 1.901} | log)
+    text = record_log(**{"seed": 42, "nats": 1.901} | log)
     return add("train_seed42.log", text, changed=changed or {})
 
 
@@ -153,7 +94,7 @@ FLOAT = round(bpb_of(1.8905), 4)  # before quantisation
 MEAN_BPB = round(bpb_of(1.9005), 8)
 NO_RESULTS = {"seed_results": None, "val_loss": None}
 SEVEN = NO_RESULTS | {"seeds": [1, 42, 1337, 7]}
-ONE_AS_7 = add("train_seed7.log", log_text(nats=1.9002), changed=SEVEN)
+ONE_AS_7 = add("train_seed7.log", record_log(nats=1.9002), changed=SEVEN)
 OTHER = SCRIPT.replace("A trainer", "My trainer")
 LATER, LAST = "step:10000/20000 train_loss", "step:13790/20000 train_loss"
 LONG = (SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))).encode()
@@ -165,11 +106,17 @@ VALIDATION = 'class A:\n    train_files = os.path.join("d", "fineweb_val_*.bin")
 IMPORTS = SCRIPT + 'import importlib\nimportlib.import_module("helper")\n'
 LOG = "train_seed1.log"
 WORDS = f"seed:1\nworld_size:8\nCode size: 7 bytes\nfinal_int8 val_bpb:{ONE:.8f}\n"
-FIRST = f"int6_first val_loss:1.8 val_bpb:{bpb_of(1.8)}"
+LINE = "final_int8_zlib_roundtrip val"
+FIRST = (LINE, f"int6_first val_loss:1.8 val_bpb:1.1\n{LINE}")
+BETTER, HUGE = {"val_bpb": 1.1}, {"bytes_total": 16_000_001}
 NEARLY = {"code": 5_000, "artifact": 15_990_000, "script": LONG.decode()}
-UNFINISHED = log_text().split("final_int8")[0]
+COUNTED = NEARLY | {"artifact": 15_996_000, "total": 15_999_000}
+COUNTED["each"] = lambda text: f"{text}Code size (compressed): 3000 bytes\n"
+SECOND_OF_1 = {"train_seed001.log": record_log(nats=1.7)}
+UNFINISHED, SHORT = (record_log().split(words)[0] for words in ("final_int8", "step:1/20000 val"))
+FAILED = f"{UNFINISHED}error: no disk\n"
 BEHIND = "final_sliding_window val_loss:1.95 val_bpb:1.1549 eval_time:700000ms\n"
-OTHER_WORDS = log_text() + "the mixture of experts gets 1.05118 in the end\n"
+ODD, ODD_END = {"val_bpb": 1.0512} | NO_RESULTS, f"{record_log()}the mixture gets 1.05118 now\n"
 AGAIN = "step:900/20000 train_loss:2 train_time:9ms"
 
 
@@ -201,9 +148,13 @@ def validated(text: str) -> str:
     return text.split("Serialized model", 1)[0]
 
 
+VALIDATED = {"each": validated, "results": {7: 1.9}}
+VALIDATED["changed"] = {"val_bpb": round(bpb_of(1.89), 4)} | NO_RESULTS
+
+
 def links(folder: Path) -> None:
     """Two that leave the folder, to a log and to a folder of logs, and one that does not."""
-    (folder.parent / "secret.log").write_text(log_text(seed=9))
+    (folder.parent / "secret.log").write_text(record_log(seed=9))
     (folder / "train_seed9.log").symlink_to(folder.parent / "secret.log")
     (folder / "up").symlink_to(folder.parent)
     (folder / "circle").symlink_to(folder)
@@ -227,9 +178,7 @@ FAULTS: dict[str, Build] = {
     "refused R102: no submission.json": edit(moved=("submission.json", "../gone")),
     "refused R102 R109: name it train_seed<N>.log (train_seed1.txt: no training log": then(no_logs),
     "warned R103: a.py: rename it to train_gpt.py (it is": edit(moved=(SOURCE, "a.py")),
-    "warned R103 R109: rename it to train_gpt.py (train_gpt.py is not what": edit(
-        files=TWO_SCRIPTS
-    ),
+    "warned R103 R109: rename it to train_gpt.py (train_gpt.py is not": edit(files=TWO_SCRIPTS),
     "warned R103: submission_2.json": edit(moved=(JSON, "submission_2.json")),
     "warned R103 R109: readme.txt: rename it to README.md": edit(moved=("README.md", "readme.txt")),
     "refused R104: up is a link": then(links),
@@ -243,19 +192,15 @@ FAULTS: dict[str, Build] = {
     "warned R110: non_record_16mb": says(track="non_record_16mb"),
     "warned R111: mine: name the folder": lambda f: make_record(f.parent / "mine"),
     "warned R111: 2026-02-30_A: name the": lambda f: make_record(f.parent / "2026-02-30_A"),
-    "note R301: train_seed1337.log; other runs, not judged: 1": add(
-        "train_seed001.log", log_text(nats=1.7)
-    ),
+    "note R301: train_seed1337.log; other runs, not judged: 1": edit(files=SECOND_OF_1),
     "warned R305: 1 run: three": edit(results={1: 1.9}),
     "warned R303 R304 R405: train_seed7.log: this run's seed is 1": ONE_AS_7,
     "warned R304 R303 R405: seed 1 is in 2 submitted runs": ONE_AS_7,
-    "note R302: the same bytes as": add("train.log", log_text(), changed=NO_RESULTS),
+    "note R302: the same bytes as": add("train.log", record_log(), changed=NO_RESULTS),
     "warned R306: seed 7, which has no log": says(seeds=[1, 42, 1337, 7]),
     "warned R306: leaves out seed 1337": says(seeds=[1, 42]),
     "warned R307: MATRIX_LR=0.04 | MATRIX_LR=0.02": log_of_42(matrix_lr=0.02),
-    "warned R308 R305 R306 R403: seed1.log: failed at step 13,790: no disk": add(
-        LOG, f"{UNFINISHED}error: no disk\n"
-    ),
+    "warned R308 R305 R306 R403: failed at step 13,790: no disk": add(LOG, FAILED),
     "warned R308: it has validations, but no result of the decoded": edit(
         each=lambda text: f"{validated(text)}it got {MEAN_BPB}\n"
     ),
@@ -264,42 +209,30 @@ FAULTS: dict[str, Build] = {
     "refused R310: resumed at step 900": rewrite(LATER, f"{AGAIN}\n{LATER}"),
     "warned R311 R403 R407: its times are those of train_seed42.log": log_of_42(nats=1.9, ms=43.5),
     "note R312: tried/short.log: unfinished at step 1: it ends before": add(
-        "tried/short.log", log_text().split("step:1/20000 val")[0]
+        "tried/short.log", SHORT
     ),
     "refused R401: 1.1187 is in no log: the mean of the logs is 1.125": says(val_bpb=1.1187),
     "refused R401: val_loss 1.0 is in no log: the mean of the logs is 1.9": says(val_loss=1.0),
-    "refused R401: val_bpb 1.0 and val_loss 1.0 are in no log: the means": says(
-        val_bpb=1.0, val_loss=1.0
-    ),
-    "refused R401 R305: val_bpb 1.0 is in no log: the log says": edit(
-        results={1: 1.9}, changed={"val_bpb": 1.0}
-    ),
+    "refused R401: and val_loss 1.0 are in no log: the means": says(val_bpb=1.0, val_loss=1.0),
+    "refused R401 R305: is in no log: the log says": edit(results={1: 1.9}, changed=BETTER),
     "warned R402: is in no log": says(val_bpb=1.1387),
     "warned R403: the bits per byte": says(val_loss=round(bpb_of(1.9005), 6)),
-    "warned R403: the int6_first of train_seed1.log alone": edit(
-        first=("final_int8_zlib_roundtrip val", f"{FIRST}\nfinal_int8_zlib_roundtrip val"),
-        changed={"val_bpb": round(bpb_of(1.8), 8)},
-    ),
+    "warned R403: the int6_first of train_seed1.log alone": edit(first=FIRST, changed=BETTER),
     "warned R403: val_loss 1.8 is the result called int6_first": edit(
-        each=lambda text: text.replace("final_int8", f"{FIRST}\nfinal_int8", 1),
-        changed={"val_loss": 1.8},
+        each=lambda text: text.replace(*FIRST), changed={"val_loss": 1.8}
     ),
     "warned R403: cut off, not rounded": says(val_bpb=1.125),
     "warned R403: from seed 1 alone": says(val_bpb=round(ONE, 8)),
     "refused R404: before quantisation": says(val_bpb=FLOAT),
     "refused R404: not a result of the decoded artifact, which": says(val_bpb=FLOAT, **NO_RESULTS),
     "note R405: nearly right": says(val_loss=1.90055),
-    "note R409: ttt 2.3, is taken for failed": add(LOG, log_text() + "final_ttt val_bpb:2.3\n"),
+    "note R409: ttt 2.3, is taken for failed": add(LOG, record_log() + "final_ttt val_bpb:2.3\n"),
     "note R409: what ran last is final_sliding_window 1.1549": edit(each=lambda t: t + BEHIND),
     "note R406 R603 R604 R704 R706 R804: the logs do not say val_loss": add(LOG, WORDS),
     "warned R604 R406 R603 R704 R706 R804: counts 7 bytes of code, but": add(LOG, WORDS),
     "note R704 R406 R603 R604 R706 R804: does not say how long": add(LOG, WORDS),
-    "warned R408: a number at the end of the logs that was not understood as the result": add(
-        LOG, OTHER_WORDS, changed={"val_bpb": 1.0512} | NO_RESULTS
-    ),
-    "refused R410 R305 R306 R503: the decoded artifact was not evaluated": edit(
-        each=validated, results={7: 1.9}, changed={"val_bpb": round(bpb_of(1.89), 4)} | NO_RESULTS
-    ),
+    "warned R408: at the end of the logs that was not understood": add(LOG, ODD_END, changed=ODD),
+    "refused R410 R305 R306 R503: the decoded artifact was not evaluated": edit(**VALIDATED),
     "warned R407: steps of seed 1 is 99": says(seed_results={"1": {"steps": 99}}),
     "warned R407: 99, not 15,700,000": says(seed_results={"1": {"artifact_bytes": 99}}),
     "refused R501: too many": edit(artifact=16_000_000),
@@ -308,20 +241,13 @@ FAULTS: dict[str, Build] = {
     "warned R502 R504: 16,000,000 are allowed; the logs say": says(bytes_total=16_000_001),
     "warned R502 R506: package.py --pack makes it would be": edit(total=15_994_000, **NEARLY),
     "refused R501 R506: package.py --pack makes it would be": edit(total=16_002_000, **NEARLY),
-    "warned R502: the script packed as the log counts it it would be 15,999,000": edit(
-        each=lambda text: text.replace(
-            "Code size:", "Code size (compressed): 3000 bytes\nCode size:"
-        ),
-        **NEARLY | {"artifact": 15_996_000, "total": 15_999_000},
-    ),
+    "warned R502: the script packed as the log counts it it would be 15,999,000": edit(**COUNTED),
     "warned R503: no log says how large": edit(each=without_sizes),
     "refused R501 R503: bytes_total 16,000,001: 16,000,000 are allowed": edit(
-        each=without_sizes, changed={"bytes_total": 16_000_001}
+        each=without_sizes, changed=HUGE
     ),
     "warned R504: is in no log": says(bytes_total=15_000_000),
-    "note R510: the mean of the seeds, the largest is 15,700,084": log_of_42(
-        MEAN, artifact=15_000_000
-    ),
+    "note R510: mean of the seeds, the largest is 15,700,084": log_of_42(MEAN, artifact=15_000_000),
     "warned R504: the model alone, the total is": says(bytes_total=ARTIFACT),
     "warned R505: bytes_code 5: train_gpt.py has": says(bytes_code=5),
     "warned R506: its total is 15,300,000 bytes, its model and": edit(total=15_300_000),
@@ -352,9 +278,7 @@ FAULTS: dict[str, Build] = {
     "refused R801: partial_val:1": edit(partial=" partial_val:1"),
     "refused R802: +17.00 % of the split's bytes: the leading space": edit(factor=1.17),
     "warned R803: +0.50 % of the split's bytes": edit(factor=1.005),
-    "warned R805 R403: are not of one evaluation": rewrite(
-        "exact val_loss:1.9", "exact val_loss:2.2"
-    ),
+    "warned R805 R403: not of one evaluation": rewrite("exact val_loss:1.9", "exact val_loss:2.2"),
     "note R804 R307: 999 tokens are of no known split": rewrite("tokens:62021632", "tokens:999"),
     "refused R201: it is no JSON object: Expecting": add("submission.json", '{"a": 1'),
     "refused R201: it is no JSON object: maximum recursion": add("submission.json", "[" * 200_000),
@@ -388,13 +312,13 @@ RULED = f'x = """\n{RULE}\n"""\n' + "# more of it\n" * 50
 IN_ORDER = {
     "syntax of a newer Python, compared as text": edit(script=SCRIPT + NEWER),
     "a rule inside the script": edit(script=SCRIPT + RULED),
-    "empty lines in front of it": add(LOG, f"\n\n{log_text()}"),
+    "empty lines in front of it": add(LOG, f"\n\n{record_log()}"),
     "no rule below it": rewrite(f"{RULE}\nRunning Python 3.12.3 (main, x)", "\nmodel:/x/y.npz"),
     "the seed in its name alone": rewrite("seed:1\n", ""),
     "the seed in the log alone": edit(moved=(LOG, "first_1.log")),
     "logs in a folder of their own": then(logs_apart),
     "another patch of Python": rewrite("Running Python 3.12.3", "Running Python 3.12.4"),
-    "paths of two machines": add(LOG, log_text(home="/a/x"), home="/b/x"),
+    "paths of two machines": add(LOG, record_log(home="/a/x"), home="/b/x"),
     "files that are usual": then(
         lambda f: [(f / name).touch() for name in ("requirements.txt", "LICENSE", "A.md", "a.png")]
     ),
@@ -440,7 +364,7 @@ def test_a_packed_script_is_seen_through(form: str, place: Path) -> None:
     """What its log holds, the packed form or the readable one, is the script that is shipped."""
     assert look(PACKED[form].encode()).text == LONG
     folder = make_record(place, script=PACKED[form])
-    (folder / "train_seed1.log").write_text(log_text(seed=1, script=LONG.decode()))
+    (folder / "train_seed1.log").write_text(record_log(seed=1, script=LONG.decode()))
     report = check.check_folder(folder)
     facts = report.facts
     assert report.verdict == "accepted" and "torch" in facts.script.imports
@@ -523,7 +447,7 @@ def test_any_submission_is_judged(fuzz_folder: Path, value: Any) -> None:
 @settings(max_examples=40, deadline=None)
 def test_any_log_is_judged(fuzz_folder: Path, seed: int, kind: int) -> None:
     """Logs with lines lost, digits replaced, pieces repeated, or of noise."""
-    rng, text = random.Random(seed), log_text(seed=1).encode()
+    rng, text = random.Random(seed), record_log(seed=1).encode()
     for _ in range(kind):
         at, length = rng.randrange(len(text)), rng.randrange(1, 400)
         pieces = [b"", b"nan", b"9" * 30, b"-1", b"0", b"\xff\x00", text[at : at + length] * 2]

@@ -9,8 +9,19 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import ROOT, RULE, SMALL_MODEL, Call, byte_data, clean_environment, run_trainer
-from test_check import ARTIFACT, NAME, SCRIPT, log_text
+from conftest import (
+    ARTIFACT,
+    NAME,
+    ROOT,
+    RULE,
+    SCRIPT,
+    SMALL_MODEL,
+    Call,
+    byte_data,
+    clean_environment,
+    record_log,
+    run_trainer,
+)
 
 sys.path.append(str(ROOT / "records"))
 import check  # noqa: E402  (the room is no package)
@@ -41,7 +52,7 @@ def seeds(tmp_path: Path, **changed: object) -> list[Path]:
     paths = []
     for number, seed in enumerate((1, 42, 1337)):
         paths.append(tmp_path / f"run{number}.txt")
-        paths[-1].write_text(log_text(**{"seed": seed, "nats": 1.9 + seed * 1e-5} | changed))
+        paths[-1].write_text(record_log(**{"seed": seed, "nats": 1.9 + seed * 1e-5} | changed))
     return paths
 
 
@@ -81,7 +92,7 @@ def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> 
     """Another one in a log is refused by line; --script ships one, which check.py judges: what it
     refuses is not made."""
     logs = seeds(tmp_path)
-    logs[2].write_text(log_text(seed=1337, script=SCRIPT.replace("(torch, os)", "(torch)")))
+    logs[2].write_text(record_log(seed=1337, script=SCRIPT.replace("(torch, os)", "(torch)")))
     done, _, err, folder = make(*logs)
     assert done == 1 and not folder.exists()
     assert f"{logs[2]}: not the script of {logs[0]}: line 7 is 'print(torch)', not" in err
@@ -90,7 +101,7 @@ def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> 
     done, out, err, folder = make(*logs, "--script", script)
     assert done == 1 and re.search(r"\n  refused .*another script: line 11.* \[R601\]\n", out)
     assert "was not made" in err and not folder.parent.exists(), "no trace of it is left"
-    silent = [log_text(seed=seed).split(f"{RULE}\n", 1)[1] for seed in (1, 42, 1337)]
+    silent = [record_log(seed=seed).split(f"{RULE}\n", 1)[1] for seed in (1, 42, 1337)]
     for path, text in zip(logs, silent, strict=True):
         path.write_text(text)
     assert "--script FILE" in make(*logs)[2]
@@ -160,7 +171,7 @@ def test_folder_names() -> None:
 def test_arms_of_a_study(tmp_path: Path, make: Make) -> None:
     """The first log's configuration is submitted, the other is named after what differs."""
     other = tmp_path / "other.txt"
-    other.write_text(log_text(seed=1, nats=1.95, matrix_lr=0.03))
+    other.write_text(record_log(seed=1, nats=1.95, matrix_lr=0.03))
     done, out, err, folder = make(*seeds(tmp_path), other, track=OPEN)
     assert (done, err) == (0, ""), out
     assert (folder / "train_matrix_lr0.03_seed1.log").read_bytes() == other.read_bytes()
