@@ -5,6 +5,7 @@ import hashlib
 import json
 import lzma
 import random
+import re
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ sys.path.append(str(ROOT / "records"))
 import check  # noqa: E402  (the room is no package)
 from findings import CODES, OPEN, RECORD  # noqa: E402
 from script import look, pack  # noqa: E402
+from significance import welch  # noqa: E402  (of logs/)
 from submission import schema  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
@@ -480,34 +482,40 @@ def test_one_folder_does_not_take_the_others_along(
 
 
 def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -> None:
-    scipy_stats = pytest.importorskip("scipy.stats")
-    ours = {1: 1.8900, 2: 1.8905, 3: 1.8895}
-    theirs = {1: 1.9000, 2: 1.9004, 3: 1.8996}
+    """With another tokenizer fewer nats are no better score, and more are no worse one."""
+    ours, theirs = {1: 1.8900, 2: 1.8905, 3: 1.8895}, {1: 1.9000, 2: 1.9004, 3: 1.8996}
     old = make_record(tmp_path / "records" / RECORD / "2026-03-01_Old", results=theirs)
     new = make_record(tmp_path / "records" / RECORD / NAME, results=ours)
-    moved = [value - 0.005 for value in theirs.values()]
-    p = scipy_stats.ttest_ind(moved, list(ours.values()), equal_var=False).pvalue / 2
-    code, out, _ = call(check.main, new, "--previous", old)
-    assert code == 0 and p < 0.01
-    assert f"0.01000 nats better than 2026-03-01_Old; better by 0.00500: p = {p:.2g} [R901]" in out
-    code, out, _ = call(check.main, old, "--previous", new)
-    assert code == 1 and f" 0.01000 nats worse than {NAME}; better by 0.00500: p = " in out
-    scores = {f"{bpb_of(1.9):.6f}": 0, f"{bpb_of(1.8951):.6f}": 1, "1.9nats": 0, "1.8951nats": 1}
-    for score, code in scores.items():
-        done, out, _ = call(check.main, new, "--previous", score)
-        assert done == code and ("nats can be compared only" in out) == ("nats" in score)
-    # Another tokenizer: fewer nats per token are no better score, and more are no worse one.
     other = make_record(tmp_path / "records" / OPEN / NAME, results={1: 1.5, 2: 1.501}, factor=0.7)
-    code, out, _ = call(check.main, new, "--previous", other)
+    one = make_record(tmp_path / "one" / NAME, results={1: 1.9})
+    bare = make_record(tmp_path / NAME, each=lambda text: re.sub(r" val_loss:\S+", "", text))
+    stated = make_record(tmp_path / "stated" / NAME, each=validated, changed={"val_bpb": 1.3})
+    p = welch([*ours.values()], [*theirs.values()], margin=0.005).p
     gain = bpb_of(1.5005, 0.7) - bpb_of(1.89)
-    assert (code, f"{gain:.5f} bits per byte better than {NAME}" in out) == (0, True)
-    assert "tokenizers differ: compared in bits per byte" in out
+    for judged, previous, code, words in (
+        (new, old, 0, f"better than 2026-03-01_Old; better by 0.00500: p = {p:.2g} [R901]"),
+        (old, new, 1, f" 0.01000 nats worse than {NAME}; better by 0.00500: p = "),
+        (new, f"{bpb_of(1.9):.6f}", 0, "bpb; better by 0.00300: p = "),
+        (new, f"{bpb_of(1.8951):.6f}", 1, ", not below 0.01: not shown [R902]"),
+        (new, "1.9nats", 0, "nats can be compared only where the tokenizer is the same [R904]"),
+        (new, "1.8951nats", 1, "[R902]"),
+        (new, other, 0, f"{gain:.5f} bits per byte better than {NAME}"),
+        (new, other, 0, "tokenizers differ: compared in bits per byte"),
+        (new, one, 0, "0.01000 nats better"),
+        (one, old, 1, "one run shows no significance: run three seeds [R902]"),
+        (bare, "1.9nats", 0, "these logs are not: give a score in bits per byte [R903]"),
+        (bare, stated, 0, "bits per byte better than 2026-04-01_WiderMLP; better by 0.00290"),
+    ):
+        done, out, _ = call(check.main, judged, "--previous", previous)
+        assert done == code and words in out, out
 
 
 def test_wrong_usage_is_one_line_and_code_2(place: Path, call: Call) -> None:
+    place.mkdir(parents=True)
     wrong = {
         ("--previous", "nothing"): "neither a folder nor a score, such as 1.1228",
         ("--previous", "0"): "a score above 0, such as 1.1228",
+        ("--previous", str(place)): "no finished log in it: give its score, as 1.1228",
         ("--track", "track_5min"): "track_10min_16mb or track_non_record_16mb",
     }
     for arguments, words in wrong.items():

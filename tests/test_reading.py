@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, RULE, SMALL_MODEL, byte_data, run_trainer
+from conftest import ROOT, RULE, SMALL_MODEL, SMI, byte_data, log_text, run_trainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,18 +39,7 @@ def main():
 
 main()
 '''
-HEADER = f"""{SOURCE}
-{RULE}
-Running Python 3.12.3 (main, Feb  4 2025, 14:48:35) [GCC 13.3.0]
-Running PyTorch 2.9.1+cu128
-Fri Mar 20 10:11:12 2026
-+---------------------------------------------------------------------------------------+
-| NVIDIA-SMI 570.124.06             Driver Version: 570.124.06     CUDA Version: 12.8     |
-|   0  NVIDIA H100 80GB HBM3          On  |   00000000:19:00.0 Off |                    0 |
-|   1  NVIDIA H100 80GB HBM3          On  |   00000000:3B:00.0 Off |                    0 |
-+---------------------------------------------------------------------------------------+
-{RULE}
-"""
+HEADER = log_text(script=SOURCE, smi=SMI).split("train_loader:")[0]
 BASELINE = """logs/try7.txt
 val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path=./data/tokenizers/fineweb_1024_bpe.model
 train_loader:dataset:fineweb10B_sp1024 train_shards:80
@@ -137,7 +126,7 @@ def test_a_baseline_log(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, HEADER + BASELINE))
     assert (run.seed, run.status, run.last_step, run.error) == (1337, "finished", 500, None)
     assert run.versions == {"python": "3.12.3", "torch": "2.9.1+cu128"}
-    assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 2} and run.world_size == 8
+    assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 8} and run.world_size == 8
     assert (run.dataset, run.train_shards, run.val_tokens) == ("fineweb10B_sp1024", 80, 62021632)
     assert [s.step for s in run.steps] == [1, 2, 200, 400] and run.steps[1].train_loss == 15.9120
     assert [(v.step, v.val_bpb) for v in run.validations] == [(0, 4.1077), (500, 1.4273)]
