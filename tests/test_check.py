@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from os import truncate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 sys.path.append(str(ROOT / "records"))
 import check  # noqa: E402  (the room is no package)
+import rules  # noqa: E402
 from findings import CODES, OPEN, RECORD  # noqa: E402
 from script import look, pack  # noqa: E402
 from significance import welch  # noqa: E402  (of logs/)
@@ -365,9 +367,8 @@ PACKED = {
 def test_a_packed_script_is_seen_through(form: str, place: Path) -> None:
     """What its log holds, the packed form or the readable one, is the script that is shipped."""
     assert look(PACKED[form].encode()).text == LONG
-    folder = make_record(place, script=PACKED[form])
-    (folder / "train_seed1.log").write_text(record_log(seed=1, script=LONG.decode()))
-    report = check.check_folder(folder)
+    files = {LOG: record_log(seed=1, script=LONG.decode())}
+    report = check.check_folder(make_record(place, script=PACKED[form], files=files))
     facts = report.facts
     assert report.verdict == "accepted" and "torch" in facts.script.imports
     assert facts.packed_bytes == facts.code_bytes == len(PACKED[form])
@@ -377,18 +378,49 @@ def test_a_packed_script_is_seen_through(form: str, place: Path) -> None:
 def test_code_beside_the_script_counts(place: Path) -> None:
     """By import, by exec and by name, also from there on; what nobody needs does not."""
     launcher = 'exec(open(__file__.replace("train_gpt.py", "real.py")).read())\n'
-    folder = make_record(place, script=launcher, artifact=15_990_000)
-    (folder / "real.py").write_text("import kernels_of_mine\n")
-    (folder / "kernels_of_mine.py").write_text('load("extra/fast.cpp")\n')
-    (folder / "extra").mkdir()
-    (folder / "extra" / "fast.cpp").write_bytes(random.Random(1).randbytes(20_000))
-    (folder / "unused.py").write_text("x = 1\n" * 9000)
-    report = check.check_folder(folder)
+    files = {"real.py": "import kernels_of_mine\n", "unused.py": "x = 1\n" * 9000}
+    files |= {"kernels_of_mine.py": 'load("extra/fast.cpp")\n', "extra/fast.cpp": "x" * 20_000}
+    made = make_record(place, script=launcher, artifact=15_990_000, files=files)
+    report = check.check_folder(made)
     beside = sorted(file.name for file in report.facts.code_beside)
     assert beside == ["extra/fast.cpp", "kernels_of_mine.py", "real.py"]
     assert report.facts.code_bytes == len(launcher) + 23 + 23 + 20_000
     assert "too many" in texts(report, "R502")[0] and "unused.py" in texts(report, "R109")[0]
     assert texts(report, "R508")[0].startswith("kernels_of_mine.py may need extra/fast.cpp")
+
+
+# A line of a script, and what it shows.
+SHOWN = {
+    "urllib.request.urlopen(u)": "downloads: urlopen",
+    "a(requests.get(u))": "downloads: requests get",
+    "subprocess.run('curl -O x', shell=True)": "downloads: curl",
+    "os.system('git clone x')": "downloads: git clone",
+    "os.system('ls curly')": "downloads: ",
+    "import ctypes": "reaching: ctypes",
+    "from urllib import request": "reaching: urllib",
+    "import socketless": "reaching: ",
+    "train_files: str = 'fineweb_val_0.bin'": "validation: fineweb_val_0.bin",
+    "load(train_path='data/val/*')": "validation: data/val/*",
+    "load(val_path='data/val/*')": "validation: ",
+    "import a.b, c; __import__('d'); from .e import f": "imports: .e,a.b,c,d",
+    "import a; x = f[T](:": "imports: a",
+}
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_what_a_line_of_a_script_shows(line: str) -> None:
+    field, names = SHOWN[line].split(": ")
+    assert ",".join(sorted(getattr(look(line.encode()), field))) == names
+
+
+@pytest.mark.parametrize(("version", "code"), [((3, 12), "R608"), ((3, 11), "R609")])
+def test_an_old_python_asks_and_a_new_one_warns(
+    place: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], code: str
+) -> None:
+    python = SimpleNamespace(version_info=version, stdlib_module_names=sys.stdlib_module_names)
+    monkeypatch.setattr(rules, "sys", python)
+    report = check.check_folder(make_record(place, script=f"{SCRIPT}def f(:\n"))
+    assert report.codes == {code} and "cannot parse train_gpt.py: line 11" in texts(report, code)[0]
 
 
 UNITS = ["os.environ.get('A')\n", "a.b.c(d.e(f'{x}'))\n", "f'{x}' ", "{x}"]
