@@ -22,7 +22,7 @@ import cli  # noqa: E402  (the room is no package)
 import compare  # noqa: E402
 import picture  # noqa: E402
 import significance  # noqa: E402
-from configuration import seed_groups  # noqa: E402
+from configuration import seed_groups, telling, written  # noqa: E402
 from runs import read_logs  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
@@ -94,6 +94,45 @@ def test_a_run_of_a_file_is_named_as_the_tables_name_it(tmp_path: Path, call: Ca
     code, out, _ = call(compare.main, "--a", one, two, nine, "--b", three, four)
     assert code == 1 and f"refused: no run was read from {nine}\n" in out
     assert block(out, "Could not")[0].endswith(f"{nine}: no such run: {path} has 4, from #1 on")
+
+
+# Two runs, and in what they differ that may change a result.
+TELLING = {
+    "seed, names of the run": ({"seed": 1, "run_id": "a"}, {"seed": 2, "run_id": "b"}, ""),
+    "folders and files": ({"log_dir": "/a", "logfile": "a"}, {"log_dir": "/b", "logfile": "b"}, ""),
+    "how often lines come": ({"train_log_every": 10}, {"train_log_every": 20}, ""),
+    "settings": ({}, {"matrix_lr": 0.02, "iterations": 9}, "matrix_lr iterations"),
+    "where data lie": ({"data_path": "/a/x"}, {"data_path": "/b/x"}, ""),
+    "other data": ({"data_path": "/a/x"}, {"data_path": "/a/y"}, "data_path"),
+    "processes": ({"world": 1}, {"world": 8}, "world_size"),
+    "the script's size": ({"code": 5}, {"code": 6}, "code_bytes"),
+    "the script": (
+        {"script": "import os\ndef a(): 1"},
+        {"script": "import os\ndef f(): 12"},
+        "code",
+    ),
+    "what one log alone tells": ({"odd": 1}, {}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", TELLING)
+def test_what_may_change_a_result(tmp_path: Path, kind: str) -> None:
+    *made, names = TELLING[kind]
+    paths = [tmp_path / "0.log", tmp_path / "1.log"]
+    for seed, (path, one) in enumerate(zip(paths, made, strict=True)):
+        write_log(path, **{"code": 9, "seed": seed} | one)
+    runs = read_logs(paths).runs
+    assert telling(runs) == names.split() and telling(runs, names.upper().split()) == []
+    assert seed_groups(runs) == ([[0], [1]] if names else [[0, 1]])
+    assert seed_groups(runs, names.split()) == [[0, 1]]
+
+
+def test_a_condition_is_written_as_one_would_set_it() -> None:
+    known = {"train_prefetch": True, "matrix_lr": 0.04, "gpus": 8, "model_params": 1000}
+    known |= {"device": "H100", "train_io_copy_stream": "False(no_cuda)", "knob": None}
+    words = "TRAIN_PREFETCH=1|MATRIX_LR=0.04|gpus 8|model_params 1,000|device H100|"
+    words += "train_io_copy_stream False(no_cuda)|knob not known"
+    assert "|".join(written(*one) for one in known.items()) == words
 
 
 def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
@@ -180,9 +219,14 @@ def test_submitted_results_are_compared_whatever_evaluations_there_are(
     for path, nats in zip(a, A, strict=True):
         nats -= 0.0252
         add_line(path, f"final_sliding_window val_loss:{nats:.8f} val_bpb:{bpb_of(nats):.8f}")
+    add_line(b[0], "final_ttt val_loss:9.0 val_bpb:5.0")
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "A is better than B by more than 0.005 nats" in out
     assert "A is 0.02520 nats lower" in out
+    assert "note: the logs show no difference in configuration between A and B" in out
+    assert (
+        "note: b_seed1.log: its last result, final_ttt 5.0 (line 24), is taken for a failed" in out
+    )
     assert "come from different evaluations (roundtrip, sliding)" in out
 
 
@@ -234,6 +278,7 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
         add_line(path, f"input_wait total:{13_790 * wait}ms share:0.1% max:9ms epochs:0.5")
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "A and B differ in train_prefetch: which is better" in out
+    assert "; A and B have the same mean (95 % interval of the difference -" in out
     low, high = significance.welch(waits[:3], waits[3:]).low, 151.4
     words = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
     assert block(out, "A against B")[1].startswith(f"{words} {low:+.2f} to +{high}")
