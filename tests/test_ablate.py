@@ -235,17 +235,16 @@ def test_every_run_has_its_variables_folder_and_logs(
     assert (place.folder / "out" / "picture.png").exists()
 
 
-def test_fixed_time_sets_the_cap_alone(place: Place) -> None:
-    code, out, _ = place(*TWO, "--seeds", "1", "--seconds", "1.5", ITERATIONS="40")
-    seen = {(s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"]) for s in place.starts()}
-    assert code == 0 and seen == {("40", "1.5")} and "one seed per pair" in out
-
-
 def test_relative_paths_are_those_of_the_caller(place: Place) -> None:
-    """Without the variable, the trainer's own default ./data/... is found from its folder."""
+    """Without the variable, the trainer's own default ./data/... is found from its folder. Fixed
+    time sets the cap alone."""
     (place.folder / "elsewhere").mkdir()
-    assert place(*TWO, "--seeds", "1", DATA_PATH="elsewhere")[0] == 0
-    assert {start["DATA_PATH"] for start in place.starts()} == {str(place.folder / "elsewhere")}
+    words, given = (*TWO, "--seeds", "1", "--seconds", "1.5"), {"ITERATIONS": "40"}
+    code, out, _ = place(*words, DATA_PATH="elsewhere", **given)
+    assert code == 0 and "one seed per pair" in out
+    for start in place.starts():
+        assert start["DATA_PATH"] == str(place.folder / "elsewhere")
+        assert (start["ITERATIONS"], start["MAX_WALLCLOCK_SECONDS"]) == ("40", "1.5")
     assert place("--vary", "KNOB=0,1", "--out", "other", "--seeds", "1")[0] == 0
     assert "DATA_PATH" not in place.starts()[-1]
 
@@ -300,13 +299,10 @@ def test_another_ablation_is_not_mixed_in(place: Place) -> None:
 def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
     run = "knob-1_seed1338"
     command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment = {**os.environ, "FAKE_WAIT": run}
     with subprocess.Popen(
-        command,
-        env={**os.environ, "FAKE_WAIT": run},
-        preexec_fn=heed_interrupts,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, env=environment, preexec_fn=heed_interrupts, **streams
     ) as process:
         deadline = time.monotonic() + 60
         while not Path(f"{place.journal}.waiting").exists():
@@ -471,14 +467,10 @@ def real(
     (folder / "train_gpt.py").symlink_to(ROOT / "train_gpt.py")
     byte_data(folder / "d")
     data = {"DATA_PATH": "d", "TOKENIZER_PATH": "d/byte.json", "VOCAB_SIZE": 260}
-    return subprocess.run(
-        [sys.executable, tool, *words, "--", *launcher, "train_gpt.py"],
-        cwd=folder,
-        env=clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data),
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    environment = clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data)
+    command = [sys.executable, tool, *words, "--", *launcher, "train_gpt.py"]
+    streams = {"capture_output": True, "text": True}
+    return subprocess.run(command, cwd=folder, env=environment, timeout=110, **streams)
 
 
 @pytest.mark.slow

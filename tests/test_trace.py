@@ -25,15 +25,10 @@ def trace_py(
     """The script as a user runs it; `prelude` runs before it, in the same interpreter."""
     room = f"sys.path[0] = {str(SCRIPT.parent)!r}"
     start = f"import runpy, sys; {room}; {prelude}; sys.argv = sys.argv[1:]"
-    return subprocess.run(
-        [sys.executable, "-c", f"{start}; runpy.run_path(sys.argv[0], run_name='__main__')"]
-        + [str(argument) for argument in (SCRIPT, *arguments)],
-        text=True,
-        encoding="utf-8",
-        capture_output=True,
-        timeout=60,
-        env={"PYTHONIOENCODING": encoding, "PATH": "", "HOME": "/nonexistent"},
-    )
+    start += "; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", start, *map(str, (SCRIPT, *arguments))]
+    alone = {"PYTHONIOENCODING": encoding, "PATH": "", "HOME": "/nonexistent"}
+    return subprocess.run(command, env=alone, encoding="utf-8", capture_output=True, timeout=60)
 
 
 def shown(*arguments: object, **options: str) -> list[str]:
