@@ -22,8 +22,8 @@ import cli  # noqa: E402  (the room is no package)
 import compare  # noqa: E402
 import picture  # noqa: E402
 import significance  # noqa: E402
-from configuration import seed_groups, telling, written  # noqa: E402
-from runs import read_logs  # noqa: E402
+from configuration import conditions, seed_groups, telling, trace, written  # noqa: E402
+from runs import Run, read_logs  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -133,6 +133,10 @@ def test_a_condition_is_written_as_one_would_set_it() -> None:
     words = "TRAIN_PREFETCH=1|MATRIX_LR=0.04|gpus 8|model_params 1,000|device H100|"
     words += "train_io_copy_stream False(no_cuda)|knob not known"
     assert "|".join(written(*one) for one in known.items()) == words
+    run = Run("a.txt", config={"grad_accum_steps": 0})
+    assert conditions(run) == run.config
+    run.grad_accum_steps = 8
+    assert conditions(run) == {"effective_grad_accum_steps": 8} and trace(run) is None
 
 
 def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
@@ -165,7 +169,8 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     assert words[1] == f"  A: 3 runs, submitted {group.mean:.5f} nats, std {group.std:.5f}"
     code, out, _ = call(compare.main, "--a", *a, "--b", *b, "--margin", "0.019", "--alpha", "0.2")
     assert code == 0 and f"p = {significance.welch(A, B, margin=0.019).p:.2g}, not below 0.2" in out
-    assert "A and B differ in matrix_lr: which is better is tested, not why" in out
+    notes = [line for line in block(out, "A against B") if "note" in line]
+    assert notes == ["  note: A and B differ in matrix_lr: which is better is tested, not why"]
     out = call(compare.main, "--a", *b, "--b", *a)[1]
     assert "not shown that A is better" in out and "nats higher" in out
     assert "no measurable difference" not in out
@@ -281,10 +286,11 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     assert "; A and B have the same mean (95 % interval of the difference -" in out
     low, high = significance.welch(waits[:3], waits[3:]).low, 151.4
     words = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
-    assert block(out, "A against B")[1].startswith(f"{words} {low:+.2f} to +{high}")
+    line = block(out, "A against B")[1]
+    assert line.startswith(f"{words} {low:+.2f} to +{high}") and line.endswith(" ms)")
     found = json.loads(call(compare.main, "--a", *a, "--b", *b, "--json")[1])
     assert [run["input_wait_ms_per_step"] for run in found["runs"]] == pytest.approx(waits)
-    assert found["groups"] == [[0, 1, 2], [3, 4, 5]]
+    assert found["groups"] == [[0, 1, 2], [3, 4, 5]] and found["equal_conditions"] == 18
     assert found["comparison"]["input_wait"]["low"] == low
     rows = list(csv.DictReader(call(compare.main, *a, *b, "--csv")[1].splitlines()))
     assert [row["train_prefetch"] for row in rows] == ["True"] * 3 + ["False"] * 3

@@ -76,6 +76,11 @@ final_q val_bpb:1.1967; ttt:done val_bpb:1.1301; final_q val_bpb:1.1967         
 mix bpb=1.0049 nn_bpb=1.0805; sliding_window val_bpb:1.0049 eval_time:5ms            | 1.0049 | 0
 int6_exact val_bpb:0.71594908; sliding_exact val_bpb:0.84693639; \
 final_int8_zlib_roundtrip_exact val_bpb:0.84693639                               | 0.84693639 | 0
+pre_quant val_bpb:1.2000; final_a val_bpb:1.2000                                     | 1.2    | 0
+final_a val_bpb:1.2; final_b val_bpb:1.1; final_a val_bpb:1.2                        | 1.1    | 0
+final_a val_bpb:1.20; final_c val_bpb:1.1500; final_b val_bpb:1.2040                 | 1.204  | 0
+final_a val_bpb:1.2040; final_c val_bpb:1.1500; summary_a val_bpb:1.20               | 1.15   | 0
+final_q val_bpb:1.1967; ttt:done val_bpb:1.1301; result_q val_bpb:1.1967             | 1.1301 | 0
 raw_bpb: 1.1555; control=eval_only control_bpb=1.43; ema_bpb: 1.2                    | none   | 0
 """
 

@@ -31,9 +31,9 @@ def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None
 
 def test_runs_without_spread_decide_by_their_means() -> None:
     for test in (significance.welch, significance.paired):
-        assert test([2.0, 2.0], [2.5, 2.5], margin=0.005).p == 0
-        assert test([2.0, 2.0], [2.0, 2.0], margin=0.005).p == 1
-        assert test([2.0, 2.0], [2.0, 2.0]).p == 0.5
+        found = [test([2.0, 2.0], [2.0 + x, 2.0 + x], margin=0.25) for x in (0.5, 0.0, 0.25)]
+        assert [one.p for one in found] == [0.0, 1.0, 0.5]
+        assert [one.t for one in found] == [math.inf, -math.inf, 0.0]
     one_varies = significance.welch([2.0, 2.0], [2.1, 2.2])
     assert one_varies.df == 1 and one_varies.low < 0.15 < one_varies.high
 
@@ -55,6 +55,15 @@ def test_mean_standard_deviation_and_interval() -> None:
         4.302653 * group.std / math.sqrt(3)
     )
     assert math.isnan(significance.summary([5.0]).std) and math.isnan(significance.interval([5.0]))
+
+
+def test_the_wait_is_said_as_far_as_it_is_known() -> None:
+    group = significance.summary([1.0, 2.0])
+    found = significance.Comparison(waits=(group, group))
+    assert significance.wait_words(found) == "input_wait: A 1.50 ms per step, B 1.50"
+    found.input_wait = significance.welch([1.0, 2.0], [1.0, 2.0])
+    assert significance.wait_words(found).endswith(" ms: no measurable difference)")
+    assert significance.some(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
 
 
 REFUSED = {
