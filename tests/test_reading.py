@@ -157,6 +157,7 @@ def test_the_script_is_found_whole(tmp_path: Path, front: str, beginning: str) -
     source = beginning + SOURCE
     run = only(read_text(tmp_path, front + HEADER.replace(SOURCE, source) + BASELINE))
     assert run.source == source.encode()
+    assert (run.source_bytes, len(run.source_sha256)) == (len(source.encode()), 64)
     assert (run.seed, run.error, len(run.steps), len(results_of(run))) == (1337, None, 4, 1)
 
 
@@ -173,6 +174,7 @@ def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> 
     results = [(result.kind, result.val_bpb) for result in results_of(run)]
     assert results == [("pre_quant", 1.111464), ("diagnostic", 1.1226912), ("ttt", 1.10527)]
     assert headline(run).kind == "ttt" and run.eval_total_ms == 372500
+    assert (run.source_bytes, run.source_sha256) == (None, None)
     sizes = run.sizes
     assert (sizes.code, sizes.packed_code, sizes.total) == (120450, 27310, 15907712)
 

@@ -99,10 +99,11 @@ def test_the_last_one_that_has_not_failed(tmp_path: Path, row: str) -> None:
 
 
 def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
-    """Runs with a stage before the last one, which is 0.01 better."""
+    """Runs with two stages before the last one, which is 0.01 and 0.3 better."""
     found = []
     for seed, value in enumerate(values, 1):
-        results = f"Quantized BPB: {value + 0.01:.6f}\nQuantized BPB: {value:.6f}\n"
+        results = f"pre_quant bpb: {value + 0.3}\nQuantized BPB: {value + 0.01:.6f}\n"
+        results += f"Quantized BPB: {value:.6f}\n"
         found += runs_of(folder, TRAINED.format(seed=seed) + results, f"{stem}_seed{seed}.log")
     return found
 
@@ -119,6 +120,10 @@ def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
         ({"seed_2": {"val_bpb": 1.21}}, "b", [1.21]),
         ({"val_bpb": 0.5}, "aaa", [1.1, 1.11, 1.12]),  # nowhere: by the rule
         ({"val_bpb": Decimal("1.23000")}, "bbb", [1.21, 1.22, 1.23]),  # the first result of one run
+        ({"val_bpb": 1.23}, "aaa", [1.1, 1.11, 1.12]),  # of so few digits it may be chance
+        ({"seed_results": {"1": 1.5, "2": 1.51}}, "bb", [1.5, 1.51]),  # before quantisation
+        ({"seed_results": {"1": "x"}, "val_bpb": 1.21}, "bbb", [1.2, 1.21, 1.22]),
+        ({"seed_results": {"9": 1.1}, "val_bpb": 1.21}, "bbb", [1.2, 1.21, 1.22]),
         ({"seed_results": {"1": 1.1, "2": 1.11}, "val_bpb": 1.12}, "aaa", [1.11, 1.12, 1.13]),
     ],
 )
