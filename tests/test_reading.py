@@ -228,11 +228,12 @@ NAMES = {
     "best|mean|average|leader|record|threshold|expected|sanity|subset|probe|debug|control|diagnostics|"
     "baseline_bpb|baseline val_bpb|over baseline|vs. the baseline|than the baseline|calib_loss|"
     "calibration_bpb|train_bpb|pre_ttt|before slot|without-adapt|no_ttt|# a|// a|-- a|"
-    "diagnostic quantized",
+    "diagnostic quantized|diagnostics of ema",
     "pre_quant": "pre_gptq|pre-export|full precision|fp32|bf16|float_16|post_ema|ema|post-swa|lawa|"
-    "raw model|my swa_bpb|my raw_val_bpb|pre-quantization post-ema|unquantized|pre_quant int8",
+    "raw model|my swa_bpb|my raw_val_bpb|pre-quantization post-ema|unquantized|pre_quant int8|"
+    "mypostema|myema_bpb|mylawa_bpb",
     "ttt": "legal_ttt|test-time training|quantized_ttt|ttt sliding",
-    "sliding": "sliding_window|stride 64|final_sw|int6 sliding",
+    "sliding": "sliding_window|stride 64|final_sw|sw_eval|int6 sliding",
     "roundtrip": "roundtrip|round_trip ema|ema quantized|post_quant_ema|swa int7|zlib|zstd|lzma|"
     "brotli|decoded|artifact",
     "other": "final_temped|meanfield|averaged|diffusion|mychunk 7|swallow",
