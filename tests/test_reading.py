@@ -231,7 +231,7 @@ NAMES = {
     "diagnostic quantized|diagnostics of ema",
     "pre_quant": "pre_gptq|pre-export|full precision|fp32|bf16|float_16|post_ema|ema|post-swa|lawa|"
     "raw model|my swa_bpb|my raw_val_bpb|pre-quantization post-ema|unquantized|pre_quant int8|"
-    "mypostema|myema_bpb|mylawa_bpb",
+    "mypostema|my ema_bpb|my lawa_bpb",
     "ttt": "legal_ttt|test-time training|quantized_ttt|ttt sliding",
     "sliding": "sliding_window|stride 64|final_sw|sw_eval|int6 sliding",
     "roundtrip": "roundtrip|round_trip ema|ema quantized|post_quant_ema|swa int7|zlib|zstd|lzma|"
