@@ -71,6 +71,7 @@ final_a val_bpb:1.1000; final_b val_bpb:1.9000                                  
 final_a val_bpb:1.1000; final_b val_bpb:nan                                          | 1.1    | 1
 final_a val_bpb:1.1000; legal_ttt val_bpb:1.1100                                     | 1.1    | 1
 final_a val_bpb:1.9000; final_b val_bpb:1.1000; final_c val_bpb:nan                  | 1.1    | 1
+final_a val_bpb:1.0900; sliding val_bpb:1.0800; quantized_ttt val_bpb:1.0850         | 1.08   | 1
 sliding val_bpb:1.0800; mix_bpb=0.9700; quantized_ttt val_bpb:1.0790                 | 1.079  | 0
 final_q val_bpb:1.1967; ttt:done val_bpb:1.1301; final_q val_bpb:1.1967              | 1.1301 | 0
 mix bpb=1.0049 nn_bpb=1.0805; sliding_window val_bpb:1.0049 eval_time:5ms            | 1.0049 | 0
@@ -116,7 +117,7 @@ def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
         ({"val_bpb": Decimal("1.21")}, "bbb", [1.2, 1.21, 1.22]),
         ({"val_bpb": 1.22}, "bbb", [1.21, 1.22, 1.23]),  # the mean of the first results
         ({"seed_results": {"1": {"val_bpb": 1.2}, "2": {"val_bpb": 1.12}}}, "ba", [1.2, 1.12]),
-        ({"seeds": [{"seed": 3, "bpb": 1.12}], "val_bpb": 1.0}, "a", [1.12]),
+        ({"seeds": [7, {"seed": 3, "bpb": 1.12}], "val_bpb": 1.0}, "a", [1.12]),
         ({"seed_2": {"val_bpb": 1.21}}, "b", [1.21]),
         ({"val_bpb": 0.5}, "aaa", [1.1, 1.11, 1.12]),  # nowhere: by the rule
         ({"val_bpb": Decimal("1.23000")}, "bbb", [1.21, 1.22, 1.23]),  # the first result of one run
