@@ -325,21 +325,22 @@ LINES = "".join(f"step:{n}/9 train_loss:2.0{n} train_time:{n}00ms\n" for n in (1
 LATER = "seed:1337\nquantized_ttt val_loss:2.3 val_bpb:1.4 eval_time:9ms\n"
 AT_400, AT_500 = BASELINE.index("step:400/"), BASELINE.index("step:500/")
 BACK = BASELINE[:AT_500] + BASELINE[AT_400:].replace("step:400/", "step:300/", 1)
-FIRST = "1337 1,2,200,400 1.43328104"
-# What a file holds, and of each run in it the seed, the steps, the result, and whether the script
-# is there. A script begins a run, so do steps that start again, and a header behind results; the
-# console's lines and the log's are one run, lines that are there twice count once, an evaluation
-# belongs to the run before it, and a step that goes back is a run that was resumed.
+FIRST = "1337 1,2,200,400 2: 1.43328104"
+# What a file holds, and of each run in it the seed, the steps, how many lines have a result, the
+# result, and whether the script is there. A script begins a run, so do steps that start again, and
+# a header behind results; the console's lines and the log's are one run, lines that are there twice
+# count once, an evaluation belongs to the run before it, and a step that goes back is a run that
+# was resumed.
 FILES = {
     "three": (
         HEADER + BASELINE + HEADER + SECOND + BASELINE.replace("8000ms", "8001ms"),
-        [f"{FIRST} script", "42 1,2,200,400 1.43328104 script", FIRST],
+        [f"{FIRST} script", "42 1,2,200,400 2: 1.43328104 script", FIRST],
     ),
-    "steps": (LINES + LINES.replace("2.0", "3.0"), ["None 1,2,3 None", "None 1,2,3 None"]),
+    "steps": (LINES + LINES.replace("2.0", "3.0"), ["None 1,2,3 0: None"] * 2),
     "console": (BASELINE + HEADER + BASELINE, [f"{FIRST} script"]),
     "twice": ("".join(2 * line for line in BASELINE.splitlines(True)), [FIRST]),
-    "evaluated": (HEADER + BASELINE + HEADER + LATER, ["1337 1,2,200,400 1.4 script"]),
-    "back": (BACK, ["1337 1,2,200,300 1.43328104 resumed at 300"]),
+    "evaluated": (HEADER + BASELINE + HEADER + LATER, ["1337 1,2,200,400 3: 1.4 script"]),
+    "back": (BACK, ["1337 1,2,200,300 2: 1.43328104 resumed at 300"]),
 }
 
 
@@ -352,7 +353,7 @@ def test_the_runs_of_a_file(tmp_path: Path, kind: str) -> None:
         result, steps = headline(run), ",".join(str(step.step) for step in run.steps)
         words = " script" * (run.source == SOURCE.encode())
         words += "".join(f" resumed at {step}" for step in run.resumed_at)
-        found.append(f"{run.seed} {steps} {result and result.val_bpb}{words}")
+        found.append(f"{run.seed} {steps} {len(run.results)}: {result and result.val_bpb}{words}")
     assert found == expected and log.problems == []
 
 
