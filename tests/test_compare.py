@@ -61,6 +61,7 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
     group, (first, second) = significance.summary(values), block(out, "Groups")
     words = f"  runs 1-3: nats {group.mean:.5f} std {group.std:.5f}, bits per byte "
     assert first.startswith(words) and second.startswith("  runs 4-5")
+    assert "Could not be read" not in out
 
 
 def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> None:
