@@ -1725,7 +1725,7 @@ def read_producing(path):
     try:
         with open_regular(path) as file:
             return {"progress": None, **json.loads(file.read())}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path}: no JSON of a producer: {first_line(error)}: remove it") from error
@@ -1960,29 +1960,17 @@ def find_checkpoint(config, older_than=None):
         try:
             with open_regular(path) as file:
                 state = torch.load(file, "cpu", weights_only=True)
-            check_checkpoint(state)
+            if state["step"] < 0 or not 0 <= state["train_ms"] < math.inf:
+                raise ValueError("its step or its time is impossible")
+            return path, state, find_changes(config, path, state)
+        except RunError:
+            raise
         except Exception as error:  # whatever a bad file raises
             if config.resume != "auto":
                 reason = f"no checkpoint: {first_line(error)}: set auto, or a step_<n>.pt"
                 raise RunError(f"RESUME={path}: {reason}") from error
             tell(f"warning: {path} is damaged: taking the one before", "stderr")
-            continue
-        return path, state, find_changes(config, path, state)
     return None
-
-
-def check_checkpoint(state):
-    """ValueError if it is not what `snapshot` makes."""
-    kinds = {"held": dict, "settings": dict, "shards": list, "step": int, "data_crc": int}
-    for name, kind in kinds.items():
-        if not isinstance(state[name], kind):
-            raise ValueError(f"its {name} is no {kind.__name__}")
-    if not all(map(torch.is_tensor, dict(state["held"].get("model", {})).values())):
-        raise ValueError("its model is no state dict")
-    if state["step"] < 0 or not 0 <= state["train_ms"] < math.inf:
-        raise ValueError("its step or its time is impossible")
-    if not all(isinstance(text, str) for text in (*state["settings"].values(), *state["shards"])):
-        raise ValueError("its settings are not texts")
 
 
 def find_changes(config, path, state):
@@ -2069,6 +2057,7 @@ def prime(run):
     step = run.step
     crc = run.exchange.data_crc()
     before = held_state(run)
+    buffers = {name: t.clone() for name, t in run.model.named_buffers()}
     if not run.config.warmup_steps:
         return
     run.exchange.set_counts(False)
@@ -2092,11 +2081,12 @@ def prime(run):
             torch._foreach_mul_(weights, 2.0)
         run.begin(step, crc)
     require_unchanged(before, held_state(run))
+    require_unchanged(buffers, dict(run.model.named_buffers()))  # not in checkpoints
 
 
 def check_optimizers(run):
     """Notes each group's `base_lr`, its rate before the schedule. RunError for a parameter that is
-    in no group or in two, and for an optimizer or a layer that would fail later."""
+    in no group or in two, and for an optimizer that would fail later."""
     groups = []
     for optimizer in run.optimizers:
         name = type(optimizer).__name__
@@ -2114,9 +2104,19 @@ def check_optimizers(run):
         times = sum(p is other for group in groups for other in group["params"])
         if times != 1:
             raise RunError(f"{name} is in {times} groups of make_optimizers: put it in one")
-    for name, module in run.model.named_modules():
+    check_layers(run.model)
+
+
+def check_layers(model):
+    """RunError for a layer that fails later, or that no optimizer sees."""
+    known = {*model.modules(), *model.parameters()}
+    for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not isinstance(module, Linear):
             raise RunError(f"{name} is an nn.Linear, which fails in bfloat16: make it a Linear")
+        for part in held_parts(module):
+            if isinstance(part, (nn.Module, nn.Parameter)) and part not in known:
+                kind = type(part).__name__
+                raise RunError(f"GPT.{name} hides a {kind} from training: use nn.ModuleList")
 
 
 # === INSTRUMENTS: log lines, the clock, TRACE_STEPS and TRAINING_TIMING_BREAKDOWN ===
@@ -2447,7 +2447,7 @@ def parse(kind, text):
 def given_settings(env):
     """{NAME: text} of the settings in the environment. An empty text is none, but for patterns."""
     names = [name for name in SETTINGS if env.get(name) or (name in PATTERNS and name in env)]
-    return {name: env[name] for name in names}
+    return {name: env[name].strip("\r") for name in names}
 
 
 def read_config(env):

@@ -6,6 +6,7 @@ import ast
 import configparser
 import dataclasses
 import inspect
+import json
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -360,6 +362,66 @@ def log_text(seed: int = 1, nats: float = 1.9, **changed: Any) -> str:
         f"final_int8_zlib_roundtrip_exact val_loss:{nats:.8f} val_bpb:{bpb:.8f}{one.partial}\n",
     ]
     return "\n".join(lines)
+
+
+# A record of three runs, and its folder.
+
+SCRIPT = (
+    '"""A trainer."""\nimport os\nimport torch\n\n\ndef main():\n    print(torch, os)\n\n\nmain()\n'
+)
+SMI = "| NVIDIA-SMI 570.1   Driver Version: 570.1   CUDA Version: 12.8 |\n" + "\n".join(
+    f"|   {n}  NVIDIA H100 80GB HBM3    On  |   00000000:19:00.0 Off | 0 |" for n in range(8)
+)
+NAME = "2026-04-01_WiderMLP"
+ARTIFACT = 15_700_000
+
+
+def record_log(**changed: Any) -> str:
+    """A log with its script and machine, as it would be of 8 H100s; each seed has its own times."""
+    ms = 43.5 + (changed.get("seed", 1) - 1) % 97 * 1e-4
+    return log_text(**{"script": SCRIPT, "smi": SMI, "ms": ms} | changed)
+
+
+# What a record is made of, beside words of its logs. `changed`: keys of submission.json, None: left
+# out; `first`: other words in the log of seed 1; `each`: a change of every log; `files`: more of
+# them, or others; `moved`: one that lies elsewhere.
+MADE_OF = {
+    "results": {1: 1.9000, 42: 1.9010, 1337: 1.9005}, "script": SCRIPT, "changed": {},
+    "readme": "# Wider MLP\n" + "What was done, and how it was run. " * 5,
+    "first": ("", ""), "each": str, "files": {}, "moved": (),
+}  # fmt: skip
+
+
+def make_record(folder: Path, **log: Any) -> Path:
+    """A record that is in order, save for what is named."""
+    one = SimpleNamespace(**{name: log.pop(name, value) for name, value in MADE_OF.items()})
+    submitted = submission_of(one.results, one.script, log) | one.changed
+    given = {name: value for name, value in submitted.items() if value is not None}
+    made = {"train_gpt.py": one.script, "README.md": one.readme}
+    made["submission.json"] = json.dumps(given)
+    for seed, nats in one.results.items():
+        text = record_log(seed=seed, nats=nats, **{"script": one.script, **log})
+        made[f"train_seed{seed}.log"] = one.each(text)
+    old, new = one.first
+    assert not old or old in made["train_seed1.log"]
+    made |= {"train_seed1.log": made["train_seed1.log"].replace(old, new)} if old else {}
+    for name, text in (made | one.files).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    if one.moved:
+        (folder / one.moved[0]).rename(folder / one.moved[1])
+    return folder
+
+
+def submission_of(results: dict[int, float], script: str, log: dict[str, Any]) -> dict[str, Any]:
+    loss, factor, code = fmean(results.values()), log.get("factor", 1.0), len(script.encode())
+    each = {str(seed): {"val_loss": n, "val_bpb": bpb_of(n, factor)} for seed, n in results.items()}
+    return {
+        "name": "Wider MLP", "author": "Ada", "github_id": "ada", "date": "2026-04-01",
+        "track": "10min_16mb", "seeds": list(results), "seed_results": each,
+        "val_loss": round(loss, 8), "val_bpb": round(bpb_of(loss, factor), 8),
+        "bytes_total": log.get("artifact", ARTIFACT) + code, "bytes_code": code,
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ kept, what is concluded, what makes a machine ready."""
 
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -41,21 +40,11 @@ FAKE = r"""
 import json, math, os, platform, signal, sys
 from pathlib import Path
 E = os.environ
-KNOWN = {
-    "knob": 0.0,
-    "mlp_mult": 2,
-    "train_prefetch": True,
-    "seed": 1337,
-    "iterations": 20,
-    "max_wallclock_seconds": 600.0,
-    "train_batch_tokens": 1024,
-    "val_batch_size": 2048,
-    "val_tokens": 0,
-    "data_path": "./data/datasets/fineweb10B_sp1024",
-    "tokenizer_path": "./data/tokenizers/fineweb_1024_bpe.model",
-    "device": "auto",
-    "warmup_steps": 20,
-}
+DATA = "./data/datasets/fineweb10B_sp1024"
+KNOWN = {"knob": 0.0, "mlp_mult": 2, "train_prefetch": True, "seed": 1337, "warmup_steps": 20,
+         "iterations": 20, "max_wallclock_seconds": 600.0, "train_batch_tokens": 1024,
+         "val_batch_size": 2048, "val_tokens": 0, "device": "auto", "data_path": DATA,
+         "tokenizer_path": "./data/tokenizers/fineweb_1024_bpe.model"}
 def given(name, default):
     if name.upper() not in E: return default
     if isinstance(default, str): return E[name.upper()]
@@ -72,11 +61,7 @@ if sys.argv[1:] == ["--print-config"]:
     sys.exit(0)
 run, seed, knob, N = E["RUN_ID"], config["seed"], config["knob"], config["iterations"]
 with open(E["JOURNAL"], "a") as journal:
-    names = ("RUN_ID", "SEED", "KNOB", "ITERATIONS", "DATA_PATH", "MAX_WALLCLOCK_SECONDS",
-             "TRAIN_PREFETCH", "VAL_COPY_STREAM", "VAL_TOKENS", "CHECKPOINT_EVERY")
-    seen = {"cwd": os.getcwd(), "pid": os.getpid(), **{name: E.get(name) for name in names}}
-    seen["script"] = sys.argv[0]
-    print(json.dumps(seen), file=journal)
+    print(json.dumps({**E, "cwd": os.getcwd(), "script": sys.argv[0]}), file=journal)
 started = len(open(E["JOURNAL"]).readlines())
 Path("logs").mkdir()
 text, events = open(f"logs/{run}.txt", "w"), open(f"logs/{run}.jsonl", "w")
@@ -170,7 +155,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
 
 
 TWO = ("--vary", "KNOB=0,1", "--out", "out")
-OVERLAP = ("--vary", "TRAIN_PREFETCH=1,0", "--out", "out")
 
 
 # --- the plan ---
@@ -189,49 +173,47 @@ def test_run_ids_are_names_of_files_and_differ() -> None:
     assert all(re.fullmatch(r"[a-z0-9._-]{1,119}", name) for name in names)
 
 
-@pytest.mark.parametrize(
-    "words,reason",
-    [
-        (("--vary", "KNOB"), "write NAME=value,value"),
-        (("--vary", "KNOB=1"), "nothing varies"),
-        (("--vary", "KNOB=1,1"), "must differ"),
-        (("--vary", "KNOB=1,"), "none may be empty, and commas part them; for such values"),
-        (("--vary", "KNOB=1,", "2"), "2: write values with commas and no spaces between"),
-        (("--vary", "SEED=1,2"), "use --seeds"),
-        (("--vary", "RUN_ID=a,b"), "every run has its own RUN_ID"),
-        (("--vary", "ITERATIONS=5,6", "--steps", "5"), "--steps sets it"),
-        (("--vary", "KNOB=0,1", "--steps", "0"), "argument --steps: a number above 0, not 0"),
-        (("--vary", "KNOB=0,1", "--steps", "5", "--seconds", "5"), "not allowed with"),
-        (("--vary", "KNOB=0,1", "--seeds", "two"), "write how many"),
-        (("--vary", "KNOB=0,1", "--seeds", "0"), "one at least"),
-        (("--vary", "KNOB=0,1", "--seeds", "4,4"), "each once"),
-        (("--vary", "KNOB=0,1", "--sed", "3"), "--help lists"),
-        ((), "nothing varies: name --vary"),
-        (("--script", "fake.py,gone.py"), "gone.py: no such script"),
-        (("--script", "fake.py,torch.py"), "torch is the name of a module"),
-        (("--script", "fake.py"), "or two scripts"),
-        (("--vary", "TRAIN_PREFTECH=0,1"), "did you mean TRAIN_PREFETCH"),
-        (("--vary", "KNOB=0,99"), "KNOB=99: set less"),
-        (("--vary", "KNOB=0,98"), f"no_such_package is missing: run {sys.executable} -m pip"),
-    ],
-)
-def test_wrong_usage_is_told_before_anything_runs(
-    place: Place, words: tuple[str, ...], reason: str
-) -> None:
-    code, _, err = place(*words)
-    assert code == 2 and reason in err and err.count("\n") == 1 + err.count("\n  ")
+USAGE = f"""
+--vary KNOB                             | write NAME=value,value
+--vary KNOB=1                           | nothing varies
+--vary KNOB=1,1                         | must differ
+--vary KNOB=1,                          | none may be empty, and commas part them; for such values
+--vary KNOB=1, 2                        | 2: write values with commas and no spaces between
+--vary SEED=1,2                         | use --seeds
+--vary RUN_ID=a,b                       | every run has its own RUN_ID
+--vary ITERATIONS=5,6 --steps 5         | --steps sets it
+--vary KNOB=0,1 --steps 0               | argument --steps: a number above 0, not 0
+--vary KNOB=0,1 --steps 5 --seconds 5   | not allowed with
+--vary KNOB=0,1 --seeds two             | write how many
+--vary KNOB=0,1 --seeds 0               | one at least
+--vary KNOB=0,1 --seeds 4,4             | each once
+--vary KNOB=0,1 --sed 3                 | --help lists
+--out out                               | nothing varies: name --vary
+--script fake.py,gone.py                | gone.py: no such script
+--script fake.py,torch.py               | torch is the name of a module
+--script fake.py                        | or two scripts
+--vary TRAIN_PREFTECH=0,1               | did you mean TRAIN_PREFETCH
+--vary LEARNING_RATE=1,2                | has no such setting: vary a name that its --help lists
+--vary KNOB=0,99                        | KNOB=99: set less
+--vary KNOB=0,98                        | no_such_package is missing: run {sys.executable} -m pip
+--vary KNOB=0,1 -- no-such-program x.py | no-such-program: no such program
+--vary KNOB=0,1 --                      | after --
+--vary KNOB=0,1 -- A=1 python3          | A=1: settings go in front of the tool, not behind --
+--vary KNOB=0,1 python3 fake.py         | error: put -- before the command: -- python3 fake.py
+"""
+
+
+@pytest.mark.parametrize("row", USAGE.strip().splitlines())
+def test_wrong_usage_is_told_before_anything_runs(place: Place, row: str) -> None:
+    words, reason = (part.split() for part in row.split("|", 1))
+    words += [] if {"--", "python3"} & {*words} else ["--", "python3", "fake.py"]
+    code, _, err = place.call(ablate.main, *words)
+    assert code == 2 and " ".join(reason) in err and err.count("\n") == 1 + err.count("\n  ")
     assert not place.journal.exists() and not (place.folder / "logs").exists()
 
 
-def test_a_command_that_is_missing_is_told(place: Place) -> None:
-    for command, words in (
-        (["--", "no-such-program", "fake.py"], "no-such-program: no such program"),
-        ([], "after --"),
-        (["--", "A=1", "python3"], "A=1: settings go in front of the tool, not behind --: A=1 py"),
-        (["python3", "fake.py"], "error: put -- before the command: -- python3 fake.py\n"),
-    ):
-        code, _, err = place.call(ablate.main, *TWO, *command)
-        assert code == 2 and words in err
+def test_what_a_run_is_surrounded_by_may_vary(place: Place) -> None:
+    assert place("--vary", "OMP_NUM_THREADS=1,2", "--out", "out", "--seeds", "1")[0] == 0
 
 
 # --- running ---
@@ -255,19 +237,18 @@ def test_every_run_has_its_variables_folder_and_logs(
     assert (place.folder / "out" / "picture.png").exists()
 
 
-def test_fixed_time_sets_the_cap_alone(place: Place) -> None:
-    code, out, _ = place(*TWO, "--seeds", "1", "--seconds", "1.5", ITERATIONS="40")
-    seen = {(s["ITERATIONS"], s["MAX_WALLCLOCK_SECONDS"]) for s in place.starts()}
-    assert code == 0 and seen == {("40", "1.5")} and "one seed per pair" in out
-
-
 def test_relative_paths_are_those_of_the_caller(place: Place) -> None:
-    """Without the variable, the trainer's own default ./data/... is found from its folder."""
+    """Without the variable, the trainer's own default ./data/... is found from its folder. Fixed
+    time sets the cap alone."""
     (place.folder / "elsewhere").mkdir()
-    assert place(*TWO, "--seeds", "1", DATA_PATH="elsewhere")[0] == 0
-    assert {start["DATA_PATH"] for start in place.starts()} == {str(place.folder / "elsewhere")}
+    words, given = (*TWO, "--seeds", "1", "--seconds", "1.5"), {"ITERATIONS": "40"}
+    code, out, _ = place(*words, DATA_PATH="elsewhere", **given)
+    assert code == 0 and "one seed per pair" in out
+    for start in place.starts():
+        assert start["DATA_PATH"] == str(place.folder / "elsewhere")
+        assert (start["ITERATIONS"], start["MAX_WALLCLOCK_SECONDS"]) == ("40", "1.5")
     assert place("--vary", "KNOB=0,1", "--out", "other", "--seeds", "1")[0] == 0
-    assert place.starts()[-1]["DATA_PATH"] is None
+    assert "DATA_PATH" not in place.starts()[-1]
 
 
 def test_a_failing_run_is_shown_and_the_rest_goes_on(place: Place) -> None:
@@ -320,13 +301,10 @@ def test_another_ablation_is_not_mixed_in(place: Place) -> None:
 def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
     run = "knob-1_seed1338"
     command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment = {**os.environ, "FAKE_WAIT": run}
     with subprocess.Popen(
-        command,
-        env={**os.environ, "FAKE_WAIT": run},
-        preexec_fn=heed_interrupts,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, env=environment, preexec_fn=heed_interrupts, **streams
     ) as process:
         deadline = time.monotonic() + 60
         while not Path(f"{place.journal}.waiting").exists():
@@ -340,13 +318,6 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
     assert json.loads(events.splitlines()[-1])["status"] == "interrupted", "it was asked to end"
     assert place(*TWO, "--seeds", "2")[0] == 0
     assert len(place.starts()) == 5 and place.started()[2:4] == [run, run]
-
-
-def test_a_name_the_trainer_does_not_know_is_refused(place: Place) -> None:
-    one = ("--out", "out", "--seeds", "1")
-    code, _, err = place("--vary", "LEARNING_RATE=1,2", *one)
-    assert code == 2 and "has no such setting: vary a name that its --help lists" in err
-    assert place("--vary", "OMP_NUM_THREADS=1,2", *one)[0] == 0, "but its surroundings may vary"
 
 
 # --- what is concluded ---
@@ -366,18 +337,31 @@ def test_differences_are_paired_by_seed(place: Place) -> None:
     assert "no measurable difference between KNOB=1 and KNOB=0: " in verdict
 
 
-def test_nothing_measurable_is_said_in_one_sentence(place: Place) -> None:
-    code, out, _ = place("--vary", "MLP_MULT=2,3", "--out", "out")
-    assert code == 0 and "model_params" in out, "what follows from a setting is no fault"
-    words = "Verdict: no measurable difference between MLP_MULT=3 and MLP_MULT=2: step time"
-    assert place.manifest["verdict"].startswith(words)
-    assert "validation time equal to the digit, loss equal" in place.manifest["verdict"]
-
-
-def test_the_wait_for_input_is_part_of_the_verdict(place: Place) -> None:
-    assert place(*OVERLAP)[0] == 0
-    words = "Verdict: TRAIN_PREFETCH=0 changes input wait by +11 ms per step (95 % interval +11 to"
-    assert place.manifest["verdict"].startswith(words)
+@pytest.mark.parametrize(
+    ("vary", "code", "words"),
+    [
+        (
+            "MLP_MULT=2,3",
+            0,
+            "no measurable difference between MLP_MULT=3 and MLP_MULT=2: step",
+        ),
+        ("MLP_MULT=2,3", 0, "validation time equal to the digit, loss equal"),
+        (
+            "TRAIN_PREFETCH=1,0",
+            0,
+            "Verdict: TRAIN_PREFETCH=0 changes input wait by +11 ms per st",
+        ),
+        (
+            "TRAIN_PREFETCH=1,0",
+            1,
+            "TRAIN_PREFETCH=0 is no ablation: it trained on other data",
+        ),
+    ],
+)
+def test_the_verdict_is_one_sentence(place: Place, vary: str, code: int, words: str) -> None:
+    """Overlap that changes the data is no ablation; what follows from a setting is no fault."""
+    found, out, _ = place("--vary", vary, "--out", "out", FAKE_OTHER_DATA=str(code))
+    assert found == code and words in place.manifest["verdict"] and words in out
 
 
 def test_scripts_take_turns_as_settings_do(place: Place) -> None:
@@ -408,12 +392,6 @@ def test_what_two_seeds_could_not_have_shown_is_said(place: Place) -> None:
     assert f"step time (2 seeds can detect a difference of {reach:.3g} ms or more)" in out
 
 
-def test_overlap_that_changes_the_data_is_no_ablation(place: Place) -> None:
-    code, out, _ = place(*OVERLAP, "--seeds", "1,", FAKE_OTHER_DATA="1")
-    words = "TRAIN_PREFETCH=0 is no ablation: it trained on other data (data_crc"
-    assert code == 1 and words in out
-
-
 # --- preflight ---
 
 
@@ -421,12 +399,10 @@ def test_preflight_passes_and_says_what_matters(place: Place) -> None:
     more = {"CHECKPOINT_EVERY": "5", "RESUME": "auto"}
     code, out, err = place(tool=preflight, MAX_WALLCLOCK_SECONDS="100", **more)
     assert (code, err) == (0, "") and out.splitlines()[-1].startswith("READY: ")
-    names = ("ITERATIONS", "MAX_WALLCLOCK_SECONDS", "VAL_TOKENS", "CHECKPOINT_EVERY")
-    names += ("TRAIN_PREFETCH", "VAL_COPY_STREAM")
-    assert [[start[name] for name in names] for start in place.starts()] == [
-        ["20", "0", "8193", None, "1", "1"],
-        ["20", "0", "8193", None, "0", "0"],
-    ]
+    names = ("ITERATIONS", "MAX_WALLCLOCK_SECONDS", "VAL_TOKENS", "TRAIN_PREFETCH")
+    seen = [" ".join(start[name] for name in names) for start in place.starts()]
+    assert seen == ["20 0 8193 1", "20 0 8193 0"]
+    assert not [start for start in place.starts() if "CHECKPOINT_EVERY" in start]
     for words in (
         "2 train shards, 5,000 tokens",
         "note  resume    RESUME=auto is not tried here",
@@ -447,22 +423,6 @@ def test_preflight_passes_and_says_what_matters(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "gap", "code", "words"),
-    [
-        (platform.machine(), "1e-9", 2, "must agree to the last digit"),
-        ("NVIDIA H100", "5e-4", 0, "within 0.001 nats at step 1"),
-        ("NVIDIA H100", "5e-3", 2, "train_loss at step 1 is"),
-        ("NVIDIA H100", "nan", 2, "losses differ"),
-    ],
-)
-def test_preflight_compares_losses(
-    place: Place, device: str, gap: str, code: int, words: str
-) -> None:
-    found, out, _ = place(tool=preflight, FAKE_DEVICE=device, FAKE_GAP=gap)
-    assert found == code and words in out
-
-
-@pytest.mark.parametrize(
     ("variables", "words", "starts"),
     [
         ({"DATA_PATH": "cut"}, "n_0.bin: 1,043 bytes, but its header promises 1,042", 0),
@@ -471,17 +431,22 @@ def test_preflight_compares_losses(
         ({"FAKE_REFUSE": "1"}, "HEADS=3: set 4", 1),
         ({"FAKE_FAIL": "preflight_overlap_off"}, "boom: the disk is full", 2),
         ({"FAKE_OTHER_DATA": "1"}, "data_crc 00000539 and 00000540 at step 1", 2),
+        ({"FAKE_GAP": "1e-9"}, "must agree to the last digit", 2),
+        ({"FAKE_DEVICE": "H100", "FAKE_GAP": "5e-3"}, "train_loss at step 1 is", 2),
+        ({"FAKE_DEVICE": "H100", "FAKE_GAP": "nan"}, "losses differ", 2),
+        ({"FAKE_DEVICE": "H100", "FAKE_GAP": "5e-4"}, "READY: python3 fake.py", 2),
     ],
 )
-def test_preflight_refuses(
-    place: Place, variables: dict[str, str], words: str, starts: int
-) -> None:
+def test_preflight_judges(place: Place, variables: dict[str, str], words: str, starts: int) -> None:
+    """Losses on a GPU may differ by what its sums do."""
     for split in ("train", "val"):
         shard = write_shard(place.folder / "cut" / f"fineweb_{split}_0.bin", np.arange(9))
         shard.write_bytes(shard.read_bytes() + b"x" * (split == "train"))
     code, out, err = place(tool=preflight, **variables)
-    assert code == 2 and words in out + err and len(place.starts()) == starts
-    assert "NOT READY" in out or err.startswith("error: ")
+    assert words in out + err and len(place.starts()) == starts
+    last = (out + err).splitlines()[-1]
+    assert code == 2 * (last != "READY: python3 fake.py")
+    assert code == 0 or "NOT READY" in last or err.startswith("error: ")
 
 
 def test_preflight_holds_processes_against_devices(
@@ -511,14 +476,10 @@ def real(
     (folder / "train_gpt.py").symlink_to(ROOT / "train_gpt.py")
     byte_data(folder / "d")
     data = {"DATA_PATH": "d", "TOKENIZER_PATH": "d/byte.json", "VOCAB_SIZE": 260}
-    return subprocess.run(
-        [sys.executable, tool, *words, "--", *launcher, "train_gpt.py"],
-        cwd=folder,
-        env=clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data),
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    environment = clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data)
+    command = [sys.executable, tool, *words, "--", *launcher, "train_gpt.py"]
+    streams = {"capture_output": True, "text": True}
+    return subprocess.run(command, cwd=folder, env=environment, timeout=110, **streams)
 
 
 @pytest.mark.slow

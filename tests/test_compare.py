@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import cli  # noqa: E402  (the room is no package)
 import compare  # noqa: E402
 import picture  # noqa: E402
 import significance  # noqa: E402
-from configuration import seed_groups  # noqa: E402
-from runs import read_logs  # noqa: E402
+from configuration import conditions, seed_groups, telling, trace, written  # noqa: E402
+from runs import Run, read_logs  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -51,18 +52,16 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
     logs = arm(tmp_path, "a", values) + arm(tmp_path, "b", [2.04, 2.08], **other)
     code, out, err = call(compare.main, *logs)
     assert (code, err) == (0, "") and out.startswith("What differs in configuration")
-    rows = dict(line.strip().split(None, 1) for line in block(out, "What differs"))
-    assert rows == {
-        "seed": "1: 1, 4 | 2: 2, 5 | 3: 3",
-        "matrix_lr": "0.04: 1-3 | 0.02: 4-5",
-        "code_bytes": "48000: 1-3 | 48100: 4-5",
-    }
-    assert "Could not be read" not in out
+    rows = [line.split(None, 1) for line in block(out, "What differs")]
+    assert rows == [
+        ["seed", "1: 1, 4 | 2: 2, 5 | 3: 3"],
+        ["matrix_lr", "0.04: 1-3 | 0.02: 4-5"],
+        ["code_bytes", "48000: 1-3 | 48100: 4-5"],
+    ]
     group, (first, second) = significance.summary(values), block(out, "Groups")
-    assert first.startswith(
-        f"  runs 1-3: nats {group.mean:.5f} std {group.std:.5f}, bits per byte "
-    )
-    assert second.startswith("  runs 4-5")
+    words = f"  runs 1-3: nats {group.mean:.5f} std {group.std:.5f}, bits per byte "
+    assert first.startswith(words) and second.startswith("  runs 4-5")
+    assert "Could not be read" not in out
 
 
 def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> None:
@@ -98,6 +97,49 @@ def test_a_run_of_a_file_is_named_as_the_tables_name_it(tmp_path: Path, call: Ca
     assert block(out, "Could not")[0].endswith(f"{nine}: no such run: {path} has 4, from #1 on")
 
 
+# Two runs, and in what they differ that may change a result.
+TELLING = {
+    "seed, names of the run": ({"seed": 1, "run_id": "a"}, {"seed": 2, "run_id": "b"}, ""),
+    "folders and files": ({"log_dir": "/a", "logfile": "a"}, {"log_dir": "/b", "logfile": "b"}, ""),
+    "how often lines come": ({"train_log_every": 10}, {"train_log_every": 20}, ""),
+    "settings": ({}, {"matrix_lr": 0.02, "iterations": 9}, "matrix_lr iterations"),
+    "where data lie": ({"data_path": "/a/x"}, {"data_path": "/b/x"}, ""),
+    "other data": ({"data_path": "/a/x"}, {"data_path": "/a/y"}, "data_path"),
+    "processes": ({"world": 1}, {"world": 8}, "world_size"),
+    "the script's size": ({"code": 5}, {"code": 6}, "code_bytes"),
+    "the script": (
+        {"script": "import os\ndef a(): 1"},
+        {"script": "import os\ndef f(): 12"},
+        "code",
+    ),
+    "what one log alone tells": ({"odd": 1}, {}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", TELLING)
+def test_what_may_change_a_result(tmp_path: Path, kind: str) -> None:
+    *made, names = TELLING[kind]
+    paths = [tmp_path / "0.log", tmp_path / "1.log"]
+    for seed, (path, one) in enumerate(zip(paths, made, strict=True)):
+        write_log(path, **{"code": 9, "seed": seed} | one)
+    runs = read_logs(paths).runs
+    assert telling(runs) == names.split() and telling(runs, names.upper().split()) == []
+    assert seed_groups(runs) == ([[0], [1]] if names else [[0, 1]])
+    assert seed_groups(runs, names.split()) == [[0, 1]]
+
+
+def test_a_condition_is_written_as_one_would_set_it() -> None:
+    known = {"train_prefetch": True, "matrix_lr": 0.04, "gpus": 8, "model_params": 1000}
+    known |= {"device": "H100", "train_io_copy_stream": "False(no_cuda)", "knob": None}
+    words = "TRAIN_PREFETCH=1|MATRIX_LR=0.04|gpus 8|model_params 1,000|device H100|"
+    words += "train_io_copy_stream False(no_cuda)|knob not known"
+    assert "|".join(written(*one) for one in known.items()) == words
+    run = Run("a.txt", config={"grad_accum_steps": 0})
+    assert conditions(run) == run.config
+    run.grad_accum_steps = 8
+    assert conditions(run) == {"effective_grad_accum_steps": 8} and trace(run) is None
+
+
 def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
     one = write_log(tmp_path / "1.log", crc=0xA0000000)
     two = write_log(tmp_path / "2.log", crc=0xA0000000, steps=13_800, seed=2)
@@ -121,19 +163,15 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     a, b = arm(tmp_path / "a", "a", A), arm(tmp_path / "b", "b", B, matrix_lr=0.02)
     code, out, _ = call(compare.main, "--a", tmp_path / "a", "--b", tmp_path / "b")
     test, words = significance.welch(A, B, margin=0.005), block(out, "A against B")
-    assert (
-        code == 0
-        and out.startswith("A against B")
-        and words[0].startswith(
-            f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01; "
-            f"A is {test.difference:.5f} nats lower"
-        )
-    )
+    shown = f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01; A is "
+    assert code == 0 and out.startswith("A against B")
+    assert words[0].startswith(f"{shown}{test.difference:.5f} nats lower")
     group = significance.summary(A)
     assert words[1] == f"  A: 3 runs, submitted {group.mean:.5f} nats, std {group.std:.5f}"
     code, out, _ = call(compare.main, "--a", *a, "--b", *b, "--margin", "0.019", "--alpha", "0.2")
     assert code == 0 and f"p = {significance.welch(A, B, margin=0.019).p:.2g}, not below 0.2" in out
-    assert "A and B differ in matrix_lr: which is better is tested, not why" in out
+    notes = [line for line in block(out, "A against B") if "note" in line]
+    assert notes == ["  note: A and B differ in matrix_lr: which is better is tested, not why"]
     out = call(compare.main, "--a", *b, "--b", *a)[1]
     assert "not shown that A is better" in out and "nats higher" in out
     assert "no measurable difference" not in out
@@ -142,50 +180,43 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     assert block(out, "A against B")[0].endswith("no measurable difference")
 
 
-def refusals(call: Call, a: list[str], b: list[str]) -> str:
-    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
-    words = block(out, "A against B")[0]
-    assert code == 1 and "Welch" not in out and words.startswith("  refused: ")
-    return words.removeprefix("  refused: ")
+def edited(path: str | Path, change: Callable[[str], str]) -> str:
+    Path(path).write_text(change(Path(path).read_text()))
+    return str(path)
 
 
 def test_groups_that_are_no_samples_are_refused(tmp_path: Path, call: Call) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B)
     mixed = [*a[:2], *arm(tmp_path, "m", [2.0607], matrix_lr=0.02)]
-    found = refusals(call, mixed, b)
-    words = (
-        "A mixes configurations: matrix_lr differ: name the runs of one, or say that it does not"
-    )
-    assert found == f"{words} matter: --allow matrix_lr"
+    copy, gone = str(write_log(tmp_path / "copy.log", nats=A[0])), str(tmp_path / "gone.log")
+    [failed] = arm(tmp_path, "failed", [2.07])
+    edited(failed, lambda log: log.split("step:10000/")[0] + "error: rank 2: no more shards\n")
+    [diverged] = arm(tmp_path, "n", [math.nan])
+    parts = arm(tmp_path, "p", B, partial=" partial_val:1")
+    say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
+    for ours, theirs, words in (
+        (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
+        (a[:1], b, "A has 1 run: a test needs two per group at least, better three"),
+        ([*a, copy], b, "A: copy.log repeats another run's seed and result: one run counts once"),
+        (a, [*b, a[0]], "A and B share a run (equal to the digit): each run belongs to one of"),
+        ([*a, failed], b, "A: failed_seed1.log failed: rank 2: no more shards"),
+        ([*a, failed], b, "failed_seed1.log (failed, step 1000) has no result to compare: le"),
+        ([a[0], a[2], gone], b, f"no run was read from {gone}"),
+        (a, [*b, diverged], "n_seed1.log (finished, step 13790) has no result to compare"),
+        (a, parts, "some runs were validated on a part of the split: run them again without"),
+    ):
+        code, out, _ = call(compare.main, "--a", *ours, "--b", *theirs)
+        found = block(out, "A against B")[0]
+        assert code == 1 and "Welch" not in out and found.startswith("  refused: ")
+        assert words in found
     _, _, err = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "matrix_rl")
     assert err.endswith("matrix_rl: no run has this condition: did you mean matrix_lr?\n")
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
-    assert refusals(call, a[:1], b).startswith("A has 1 run: ")
-    copy = write_log(tmp_path / "copy.log", nats=A[0])
-    found = refusals(call, [*a, str(copy)], b)
-    assert found == "A: copy.log repeats another run's seed and result: one run counts once"
-    found = refusals(call, a, [*b, a[0]])
-    assert "A and B share a run (equal to the digit): each run belongs to one of them" in found
-    whole = Path(a[1]).read_text()
-    Path(a[1]).write_text(whole.split("step:10000/")[0] + "error: rank 2: no more shards\n")
-    assert refusals(call, a, b) == (
-        "A: a_seed2.log failed: rank 2: no more shards; "
-        "a_seed2.log (failed, step 1000) has no result to compare: leave it out, or let it end"
-    )
-    gone = tmp_path / "gone.log"
-    assert refusals(call, [a[0], a[2], str(gone)], b) == f"no run was read from {gone}"
-    diverged = arm(tmp_path, "n", [2.08, math.nan, 2.09])
-    found = refusals(call, a[::2], diverged)
-    assert "n_seed2.log (finished, step 13790) has no result to compare" in found
-    part = arm(tmp_path, "p", B, partial=" partial_val:1")
-    found = refusals(call, a[::2], part)
-    assert found.startswith("some runs were validated on a part of the split: run them again")
 
 
 def add_line(path: str | Path, line: str) -> None:
-    with open(path, "a") as log:
-        log.write(f"{line}\n")
+    edited(path, lambda log: f"{log}{line}\n")
 
 
 def test_submitted_results_are_compared_whatever_evaluations_there_are(
@@ -196,9 +227,14 @@ def test_submitted_results_are_compared_whatever_evaluations_there_are(
     for path, nats in zip(a, A, strict=True):
         nats -= 0.0252
         add_line(path, f"final_sliding_window val_loss:{nats:.8f} val_bpb:{bpb_of(nats):.8f}")
+    add_line(b[0], "final_ttt val_loss:9.0 val_bpb:5.0")
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "A is better than B by more than 0.005 nats" in out
     assert "A is 0.02520 nats lower" in out
+    assert "note: the logs show no difference in configuration between A and B" in out
+    assert (
+        "note: b_seed1.log: its last result, final_ttt 5.0 (line 24), is taken for a failed" in out
+    )
     assert "come from different evaluations (roundtrip, sliding)" in out
 
 
@@ -206,7 +242,7 @@ def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -
     """Also where no log tells its tokens: the bytes a token follow from the results."""
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
     for path in (*a, *b):
-        Path(path).write_text(Path(path).read_text().replace(f" tokens:{TOKENS}", ""))
+        edited(path, lambda log: log.replace(f" tokens:{TOKENS}", ""))
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "note: tokenizers differ: compared in bits per byte" in out
     assert "A is better than B by more than 0.0018 bits per byte" in out
@@ -227,16 +263,13 @@ peak memory allocated: 29000 MiB reserved: 30000 MiB
 
 def test_logs_of_modded_nanogpt_are_finished_runs(tmp_path: Path, call: Call) -> None:
     """Their result is the last validation. One that ends before its last step has none."""
-    for name, losses in (("a", (3.2771, 3.2780, 3.2776)), ("b", (3.2861, 3.2880, 3.2866))):
-        (tmp_path / name).mkdir()
-        for loss in losses:
-            text = MODDED.format(rule="=" * 100, loss=loss)
-            (tmp_path / name / f"{loss}.txt").write_text(text)
+    for path in ("a/3.2771", "a/3.2780", "a/3.2776", "b/3.2861", "b/3.2880", "b/3.2866"):
+        log = write_log(tmp_path / f"{path}.txt")
+        log.write_text(MODDED.format(rule="=" * 100, loss=path[2:]))
     command = ("--a", tmp_path / "a", "--b", tmp_path / "b")
     code, out, _ = call(compare.main, *command)
     assert code == 0 and "A is 0.00933 nats lower" in out and "52.69" in block(out, "Time")[1]
-    log = tmp_path / "a" / "3.2776.txt"
-    log.write_text(log.read_text().replace("1670/1670", "1600/1670"))
+    edited(tmp_path / "a" / "3.2776.txt", lambda log: log.replace("1670/1670", "1600/1670"))
     code, out, _ = call(compare.main, *command)
     assert code == 1 and "3.2776.txt (unfinished, step 1600) has no result to compare" in out
     assert call(compare.main, *command, "--score", "validation")[0] == 0
@@ -249,19 +282,19 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     for path, wait in zip(a + b, waits, strict=True):
         on = wait < 9
         io = f"train_io:prefetch:{on} copy_stream:False(no_cuda) prefetch_queue:{2 * on}\nseed:"
-        Path(path).write_text(Path(path).read_text().replace("seed:", io, 1))
+        edited(path, lambda log, io=io: log.replace("seed:", io, 1))
         add_line(path, f"input_wait total:{13_790 * wait}ms share:0.1% max:9ms epochs:0.5")
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "A and B differ in train_prefetch: which is better" in out
+    assert "; A and B have the same mean (95 % interval of the difference -" in out
     low, high = significance.welch(waits[:3], waits[3:]).low, 151.4
     words = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
-    assert block(out, "A against B")[1].startswith(f"{words} {low:+.2f} to +{high}")
+    line = block(out, "A against B")[1]
+    assert line.startswith(f"{words} {low:+.2f} to +{high}") and line.endswith(" ms)")
     found = json.loads(call(compare.main, "--a", *a, "--b", *b, "--json")[1])
     assert [run["input_wait_ms_per_step"] for run in found["runs"]] == pytest.approx(waits)
-    assert found["comparison"]["input_wait"]["low"] == low and found["groups"] == [
-        [0, 1, 2],
-        [3, 4, 5],
-    ]
+    assert found["groups"] == [[0, 1, 2], [3, 4, 5]] and found["equal_conditions"] == 18
+    assert found["comparison"]["input_wait"]["low"] == low
     rows = list(csv.DictReader(call(compare.main, *a, *b, "--csv")[1].splitlines()))
     assert [row["train_prefetch"] for row in rows] == ["True"] * 3 + ["False"] * 3
     assert [float(row["val_loss"]) for row in rows] == A + A
@@ -291,7 +324,7 @@ def test_the_command_that_decides_works_where_it_is_pasted(tmp_path: Path, call:
         vary = ["--vary", "TRAIN_PREFETCH=1,0"]
         assert words[:-1] == [*vary, *length, "--seeds", "3", "--"]
         for log in logs:
-            log.write_text(log.read_text().replace("stopping_early", "ended"))
+            edited(log, lambda text: text.replace("stopping_early", "ended"))
     short = ["--steps", "1", "--seeds", "1", "--out", str(tmp_path / "out"), "--", words[-1]]
     variables = clean_environment(**SMALL_MODEL | byte_data(tmp_path / "data"))
     command = [python, tool, *vary, *short]
@@ -308,56 +341,43 @@ def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        ([], "name a log"),
-        (["--a", "x"], "belong together"),
-        (["x", "--plto", "y.png"], "unrecognized arguments: --plto y.png: --help lists"),
-        (["x", "--plot", "y.gif"], ".png or .svg"),
-        (["--a", "x", "--b", "y", "--alpha", "2"], "between 0 and 1"),
-        (["x", "--margin", "nan"], "nan: write a number from 0 on, such as 0.5"),
-        (["x", "--margin", "0.1"], "--margin does nothing without --a: give both"),
-        (["x", "--json", "y.json"], "write > y.json after the command"),
-        (["--a", "x,y", "--b", "z"], "x,y: no such log: write spaces between logs"),
+        ([], 2, "name a log"),
+        (["--a", "x"], 2, "belong together"),
+        (["x", "--plto", "y.png"], 2, "unrecognized arguments: --plto y.png: --help lists"),
+        (["x", "--plot", "y.gif"], 2, ".png or .svg"),
+        (["--a", "x", "--b", "y", "--alpha", "2"], 2, "between 0 and 1"),
+        (["x", "--margin", "nan"], 2, "nan: write a number from 0 on, such as 0.5"),
+        (["x", "--margin", "0.1"], 2, "--margin does nothing without --a: give both"),
+        (["x", "--json", "y.json"], 2, "write > y.json after the command"),
+        (["--a", "x,y", "--b", "z"], 2, "x,y: no such log: write spaces between logs"),
+        (["none.log"], 1, "no run was read (none.log: cannot be read: No such file or directory)"),
     ],
 )
-def test_wrong_usage_is_said_and_exits_2(call: Call, arguments: list[str], words: str) -> None:
-    code, out, err = call(compare.main, *arguments)
-    assert code == 2 and out == "" and words in err and err.startswith("error: ")
-    assert err.count("\n") == 1
+def test_what_cannot_be_done_is_one_line(
+    call: Call, arguments: list[str], code: int, words: str
+) -> None:
+    found, out, err = call(compare.main, *arguments)
+    assert found == code and words in err and err.startswith("error: ") and err.count("\n") == 1
+    assert out.startswith("" if code == 2 else "Could not be read\n  none.log: cannot be read: No")
 
 
-def test_nothing_read_is_a_failure_in_one_line(tmp_path: Path, call: Call) -> None:
-    code, out, err = call(compare.main, tmp_path / "none.log")
-    assert code == 1 and err.startswith("error: no run was read (") and err.count("\n") == 1
-    assert block(out, "Could not be read") == [
-        f"  {tmp_path / 'none.log'}: cannot be read: No such file or directory"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("package", "options"),
-    [
-        ("scipy", ["--plot", "out.png"]),
-        ("matplotlib", ["--plot", "out.png"]),
-        ("pandas", ["--csv"]),
-    ],
-)
+@pytest.mark.parametrize("package", ["scipy", "pandas"])
 def test_a_missing_package_is_one_line_with_the_command_that_brings_it(
-    tmp_path: Path, package: str, options: list[str]
+    tmp_path: Path, package: str
 ) -> None:
     """And with the project's own Python, where that one has it."""
-    arm(tmp_path, "a", A)
+    logs = arm(tmp_path, "a", A)
     shutil.copytree(ROOT / "logs", tmp_path / "logs", ignore=shutil.ignore_patterns("*cache*"))
-    (tmp_path / "without.py").write_text(
-        f"import sys\nsys.modules[{package!r}] = None\nsys.path.insert(0, 'logs')\n"
-        "import cli, compare\nsys.exit(cli.run(compare.main))\n"
-    )
-    command = [sys.executable, "without.py", *tmp_path.glob("a_*.log"), *options]
+    start = f"import sys; sys.modules[{package!r}] = None; sys.path.insert(0, 'logs')"
+    start += "; import cli, compare; sys.exit(cli.run(compare.main))"
+    options = ["--csv"] if package == "pandas" else ["--plot", "out.png"]
     bring = f"{sys.executable} -m pip install "
     own = f"it with {tmp_path}/.venv/bin/python, which has it, or "
     for has, remedy in (("", bring), (package, own + bring)):
         (tmp_path / ".venv/lib/python3.99/site-packages" / has).mkdir(parents=True)
+        command = [sys.executable, "-c", start, *logs, *options]
         done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
         assert done.returncode == 1 and not (tmp_path / "out.png").exists()
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
@@ -374,12 +394,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def three_arms(folder: Path) -> list[str]:
-    values = (A, B, [2.07, 2.071, 2.069])
-    return [
-        log
-        for lr, nats in enumerate(values, 1)
-        for log in arm(folder, f"lr{lr}", nats, matrix_lr=lr / 100)
-    ]
+    logs = arm(folder, "lr1", A, matrix_lr=0.01) + arm(folder, "lr2", B, matrix_lr=0.02)
+    return logs + arm(folder, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
 
 
 def test_a_picture_has_a_title_a_colour_and_a_legend_line_an_arm(
@@ -417,8 +433,7 @@ def test_each_run_has_its_own_points(tmp_path: Path, drawn: list[Any], call: Cal
         for seed, ms in ((1, 43.5), (2, 47.0))
     ]
     for path in logs[2:]:
-        lines = path.read_text().splitlines(True)
-        path.write_text("".join(line for line in lines if not line.startswith("step:13790/")))
+        edited(path, lambda log: re.sub(r"(?m)^step:13790/.*\n", "", log))
     assert call(compare.main, *logs, "--plot", "x.png", "--x", "seconds")[0] == 0
     curves = drawn[0].axes[0]
     for line, end in zip(curves.lines, (599.9, 435.0), strict=True):
@@ -426,13 +441,12 @@ def test_each_run_has_its_own_points(tmp_path: Path, drawn: list[Any], call: Cal
         assert len(x) >= 5 and x[-1] == pytest.approx(end, abs=0.1) and (x == sorted(x)).all()
         assert (y == y).all() and curves.get_ylim()[0] < y[-1] < curves.get_ylim()[1]
     for path in logs:
-        lines = path.read_text().splitlines(True)
-        path.write_text("".join(x for x in lines if not re.match(r"step:(1|10|1000)/", x)))
+        edited(path, lambda log: re.sub(r"(?m)^step:(1|10|1000)/.*\n", "", log))
     assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
     [dots] = drawn[1].axes
     assert "95 % interval" in dots.get_title()
     for path in logs:
-        path.write_text(path.read_text().split("final_")[0])
+        edited(path, lambda log: log.split("final_")[0])
     code, _, err = call(compare.main, *logs, "--plot", "x.png")
     assert code == 1 and "no run has a result, or 3 points of a curve" in err and len(drawn) == 2
 
@@ -442,9 +456,9 @@ def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], c
     a, b = arm(tmp_path, "a", A, partial=" partial_val:1"), arm(tmp_path, "b", B, matrix_lr=0.2)
     for path, wait in [(path, 1) for path in a] + [(path, 9) for path in b]:
         add_line(path, f"input_wait total:{13_790 * wait}ms share:1% slowest:1 epochs:0.5")
-    Path(b[0]).write_text(Path(b[0]).read_text().split("step:13790/")[0])
+    edited(b[0], lambda log: log.split("step:13790/")[0])
     for path in b:
-        Path(path).write_text(Path(path).read_text().replace("fineweb10B_sp1024", "mine"))
+        edited(path, lambda log: log.replace("fineweb10B_sp1024", "mine"))
     assert call(compare.main, *a, *b, "--plot", "x.png")[0] == 0
     assert drawn[0].legends[0].get_title().get_text() == (
         "Note: 1 unfinished run left out; 3 of 5 runs were validated on a part of the split; "
@@ -459,10 +473,8 @@ def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], c
 
 
 def test_a_loss_of_each_step_is_averaged(tmp_path: Path, drawn: list[Any], call: Call) -> None:
-    text = "".join(
-        f"step:{n}/1000 train_loss:{4 + n % 2} train_time:{n}ms\n" for n in range(1, 1001)
-    )
-    (tmp_path / "x.txt").write_text(f"seed:1\n{text}")
+    steps = [f"step:{n}/1000 train_loss:{4 + n % 2}" for n in range(1, 1001)]
+    (tmp_path / "x.txt").write_text("\n".join(["seed:1", *steps, ""]))
     assert call(compare.main, tmp_path / "x.txt", "--plot", "x.png")[0] == 0
     y = drawn[0].axes[0].lines[0].get_ydata()
     assert len(y) == picture.MANY and max(abs(y[1:-1] - 4.5)) < 0.11
@@ -497,8 +509,7 @@ def test_arms_that_differ_in_more_than_settings_have_the_names_of_their_logs(
         for n in (1, 2)
     ]
     for path in logs:
-        text = path.read_text().splitlines(True)
-        path.write_text("".join(line for line in text if "val_loss" not in line[:30]))
+        edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
     assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
     assert len(drawn[0].axes) == 1 and len(drawn[0].axes[0].containers) == 2
     names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
@@ -519,13 +530,9 @@ def test_pictures_are_written_whole(tmp_path: Path, call: Call, suffix: str) -> 
     assert code == 1 and err.startswith("error: --plot ") and len(err.splitlines()) == 1
 
 
-def test_the_script_runs_as_a_user_starts_it(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "a.log")
-    command = [sys.executable, str(ROOT / "logs" / "compare.py"), str(log)]
-    done, helped = (
-        subprocess.run(words, text=True, capture_output=True, env=clean_environment(), timeout=60)
-        for words in (command, [*command[:2], "--help"])
-    )
-    assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout.startswith("What differs in configuration")
-    assert helped.returncode == 0 and "--plot FILE" in helped.stdout
+@pytest.mark.parametrize("words", [("a_seed1.log", "What differs in"), ("--help", "--plot FILE")])
+def test_the_script_runs_as_a_user_starts_it(tmp_path: Path, words: tuple[str, str]) -> None:
+    arm(tmp_path, "a", [2.05])
+    command = [sys.executable, str(ROOT / "logs" / "compare.py"), words[0]]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "") and words[1] in done.stdout

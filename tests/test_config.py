@@ -337,6 +337,11 @@ WRONG = {
 }
 
 
+def test_a_line_end_of_windows_is_no_part_of_a_value() -> None:
+    config, faults = train_gpt.read_config({"ITERATIONS": "7\r", "DATA_PATH": "here\r"})
+    assert (config.iterations, config.data_path, faults) == (7, "here", [])
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_value_is_one_line_with_the_remedy(tmp_path: Path, wrong: str) -> None:
     name, value = wrong.split("=")

@@ -214,6 +214,43 @@ def test_a_parameter_that_is_frozen_or_cast_is_refused_by_name(
         trainer_of()
 
 
+def test_what_training_cannot_see_is_refused_by_its_place(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers in a plain list: they would keep their first values, and be in no artifact."""
+
+    class Listed(tg.GPT):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            self.blocks[1].mlp.more = [nn.LayerNorm(4)]
+
+    monkeypatch.setattr(tg, "GPT", Listed)
+    with pytest.raises(tg.RunError, match=r"GPT\.blocks\.1\.mlp hides a LayerNorm .*ModuleList"):
+        trainer_of()
+
+
+def test_a_buffer_that_priming_changes_is_refused_by_its_name(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that state_dict leaves out."""
+
+    class Running(tg.GPT):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+        def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.mean += 1
+            return super().logits(tokens)
+
+    monkeypatch.setattr(tg, "GPT", Running)
+    with pytest.raises(
+        tg.RunError, match=r"Trainer\.mean was changed by a step that does not count"
+    ):
+        trainer_of().train()
+
+
 def test_a_kind_of_storage_that_pack_does_not_know_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

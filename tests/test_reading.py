@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, RULE, SMALL_MODEL, byte_data, run_trainer
+from conftest import ROOT, RULE, SMALL_MODEL, SMI, byte_data, log_text, run_trainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.append(str(ROOT / "logs"))
 import lines  # noqa: E402  (the room is no package)
 import runs  # noqa: E402
-from results import evaluations, headline, score, submitted  # noqa: E402
-from runs import Logs, Run  # noqa: E402
+from results import evaluation_ms, evaluations, headline, score, submitted  # noqa: E402
+from runs import Logs, Run, Sizes, StepTimes  # noqa: E402
 from tables import report  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
@@ -39,18 +39,7 @@ def main():
 
 main()
 '''
-HEADER = f"""{SOURCE}
-{RULE}
-Running Python 3.12.3 (main, Feb  4 2025, 14:48:35) [GCC 13.3.0]
-Running PyTorch 2.9.1+cu128
-Fri Mar 20 10:11:12 2026
-+---------------------------------------------------------------------------------------+
-| NVIDIA-SMI 570.124.06             Driver Version: 570.124.06     CUDA Version: 12.8     |
-|   0  NVIDIA H100 80GB HBM3          On  |   00000000:19:00.0 Off |                    0 |
-|   1  NVIDIA H100 80GB HBM3          On  |   00000000:3B:00.0 Off |                    0 |
-+---------------------------------------------------------------------------------------+
-{RULE}
-"""
+HEADER = log_text(script=SOURCE, smi=SMI).split("train_loader:")[0]
 BASELINE = """logs/try7.txt
 val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path=./data/tokenizers/fineweb_1024_bpe.model
 train_loader:dataset:fineweb10B_sp1024 train_shards:80
@@ -84,14 +73,9 @@ final_int8_zlib_roundtrip_exact val_loss:2.42003108 val_bpb:1.43328104
 MODERN = """Hyperparameters:
   adam_eps: 1e-08
   datasets_dir: ./data/datasets/fineweb10B_sp8192
-  iterations: 20000
-  matrix_lr: 0.026
   quantized_model_path: final_model.int6.ptz
-  run_id: 5f0d
   seed: 42
-  train_batch_tokens: 786432
   ttt_enabled: True
-  val_batch_tokens: 524288
   world_size: 8
 train_shards: 80
 val_tokens: 40540160
@@ -140,41 +124,23 @@ def test_each_pattern_reads_its_example(pattern: lines.Pattern) -> None:
 
 def test_a_baseline_log(tmp_path: Path) -> None:
     run = only(read_text(tmp_path, HEADER + BASELINE))
-    assert (run.seed, run.status, run.last_step) == (1337, "finished", 500)
+    assert (run.seed, run.status, run.last_step, run.error) == (1337, "finished", 500, None)
     assert run.versions == {"python": "3.12.3", "torch": "2.9.1+cu128"}
-    assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 2} and run.world_size == 8
+    assert run.hardware == {"device": "NVIDIA H100 80GB HBM3", "gpus": 8} and run.world_size == 8
     assert (run.dataset, run.train_shards, run.val_tokens) == ("fineweb10B_sp1024", 80, 62021632)
     assert [s.step for s in run.steps] == [1, 2, 200, 400] and run.steps[1].train_loss == 15.9120
     assert [(v.step, v.val_bpb) for v in run.validations] == [(0, 4.1077), (500, 1.4273)]
     stop = (run.stopped_early, run.stop_step, run.train_time_ms, run.peak_mib)
     assert stop == ("wallclock_cap", 500, 20500, 10210)
-    sizes = run.sizes
-    assert (sizes.model, sizes.code, sizes.artifact) == (67240121, 48310, 15702114)
-    assert sizes.total == 15750424
-    head = headline(run)
-    assert (head.kind, head.tag) == ("roundtrip", "final_int8_zlib_roundtrip")
-    figures = (head.val_loss, head.val_bpb, head.eval_ms, head.digits)
-    assert figures == (2.42003108, 1.43328104, 1401, 8)
+    assert run.sizes == Sizes(67240121, 48310, None, 15702114, 15750424)
+    assert headline(run) == lines.Result(
+        "roundtrip", "final_int8_zlib_roundtrip", 2.42003108, 1.43328104, 1401, 8
+    )
     assert score(run, "pre_quant").val_loss == 2.41 and score(run, "ttt") is None
     assert run.config["matrix_lr"] == 0.04 and run.config["num_kv_heads"] == 4
     assert run.config["tied_embed_lr"] == 0.05 and "head_lr" not in run.config
-
-
-def test_step_times_are_those_between_the_lines(tmp_path: Path) -> None:
-    times = only(read_text(tmp_path, BASELINE)).step_times()
-    assert times.mean == pytest.approx(41.0)
-    assert times.p50 == pytest.approx(40.0) and times.max == pytest.approx(42.0) == times.p99
-
-
-def test_the_script_in_a_log_is_no_log_and_its_bytes_are_known(tmp_path: Path) -> None:
-    run = only(read_text(tmp_path, HEADER + BASELINE))
-    assert (run.source_bytes, len(run.source_sha256)) == (len(SOURCE.encode()), 64)
-    assert (
-        7 not in [s.step for s in run.steps] and results_of(run)[0].val_bpb > 1 and run.seed == 1337
-    )
-    assert run.error is None
-    other = only(read_text(tmp_path, HEADER.replace("never", "ever!") + BASELINE))
-    assert other.source_bytes == run.source_bytes and other.source_sha256 != run.source_sha256
+    # Of the means between the lines.
+    assert run.step_times() == StepTimes(*map(pytest.approx, (41.0, 40.0, 42.0, 42.0)))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +156,9 @@ def test_the_script_in_a_log_is_no_log_and_its_bytes_are_known(tmp_path: Path) -
 def test_the_script_is_found_whole(tmp_path: Path, front: str, beginning: str) -> None:
     source = beginning + SOURCE
     run = only(read_text(tmp_path, front + HEADER.replace(SOURCE, source) + BASELINE))
-    assert run.source == source.encode() and run.seed == 1337 and len(run.steps) == 4
+    assert run.source == source.encode()
+    assert (run.source_bytes, len(run.source_sha256)) == (len(source.encode()), 64)
+    assert (run.seed, run.error, len(run.steps), len(results_of(run))) == (1337, None, 4, 1)
 
 
 def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> None:
@@ -201,36 +169,22 @@ def test_a_log_with_settings_in_a_block_and_times_in_minutes(tmp_path: Path) -> 
     assert [(s.step, s.train_loss) for s in run.steps] == [(1, 9.0115), (500, 3.38), (1000, 3.28)]
     assert run.steps[1].train_time_ms is None, "0.8m is 6 seconds coarse"
     assert (run.stop_step, run.train_time_ms) == (1200, 122071)
-    assert [(v.step, v.val_bpb, v.train_time_ms) for v in run.validations] == [
-        (0, 3.4881, None),
-        (1200, 1.115, 122071),
-    ]
-    assert {s.kind: s.val_bpb for s in results_of(run)} == {
-        "pre_quant": 1.111464,
-        "diagnostic": 1.1226912,
-        "ttt": 1.10527,
-    }
-    assert headline(run).kind == "ttt" and run.eval_total_ms == 372500
+    validations = [(v.step, v.val_bpb, v.train_time_ms) for v in run.validations]
+    assert validations == [(0, 3.4881, None), (1200, 1.115, 122071)]
+    results = [(result.kind, result.val_bpb) for result in results_of(run)]
+    assert results == [("pre_quant", 1.111464), ("diagnostic", 1.1226912), ("ttt", 1.10527)]
+    assert headline(run).kind == "ttt" and evaluation_ms(run) == run.eval_total_ms == 372500
+    assert (run.source_bytes, run.source_sha256) == (None, None)
     sizes = run.sizes
     assert (sizes.code, sizes.packed_code, sizes.total) == (120450, 27310, 15907712)
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "1775318899.204 ",
-        "[2026-04-04 12:13:14] ",
-        "2026-04-04T12:13:14.123456Z ",
-        "2026-04-04 12:13:14,123 - INFO - ",
-        "[12:13:14] ",
-        "12:13:14 | ",
-        "[rank0]: ",
-        "rank0: ",
-        "[   12.34s] ",
-        "[modal] ",
-        "\x1b[32m[INFO]\x1b[0m ",
-    ],
-)
+PREFIXES = ["1775318899.204 ", "[2026-04-04 12:13:14] ", "2026-04-04T12:13:14.123456Z "]
+PREFIXES += ["2026-04-04 12:13:14,123 - INFO - ", "[12:13:14] ", "12:13:14 | ", "[rank0]: "]
+PREFIXES += ["rank0: ", "[   12.34s] ", "[modal] ", "\x1b[32m[INFO]\x1b[0m "]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("log", [BASELINE, MODERN], ids=["baseline", "modern"])
 def test_what_stands_in_front_of_lines_changes_nothing(
     tmp_path: Path, prefix: str, log: str
@@ -258,7 +212,6 @@ def test_what_ends_lines_and_begins_files_changes_nothing(tmp_path: Path) -> Non
         ("step:588/2000 train_loss:2.1000 train_time:588,071ms", 588071),
         ("Step 588 | Train Loss: 2.1000 | train_time: 588071ms", 588071),
         ("step 588 | batch 64 | loss 2.1", None),
-        ("iter 588: loss 2.1000, time 1135.25ms, mfu 30.1%", None),
     ],
 )
 def test_spellings_of_a_training_line(tmp_path: Path, line: str, time_ms: float) -> None:
@@ -267,46 +220,54 @@ def test_spellings_of_a_training_line(tmp_path: Path, line: str, time_ms: float)
     assert found.train_time_ms == pytest.approx(time_ms)
 
 
+# What a log calls a result, by what it is.
+NAMES = {
+    "progress": "chunk [7|progress|batch_bpb|batch_loss|running_bpb|cumulative|3/9|95.1%|step|iter|"
+    "epoch",
+    "diagnostic": "delta|val_gain|diff|gap|improvement|change|reduction|penalty|std|target|sota|"
+    "best|mean|average|leader|record|threshold|expected|sanity|subset|probe|debug|control|diagnostics|"
+    "baseline_bpb|baseline val_bpb|over baseline|vs. the baseline|than the baseline|calib_loss|"
+    "calibration_bpb|train_bpb|pre_ttt|before slot|without-adapt|no_ttt|# a|// a|-- a|"
+    "diagnostic quantized|diagnostics of ema",
+    "pre_quant": "pre_gptq|pre-export|full precision|fp32|bf16|float_16|post_ema|ema|post-swa|lawa|"
+    "raw model|my swa_bpb|my raw_val_bpb|pre-quantization post-ema|unquantized|pre_quant int8|"
+    "mypostema|my ema_bpb|my lawa_bpb",
+    "ttt": "legal_ttt|test-time training|quantized_ttt|ttt sliding",
+    "sliding": "sliding_window|stride 64|final_sw|sw_eval|int6 sliding",
+    "roundtrip": "roundtrip|round_trip ema|ema quantized|post_quant_ema|swa int7|zlib|zstd|lzma|"
+    "brotli|decoded|artifact",
+    "other": "final_temped|meanfield|averaged|diffusion|mychunk 7|swallow",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_name_of_a_result_says_what_it_is(kind: str) -> None:
+    for name in NAMES[kind].split("|"):
+        for written in (name, name.upper()):
+            assert lines.result_kind(written) == kind, written
+
+
 # Behind a baseline's log, whose artifact scored 1.43328104: the line, its kind, its bits per byte
 # (none: it is no result), and whether it is what is submitted.
 RESULTS = """
-final_int6_roundtrip_exact val_loss:2.3 val_bpb:1.40000000              | roundtrip  | yes
 quantized val_loss:2.3 val_bpb:1.4 eval_time:9710ms                     | roundtrip  | yes
-final_int6_lzma_roundtrip val_loss:2.3 val_bpb:1.4                      | roundtrip  | yes
-post_quant_ema val_bpb:1.4                                              | roundtrip  | yes
-final_INT7_zlib_roundtrip val_loss:2.3 val_bpb:1.4                      | roundtrip  | yes
-final_int6_sliding_window_exact val_loss:2.3 val_bpb:1.40000000         | sliding    | yes
 final_sliding_window_eval stride:64 val_loss:2.3 val_bpb:1.4 eval_time:9ms | sliding | yes
-final_sliding val_loss:2.3 val_bpb:1.4 (stride=16, T=1.00) time:121150ms | sliding   | yes
 final_int8_zlib_roundtrip sliding val_loss:2.3 sliding val_bpb:1.4      | sliding    | yes
 Sliding window BPB (stride=64): 1.4                                     | sliding    | yes
-legal_ttt_exact val_loss:2.3 val_bpb:1.40000000 eval_time:410000ms      | ttt        | yes
-ttt_sliding:done val_loss=2.3 val_bpb=1.4 elapsed=410.5s                | ttt        | yes
 final_int8_zlib_roundtrip val_loss:2.3 val_bpb:1.4 eval_mode:online_ttt | ttt        | yes
 post_ttt val_bpb:1.4 pre_ttt val_bpb:1.41                               | ttt        | yes
 pre_ttt_bpb=1.41 post_ttt_bpb=1.4                                       | ttt        | yes
 ttt/val_bpb 1.400                                                       | ttt        | yes
-final_temped val_loss:2.3 val_bpb:1.4 T=1.00                            | other      | yes
-ngram_eval val_loss=2.3 val_bpb=1.4 time=90s                            | other      | yes
-final_slot val_loss:2.3 val_bpb:1.4 eval_time:99s                       | other      | yes
 RESULT: val_bpb=1.4 | artifact=15.9MB                                   | other      | yes
 {"val_loss": 2.3, "val_bpb": 1.4, "kind": "last"}                       | other      | yes
 BPB: 1.43328104 -> 1.4                                                  | other      | yes
 legal_ttt val_loss:2.4 val_bpb:1.44                                     | ttt        | no
 final_int4_roundtrip val_loss:3.9 val_bpb:1.9                           | roundtrip  | no
 legal_ttt_exact val_loss:nan val_bpb:nan                                | ttt        | no
-DIAGNOSTIC post_ema val_loss:2.3 val_bpb:1.4 eval_time:2000ms           | pre_quant  | no
-pre-quantization post-ema val_loss:2.3 val_bpb:1.4 eval_time:6480ms     | pre_quant  | no
 raw model val_bpb: 1.4                                                  | pre_quant  | no
-bf16 val_bpb: 1.4                                                       | pre_quant  | no
-diagnostic quantized val_loss:2.3 val_bpb:1.4                           | diagnostic | no
-improvement over the baseline: val_bpb 1.4000                           | diagnostic | no
-mean val_bpb: 1.4                                                       | diagnostic | no
 jepa_diagnostics cos_sim:0.99 probe_bpb:1.4                             | diagnostic | no
 delta_bpb: -0.0031                                                      | none       | no
 ttt_chunk [1871/1893] bpb=1.4 time=405.1s                               | none       | no
-sliding_eval [ 95.1%] 115232/121136 windows running_bpb=1.4             | none       | no
-ttt_progress: batch 44/782 batch_bpb:1.3 running_bpb:1.4                | none       | no
   [500/969088] bpb=1.4                                                  | none       | no
 the cap is bpb 1.4                                                      | none       | no
 """
@@ -350,11 +311,7 @@ legal_ttt_exact val_loss:2.30000021 val_bpb:1.40000012
         ("artifact_bytes:   15920833", "total", 15920833),
         ("Total submission size int8+zlib: 15,750,424 bytes", "total", 15750424),
         ("budget:15991000/16000000 (15.99/16.00MB) FITS", "total", 15991000),
-        (
-            "artifact:15.92MB ternary:6(7B) code:70000\nbudget:15990000/16000000",
-            "artifact",
-            15920000,
-        ),
+        ("artifact:15.92MB a:6 code:70000\nbudget:15990000/16000000", "artifact", 15920000),
         ("Serialized model: 99\nTotal submission size: 99\nTotal submission size: 88", "total", 88),
         ("Serialized model: 99\nTotal submission size: 120", "total", None),
     ],
@@ -363,50 +320,41 @@ def test_spellings_of_sizes(tmp_path: Path, lines: str, field: str, value: int |
     assert getattr(only(read_text(tmp_path, f"seed:1\n{lines}\n")).sizes, field) == value
 
 
-def test_several_runs_in_one_file(tmp_path: Path) -> None:
-    second = BASELINE.replace("seed:1337", "seed:42").replace("step:500", "step:510")
-    second = second.replace("1.43328104", "1.42")
-    third = BASELINE.replace("train_time:8000", "train_time:8001")
-    log = read_text(tmp_path, HEADER + BASELINE + HEADER + second + third)
-    numbers = [(r.number, r.seed, r.last_step) for r in log.runs]
-    assert numbers == [(1, 1337, 500), (2, 42, 510), (3, 1337, 500)]
-    assert [r.source_bytes for r in log.runs] == [len(SOURCE), len(SOURCE), None]
-    assert [r.name for r in log.runs] == ["train.log", "train.log#2", "train.log#3"]
-    assert [headline(r).val_bpb for r in log.runs] == [1.43328104, 1.42, 1.43328104]
-    assert [len(r.steps) for r in log.runs] == [4, 4, 4] and log.problems == []
+SECOND = BASELINE.replace("seed:1337", "seed:42").replace("step:500", "step:510")
+LINES = "".join(f"step:{n}/9 train_loss:2.0{n} train_time:{n}00ms\n" for n in (1, 2, 3))
+LATER = "seed:1337\nquantized_ttt val_loss:2.3 val_bpb:1.4 eval_time:9ms\n"
+AT_400, AT_500 = BASELINE.index("step:400/"), BASELINE.index("step:500/")
+BACK = BASELINE[:AT_500] + BASELINE[AT_400:].replace("step:400/", "step:300/", 1)
+FIRST = "1337 1,2,200,400 2: 1.43328104"
+# What a file holds, and of each run in it the seed, the steps, how many lines have a result, the
+# result, and whether the script is there. A script begins a run, so do steps that start again, and
+# a header behind results; the console's lines and the log's are one run, lines that are there twice
+# count once, an evaluation belongs to the run before it, and a step that goes back is a run that
+# was resumed.
+FILES = {
+    "three": (
+        HEADER + BASELINE + HEADER + SECOND + BASELINE.replace("8000ms", "8001ms"),
+        [f"{FIRST} script", "42 1,2,200,400 2: 1.43328104 script", FIRST],
+    ),
+    "steps": (LINES + LINES.replace("2.0", "3.0"), ["None 1,2,3 0: None"] * 2),
+    "console": (BASELINE + HEADER + BASELINE, [f"{FIRST} script"]),
+    "twice": ("".join(2 * line for line in BASELINE.splitlines(True)), [FIRST]),
+    "evaluated": (HEADER + BASELINE + HEADER + LATER, ["1337 1,2,200,400 3: 1.4 script"]),
+    "back": (BACK, ["1337 1,2,200,300 2: 1.43328104 resumed at 300"]),
+}
 
 
-def test_steps_alone_begin_another_run_when_they_start_again(tmp_path: Path) -> None:
-    lines = "".join(
-        f"step:{n}/9 train_loss:2.0{n} train_time:{n}00ms step_avg:100.00ms\n" for n in (1, 2, 3)
-    )
-    log = read_text(tmp_path, lines + lines.replace("2.0", "3.0"))
-    assert [[s.train_loss for s in run.steps] for run in log.runs] == [
-        [2.01, 2.02, 2.03],
-        [3.01, 3.02, 3.03],
-    ]
-
-
-def test_console_and_log_in_one_file_are_one_run(tmp_path: Path) -> None:
-    run = only(read_text(tmp_path, BASELINE + HEADER + BASELINE))
-    assert run.source_bytes == len(SOURCE) and run.seed == 1337 and len(run.steps) == 4
-    doubled = "".join(2 * (line + "\n") for line in BASELINE.splitlines())
-    plain = only(read_text(tmp_path, BASELINE))
-    assert only(read_text(tmp_path, doubled)) == plain
-
-
-def test_an_evaluation_started_behind_a_run_is_its_own(tmp_path: Path) -> None:
-    later = "seed:1337\nquantized_ttt val_loss:2.3 val_bpb:1.4 eval_time:9ms\n"
-    run = only(read_text(tmp_path, HEADER + BASELINE + HEADER + later))
-    assert headline(run).val_bpb == 1.4 and len(run.steps) == 4 and len(results_of(run)) == 2
-
-
-def test_a_step_that_goes_back_is_a_resumed_run(tmp_path: Path) -> None:
-    first = BASELINE[: BASELINE.index("step:500/")]
-    rest = BASELINE[BASELINE.index("step:400/") :].replace("step:400/", "step:300/", 1)
-    run = only(read_text(tmp_path, first + rest))
-    assert [s.step for s in run.steps] == [1, 2, 200, 300] and run.resumed_at == [300]
-    assert headline(run).val_bpb == 1.43328104
+@pytest.mark.parametrize("kind", FILES)
+def test_the_runs_of_a_file(tmp_path: Path, kind: str) -> None:
+    text, expected = FILES[kind]
+    log = read_text(tmp_path, text)
+    found = []
+    for run in log.runs:
+        result, steps = headline(run), ",".join(str(step.step) for step in run.steps)
+        words = " script" * (run.source == SOURCE.encode())
+        words += "".join(f" resumed at {step}" for step in run.resumed_at)
+        found.append(f"{run.seed} {steps} {len(run.results)}: {result and result.val_bpb}{words}")
+    assert found == expected and log.problems == []
 
 
 def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
@@ -528,11 +476,13 @@ def test_our_own_log_is_read(tmp_path: Path) -> None:
     assert len(logs.runs) == 1 and logs.problems == []
     run = logs.runs[0]
     assert run.source == (ROOT / "train_gpt.py").read_bytes() and run.train_shards == 1
-    assert run.source_bytes == run.sizes.code
     assert (run.seed, run.last_step, run.status, run.partial_val) == (5, 12, "finished", True)
     assert run.config["embed_lr"] == 0.6 and run.config["train_prefetch"] is True
     assert run.val_tokens == 1984 and run.peak_mib is not None and run.hardware["cpus"] > 0
-    assert run.sizes.total == run.sizes.artifact + run.sizes.code
+    assert (
+        run.sizes.total == run.sizes.artifact + run.sizes.code
+        and run.sizes.code == run.source_bytes
+    )
     assert [v.step for v in run.validations] == [0, 6, 12]
     assert len(results_of(run)) == 1 and headline(run).digits == 8 and headline(run).eval_ms > 0
     assert all(len(step.data_crc) == 8 for step in run.steps)
@@ -613,31 +563,28 @@ def test_twice_the_log_takes_twice_the_time(tmp_path: Path, kind: str) -> None:
     assert seconds(2000) < 3 * seconds(1000) + 0.05
 
 
-MODULES = {
-    path.stem: path for room in ("logs", "records") for path in sorted((ROOT / room).glob("*.py"))
-}
+MODULES = {path.stem: path for room in ("logs", "records") for path in (ROOT / room).glob("*.py")}
 
 
 def imports(path: Path) -> set[str]:
     """The modules of these rooms that a module imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found & set(MODULES)
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return (found | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}) & {
+        *MODULES
+    }
 
 
 def test_no_two_modules_import_each_other() -> None:
     """Neither directly nor around a corner: taking away what imports nothing leaves nothing."""
     left = {name: imports(path) for name, path in MODULES.items()}
+    logs = {name for name, path in MODULES.items() if path.parent.name == "logs"}
+    assert not any(left[name] - logs for name in logs), (
+        "records/ builds on logs/, never the reverse"
+    )
     while free := [name for name, needed in left.items() if not needed & set(left)]:
         left = {name: needed for name, needed in left.items() if name not in free}
     assert left == {}
-    records = {name for name, path in MODULES.items() if path.parent.name == "records"}
-    wrong = [name for name in set(MODULES) - records if imports(MODULES[name]) & records]
-    assert wrong == [], "records/ builds on logs/, never the reverse"
 
 
 def test_importing_a_module_of_the_library_does_nothing() -> None:

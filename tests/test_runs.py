@@ -12,15 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import (
-    ROOT,
-    SMALL_MODEL,
-    Corpus,
-    Finished,
-    byte_data,
-    config_of,
-    run_trainer,
-)
+from conftest import ROOT, SMALL_MODEL, Corpus, Finished, byte_data, config_of, run_trainer
 from faults.live import Live
 
 pytestmark = pytest.mark.timeout(300)
@@ -116,10 +108,7 @@ def test_the_file_begins_with_the_script_and_the_console_does_not(reference: Fin
     console = iter(reference.out.splitlines())
     assert all(line in console for line in lines.splitlines()), "in this order"
     assert list(console) == ["finished: see logs/reference.txt"]
-
-
-def test_a_run_without_trouble_writes_nothing_to_stderr(reference: Finished) -> None:
-    assert reference.err == ""
+    assert reference.err == "", "of a run without trouble"
 
 
 def test_events_say_what_the_lines_say(reference: Finished) -> None:
@@ -129,12 +118,11 @@ def test_events_say_what_the_lines_say(reference: Finished) -> None:
     assert names[:3] == ["run", "config", "hardware"]
     assert names[-3:] == ["artifact", "score", "end"]
     assert (said[-1]["status"], said[-1]["exit_code"]) == ("finished", 0)
-    config = said[1]
-    assert {name: config[name] for name in vars(config_of())}.items() >= {
-        "iterations": 60,
-        "model_dim": 32,
-        "tie_embeddings": True,
-    }.items()
+    assert (said[1]["iterations"], said[1]["model_dim"], said[1]["tie_embeddings"]) == (
+        60,
+        32,
+        True,
+    )
     losses = [f"{event['train_loss']:.4f}" for event in events(reference, "step")]
     assert losses == reference.values("train_loss")
     scores = [f"{event['val_bpb']:.4f}" for event in events(reference, "validation")]
@@ -231,26 +219,16 @@ def test_overlap_changes_no_digit(
 def test_ranks_and_micro_steps_change_only_rounding(
     plain: Live, data: dict, tmp_path: Path, ranks: int, micro_steps: int
 ) -> None:
-    run = Live(tmp_path, ranks, **data | {"GRAD_ACCUM_STEPS": micro_steps}).finish()
+    """Two ranks are started by torchrun; only one of them speaks."""
+    launched = {"restarts": 0} if ranks == 2 else {}
+    run = Live(tmp_path, ranks, **launched, **data | {"GRAD_ACCUM_STEPS": micro_steps}).finish()
     shown = micro_steps or 8 // max(1, ranks)
     assert f"world_size:{max(1, ranks)} grad_accum_steps:{shown}\n" in run.log
+    assert run.out.count("seed:1337") == 1
     for mine, theirs in zip(digits(run), digits(plain), strict=True):
         assert (mine[0], mine[-1]) == (theirs[0], theirs[-1])  # step, data_crc
         for a, b in zip(mine[1:4], theirs[1:4], strict=True):
             assert a == b is None or a == pytest.approx(b, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_torchrun(reference: Finished, corpus: Corpus, tmp_path: Path) -> None:
-    """Two ranks train on the same rows to the same losses, and only one of them speaks."""
-    settings = {**corpus.env, **SMALL_MODEL, "GRAD_ACCUM_STEPS": 0, "VAL_LOSS_EVERY": 0}
-    settings |= {"ITERATIONS": 60, "TRAIN_LOG_EVERY": 20}
-    run = run_trainer(tmp_path, ranks=2, **settings)
-    assert run.code == 0, run.err[-2000:]
-    assert run.values("data_crc") == reference.values("data_crc")
-    losses = [[float(value) for value in each.values("train_loss")] for each in (run, reference)]
-    np.testing.assert_allclose(*losses, atol=1e-4)
-    assert run.out.count("seed:1337") == 1
 
 
 # How long, and on what
@@ -259,21 +237,15 @@ def test_torchrun(reference: Finished, corpus: Corpus, tmp_path: Path) -> None:
 def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> None:
     settings = {"ITERATIONS": 2, "VAL_TOKENS": 1000, "VAL_PROGRESS_LOG_EVERY": 2}
     run = Live(tmp_path, **{**data, **settings, "VAL_BATCH_SIZE": 256}).finish()
-    scores = [
-        line for line in run.log.splitlines() if "val_loss" in line or line.startswith("val_loader")
-    ]
-    assert len(scores) == 5
-    assert all(line.endswith(" partial_val:1") for line in scores)
+    scores = re.findall(r"^(?:val_loader|.*val_loss).*", run.log, re.MULTILINE)
+    assert len(scores) == 5 and all(line.endswith(" partial_val:1") for line in scores)
     assert re.search(r"^val_loader:.* tokens:992 ", run.log, re.MULTILINE)
     for event in run.events("validation") + run.events("score"):
         assert event["partial_val"] == 1
     progress = r"^val_progress:(\w+) batch (\d)/4 partial_mean_loss:\d\.\d{4} tokens_seen:(\d+)$"
-    seen = [(scope, batch, tokens) for scope in ("step_0", "step_2") for batch, tokens in PROGRESS]
-    seen += [("final_int8_zlib_roundtrip", batch, tokens) for batch, tokens in PROGRESS]
+    scopes = ("step_0", "step_2", "final_int8_zlib_roundtrip")
+    seen = [(scope, *part) for scope in scopes for part in (("2", "512"), ("4", "992"))]
     assert re.findall(progress, run.log, re.MULTILINE) == seen
-
-
-PROGRESS = (("2", "512"), ("4", "992"))
 
 
 def test_the_second_pass_over_the_shards_is_announced_once(data: dict, tmp_path: Path) -> None:
@@ -288,11 +260,11 @@ def test_the_second_pass_over_the_shards_is_announced_once(data: dict, tmp_path:
 def test_the_cap_ends_all_ranks_in_time_with_equal_weights(
     data: dict, tmp_path: Path, ranks: int
 ) -> None:
-    settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 2, "VAL_LOSS_EVERY": 0}
+    settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 5, "VAL_LOSS_EVERY": 0}
     run = Live(tmp_path, ranks, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
     milliseconds, steps = map(int, re.search(line, run.log, re.MULTILINE).groups())
-    assert 1000 < milliseconds <= 2500 and steps > 10
+    assert 2500 < milliseconds <= 5500 and steps > 10
     assert [event["step"] for event in run.events("validation")] == [steps]
     assert run.events("step")[-1]["step"] == steps, "the last loss is logged"
     notes = [run.notes(rank) for rank in range(max(1, ranks))]

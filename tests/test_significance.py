@@ -2,7 +2,6 @@
 
 import math
 import sys
-from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -32,9 +31,9 @@ def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None
 
 def test_runs_without_spread_decide_by_their_means() -> None:
     for test in (significance.welch, significance.paired):
-        assert test([2.0, 2.0], [2.5, 2.5], margin=0.005).p == 0
-        assert test([2.0, 2.0], [2.0, 2.0], margin=0.005).p == 1
-        assert test([2.0, 2.0], [2.0, 2.0]).p == 0.5
+        found = [test([2.0, 2.0], [2.0 + x, 2.0 + x], margin=0.25) for x in (0.5, 0.0, 0.25)]
+        assert [one.p for one in found] == [0.0, 1.0, 0.5]
+        assert [one.t for one in found] == [math.inf, -math.inf, 0.0]
     one_varies = significance.welch([2.0, 2.0], [2.1, 2.2])
     assert one_varies.df == 1 and one_varies.low < 0.15 < one_varies.high
 
@@ -58,16 +57,25 @@ def test_mean_standard_deviation_and_interval() -> None:
     assert math.isnan(significance.summary([5.0]).std) and math.isnan(significance.interval([5.0]))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: significance.summary([]),
-        lambda: significance.summary([1.0, math.nan]),
-        lambda: significance.welch([1.0], [2.0, 3.0]),
-        lambda: significance.paired([1.0, 2.0, 3.0], [1.0, 2.1]),
-        lambda: significance.paired([1.0], [1.0]),
-    ],
-)
-def test_values_without_meaning_are_refused(call: Any) -> None:
-    with pytest.raises(ValueError):
-        call()
+def test_the_wait_is_said_as_far_as_it_is_known() -> None:
+    group = significance.summary([1.0, 2.0])
+    found = significance.Comparison(waits=(group, group))
+    assert significance.wait_words(found) == "input_wait: A 1.50 ms per step, B 1.50"
+    found.input_wait = significance.welch([1.0, 2.0], [1.0, 2.0])
+    assert significance.wait_words(found).endswith(" ms: no measurable difference)")
+    assert significance.some(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+
+
+REFUSED = {
+    "finite values": lambda: significance.summary([]),
+    "a mean needs finite": lambda: significance.summary([1.0, math.nan]),
+    "two runs per group": lambda: significance.welch([1.0], [2.0, 3.0]),
+    "shorter than": lambda: significance.paired([1.0, 2.0, 3.0], [1.0, 2.1]),
+    "two pairs at least": lambda: significance.paired([1.0], [1.0]),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_values_without_meaning_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        REFUSED[words]()
