@@ -13,10 +13,10 @@ Trainers count with a table:
 
 The tool decodes the split with the tokenizer's own library, document by document. Each text must be
 as long in UTF-8 as the table says, except for a space directly after BOS, which the rule does not
-count. Another tokenizer of the same size gives other text and other bytes: the documents show it,
-or tokenizer.sha256 beside the shards. If the tokenizer's normaliser changes text, the documents are
-compared as it changes them, and the last line says so. A table is an .npz or .json file with
-base_bytes, has_leading_space and is_boundary, one entry per id.
+count. Another tokenizer of the same size gives other text and other bytes: a comparison with the
+documents shows this, or tokenizer.sha256 beside the shards does. If the tokenizer's normaliser
+changes text, the changed documents are compared, and the last line says so. A table is an .npz or
+.json file with base_bytes, has_leading_space and is_boundary, one entry per id.
 
 Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """

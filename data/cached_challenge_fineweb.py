@@ -1,4 +1,4 @@
-"""Download the published FineWeb tokens: manifest, tokenizer and shards; on request the documents.
+"""Download the published FineWeb tokens: manifest, tokenizer, shards, and the documents on request.
 
     # 80 training shards, 16 GB
     python3 data/cached_challenge_fineweb.py --variant sp1024
@@ -8,9 +8,9 @@
     python3 data/cached_challenge_fineweb.py --variant sp1024 --verify
 
 A file gets its final name only after its size, checksum and shard header have been checked, so
-training never reads half a file. Run the command again to fetch what is missing: it goes on inside
-a file that was cut off. Training may start meanwhile: the file .producing in the data set's folder
-(see producer.py) tells it that more will come.
+training never reads half a file. Run the command again to fetch what is missing: it continues a
+file that was cut off. Training may start during the download: the file .producing in the data set's
+folder (see producer.py) says that more shards will come.
 
 The tool writes only shards under data/datasets, tokenizers in data/tokenizers, and manifest.json
 and the documents in data/. It never replaces a tokenizer or a document that it did not fetch, and
@@ -616,7 +616,7 @@ def main() -> None:
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
     verify = "only read and check what is here, by what was recorded; without a network"
     add("--verify", action="store_true", help=verify)
-    add("--jobs", type=int, default=8, metavar="N", help="files at once (default: 8)")
+    add("--jobs", type=int, default=8, metavar="N", help="files fetched at once (default: 8)")
     tries = "retries after faults without progress (default: 6)"
     add("--retries", type=int, default=6, metavar="N", help=tries)
     options = parser.parse_args()

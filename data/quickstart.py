@@ -1,5 +1,5 @@
-"""Train a small model on real text, without a network:
-Python's own sources, from files to bits per byte and a few lines of text that the model writes.
+"""Train a small model on Python's own sources, without a network: make the data, train, score the
+model in bits per byte, and let it write a few lines.
 
     python3 data/quickstart.py                    corpus, tokenizer, shards, training in one process
     python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
@@ -7,8 +7,8 @@ Python's own sources, from files to bits per byte and a few lines of text that t
     ITERATIONS=2000 python3 data/quickstart.py    with any setting of train_gpt.py
 
 The corpus is the standard library of the Python that runs this script, one document per file. It is
-built once, under data/datasets/ and data/tokenizers/, and built again when Python, the recipe below
-or one of the built files has changed.
+built once, under data/datasets/ and data/tokenizers/. It is built again when Python, this script's
+way to build it or one of the built files has changed.
 
 Each process gets as many threads as there are free cores for it when the script starts: more
 threads than free cores make a step several times slower. OMP_NUM_THREADS sets another number.
@@ -475,7 +475,7 @@ def main() -> int:
     parser = producer.Parser(__doc__, f"settings go in front: ITERATIONS=100 {own}")
     ranks = "processes (default: 1)"
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help=ranks)
-    prepare_only = "build the data and stop before training"
+    prepare_only = "build the data, print what to set, and stop before training"
     parser.add_argument("--prepare-only", action="store_true", help=prepare_only)
     options = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" in os.environ:

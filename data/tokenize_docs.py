@@ -30,12 +30,12 @@ depends only on its number. If the command was stopped, run it again: it goes on
 complete shard.
 
 Training may run at the same time: the file .producing in the data set's folder (see producer.py)
-tells it to wait for more shards. --live is made for that: small shards, half of the cores. The
-command after -- starts with DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE set, as soon as the validation
-split and a training shard are complete. torchrun, python3 or a script alone is run by the Python
-that runs this tool, and torchrun's own report of a failure is left out. The exit code is that of
-the command. If the command ends first, no more shards are made. If this tool is interrupted, fails
-or is killed (kill -9), the command ends, too.
+tells it to wait for more shards. --live is for this: it makes small shards on half of the cores.
+The command after -- starts with DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE set, as soon as the
+validation split and a training shard are complete. The Python that runs this tool also runs the
+command, if that is torchrun, python3 or only the name of a script; torchrun's own report of a
+failure is left out. The exit code is that of the command. If the command ends first, no more shards
+are made. If this tool is interrupted, fails or is killed (kill -9), the command ends, too.
 """
 
 from __future__ import annotations
@@ -1181,11 +1181,12 @@ def add_set_arguments(parser: argparse.ArgumentParser) -> None:
 def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     """How the work is done."""
     add = parser.add_argument
-    add("--live", action="store_true", help="for a COMMAND after -- that trains meanwhile")
+    live = "make small shards, and train on them with the COMMAND after --"
+    add("--live", action="store_true", help=live)
     tokens = f"tokens per shard (default: {SHARD_TOKENS}; with --live {LIVE_SHARD_TOKENS})"
     add("--shard-tokens", type=positive, metavar="N", help=tokens)
     kinds = ("identity", "nmt_nfkc")
-    kept = "of a trained tokenizer (default: identity, which keeps the text; nmt_nfkc: see above)"
+    kept = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
     add("--normalization", choices=kinds, default=kinds[0], help=kept)
     threads = "threads (default: one per core; with --live one per two cores)"
     add("--workers", type=positive, metavar="N", help=threads)

@@ -1,20 +1,20 @@
-"""Vary a trainer's settings or its script, and measure what that does:
-runs take turns, are paired by seed, end in 95 % intervals.
+"""Vary a trainer's settings or its script, and measure what changes.
+Runs take turns and are paired by seed. Differences are printed with 95 % intervals.
 
     python3 logs/ablate.py --vary TRAIN_PREFETCH=1,0 --seeds 3 --steps 200 -- python3 train_gpt.py
     python3 logs/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 --seconds 600 -- \\
         torchrun --standalone --nproc_per_node=8 train_gpt.py
     python3 logs/ablate.py --script train_gpt.py,ema.py -- python3 train_gpt.py
 
-Settings are environment variables. Each combination of values is an arm, the first one is what the
-others are compared with. --script puts other scripts in the place of the command's, a copy of each
-beside its logs. A repeat runs every arm with one seed, beginning one arm further each time.
-python3 and torchrun mean those of the Python that runs this tool.
+Settings are environment variables. Each combination of values is an arm. The other arms are
+compared with the first one. --script replaces the script of the command by others; a copy of each
+is kept beside its logs. Each repeat runs every arm with one seed, and starts with the next arm.
+python3 and torchrun are those of the Python that runs this tool.
 
 Each run has a folder of its own. The same command again keeps the runs that are finished, redoes
 the others and adds new seeds and values. A run that fails is shown, and the rest goes on.
 
-Exit code: 0 done, 1 a run failed or is no part of an ablation, 2 wrong usage or settings,
+Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage or settings,
 130 interrupted.
 """
 
@@ -538,16 +538,16 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add = parser.add_argument
     words = "a setting and its values; may be repeated"
     add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=words)
-    words = "scripts that take turns in the place of the command's; each must be whole by itself"
+    words = "scripts to use instead of the command's; each must be one complete file"
     add("--script", metavar="A.py,B.py", help=words)
-    words = "how many seeds, from SEED (1337) on, or which: 1337,42,7 (default: 3)"
+    words = "how many seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)"
     add("--seeds", default="3", help=words)
     length = parser.add_mutually_exclusive_group().add_argument
     words = "fixed steps: ITERATIONS=N, MAX_WALLCLOCK_SECONDS=0"
     length("--steps", type=above_zero, metavar="N", help=words)
-    words = "fixed time: MAX_WALLCLOCK_SECONDS=S (ITERATIONS as set)"
+    words = "fixed time: MAX_WALLCLOCK_SECONDS=S; ITERATIONS is not changed"
     length("--seconds", type=above_zero, metavar="S", help=words)
-    add("--out", type=Path, metavar="FOLDER", help="default: logs/ablate-<names>")
+    add("--out", type=Path, metavar="FOLDER", help="for all results (default: logs/ablate-<names>)")
     options, command = launch.parse_with_command(parser, arguments)
     if not (options.vary or options.script):
         parser.error("nothing varies: name --vary NAME=v1,v2 or --script A.py,B.py")

@@ -1,5 +1,5 @@
-"""Compare runs: is one better, what differs, how long, on the same data?
-Any log of the parameter-golf family is read, and those of modded-nanogpt and nanoGPT.
+"""Compare runs: how do they differ, how long did they take, is one better?
+It reads logs of the parameter-golf family, of modded-nanogpt and of nanoGPT.
 
     # tables; a LOG is a file, a run of it (a.txt#2), or a folder of logs
     python3 logs/compare.py LOG...
@@ -9,10 +9,10 @@ Any log of the parameter-golf family is read, and those of modded-nanogpt and na
     python3 logs/compare.py --a LOG... --b LOG...
 
 A and B are runs of one configuration each, with several seeds. The results that are submitted (the
-last of each run) are compared by Welch's one-sided test, in nats per token, or in bits per byte
-where tokenizers differ; so is the time spent waiting for input. The test is refused, with the
-reasons, where a group mixes configurations (--allow NAME: that one does not matter), where runs are
-missing, unfinished or the same, or where one was scored on a part of the split.
+last of each run) are compared by Welch's one-sided test, in nats per token, or in bits per byte if
+tokenizers differ. The time spent waiting for input is compared, too. The test is refused, with the
+reasons, if a group mixes configurations (--allow NAME says that a difference in NAME does not
+matter), if runs are missing, unfinished or the same, or if a run was scored on a part of the split.
 
 Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """
@@ -169,13 +169,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("logs", nargs="*", metavar="LOG", help="a log, a run of it (a.txt#2), or a folder of logs")
-    add("--a", nargs="+", metavar="LOG", help="the runs that are held to be better, several seeds")
-    add("--b", nargs="+", metavar="LOG", help="the runs they are compared with")
+    add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
+    add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
     words = "by how much A must be better, in the unit compared (default: 0.005 nats)"
     add("--margin", type=cli.number(float, 0), help=words)
-    words = "the p below which that counts as shown (default: 0.01)"
+    words = "A counts as better if p is below this (default: 0.01)"
     add("--alpha", type=cli.number(float, 0), help=words)
-    words = "a condition in which seeds of one configuration may differ; may be repeated"
+    words = "a condition in which runs of one group may differ; may be repeated"
     add("--allow", action="append", default=[], metavar="NAME", help=words)
     words = "compare each run's submitted result (default) or its last validation"
     add("--score", choices=("submitted", "validation"), help=words)
@@ -187,7 +187,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--panels", type=panels, metavar="NAMES", help=words)
     words = "what its curves are drawn against (default: steps)"
     add("--x", choices=("steps", "seconds"), help=words)
-    add("--title", help="of the picture")
+    add("--title", help="title of the picture")
     options = parser.parse_intermixed_args(arguments)
     if fault := fault_of_options(options):
         parser.exit(2, f"error: {fault}\n")

@@ -1,5 +1,5 @@
-"""Is this machine ready for a run? Settings, data, tokenizer, devices and disk are looked at, and
-20 real steps are run, with overlap on and off: about a minute.
+"""Is this machine ready for a run? The tool checks settings, data, tokenizer, devices and disk, and
+runs 20 real steps with overlap on and 20 with overlap off. It takes about a minute.
 
     python3 logs/preflight.py -- python3 train_gpt.py
     python3 logs/preflight.py -- torchrun --standalone --nproc_per_node=8 train_gpt.py
@@ -332,7 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage="preflight.py [--out FOLDER] -- COMMAND",
     )
     folder = Path("logs", "preflight")
-    parser.add_argument("--out", type=Path, default=folder, help=f"default: {folder}")
+    words = f"folder for the logs (default: {folder})"
+    parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help=words)
     given = sys.argv[1:] if arguments is None else arguments
     options, command = launch.parse_with_command(parser, given)
     return launch.run_tool(lambda: preflight(options, Trainer(command, Path.cwd(), os.environ)))

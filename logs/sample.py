@@ -6,16 +6,16 @@
     # a model of an edited script whose log is not here
     python3 logs/sample.py --script mine.py --log logs/mine.txt
 
---file is an artifact (default: final_model.int8.ptz) or a checkpoint. The model is that of the
-script whose text is at the beginning of the run's log, logs/<RUN_ID>.txt, or of train_gpt.py where
-there is none: the script needs read_config, unpack and GPT with logits(tokens). The settings are
-those of the checkpoint, or of the log's .jsonl. The text of a log is run as Python: use only logs
-that you trust.
+--file is an artifact (default: final_model.int8.ptz) or a checkpoint. The run's log,
+logs/<RUN_ID>.txt, begins with the text of the training script. That script builds the model, or
+train_gpt.py does if there is no log. The script must have read_config, unpack and GPT with
+logits(tokens). The settings are those of the checkpoint, or of the log's .jsonl. The text of a log
+is run as Python: use only logs that you trust.
 
 Each token is drawn from the model's distribution: --temperature 0 takes the most likely one, a
-higher temperature takes unlikely ones more often, --top-k leaves all but the k most likely ones
-out. The same command with the same --seed prints the same text. Text ends after --length tokens, or
-where the model ends the document. A model sees the last TRAIN_SEQ_LEN tokens.
+higher temperature takes unlikely ones more often, and --top-k K draws only among the K most likely
+ones. The same command with the same --seed prints the same text. Text ends after --length tokens,
+or when the model ends the document. The model sees the last TRAIN_SEQ_LEN tokens.
 """
 
 import argparse
@@ -292,12 +292,14 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--log", type=Path, help="the run's log (default: found in logs/)")
     add("--script", type=Path, help="the script that trained it (default: that of the log)")
     add("--tokenizer", type=Path, help="its tokenizer (default: that of the run)")
-    add("--length", type=number(int, 1), default=200, metavar="N", help="tokens (default: 200)")
+    length = "tokens to write (default: 200)"
+    add("--length", type=number(int, 1), default=200, metavar="N", help=length)
     heat = "0: the most likely token (default: 0.8)"
     add("--temperature", type=number(float, 0), default=0.8, metavar="T", help=heat)
     top = "draw among the K most likely tokens; 0: among all (default: 50)"
     add("--top-k", type=number(int, 0), default=50, metavar="K", help=top)
-    add("--seed", type=number(int, 0), default=1337, metavar="N", help="(default: 1337)")
+    seed = "of the draws (default: 1337)"
+    add("--seed", type=number(int, 0), default=1337, metavar="N", help=seed)
     return parser.parse_args(arguments)
 
 

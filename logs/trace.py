@@ -1,12 +1,13 @@
-"""A trace of train_gpt.py (TRACE_STEPS=N) as lines of text or as a picture: what ran when.
+"""Show what ran when in a trace of train_gpt.py (TRACE_STEPS=N), as text or as a picture.
 
     python3 logs/trace.py logs/<RUN_ID>.trace.json.gz [--steps A:B] [--picture FILE.svg]
     python3 logs/trace.py OFF.trace.json.gz ON.trace.json.gz --picture FILE.svg   # a pair, one axis
 
 Lanes: reader (disk_read), copy (uploads of 1 KiB and more), compute (the device's kernels; on the
 CPU the main thread's phases), and input wait: compute is idle, and the host asks for a batch or an
-upload runs. In text a column is a slice of time, its height the share of it that the lane was busy;
-arrows are where the host begins a step (a GPU may be behind). In a browser: ui.perfetto.dev.
+upload runs. In the text each column is a slice of time; its height is the share of that time in
+which the lane was busy. An arrow shows where the host begins a step (a GPU may begin it later).
+ui.perfetto.dev shows the same file in a browser.
 """
 
 import argparse
@@ -289,9 +290,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = "a file that TRACE_STEPS wrote; two of them are drawn one above the other"
     add("files", type=Path, nargs="+", metavar="FILE", help=words)
     add("--steps", type=step_range, metavar="A:B", help="only these steps, in each file")
-    add("--width", type=cli.number(int, 10), default=0, metavar="COLUMNS", help="of the bars")
-    add("--picture", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    words = "above each picture (default: the steps); may be repeated, once for each file"
+    add("--width", type=cli.number(int, 10), default=0, metavar="COLUMNS", help="of a bar")
+    add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
+    words = "title of a picture (default: its steps); give it once for each file"
     add("--title", action="append", default=[], help=words)
     options = parser.parse_args(arguments)
     if options.picture and options.picture.suffix not in (".svg", ".png"):

@@ -1,4 +1,4 @@
-"""Says whether a record would be accepted: one line for each finding, nothing of it is run.
+"""Say whether a record would be accepted, with one line per finding. No file of it is run.
 
     python3 records/check.py FOLDER...       records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
     python3 records/check.py FOLDER --track track_10min_16mb     judge it by that track's rules
@@ -200,7 +200,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("folders", nargs="*", metavar="FOLDER", help="a record's folder")
-    add("--track", type=track_argument, help=" or ".join(TRACKS))
+    add("--track", type=track_argument, help="judge by the rules of " + " or ".join(TRACKS))
     add("--previous", metavar="FOLDER|SCORE", help="the record to beat")
     add("--json", action="store_true", help="print a list of reports as JSON")
     add("--rules", action="store_true", help="list the codes of all findings")

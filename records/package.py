@@ -1,19 +1,19 @@
-"""From the logs of a run's seeds to a record's folder, complete and checked.
+"""Make a record's folder, complete and checked, from the logs of its seeds.
 
     python3 records/package.py logs/s1.txt logs/s2.txt logs/s3.txt \\
         --track track_10min_16mb --name "Wider MLP" --author "Ada Lovelace" --github-id ada \\
         --description "MLP three times as wide, 8 layers." [--date 2026-04-01] [--script FILE]
 
 makes records/<track>/<date>_WiderMLP/: the script that the logs hold (or that --script names), the
-logs as train_seed<N>.log, submission.json, and a README.md whose TODO is yours. The settings come
-from the .jsonl beside each log. Nothing is made that records/check.py would refuse, and no folder
-is overwritten. In track_non_record_16mb logs of several configurations are arms of one study: the
-first log's is the one submitted.
+logs as train_seed<N>.log, submission.json, and a README.md with a TODO that you must replace. The
+settings come from the .jsonl beside each log. A folder that records/check.py would refuse is not
+made, and no folder is overwritten. In track_non_record_16mb the logs may have several
+configurations: that of the first log is submitted.
 
     python3 records/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
     python3 records/package.py --unpack FILE            and back: FILE's readable script
 
-The packed form runs itself, to the digit as the readable script does, and its log names its size.
+The packed script gives the same results to the digit, and its log counts its own size.
 
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
@@ -494,17 +494,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
-    add("--pack", type=Path, metavar="SCRIPT", help="write its submitted form")
+    add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
     add("--unpack", type=Path, metavar="SCRIPT", help="write the script inside a packed one")
-    add("--output", type=Path, metavar="FILE", help="where (default: SCRIPT_packed.py)")
+    add("--output", type=Path, metavar="FILE", help="file to write (default: SCRIPT_packed.py)")
     add("--track", type=track_argument, help=f"{RECORD} or {OPEN}")
     add("--name", help="the title; its words make the folder's name")
-    add("--author", help="as it is to be shown")
+    add("--author", help="your name as it will be shown")
     add("--github-id", help="your GitHub login")
     add("--description", help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)")
-    add("--script", type=Path, metavar="FILE", help="ship this one (default: that of the logs)")
-    add("--records", type=Path, default=RECORDS, metavar="DIR", help="where the tracks are")
+    add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
+    add("--records", type=Path, default=RECORDS, metavar="DIR", help="folder of the tracks")
     options = parser.parse_args(arguments)
     if options.pack or options.unpack:
         if options.logs:

@@ -9,8 +9,8 @@
     python3 records/recipe.py table                            the table of recipes/README.md
 
 A recipe is off until its setting says otherwise: EMA_DECAY=0.997 python3 x.py. `--set` makes a
-value the default in the written file. Recipes are merged by git; what cannot be merged is shown,
-both sides, and nothing is written.
+value the default in the written file. Recipes are merged by git. If two changes cannot be merged,
+both are shown and nothing is written.
 
 Exit code: 0 done, 1 refused, with the reason, 2 wrong usage.
 """
@@ -467,24 +467,24 @@ class Parser(argparse.ArgumentParser):
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    one = commands.add_parser("list", help="name, lines, sentence and settings of each recipe")
+    one = commands.add_parser("list", help="list name, lines, sentence and settings of each recipe")
     one.set_defaults(run=list_recipes)
-    one = commands.add_parser("apply", help="train_gpt.py with some recipes, as another file")
+    one = commands.add_parser("apply", help="write train_gpt.py with some recipes to another file")
     one.add_argument("names", nargs="*", metavar="NAME")
-    one.add_argument("--to", required=True, metavar="FILE", help="the file that is written")
-    one.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help="defaults")
+    one.add_argument("--to", required=True, metavar="FILE", help="file to write")
+    one.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help="new defaults")
     one.set_defaults(run=apply_recipes)
-    one = commands.add_parser("new", help="a recipe from an edited copy of train_gpt.py")
+    one = commands.add_parser("new", help="make a recipe from an edited copy of train_gpt.py")
     one.add_argument("name", metavar="NAME")
     one.add_argument("--from", dest="source", required=True, metavar="FILE")
     one.set_defaults(run=new_recipe)
     one = commands.add_parser("check", help="do all recipes apply to today's train_gpt.py?")
-    one.add_argument("--pairs", action="store_true", help="and which two exclude each other?")
+    one.add_argument("--pairs", action="store_true", help="also list pairs that cannot be combined")
     one.set_defaults(run=check_recipes)
-    one = commands.add_parser("update", help="follow a change of train_gpt.py, by merge")
+    one = commands.add_parser("update", help="merge a change of train_gpt.py into the recipes")
     one.add_argument("--from", dest="source", required=True, metavar="OLD")
     one.set_defaults(run=update_recipes)
-    one = commands.add_parser("table", help="the table of records/recipes/README.md")
+    one = commands.add_parser("table", help="print the table of records/recipes/README.md")
     one.set_defaults(run=print_table)
     return parser.parse_args(arguments)
 
