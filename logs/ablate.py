@@ -11,8 +11,8 @@ compared with the first one. --script replaces the script of the command by othe
 is kept beside its logs. Each repeat runs every arm with one seed, and starts with the next arm.
 python3 and torchrun are those of the Python that runs this tool.
 
-Each run has a folder of its own. The same command again keeps the runs that are finished, redoes
-the others and adds new seeds and values. A run that fails is shown, and the rest goes on.
+Each run has a folder of its own. If you give the same command again, finished runs are kept, and
+others are run again; you may add seeds and values. If a run fails, the other runs continue.
 
 Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage or settings,
 130 interrupted.
