@@ -604,7 +604,8 @@ def test_the_real_trainer_gets_to_bits_per_byte(tmp_path: Path, checkout: Path) 
     """With neither PATH nor settings but those that make it short."""
     shutil.copytree(checkout / "data", tmp_path / "data")
     (tmp_path / "logs").mkdir()
-    shutil.copy(ROOT / "logs" / "sample.py", tmp_path / "logs")
+    for path in (ROOT / "logs").glob("*.py"):
+        shutil.copy(path, tmp_path / "logs")
     shutil.copy(ROOT / "train_gpt.py", tmp_path)
     done = subprocess.run(
         [sys.executable, tmp_path / "data/quickstart.py"],
