@@ -1,4 +1,4 @@
-"""Train a small GPT for the parameter-golf challenge: the best bits per byte in 16,000,000 bytes.
+"""Train a small GPT for the parameter-golf challenge: the lowest bits per byte in 16,000,000 bytes.
 
 On 8 GPUs (or 1, 2, 4):          torchrun --standalone --nproc_per_node=8 train_gpt.py
 One process, on a GPU or a CPU:  python3 train_gpt.py
@@ -8,7 +8,7 @@ Settings are environment variables in front of the command: ITERATIONS=100 pytho
 
 Data loading always runs while the device computes: a thread reads tokens, a copy stream uploads
 them, the compute stream trains on them. One Pipeline class does this for training and validation;
-overlap off is a setting of that class, not another loader.
+settings turn overlap off; there is no second loader.
 
 What you change comes first: CONFIG MODEL OPTIMIZERS DATA EVALUATION ARTIFACT TRAINING.
 Then comes MACHINERY, which an experiment need not change: EXCHANGE RUNTIME CHECKPOINTS
@@ -16,13 +16,13 @@ INSTRUMENTS SETTINGS MAIN.
 
 To change          edit
 a setting          a line in Config; Bound[...] if it decides shapes or data
-a parameter        create it in the model; one that is in no group of make_optimizers is refused
+a parameter        create it in the model, and add it to one group in make_optimizers
 new state          an attribute of Trainer: modules, optimizers, tensors and numbers that it holds,
                    also in lists and dicts, are saved in checkpoints and restored
 a step             the end of Trainer.train_step: multiply what you change by exchange.counts
 an optimizer       an attribute of Trainer; it is stepped and scheduled with the others
 a schedule         lr_multiplier; progress() is the share of the run that is over
-what is scored     BatchPlan.widen: a target of -100 counts nowhere, neither in nats nor in bytes
+what is scored     BatchPlan.widen: a target of -100 is ignored, in nats and in bytes
 how it is stored   storage() chooses the type, quantize() makes the numbers
 the step line      log_step: a value added there is in the .jsonl file, too
 the order of data  Shards for shards, BatchPlan.rows for batches
@@ -30,7 +30,6 @@ the order of data  Shards for shards, BatchPlan.rows for batches
 
 import copy
 import difflib
-import errno
 import fcntl
 import hashlib
 import inspect
@@ -105,10 +104,10 @@ class Config:
     val_loss_every: NonNegativeInt = 1000  # steps; between validations; 0: only at the end
     val_tokens: NonNegativeInt = 0  # tokens; validate on the first N (never submit that); 0: all
     val_progress_log_every: NonNegativeInt = 0  # batches; between val_progress lines; 0: none
-    train_log_every: NonNegativeInt = 200  # steps; between lines (steps 1-10 always); 0: none
+    train_log_every: NonNegativeInt = 200  # steps; between lines after step 10; 0: no more lines
     # length
     iterations: NonNegativeInt = 20000  # steps; length of the run
-    warmdown_iters: NonNegativeInt = 1200  # steps; at the end, the learning rate falls to 0
+    warmdown_iters: NonNegativeInt = 1200  # steps; before the cap (or ITERATIONS), rates fall to 0
     warmup_steps: NonNegativeInt = 20  # steps; priming: compiles and allocates, changes nothing
     train_batch_tokens: Bound[PositiveInt] = 524288  # tokens; per step: 8 spans of whole rows
     train_seq_len: Bound[PositiveInt] = 1024  # tokens; per row
@@ -184,7 +183,7 @@ def rms_norm(x):
 class Linear(nn.Linear):
     """Float32 weights (outputs, inputs), cast to the dtype of the activations where they are used.
 
-    No autocast: from torch 2.12 on it makes rms_norm, and so the residual stream, float32.
+    No autocast: since torch 2.12, rms_norm and so the residual stream would be float32.
     """
 
     def __init__(self, inputs, outputs, zero=False):
@@ -193,7 +192,7 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.weight)
 
     def forward(self, x, scale=None):
-        """`scale` (outputs,) scales the output: by way of the weight, which has fewer numbers."""
+        """`scale` (outputs,) scales the output. It multiplies the weight, which is smaller."""
         weight = self.weight if scale is None else scale[:, None] * self.weight
         return F.linear(x, weight.to(x.dtype))
 
@@ -293,7 +292,7 @@ class GPT(nn.Module):
         skips = []
         half = len(self.skip_weights)
         for i, block in enumerate(self.blocks):
-            if i >= half and skips:  # of an odd number, the last block has none
+            if i >= half and skips:  # with an odd number of blocks, the last has none
                 x = x + self.skip_weights[i - half].to(x.dtype) * skips.pop()
             x = block(x, x0, rotary)
             if i < half:
@@ -307,19 +306,20 @@ class GPT(nn.Module):
         return F.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
 
     def flops_per_token(self, config):
-        """Of both passes: 6 per weight of blocks and head, 6 T D per block (causal attention)."""
-        layers = [m for m in self.blocks.modules() if isinstance(m, nn.Linear)]
+        """Forward and backward: 6 per weight of blocks and head, 6 T D per block for attention."""
+        blocks = list(self.blocks)
+        layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
         weights = sum(layer.weight.numel() for layer in layers)
-        attention = config.num_layers * config.train_seq_len * config.model_dim
+        attention = len(blocks) * config.train_seq_len * config.model_dim
         return 6 * (weights + config.vocab_size * config.model_dim + attention)
 
 
 # === OPTIMIZERS: Muon trains the blocks' matrices, Adam all else ===
 # Some steps must not count: priming steps, and steps after a signal or a fault. A tensor on the
-# device, `exchange.counts`, is 1.0 in a step that counts, else 0.0: multiply by it whatever a step
-# changes. Adam's fused kernel gets 1 - counts as `found_inf`, and changes nothing where that is 1.
+# device, `exchange.counts`, is 1.0 in a step that counts, else 0.0: multiply every change by it.
+# Adam's fused kernel gets 1 - counts as `found_inf`, and changes nothing if that is 1.
 def newton_schulz(x, iterations, dtype):
-    """Returns about the nearest semi-orthogonal matrices to x (n, rows, cols), in `dtype`.
+    """Approximates the semi-orthogonal matrices nearest to x (n, rows, cols), in `dtype`.
 
     It does not converge: singular values end between about 0.7 and 1.2, which serves as well and
     takes fewer iterations (https://kellerjordan.github.io/posts/muon/).
@@ -334,9 +334,9 @@ def newton_schulz(x, iterations, dtype):
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, made orthogonal. A group's matrices have one shape, and go as one batch.
+    """Orthogonalized Nesterov momentum. A group's matrices have one shape and form a batch.
 
-    Each matrix is made orthogonal by one rank, and one all-reduce hands all updates to all ranks.
+    Each matrix is made orthogonal by one rank, and one all-reduce gives all updates to all ranks.
     So replicas stay bitwise equal, even if the ranks' kernels differ in the last bit.
     """
 
@@ -350,19 +350,17 @@ class Muon(torch.optim.Optimizer):
         self.matrices = [p for group in self.param_groups for p in group["params"]]
         self.mine = set(self.matrices[runtime.rank :: runtime.world_size])  # its share
         size = sum(p.numel() for p in self.matrices)
-        # All updates in one vector, to all-reduce; and the same in float32, to add to the weights.
+        # A vector of all updates for the all-reduce, and a float32 copy to add to the weights.
         self.reduced = torch.zeros(size, dtype=self.dtype, device=runtime.device)
         self.updates = torch.zeros(size, device=runtime.device)
-        reduced_parts = split_as(self.reduced, self.matrices)
-        update_parts = split_as(self.updates, self.matrices)
-        self.reduced_of = dict(zip(self.matrices, reduced_parts, strict=True))
-        self.update_of = dict(zip(self.matrices, update_parts, strict=True))
+        self.reduced_of = split_as(self.reduced, self.matrices)
+        self.update_of = split_as(self.updates, self.matrices)
         for p in self.matrices:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     @torch.no_grad()
     def step(self):
-        """Changes momentum and weights, unless the step must not count."""
+        """Updates momentum and weights if the step counts."""
         self.reduced.zero_()
         momentum = self.param_groups[0]["momentum"]  # the same in all groups
         decay = torch.where(self.counts > 0, momentum, 1.0)  # 1.0: grads are 0, buffers stay
@@ -386,9 +384,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def split_as(vector, params):
-    """Views of a vector in the shapes of `params`."""
+    """{p: its part of a vector, as a view of p's shape}"""
     parts = vector.split([p.numel() for p in params])
-    return [part.view_as(p) for part, p in zip(parts, params, strict=True)]
+    return {p: part.view_as(p) for p, part in zip(params, parts, strict=True)}
 
 
 def is_named(name, patterns):
@@ -419,7 +417,7 @@ def make_optimizers(model, config, runtime, counts):
 
 
 def progress(config, step, elapsed_ms):
-    """The share of the run that is over, 0 to 1: by steps or by its cap, whichever is further."""
+    """The share of the run that is over, 0 to 1: by steps or by time, whichever is larger."""
     by_steps = step / max(config.iterations, 1)
     by_clock = 0.0
     if config.max_wallclock_seconds > 0:
@@ -428,7 +426,7 @@ def progress(config, step, elapsed_ms):
 
 
 def lr_multiplier(config, step, elapsed_ms):
-    """The factor on all rates: 1, then over the last WARMDOWN_ITERS steps linearly down to 0.
+    """The factor on all rates: 1, then a linear fall to 0 over the last WARMDOWN_ITERS steps.
 
     elapsed_ms: the training time of the `step` steps so far
     """
@@ -468,7 +466,7 @@ class Shards:
     Raises RunError for a folder without shards and for a file that is no whole shard.
     """
 
-    may_be_empty = False  # GrowingShards may
+    growing = False  # will more shards come? see GrowingShards
 
     def __init__(self, config, split):
         self.folder = Path(config.data_path).absolute()
@@ -479,12 +477,15 @@ class Shards:
         self.ends = [0]  # ends[i]: tokens in the first i shards
         self.stamps = {}  # of each file when it was added: a changed file is refused
         self.identities = []  # "name, tokens, checksum" of each shard: what ranks and runs compare
-        self.growing = False  # will more shards come? see GrowingShards
         self.add_all()
-        if not self.paths and not self.may_be_empty:
+        if not self.paths and not self.growing:
             missing = f"no fineweb_{split}_*.bin" if self.folder.is_dir() else "no such folder"
-            where = "" if Path("train_gpt.py").exists() else f" (looked in {Path.cwd()})"
-            raise RunError(f"DATA_PATH={config.data_path}: {missing}{where}: {GET_DATA}")
+            home = Path(__file__).resolve().parent
+            if self.folder.is_file():
+                missing = "it is a file: set its folder"
+            elif home != Path.cwd() and not Path(config.data_path).is_absolute():
+                missing += f" in {Path.cwd()}: cd {home}"
+            raise RunError(f"DATA_PATH={config.data_path}: {missing}: {GET_DATA}")
 
     def add_all(self):
         for path in sorted(self.folder.glob(f"fineweb_{self.split}_*.bin")):
@@ -523,7 +524,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Which rows are batch k of this rank: pure arithmetic, so that timing cannot change it."""
+    """Computes which rows form batch k of this rank. Timing cannot change that."""
 
     seq_len: int
     span_rows: int
@@ -536,16 +537,16 @@ class BatchPlan:
     @classmethod
     def train(cls, config, runtime, step=0):
         """In micro-step m, rank r has part m * ranks + r of the step's rows."""
-        step_rows = config.train_batch_tokens // config.train_seq_len
-        span_rows = step_rows // SPANS_PER_STEP
+        tokens, seq_len = config.train_batch_tokens, config.train_seq_len
         micro_batches = runtime.world_size * runtime.micro_steps
-        batch_rows = step_rows // micro_batches
-        fault = batch_tokens_fault(config.train_batch_tokens, config.train_seq_len, micro_batches)
+        fault = batch_tokens_fault(tokens, seq_len, micro_batches)
         if fault:
-            raise RunError(f"TRAIN_BATCH_TOKENS={config.train_batch_tokens}: {fault}")
+            raise RunError(f"TRAIN_BATCH_TOKENS={tokens}: {fault}")
+        step_rows = tokens // seq_len
+        batch_rows = step_rows // micro_batches
         return cls(
-            seq_len=config.train_seq_len,
-            span_rows=span_rows,
+            seq_len=seq_len,
+            span_rows=step_rows // SPANS_PER_STEP,
             first_row=runtime.rank * batch_rows,
             stride=runtime.world_size * batch_rows,
             batch_rows=batch_rows,
@@ -583,7 +584,7 @@ class BatchPlan:
         return range(first, min(first + self.batch_rows, self.end_row))
 
     def first_token(self, row):
-        return row * self.seq_len + row // self.span_rows  # each span before it has one token more
+        return row * self.seq_len + row // self.span_rows  # each earlier span has one extra token
 
     def tokens(self, rows):
         """(first token, number of tokens, number of spans) of a range that `rows` returned"""
@@ -631,15 +632,12 @@ class Overlap(NamedTuple):
 
     @classmethod
     def of(cls, config, split, cuda):
-        prefetch = getattr(config, f"{split}_prefetch")
-        copy_stream = getattr(config, f"{split}_copy_stream")
+        timing = config.training_timing_breakdown
+        prefetch = getattr(config, f"{split}_prefetch") and not timing
+        copy_stream = getattr(config, f"{split}_copy_stream") and cuda and not timing
         queue_size = getattr(config, f"{split}_prefetch_queue") if prefetch else 0
-        if config.training_timing_breakdown:
-            return cls(queue=0, copy_stream=False, device_slots=1 if cuda else 0)
-        if not cuda:
-            return cls(queue=queue_size, copy_stream=False, device_slots=0)
-        slots = config.gpu_prefetch if queue_size else 1
-        return cls(queue=queue_size, copy_stream=copy_stream, device_slots=slots)
+        slots = config.gpu_prefetch if prefetch else 1
+        return cls(queue_size, copy_stream, slots if cuda else 0)
 
 
 class Slot:
@@ -696,10 +694,9 @@ class Pipeline:
             self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
             # Kernels queued earlier may still use the memory that the allocator gave the slots.
             self.copy.wait_event(self.compute.record_event())
-        self.next_batch = plan.first_batch
-        self.end_batch = plan.num_batches
+        self.batches_left = plan.num_batches - plan.first_batch
         self.bytes_read = 0
-        self.waits_ms = []  # per batch: what the device waited for it; on a CPU, what the host did
+        self.waits_ms = []  # per batch: how long the device (on a CPU, the host) waited for it
         self.total_wait_ms = 0.0
         self.wait_events = deque()  # (asked, there): events around each wait, not all reached yet
         self.closed = threading.Event()  # ends the reader
@@ -712,10 +709,10 @@ class Pipeline:
         return self
 
     def __next__(self):
-        if self.next_batch == self.end_batch or self.runtime.signum:
+        if not self.batches_left or self.runtime.signum:
             raise StopIteration
-        self.next_batch += 1
-        self.to_fill.put(self.in_use)  # of the previous batch; at first one never used
+        self.batches_left -= 1
+        self.to_fill.put(self.in_use)  # the previous batch's; at first an unused one
         asked = None
         if self.runtime.cuda:
             asked = self.compute.record_event(torch.cuda.Event(enable_timing=True))
@@ -730,7 +727,7 @@ class Pipeline:
         return self.in_use
 
     def _next_filled(self):
-        """The next slot that the reader has filled; its error is raised after the good batches."""
+        """Returns the next filled slot. The reader's error is raised after its last good batch."""
         start = time.perf_counter()
         with self.phase("input_wait"):
             while True:
@@ -785,7 +782,7 @@ class Pipeline:
         self.total_wait_ms += ms
 
     def close(self):
-        """Ends the reader, from any state within a second; a stuck one is left behind."""
+        """Ends the reader within a second, or leaves a stuck one behind."""
         self.closed.set()
         self.to_fill.put(None)  # wakes it
         self.thread.join(0.5)
@@ -801,8 +798,8 @@ class Pipeline:
             for k in range(self.plan.first_batch, self.plan.num_batches):
                 slot = self.to_fill.get()  # None after close()
                 rows = self.plan.rows(k)
-                # Wait for the step's last token: so ranks wait for a shard here, not in a
-                # collective, where they would wait for each other.
+                # Wait for the step's last token, so that all ranks wait for a shard here
+                # and none waits in a collective.
                 self.shards.wait_for(self.plan.last_token_of_step(rows), self.closed.is_set)
                 if self.closed.is_set():
                     return
@@ -957,7 +954,7 @@ class Validation:
         runtime = self.runtime
         runtime.synchronize()  # a synchronisation point
         start = time.perf_counter()
-        # nats, bytes, targets, and the signal that each rank has heard
+        # nats, bytes, targets, and the signal of each rank
         sums = torch.zeros(3 + runtime.world_size, dtype=torch.float64, device=runtime.device)
         batches = Pipeline(
             self.shards, self.plan, self.overlap, runtime, digest=self.count, phase=self.phase
@@ -991,8 +988,8 @@ CAP = 16_000_000  # bytes of script and artifact
 SMALL = 65_536  # numbers; a tensor of at most so many is not quantized, as in the challenge
 CLIP_QUANTILE = 0.9999984  # of a row's absolute values: a larger one is clipped
 LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS
-# The least scale of a row is the challenge's: steps of at least 1/127. A row whose largest weight
-# is below 1 uses fewer levels then, and one around 0.01 only -1, 0 and 1. If you make weights
+# The least scale of a row is the challenge's: steps of at least 1/127. So a row whose largest
+# weight is below 1 uses fewer levels; one near 0.01 uses only -1, 0 and 1. If you make weights
 # smaller (weight decay) or use fewer levels, lower it: with 2.0**-14 small rows keep their levels.
 LEAST_SCALE = 1 / 127
 
@@ -1063,6 +1060,10 @@ def pack(state, config):
     return Packed(zlib.compress(raw, 9), sum(t.nbytes for t in parts), len(raw), stored)
 
 
+def shapes(state):
+    return {name: t.shape for name, t in state.items()}
+
+
 def unpack(data, expected):
     """The state dict in an artifact, ours or the challenge's; RunError if it does not fit."""
     try:
@@ -1072,7 +1073,7 @@ def unpack(data, expected):
         state = dict(file["passthrough"])
         for name, q in file["quantized"].items():
             state[name] = dequantize(q, file["scales"][name])
-        if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in expected.items()}:
+        if shapes(state) != shapes(expected):
             raise ValueError("its tensors are those of another model")
         return {name: state[name].to(t.dtype) for name, t in expected.items()}
     except Exception as error:  # whatever a bad file raises
@@ -1111,7 +1112,7 @@ class Trainer:
         return [part for part in held_parts(self) if isinstance(part, torch.optim.Optimizer)]
 
     def begin(self, step, data_crc):
-        """Continues after `step` steps: 0, those before priming, or those of a checkpoint."""
+        """Continues after `step` steps: 0, or those before priming or in a checkpoint."""
         self.step = step
         # The checksum of this rank's rows; rank 0's also carries that of the rows before `step`.
         self.crc = data_crc if self.runtime.rank == 0 else 0
@@ -1167,26 +1168,21 @@ class Trainer:
         config = self.config
         clock = self.clock
         prime(self)
-        self.logged = self.step, clock.total_ms, 0.0
+        begun_ms = clock.total_ms
+        self.logged = self.step, begun_ms, 0.0
         with closing(self.batches()) as batches:
             self.phase.begin_trace()
             clock.start()
             while True:
-                # Messages of some steps ago: the device has gone on since, so nothing drains it.
+                # Read messages of some steps ago: the device has later work, so it never idles.
                 self.exchange.read(self.step - self.runtime.steps_late)
                 # A step that would end after the cap is not begun.
                 next_ms = self.exchange.elapsed_ms(self.step + 1)
                 capped = 0 < 1e3 * config.max_wallclock_seconds < next_ms
-                last = capped or self.step >= config.iterations
-                if last:
-                    if self.step > self.logged[0]:
-                        log_step(self)
-                    clock.stop()
-                    self.checkpoints.keep_final(snapshot(self))
-                if last or is_due(config.val_loss_every, self.step):
-                    self.validate()
-                if last:
+                if capped or self.step >= config.iterations:
                     break
+                if is_due(config.val_loss_every, self.step):
+                    self.validate()
                 warn_of_new_epoch(self)
                 self.train_step(batches)
                 if self.step <= 10 or is_due(config.train_log_every, self.step):
@@ -1194,13 +1190,18 @@ class Trainer:
                 if is_due(config.checkpoint_every, self.step):
                     self.checkpoints.save_in_background(snapshot(self))
                 self.phase.end_step(self.step)
+            if self.step > self.logged[0]:
+                log_step(self)
+            clock.stop()
+            self.checkpoints.keep_final(snapshot(self))
+            self.validate()
             clock.stop()
         if self.phase.profiler:
             self.phase.profiler.stop()  # the run was shorter than TRACE_STEPS
         if capped:
             ended = f"train_time:{clock.total_ms:.0f}ms step:{self.step}/{config.iterations}"
             self.log.line(f"stopping_early: wallclock_cap {ended}")
-        log_input(self, batches)
+        log_input(self, batches, begun_ms)
 
     def evaluate(self, scope):
         """(nats per token, bits per byte, ms) of the model as it is now"""
@@ -1233,7 +1234,7 @@ class Trainer:
         self.model.load_state_dict(unpack(data, state))
         loss, bpb, ms = self.evaluate(FINAL)
         log_score(self, loss, bpb, ms)
-        problems = []
+        problems = [find_score_fault(self)]
         if self.runtime.rank == 0:
             problems.append(write_atomic(Path("final_model.int8.ptz"), data))
             problems.append(write_atomic(Path("final_model.pt"), model))
@@ -1251,8 +1252,8 @@ def is_due(every, step):
 class Message(NamedTuple):
     """What a rank tells the others. Float32 is exact here: each entry is added to zeros only."""
 
-    steps: float  # how many its device is known to have done
-    elapsed_ms: float  # the training time when it had
+    steps: float  # how many its device is known to have finished
+    elapsed_ms: float  # the training time at that step
     wait_ms: float  # for input, so far
     signum: float  # of a signal that it heard, or NO_INPUT, or 0
     crc_low: float  # data_crc of the rows that it trained on: its lower 16 bits
@@ -1277,7 +1278,7 @@ class Exchange:
     Clocks, each (steps, ms of training time):
       done_here   what this rank's device has done, as far as this host knows; it tells the others
       agreed      what rank 0 had done, as all ranks have read it; the schedule goes by it
-      pace_start  `agreed` at the line of step 1, for step 1 may be slow; from there the pace counts
+      pace_start  `agreed` after step 1, which may be slow; the pace is measured from there
     """
 
     def __init__(self, model, runtime, clock):
@@ -1294,9 +1295,9 @@ class Exchange:
         size = sum(p.numel() for p in self.params)
         shape = runtime.world_size, len(Message._fields)
         self.vector = torch.zeros(size + math.prod(shape), device=runtime.device)
-        self.gradients, table = self.vector.split([size, math.prod(shape)])
-        self.table = table.view(shape)
-        for p, part in zip(self.params, split_as(self.gradients, self.params), strict=True):
+        self.gradients = self.vector[:size]
+        self.table = self.vector[size:].view(shape)
+        for p, part in split_as(self.gradients, self.params).items():
             p.grad = part
         self.counts = torch.ones((), device=runtime.device)  # 1.0, or 0.0: this step must not count
         self.found_inf = torch.zeros((), device=runtime.device)  # 1 - counts, for fused optimizers
@@ -1310,11 +1311,8 @@ class Exchange:
         self.unread.clear()
         self.set_counts(True)
         self.counted = step  # steps whose tables have been read, and counted
-        start = Message(step, elapsed_ms, wait_ms=0.0, signum=0.0, **crc_parts(data_crc))
-        self.messages = [start]
-        self.done_here = step, elapsed_ms
-        self.agreed = step, elapsed_ms
-        self.pace_start = step, elapsed_ms
+        self.messages = [Message(step, elapsed_ms, wait_ms=0.0, signum=0.0, **crc_parts(data_crc))]
+        self.done_here = self.agreed = self.pace_start = step, elapsed_ms
 
     def set_counts(self, value):
         self.counts.fill_(float(value))
@@ -1478,7 +1476,7 @@ class Runtime:
             torch.set_float32_matmul_precision("high")  # TF32
         if "RANK" in env:
             timeout = timedelta(minutes=5)  # of every wait for other ranks
-            # torchrun has one store for all restarts: a prefix keeps dead addresses out of it.
+            # torchrun's store outlives a restart: a prefix hides addresses of dead processes.
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
             store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
             dist.init_process_group(
@@ -1491,7 +1489,7 @@ class Runtime:
             )
 
     def hear(self, signum, frame):
-        """Only noted: the next exchange tells all ranks, and they end after the same step."""
+        """Notes a signal. The next exchange tells all ranks: they end after the same step."""
         self.signum = self.signum or signum
         if signum == signal.SIGINT and not self.ctrl_c:
             self.ctrl_c = True
@@ -1500,7 +1498,7 @@ class Runtime:
             signal.setitimer(signal.ITIMER_REAL, 1.0)
 
     def fail(self, error):
-        """This rank has no input: all ranks are told, as of a signal, and end with a checkpoint."""
+        """Notes that this rank has no input: as after a signal, all ranks save and end."""
         self.signum = NO_INPUT
         self.problem = str(error)
 
@@ -1523,7 +1521,7 @@ class Runtime:
         return box[0]
 
     def require_equal(self, facts):
-        """RunError, on all ranks, where a fact {name: value} is not the same on all of them."""
+        """Raises RunError on all ranks if a fact {name: value} differs between them."""
         everyone = [facts] * self.world_size
         if dist.is_initialized():
             dist.all_gather_object(everyone, facts)  # a synchronisation point
@@ -1601,7 +1599,7 @@ def set_aside(path):
     """Gives what an older run has written a free name, and returns that."""
     when = time.strftime("%Y%m%d-%H%M%S")
     names = (f"{path.stem}.{when}{again}{path.suffix}" for again in ("", *range(2, 99)))
-    aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    aside = next(free for free in map(path.with_name, names) if not free.exists())
     try:
         path.rename(aside)
     except OSError as error:
@@ -1622,14 +1620,14 @@ def write_atomic(path, data):
         return ""
     except OSError as error:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            temporary.unlink()
         return f"{path}: cannot write {len(data)} bytes: {first_line(error)}"
 
 
 def open_regular(path):
     """A file opened for reading; OSError for a pipe or a device."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "no regular file", str(path))
+        raise OSError("no regular file")
     return open(path, "rb", buffering=0)
 
 
@@ -1650,12 +1648,11 @@ def torch_bytes(thing):
 class GrowingShards(Shards):
     """Training shards that join in the order of their numbers, as they appear."""
 
-    may_be_empty = True
+    growing = True  # until the set is complete
 
     def __init__(self, config, split, log=None):
         self.log = log
         super().__init__(config, split)
-        self.growing = True
 
     def next_path(self):
         return self.folder / f"fineweb_{self.split}_{len(self.paths):06d}.bin"
@@ -1693,7 +1690,7 @@ class ProducerWatch:
     """Looks at .producing: is its producer at work?"""
 
     def __init__(self, folder, stall_seconds):
-        self.path = folder / ".producing"
+        self.folder = folder
         self.stall_seconds = stall_seconds
         self.progress = None
         self.moves = 0  # how often the counter was seen to move
@@ -1701,11 +1698,11 @@ class ProducerWatch:
 
     def look(self, waiting_for):
         """False when the set is complete; RunError when its producer has failed or left."""
-        state = read_producing(self.path)
+        state = read_producing(self.folder)
         if not state:
             return False
-        if state.get("progress") != self.progress:
-            self.progress = state.get("progress")
+        if state["progress"] != self.progress:
+            self.progress = state["progress"]
             self.moves += 1
             self.since = time.monotonic()
         reason = state.get("error")
@@ -1714,14 +1711,15 @@ class ProducerWatch:
         if reason:
             command = state.get("command") or "start its producer again"
             raise RunError(
-                f"{self.path.parent}: the set is incomplete: {reason}, "
+                f"{self.folder}: the set is incomplete: {reason}, "
                 f"{waiting_for} is missing: to go on: {command}"
             )
         return True
 
 
-def read_producing(path):
+def read_producing(folder):
     """What .producing says; {} if there is none."""
+    path = folder / ".producing"
     try:
         with open_regular(path) as file:
             return {"progress": None, **json.loads(file.read())}
@@ -1734,12 +1732,12 @@ def read_producing(path):
 def open_shards(config, split, log=None):
     """The shards of a split; a validation split that is still being made is waited for."""
     folder = Path(config.data_path)
-    producing = read_producing(folder / ".producing")
+    producing = read_producing(folder)
     if split == "train":
         return GrowingShards(config, split, log) if producing else Shards(config, split)
     watch = ProducerWatch(folder, config.data_stall_seconds)
     while not producing.get("val_complete") and watch.look("a validation shard"):
-        producing = read_producing(folder / ".producing")
+        producing = read_producing(folder)
         time.sleep(0.05)
     return Shards(config, split)
 
@@ -1770,7 +1768,7 @@ def held_state(run):
 
 
 def copy_state(value, name):
-    if hasattr(value, "state_dict"):
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return copy.deepcopy(value.state_dict())
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
@@ -1783,11 +1781,11 @@ def copy_state(value, name):
     if inspect.isroutine(value) or inspect.isclass(value):
         return None
     kind = type(value).__name__
-    raise RunError(f"{name} is a {kind}, which no checkpoint can hold: give it a state_dict")
+    raise RunError(f"{name} is a {kind}: checkpoints need its state_dict and load_state_dict")
 
 
 def restore_state(mine, saved, name):
-    """What an attribute is to be after `saved` has been restored: objects keep their identity."""
+    """Returns the attribute with `saved` restored into it. Objects keep their identity."""
     if isinstance(mine, torch.optim.Optimizer):
         saved = saved | {"param_groups": mine.state_dict()["param_groups"]}  # this run's rates
     if hasattr(mine, "state_dict"):
@@ -1943,7 +1941,7 @@ class Checkpoints:
 def checkpoint_files(run_id):
     """The checkpoints of a run, the newest first."""
     paths = Path("checkpoints", run_id).glob("step_" + 8 * "[0-9]" + ".pt")
-    return sorted((path for path in paths if path.is_file()), reverse=True)
+    return sorted(filter(Path.is_file, paths), reverse=True)
 
 
 def find_checkpoint(config, older_than=None):
@@ -1960,6 +1958,8 @@ def find_checkpoint(config, older_than=None):
         try:
             with open_regular(path) as file:
                 state = torch.load(file, "cpu", weights_only=True)
+            if "step" not in state or "held" not in state:
+                raise ValueError("it holds weights alone")
             if state["step"] < 0 or not 0 <= state["train_ms"] < math.inf:
                 raise ValueError("its step or its time is impossible")
             return path, state, find_changes(config, path, state)
@@ -1991,8 +1991,7 @@ def find_changes(config, path, state):
     changes += find_shard_changes(config, path, state)
     with torch.device("meta"):
         model = GPT(config, torch.float32).state_dict()
-    saved = {name: t.shape for name, t in state["held"].get("model", {}).items()}
-    if saved != {name: t.shape for name, t in model.items()}:
+    if shapes(state["held"].get("model", {})) != shapes(model):
         raise RunError(f"RESUME={path}: of another script: its tensors are not this model's")
     return "; ".join(changes)
 
@@ -2002,14 +2001,14 @@ def find_shard_changes(config, path, state):
     shards = open_shards(config, "train")
     mine = shards.identities
     for number, other in enumerate(state["shards"]):
-        if number >= len(mine) and shards.growing:
+        here = mine[number] if number < len(mine) else "nothing"
+        if here == "nothing" and shards.growing:
             break  # it will be made again, and is the same then
-        if number >= len(mine) or mine[number] != other:
-            here = mine[number] if number < len(mine) else "nothing"
+        if here != other:
             raise RunError(f"RESUME={path}: of other shards: ({other}) is ({here}) now: restore it")
     seen = sum(int(text.split(", ")[1].split()[0]) for text in state["shards"])
-    if len(mine) > len(state["shards"]) and state["step"] * step_tokens(config) > seen:
-        more = len(mine) - len(state["shards"])
+    more = len(mine) - len(state["shards"])
+    if more > 0 and state["step"] * step_tokens(config) > seen:
         return [f"{more} shards joined after a whole epoch: the order of data is another now"]
     return []
 
@@ -2034,7 +2033,7 @@ def halt(run, reason, rank=0):
 
 
 def rescue(run):
-    """After an exception that nobody foresaw: a checkpoint, where this rank can write one alone."""
+    """Saves a checkpoint after an unexpected exception, if this rank can do it alone."""
     checkpoints = run.checkpoints
     checkpoints.wait()  # for one that is being written, or the exit would cut it off
     if run.runtime.rank != 0 or not (checkpoints.final or checkpoints.state_is_whole):
@@ -2046,11 +2045,12 @@ def rescue(run):
         tell(f"warning: no checkpoint: {first_line(error)}", "stderr")
 
 
+@torch.no_grad()
 def prime(run):
     """Priming steps, off the clock: they compile and allocate, and must change nothing.
 
-    That is checked, for an edit may forget `counts`. An average of the weights moves only where
-    weights differ from it, so they are halved meanwhile, which is exact.
+    This is checked, because an edit may forget `counts`. Weights are halved meanwhile (exactly),
+    so that an average of the weights would move, too.
     """
     if run.shards.growing:
         run.shards.wait_for_producer(lambda: run.runtime.signum)
@@ -2062,8 +2062,7 @@ def prime(run):
         return
     run.exchange.set_counts(False)
     weights = list(run.model.parameters())
-    with torch.no_grad():
-        torch._foreach_mul_(weights, 0.5)
+    torch._foreach_mul_(weights, 0.5)
     try:
         with closing(run.batches()) as batches:
             for done in range(1, run.config.warmup_steps + 1):
@@ -2073,12 +2072,10 @@ def prime(run):
         if run.runtime.cuda or run.config.torch_compile == "1":  # a validation's graph, too
             slot = Slot(run.validation.plan, run.runtime)
             run.model.eval()
-            with torch.no_grad():
-                run.model(slot.x, slot.y)
+            run.model(slot.x, slot.y)
             run.model.train()
     finally:
-        with torch.no_grad():
-            torch._foreach_mul_(weights, 2.0)
+        torch._foreach_mul_(weights, 2.0)
         run.begin(step, crc)
     require_unchanged(before, held_state(run))
     require_unchanged(buffers, dict(run.model.named_buffers()))  # not in checkpoints
@@ -2201,7 +2198,7 @@ def log_score(run, loss, bpb, ms):
 
 @torch.no_grad()
 def find_score_fault(run):
-    """Why, after an edit, the score is no bits per byte; or "". Tried on a row of validation."""
+    """Returns why an edit's score is not bits per byte, or "". Tests a row of validation."""
     val = run.validation
     with closing(Pipeline(val.shards, val.plan, val.overlap, run.runtime)) as batches:
         batch = next(batches, None)
@@ -2211,15 +2208,19 @@ def find_score_fault(run):
     y = batch.y[:1]
     if ((y[:, :-1] != x[:, 1:]) & (y[:, :-1] >= 0)).any():
         return "BatchPlan.widen has a target that is not the next token"
-    model = run.model.eval()
+    model = copy.deepcopy(run.model).eval()  # the run's stays in training mode
+    for p in model.parameters():  # zeros would hide a fault
+        p.add_(torch.randn_like(p), alpha=0.1)
     logits = model.logits(x)
     wanted = F.cross_entropy(logits.flatten(0, 1), y.flatten()).item()
     loss = model.forward(x, y).tolist()  # eager: this shape would be compiled anew
     if not (isinstance(loss, float) and math.isclose(loss, wanted, rel_tol=1e-5)):
-        return f"in eval mode GPT.forward gives {loss}, the cross-entropy is {wanted}"
-    x[:, -1] = (x[:, -1] + 1) % run.config.vocab_size
-    if not torch.allclose(logits[:, :-1], model.logits(x)[:, :-1], rtol=1e-2, atol=1e-2):
-        return "logits of a position depend on later tokens"
+        advice = "put what only training needs under `if self.training:`"
+        return f"in eval mode GPT.forward gives {loss}, the cross-entropy is {wanted}: {advice}"
+    end = x.size(1) // 2 | 1  # odd, or it might be the end of a window of attention
+    x[:, end:] = (x[:, end:] + 1) % run.config.vocab_size
+    if not torch.allclose(logits[:, :end], model.logits(x)[:, :end], rtol=1e-2, atol=1e-2):
+        return "logits of a position depend on later tokens: hide them, as is_causal does"
     return ""
 
 
@@ -2236,7 +2237,7 @@ def warn_of_new_epoch(run):
 
 def input_advice(run, percent):
     if run.config.training_timing_breakdown:
-        return "overlap is off for the breakdown: this is what overlap can hide at most"
+        return "overlap is off for the breakdown: this is the most that overlap can hide"
     if percent < 0.5:
         return "overlap settings do not matter here"
     if not run.overlap.queue:
@@ -2244,15 +2245,16 @@ def input_advice(run, percent):
     return "raise TRAIN_PREFETCH_QUEUE, free the CPU, or move DATA_PATH to a faster disk"
 
 
-def log_input(run, batches):
-    """What the run and its input have cost."""
+def log_input(run, batches, begun_ms):
+    """What the run and its input have cost since its start or RESUME, at `begun_ms`."""
     ms = run.clock.total_ms
     micro_steps = run.runtime.micro_steps
     waits = np.reshape(batches.waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
-    percent = 100 * waits.sum() / max(ms, 1e-9)
+    total_ms = max(float(waits.sum()), run.exchange.wait_ms())  # of the slowest rank
+    percent = 100 * total_ms / max(ms - begun_ms, 1e-9)
     values = {
-        "total_ms": float(waits.sum()),
-        "share_percent": float(percent),
+        "total_ms": total_ms,
+        "share_percent": percent,
         "p99_ms": float(np.percentile(waits, 99)),
         "max_ms": float(waits.max()),
         "slowest": int(run.step - len(waits) + waits.argmax() + 1),
@@ -2400,17 +2402,17 @@ RANGES = {  # the type, the least value, the first one that is too large, and wh
     PositiveFloat: (float, 1e-300, math.inf, "more than 0"),
 }
 PATTERNS = "CONTROL_TENSOR_NAME_PATTERNS", "INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"
-# Of other trainers and of recipes: without an error, a run would use our defaults.
+# Names from other trainers and recipes: without an error, they would be ignored.
 FOREIGN = """
     ADD_COMPILED ARTIFACT_CODEC ATTENTION_PROBE BATCH_SIZE BLOCK_ORDER BLOCK_SIZE CAST_ONCE
     CHECKPOINT COMPILE COORDINATE_DESCENT DEPTH DROPOUT DTYPE D_MODEL EPOCHS EXCHANGE_SHARDS
     FEWEST_MICRO_STEPS FOLD_ONCE GRADIENT_ACCUMULATION_STEPS ITERS KV_ONE_PRODUCT LATE_QAT LAYERS
     LEAKY_SLOPE LEARNING_RATE LOG_INTERVAL LR MAX_AUTOTUNE MAX_ITERS MAX_LR MAX_STEPS
-    MICRO_BATCH_SIZE MIN_LR MLP_OPERATOR MOMENTUM NUM_EPOCHS NUM_STEPS PREFETCH QKV_OPERATOR
-    ROPE_DIMS ROW_START_TOKEN SHUFFLE_SPANS VALUE_RESIDUAL WEIGHT_DECAY WIDTH
+    MICRO_BATCH_SIZE MIN_LR MLP_OPERATOR MOMENTUM NUM_EPOCHS NUM_STEPS N_CTX N_EMBD N_HEAD N_LAYER
+    PREFETCH QKV_OPERATOR ROPE_DIMS ROW_START_TOKEN SHUFFLE_SPANS VALUE_RESIDUAL WEIGHT_DECAY WIDTH
 """
 FOREIGN_PREFIXES = (
-    "ADAM_ BIGRAM_ EMA_ EVAL_ GATED_ GPTQ_ INT6_ LN_ MTP_ MUON_ N_ QAT_ SHORT_ SMEAR_ SWA_ TRAIN_ "
+    "ADAM_ BIGRAM_ EMA_ EVAL_ GATED_ GPTQ_ INT6_ LN_ MTP_ MUON_ QAT_ SHORT_ SMEAR_ SWA_ TRAIN_ "
     "TTT_ VAL_ VE_ WARMUP_ XSA_"
 )
 NOT_MEANT = {"MODEL_DIR", "NUM_THREADS"}  # common names, a letter or two from ours
@@ -2418,7 +2420,7 @@ LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 
 
 def config_faults():
-    """Lines of Config that nobody could set."""
+    """Yields the lines of Config that are no valid setting."""
     for name, value in vars(Config).items():
         kind = SETTINGS.get(name.upper())  # None: it has no type
         known = kind in (str, bool, *RANGES) or get_origin(kind) is Literal
@@ -2445,7 +2447,7 @@ def parse(kind, text):
 
 
 def given_settings(env):
-    """{NAME: text} of the settings in the environment. An empty text is none, but for patterns."""
+    """{NAME: text} of the settings in the environment. Empty ones are left out, except patterns."""
     names = [name for name in SETTINGS if env.get(name) or (name in PATTERNS and name in env)]
     return {name: env[name].strip("\r") for name in names}
 
@@ -2484,19 +2486,19 @@ def nearest_setting(name):
 
 def launcher_faults(env):
     """A launcher's variables come together or not at all: some may be left over in a shell."""
-    given = [name for name in LAUNCHER if name in env]
-    missing = [name for name in LAUNCHER if name not in env]
+    given = " ".join(name for name in LAUNCHER if name in env)
+    missing = " ".join(name for name in LAUNCHER if name not in env)
+    remedy = f"start with torchrun, or `unset {given}`"
     if not given:
         return []
     if missing:
-        left = " ".join(given)
-        return [f"{left} without {' '.join(missing)}: start with torchrun, or `unset {left}`"]
+        return [f"{given} without {missing}: {remedy}"]
     names = LAUNCHER[:3]
     are_numbers = all(env[name].isdecimal() for name in names)
     if are_numbers and int(env["RANK"]) < int(env["WORLD_SIZE"]):
         return []
     words = " ".join(f"{name}={env[name]}" for name in names)
-    return [f"{words}: no such rank: start with torchrun, or `unset {' '.join(given)}`"]
+    return [f"{words}: no such rank: {remedy}"]
 
 
 def step_tokens(config):
@@ -2530,11 +2532,12 @@ def find_faults(config, world_size, env):
 def model_faults(config, env):
     """(setting, what is wrong and the remedy), of the setting that the user gave."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    if config.model_dim % (2 * heads) and "NUM_HEADS" in env and "MODEL_DIM" not in env:
-        reason = f"MODEL_DIM={config.model_dim} is no multiple of {2 * heads}"
-        yield "num_heads", f"{reason}: set a divisor of {config.model_dim // 2}"
-    elif config.model_dim % (2 * heads):
-        yield "model_dim", f"2 x NUM_HEADS must divide it: set a multiple of {2 * heads}"
+    dim, unit = config.model_dim, 2 * heads
+    if dim % unit and "NUM_HEADS" in env and "MODEL_DIM" not in env:
+        reason = f"MODEL_DIM={dim} is no multiple of {unit}"
+        yield "num_heads", f"{reason}: set a divisor of {dim // 2}"
+    elif dim % unit:
+        yield "model_dim", f"2 x NUM_HEADS must divide it: set a multiple of {unit}"
     if heads % kv_heads and "NUM_HEADS" in env and "NUM_KV_HEADS" not in env:
         reason = f"NUM_KV_HEADS={kv_heads} does not divide it"
         yield "num_heads", f"{reason}: set a multiple of {kv_heads}"
@@ -2551,13 +2554,15 @@ def model_faults(config, env):
 
 def batch_faults(config, world_size):
     """(setting, what is wrong and the remedy)"""
-    micro_batches = world_size * config.micro_steps(world_size)
-    fault = batch_tokens_fault(config.train_batch_tokens, config.train_seq_len, micro_batches)
+    micro_steps = config.micro_steps(world_size)
+    micro_batches = world_size * micro_steps
     if SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP:
-        even = SPANS_PER_STEP // math.gcd(SPANS_PER_STEP, world_size)
+        micro_steps = SPANS_PER_STEP // math.gcd(SPANS_PER_STEP, world_size)
+        micro_batches = world_size * micro_steps
         rule = f"x {world_size} ranks must divide 8 or be a multiple of 8"
-        yield "grad_accum_steps", f"{rule}: set {even}"
-    elif fault:
+        yield "grad_accum_steps", f"{rule}: set {micro_steps}"
+    fault = batch_tokens_fault(config.train_batch_tokens, config.train_seq_len, micro_batches)
+    if fault:
         yield "train_batch_tokens", fault
     least = micro_batches * config.train_seq_len  # a row for each
     if config.val_batch_size < least:
@@ -2618,15 +2623,13 @@ def describe_overlap(config, split, overlap, cuda):
     no_stream = timing or ("" if cuda else "(no_cuda)")
     if not getattr(config, f"{split}_copy_stream"):
         no_stream = ""
-    words = [
-        f"prefetch:{overlap.queue > 0}{no_prefetch}",
-        f"copy_stream:{overlap.copy_stream}{no_stream}",
-        f"prefetch_queue:{overlap.queue}",
-    ]
+    prefetch = overlap.queue > 0
+    text = f"prefetch:{prefetch}{no_prefetch} copy_stream:{overlap.copy_stream}{no_stream}"
+    text += f" prefetch_queue:{overlap.queue}"
     if split == "val":
-        words.insert(0, f"overlap:{overlap.queue > 0 or overlap.copy_stream}")
-        words.append(f"bytecount_device:{config.val_bytecount_device}")
-    return " ".join([*words, f"gpu_prefetch:{overlap.device_slots}"])
+        text = f"overlap:{prefetch or overlap.copy_stream} {text}"
+        text += f" bytecount_device:{config.val_bytecount_device}"
+    return f"{text} gpu_prefetch:{overlap.device_slots}"
 
 
 # === MAIN ===
@@ -2703,6 +2706,9 @@ def log_header(run, backends):
     )
     if shards.growing:
         log.line(f"train_shards: {len(shards.paths)} so far: the others are being made")
+    if config.max_wallclock_seconds <= 0 and config.warmdown_iters > config.iterations:
+        share = config.iterations / config.warmdown_iters
+        log.line(f"WARNING: WARMDOWN_ITERS is above ITERATIONS: rates begin at {share:.0%}")
     log.event("run", run_id=config.run_id, argv=sys.argv)
     log.event("config", **asdict(config))
     machine = {"device": runtime.hardware, "cpus": os.cpu_count(), "world_size": runtime.world_size}
@@ -2723,8 +2729,8 @@ def resume(run, checkpoint):
             older = find_checkpoint(run.config, path) if run.runtime.rank == 0 else None
             checkpoint = run.runtime.broadcast(older)
             continue
-        beyond = f" ITERATIONS={run.config.iterations} is reached already:"
-        beyond = beyond if run.step > run.config.iterations else ""
+        most = run.config.iterations
+        beyond = f" ITERATIONS={most} is reached: raise it to go on" if run.step >= most else ""
         run.log.line(f"resumed: step:{run.step} resumed_from:{path}{beyond} {changes}")
         run.log.event("checkpoint", step=run.step, resumed_from=str(path))
         if run.runtime.rank == 0 and run.config.resume != "auto":
@@ -2761,7 +2767,6 @@ def run_to_the_end(config, runtime, log, checkpoint):
         try:
             run.train()
             problem = run.export_and_score(Path(__file__).stat().st_size)
-            problem = "; ".join(filter(None, [problem, find_score_fault(run)]))
         except HaltError as end:
             return halt(run, *end.args)
         except Exception:
@@ -2770,7 +2775,7 @@ def run_to_the_end(config, runtime, log, checkpoint):
             raise
     run.checkpoints.wait()
     problem = runtime.broadcast(problem)  # rank 0's, and the others wait for its disk
-    if problem and runtime.rank == 0 and run.checkpoints.final:
+    if problem and runtime.rank == 0:
         run.checkpoints.save(run.checkpoints.final)
     return (1, "failed", problem) if problem else (0, "finished", "")
 

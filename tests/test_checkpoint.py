@@ -317,7 +317,7 @@ def test_a_checkpoint_of_another_script_is_refused(
     torch.save(state, tmp_path / "other.pt")
     line = refusal(tmp_path / "run", **data | {"RESUME": tmp_path / "other.pt"})
     assert line.startswith(f"RESUME={tmp_path}/other.pt: ")
-    words = {"step": "no checkpoint: 'step'", "model": "of another script"}
+    words = {"step": "no checkpoint: it holds weights alone", "model": "of another script"}
     assert words.get(part, f"this Trainer differs in {part}") in line
 
 
@@ -332,7 +332,8 @@ def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict, reference: L
     assert longer.resumed() == [6]
     assert_same_result(longer, whole, exact=True)
     shorter = Live(tmp_path / "run", 0, SETTLED, **settings | {"ITERATIONS": 3}).finish()
-    assert "resumed: step:12" in shorter.log and "ITERATIONS=3 is reached already" in shorter.log
+    assert "ITERATIONS=3 is reached: raise it to go on" in shorter.log
+    assert shorter.resumed() == [6, 12]
 
 
 TAMPERED = {

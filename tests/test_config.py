@@ -105,6 +105,7 @@ PUBLISHED = {  # RUN_ID is missing: it is random
     "RESUME": "",
 }
 WELL_KNOWN = """
+N_PREFIX N_JOBS N_GPUS N_PROCS
 PATH HOME USER LOGNAME SHELL PWD OLDPWD LANG LC_ALL LC_CTYPE TERM TMPDIR TEMP EDITOR PAGER HOSTNAME
 DISPLAY SHLVL COLUMNS LINES TZ DEBUG VERBOSE PORT HOST CI NAME http_proxy no_proxy HTTPS_PROXY
 CUDA_PATH CUDA_HOME CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING
@@ -445,9 +446,11 @@ def test_missing_data_comes_with_the_commands_that_fetch_it(
         assert fault.startswith(f"{name}={PUBLISHED[name]}: ")
         commands = re.findall(r"data/\w+\.py", fault.split(": ", 1)[1])
         assert commands and all((ROOT / command).exists() for command in commands)
-    assert "fineweb10B_sp1024: no such folder (looked in " in said.err
+    assert f"fineweb10B_sp1024: no such folder in {Path.cwd()}: cd {ROOT}: run" in said.err
     said = main(DATA_PATH=tmp_path)
     assert all(f"no fineweb_{split}_*.bin" in said.err for split in ("train", "val"))
+    said = main(DATA_PATH=__file__)
+    assert f"DATA_PATH={__file__}: it is a file: set its folder: run" in said.err
 
 
 @pytest.mark.parametrize("sign", ["/proc/driver/nvidia", "/dev/nvidiactl"])
@@ -559,6 +562,14 @@ def test_a_fault_names_the_setting_that_was_given(tmp_path: Path) -> None:
         assert len(faults) == len(expected)
         for fault, start in zip(faults, expected, strict=True):
             assert fault.startswith(start)
+
+
+def test_three_ranks_hear_of_all_that_must_change_at_once(tmp_path: Path) -> None:
+    environment = small(tmp_path, TRAIN_BATCH_TOKENS=2048, GRAD_ACCUM_STEPS=0)
+    faults = faults_of(environment, ranks=3)
+    assert [fault.rsplit(": ", 1)[1] for fault in faults] == ["set 8", "set a multiple of 768"]
+    remedy = {"GRAD_ACCUM_STEPS": "8", "TRAIN_BATCH_TOKENS": "768"}
+    assert faults_of(environment | remedy, ranks=3) == []
 
 
 LAUNCHED = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "x", "MASTER_PORT": 1}

@@ -169,10 +169,15 @@ def test_state_that_cannot_be_saved_is_refused_by_its_name(trainer_of: Callable)
         def __init__(self) -> None:
             self.mean = torch.zeros(3)
 
-    run = trainer_of()
-    run.hidden = [Hidden()]
-    with pytest.raises(tg.RunError, match=r"Trainer\.hidden\[0\] is a Hidden.*state_dict"):
-        run.train()
+    class Half(Hidden):
+        state_dict = vars  # without load_state_dict, no checkpoint could be restored
+
+    for kind in (Hidden, Half):
+        run = trainer_of()
+        run.hidden = [kind()]
+        said = rf"Trainer\.hidden\[0\] is a {kind.__name__}: .*state_dict and load_state_dict"
+        with pytest.raises(tg.RunError, match=said):
+            run.train()
 
 
 def test_an_optimizer_that_cannot_leave_a_step_out_is_refused(
@@ -299,6 +304,17 @@ def test_progress_is_the_share_of_the_run_whatever_ends_it() -> None:
     )
 
 
+@pytest.mark.parametrize(("iterations", "share"), [(6, 0), (4, 80)])
+def test_a_warm_down_that_is_longer_than_the_run_is_said(
+    trainer_of: Callable, iterations: int, share: int
+) -> None:
+    run = trainer_of(ITERATIONS=iterations)  # WARMDOWN_ITERS=5
+    tg.log_header(run, "math")
+    said = [line for line in run.log.lines if line.startswith("WARNING: WARMDOWN_ITERS")]
+    assert [line.rsplit(" ", 1)[1] for line in said] == [f"{share}%"] * bool(share)
+    assert tg.lr_multiplier(run.config, 0, 0.0) == (share / 100 or 1.0)
+
+
 def test_rows_may_be_shorter_than_the_rotary_tables(trainer_of: Callable) -> None:
     model = trainer_of().model
     tokens = torch.randint(0, 260, (2, 32), generator=torch.Generator().manual_seed(1))
@@ -372,15 +388,50 @@ def test_a_score_that_is_none_is_named(
     assert bool(fault) == bool(said) and re.search(said, fault)
 
 
-@pytest.mark.row("an edit that scales the loss of the score", "refused by name, before step 1")
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (Scaled, "in eval mode GPT.forward gives"),
+        (Smoothed, "put what only training needs under `if self.training:`"),
+        (None, "depend on later tokens: hide them, as is_causal does"),  # without the mask
+    ],
+)
+@pytest.mark.row("an edit whose loss is no cross-entropy of the score, ..", "refused before step 1")
 def test_such_a_run_ends_before_its_first_step(
-    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch, edit: type, said: str
 ) -> None:
-    monkeypatch.setattr(tg, "GPT", Scaled)
+    """Also where the initial zeros of attention's projection hide the fault."""
+    attention = nn.functional.scaled_dot_product_attention
+
+    def unmasked(*qkv: torch.Tensor, is_causal: bool, **more: bool) -> torch.Tensor:
+        return attention(*qkv, **more)
+
+    if edit:
+        monkeypatch.setattr(tg, "GPT", edit)
+    else:
+        monkeypatch.setattr(tg.F, "scaled_dot_product_attention", unmasked)
     run = trainer_of()
-    with pytest.raises(tg.RunError, match="in eval mode GPT.forward gives"):
+    with pytest.raises(tg.RunError, match=said):
         tg.run_to_the_end(run.config, run.runtime, run.log, None)
     assert not any("train_loss" in line for line in run.log.lines)
+
+
+def test_every_step_of_a_run_is_in_training_mode(
+    trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else dropout would be off, and nothing would say so."""
+    modes = []
+
+    class Watched(tg.GPT):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if torch.is_grad_enabled():
+                modes.append(self.training)
+            return super().forward(x, y)
+
+    monkeypatch.setattr(tg, "GPT", Watched)
+    run = trainer_of(WARMUP_STEPS=0, ITERATIONS=3)
+    assert tg.run_to_the_end(run.config, run.runtime, run.log, None) == (0, "finished", "")
+    assert modes and all(modes)
 
 
 def test_targets_that_are_not_the_next_tokens_are_named(

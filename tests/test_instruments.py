@@ -9,9 +9,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, SMALL_MODEL, byte_data, config_of, runtime_of, train_gpt
+from conftest import ROOT, SMALL_MODEL, Recorder, byte_data, config_of, runtime_of, train_gpt
 from faults.live import Live
 
 pytestmark = pytest.mark.timeout(300)
@@ -191,6 +192,20 @@ def test_a_wait_for_input_is_reported_with_its_step_and_a_remedy(
     waits = {step: event["input_wait_percent"] for step, event in steps.items()}
     assert max(waits, key=waits.get) == 7 and waits[7] > 50
     assert steps[7]["tok_s"] < min(steps[6]["tok_s"], steps[8]["tok_s"])
+
+
+@pytest.mark.parametrize(("slowest", "percent"), [(0.0, 5.0), (40.0, 40.0)])
+def test_what_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
+    data: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowest: float, percent: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = config_of(**data)
+    run = train_gpt.Trainer(config, runtime_of(config), Recorder())
+    run.clock.total_ms = 1000.0  # of these, 900 before RESUME
+    run.exchange.messages = [message._replace(wait_ms=slowest) for message in run.exchange.messages]
+    waits = SimpleNamespace(waits_ms=[5.0, 0.0], bytes_read=0)
+    train_gpt.log_input(run, waits, 900.0)
+    assert run.log.events[-1]["share_percent"] == percent
 
 
 def test_input_that_costs_nothing_needs_nothing(plain: Live) -> None:

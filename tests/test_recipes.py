@@ -631,7 +631,7 @@ def test_off_a_set_may_be_without_a_shard_yet(
     (tmp_path / ".producing").write_text('{"progress": 1, "val_complete": true}', encoding="utf-8")
     run = run_of((name,), DATA_PATH=tmp_path)
     module = sys.modules[type(run).__module__]
-    module.log_input(run, SimpleNamespace(waits_ms=[], bytes_read=0))  # as of no step
+    module.log_input(run, SimpleNamespace(waits_ms=[], bytes_read=0), 0.0)  # as of no step
     assert run.log.events[-1]["epochs"] == 0
 
 
