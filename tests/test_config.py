@@ -570,6 +570,8 @@ def test_three_ranks_hear_of_all_that_must_change_at_once(tmp_path: Path) -> Non
     assert [fault.rsplit(": ", 1)[1] for fault in faults] == ["set 8", "set a multiple of 768"]
     remedy = {"GRAD_ACCUM_STEPS": "8", "TRAIN_BATCH_TOKENS": "768"}
     assert faults_of(environment | remedy, ranks=3) == []
+    [fault] = faults_of(environment | {"GRAD_ACCUM_STEPS": "3"})
+    assert fault.endswith("x 1 ranks must divide 8 or be a multiple of 8: set 8")
 
 
 LAUNCHED = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "x", "MASTER_PORT": 1}
