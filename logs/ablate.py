@@ -237,9 +237,15 @@ class Folder:
             raise ToolError(f"{self.manifest_path}: {words}") from error
         pairs = [(name, made.get(name), base.get(name)) for name in {**made, **base}]
         pairs += [(name, known[name], scripts[name]) for name in scripts if name in known]
-        if changed := [f"{name} was {one}, is {two}" for name, one, two in pairs if one != two]:
+        shown = {None: "not set"}
+        changed = [
+            f"{name} was {shown.get(one, one)}, is {shown.get(two, two)}"
+            for name, one, two in pairs
+            if one != two
+        ]
+        if changed:
             words = f"holds runs made otherwise ({'; '.join(changed)})"
-            raise ToolError(f"{self.path}: {words}: {other}")
+            raise ToolError(f"{self.path}: {words}: set that back, or {other}")
         self.scripts = {**known, **scripts}
         self.save(base=made)
 

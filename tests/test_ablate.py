@@ -288,7 +288,8 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
 def test_another_ablation_is_not_mixed_in(place: Place) -> None:
     assert place(*TWO, "--seeds", "1")[0] == 0
     assert "mode was as set, is steps 9" in place(*TWO, "--steps", "9")[2]
-    assert "MLP_MULT was None, is 4" in place(*TWO, MLP_MULT="4")[2]
+    err = place(*TWO, MLP_MULT="4")[2]
+    assert "(MLP_MULT was not set, is 4): set that back, or name another --out" in err
     place.script.write_text(FAKE + "# changed\n")
     code, _, err = place(*TWO)
     assert code == 2 and "script was" in err and "name another --out" in err
