@@ -527,7 +527,10 @@ def audit(options: argparse.Namespace) -> dict[str, Any]:
     wanted, name = recorded_tokenizer(options.data)
     found = sha256(read_file(options.tokenizer))
     if wanted and found != wanted:
-        run.find("other_tokenizer", detail=f"{name!r} has {wanted:.12}, {found:.12} is this one's")
+        own = os.path.normpath(options.data / name)
+        remedy = f"give --tokenizer {own}" if os.path.isfile(own) else f"{own} is missing"
+        detail = f"it has sha256 {wanted:.12}, {options.tokenizer} has {found:.12}: {remedy}"
+        run.find("other_tokenizer", detail=detail)
     run.run(predicted)
     published = {name: size for name, (tokens, size) in PUBLISHED.items() if tokens == predicted}
     matches = [name for name, size in published.items() if abs(run.sums["true_bytes"] - size) <= 1]
@@ -581,7 +584,8 @@ def report(r: dict[str, Any]) -> Iterator[str]:
     for f in r["findings"]:
         first = "; first at document {document}, token {token}, position {position}: {id} {piece!r}"
         yield (
-            f"{f['name']}: {f['meaning']}; {f['tokens']:,} tokens, {f['extra_bytes']:+,} bytes"
+            f"{f['name']}: {f['meaning']}"
+            f"{f['tokens'] and '; {tokens:,} tokens, {extra_bytes:+,} bytes'.format(**f) or ''}"
             f"{first.format(**f['first']) if f['first'] else ''}"
             f"{f['detail'] and '; ' + f['detail']}"
         )

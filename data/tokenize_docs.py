@@ -297,7 +297,7 @@ class Source:
                     return frozenset(digests)
                 digests.append(block.parse(index)[1])
         count = len(digests)
-        remedy = f"set --num-val-docs {max(1, count // 20)}" if count > 1 else "give more documents"
+        remedy = f"set --num-val-docs {max(1, count // 10)}" if count > 1 else "give more documents"
         raise DataError(
             f"{self.files[0]}: {count} documents in all, and validation takes the first "
             f"{self.num_val_docs}: none left for training; {remedy}"

@@ -237,9 +237,15 @@ class Folder:
             raise ToolError(f"{self.manifest_path}: {words}") from error
         pairs = [(name, made.get(name), base.get(name)) for name in {**made, **base}]
         pairs += [(name, known[name], scripts[name]) for name in scripts if name in known]
-        if changed := [f"{name} was {one}, is {two}" for name, one, two in pairs if one != two]:
+        shown = {None: "not set"}
+        changed = [
+            f"{name} was {shown.get(one, one)}, is {shown.get(two, two)}"
+            for name, one, two in pairs
+            if one != two
+        ]
+        if changed:
             words = f"holds runs made otherwise ({'; '.join(changed)})"
-            raise ToolError(f"{self.path}: {words}: {other}")
+            raise ToolError(f"{self.path}: {words}: change that back, or {other}")
         self.scripts = {**known, **scripts}
         self.save(base=made)
 
@@ -503,6 +509,19 @@ def check_settings(ablation: Ablation) -> dict[str, dict[str, Any]] | None:
     return configuration
 
 
+def warn_of_warmdown(configuration: dict[str, dict[str, Any]] | None) -> None:
+    """Rates that begin at a few percent make arms look equal."""
+    names = ("iterations", "warmdown_iters", "max_wallclock_seconds")
+    if not configuration or not all(name in configuration for name in names):
+        return
+    steps, warmdown, cap = (configuration[name]["value"] for name in names)
+    if cap <= 0 and steps < warmdown:
+        print(
+            f"warning: WARMDOWN_ITERS={warmdown} is more than the {steps} steps: learning rates "
+            f"begin at {100 * steps / warmdown:.1f} % of what is set: set a lower WARMDOWN_ITERS"
+        )
+
+
 def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
     lengths = (("steps", options.steps), ("seconds", options.seconds))
     mode = next((length for length in lengths if length[1] is not None), None)
@@ -515,6 +534,7 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
         raise ToolError(f"--vary {twice}: --{mode[0]} sets it: leave out one of them")
     ablation.configuration = check_settings(ablation)
     print(f"{ablation.words()}; {len(ablation.runs)} runs")
+    warn_of_warmdown(ablation.configuration)
     folder.open(ablation.base(), {name: sha256(one) for name, one in scripts.items()})
     try:
         failures = run_all(ablation, folder)

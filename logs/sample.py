@@ -332,6 +332,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    if not options.log and options.file.suffix != ".pt":  # each run replaces the artifact
+        print(f"{options.file}: the model of {log_of(options.file)}", file=sys.stderr)
     text = printable(tokenizer.decode(tokens[1:]))
     sys.stdout.reconfigure(errors="backslashreplace")
     print(text)

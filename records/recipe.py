@@ -17,6 +17,7 @@ Exit code: 0 done, 1 refused, with the reason, 2 wrong usage.
 
 import argparse
 import ast
+import difflib
 import json
 import os
 import re
@@ -112,7 +113,12 @@ def load(name: str) -> Recipe:
     if not path.is_file():
         known, meant = names(), re.findall(r"\w+", name.lower())
         meant = " ".join(word for word in meant if word in known)
-        remedy = f"write {meant}" if meant else f"there are {', '.join(known)}"
+        near = difflib.get_close_matches(name.lower(), known, 1, 0.75)
+        remedy = f"there are {', '.join(known)}"
+        if meant:
+            remedy = f"write {meant}"
+        elif near:
+            remedy = f"did you mean {near[0]}? `recipe.py list` shows all"
         raise RecipeError(f"{name}: no such recipe in {FOLDER}: {remedy}")
     text = path.read_text(encoding="utf-8")
     header, found, diff = text.partition("\n--- ")
@@ -275,7 +281,9 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
     for setting in assigned:
         field = setting.lower()
         if field not in values:
-            raise RecipeError(f"--set {setting}: no such setting in what these recipes make")
+            new = [name.upper() for name in values if f"\n    {name}: " not in root_text()]
+            remedy = f"these recipes add {', '.join(new)}; --help of train_gpt.py lists the others"
+            raise RecipeError(f"--set {setting}: no such setting: {remedy}")
         line = re.compile(rf"^(    {field}: [^=\n]+ = )(.+?)(  # )", re.MULTILINE)
         value = repr(values[field]["value"]).replace("'", '"')
         text, count = line.subn(lambda match, value=value: match[1] + value + match[3], text, 1)

@@ -101,7 +101,7 @@ def required_files(facts: Facts) -> Findings:
         else:
             yield Finding("R102", "no README.md: write what was done and how to run it")
     if facts.submission_name is None:
-        yield Finding("R102", "no submission.json: records/package.py writes one")
+        yield Finding("R102", "no submission.json: let records/package.py make one of its logs")
     elif facts.submission_name != "submission.json":
         yield Finding("R103", f"{facts.submission_name}: rename it to submission.json")
     if facts.script_name not in files.top:

@@ -328,6 +328,8 @@ def pack(source: bytes) -> bytes:
             f"byte {error.start} is not UTF-8: name a script, saved as UTF-8"
         ) from error
     except (SyntaxError, ValueError) as error:
+        if b"\n" + 100 * b"=" + b"\n" in source:
+            raise ValueError("a log of a run: name the script that ran") from error
         raise ValueError(f"it does not compile: {fault(error)}: mend that first") from error
     if promised_sha256(source) or look(source).packed:
         raise ValueError("it is packed already: name the readable script")

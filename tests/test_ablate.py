@@ -42,7 +42,8 @@ from pathlib import Path
 E = os.environ
 DATA = "./data/datasets/fineweb10B_sp1024"
 KNOWN = {"knob": 0.0, "mlp_mult": 2, "train_prefetch": True, "seed": 1337, "warmup_steps": 20,
-         "iterations": 20, "max_wallclock_seconds": 600.0, "train_batch_tokens": 1024,
+         "iterations": 20, "warmdown_iters": 0, "max_wallclock_seconds": 600.0,
+         "train_batch_tokens": 1024,
          "val_batch_size": 2048, "val_tokens": 0, "device": "auto", "data_path": DATA,
          "tokenizer_path": "./data/tokenizers/fineweb_1024_bpe.model"}
 def given(name, default):
@@ -285,10 +286,17 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     assert sorted(place.started()[begun + 1 :]) == sorted(new)
 
 
+def test_a_warmdown_longer_than_the_runs_is_said(place: Place) -> None:
+    words = [*TWO, "--seeds", "1", "--steps", "9"]
+    assert "rates begin at 25.0 % of what" in place(*words, WARMDOWN_ITERS="36")[1]
+    assert "rates begin" not in place(*words, "--out", "equal", WARMDOWN_ITERS="9")[1]
+
+
 def test_another_ablation_is_not_mixed_in(place: Place) -> None:
     assert place(*TWO, "--seeds", "1")[0] == 0
     assert "mode was as set, is steps 9" in place(*TWO, "--steps", "9")[2]
-    assert "MLP_MULT was None, is 4" in place(*TWO, MLP_MULT="4")[2]
+    err = place(*TWO, MLP_MULT="4")[2]
+    assert "(MLP_MULT was not set, is 4): change that back, or name another --out" in err
     place.script.write_text(FAKE + "# changed\n")
     code, _, err = place(*TWO)
     assert code == 2 and "script was" in err and "name another --out" in err

@@ -671,8 +671,15 @@ def test_another_tokenizer_of_the_same_size_is_never_proved(world, models, capsy
     assert data.audit().names == ["other_tokenizer"]
     capsys.readouterr()
     assert audit.main(data.arguments()) == 1
-    assert "../../tokenizers/nmt_nfkc.model" in capsys.readouterr().out
-    data.model = right
+    said = capsys.readouterr().out
+    assert f"\nother_tokenizer: {audit.MISTAKES['other_tokenizer']}; it has sha256 " in said
+    own = data.folder.parents[1] / "tokenizers" / "nmt_nfkc.model"
+    assert f": {own} is missing\n" in said
+    own.parent.mkdir()
+    own.write_bytes(right.read_bytes())
+    assert audit.main(data.arguments()) == 1
+    assert f": give --tokenizer {own}\n" in capsys.readouterr().out
+    data.model = own
     assert data.audit().verdict == "not proved"
     assert data.audit("--docs", data.docs(DOCUMENTS)).verdict == "proved"
 

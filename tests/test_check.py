@@ -183,7 +183,7 @@ FAULTS: dict[str, Build] = {
     "refused R102: the folder is empty": lambda f: f.mkdir(parents=True) or f,
     "refused R102: no README.md": edit(moved=("README.md", "../gone")),
     "refused R102: no train_gpt.py": edit(moved=("train_gpt.py", "../gone")),
-    "refused R102: no submission.json": edit(moved=("submission.json", "../gone")),
+    "refused R102: no submission.json: let": edit(moved=("submission.json", "../gone")),
     "refused R102 R109: name it train_seed<N>.log (train_seed1.txt: no training log": then(no_logs),
     "warned R103: a.py: rename it to train_gpt.py (it is": edit(moved=(SOURCE, "a.py")),
     "warned R103 R109: rename it to train_gpt.py (train_gpt.py is not": edit(files=TWO_SCRIPTS),

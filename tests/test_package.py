@@ -277,6 +277,7 @@ def test_the_packed_script_shows_its_readable_lines(tmp_path: Path) -> None:
 
 UNPACKABLE = {
     b"def f(:\n": "does not compile: line 1",
+    b"x = 1\n\n" + b"=" * 100 + b"\nPython 3.11\n": "a log of a run: name the script",
     b"x = '\xff'\n": "byte 5 is not UTF-8",
     packed_form(b"import os\n" * 500): "packed already",
 }

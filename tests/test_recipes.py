@@ -770,10 +770,12 @@ def test_set_makes_values_the_defaults(call: Call, tmp_path: Path) -> None:
 def test_refusals_are_one_line(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "x.py"
     code, out, err = call(recipe.main, "apply", "emma", "--to", file)
-    assert code == 1 and "emma: no such recipe" in err and "bigram_hash, " in err
+    assert code == 1 and "emma: no such recipe" in err and "did you mean ema? `recipe.py" in err
     (tmp_path / "foreign.py").write_text("import torch\n")
     for command, words in {
         f"apply EMA,int6 --to {file}": "EMA,int6: no such recipe in records: write ema int6",
+        f"apply swa --to {file}": "swa: no such recipe in records: there are add_compiled, ",
+        f"apply ema --to {file} --set EMA=0.9": "these recipes add EMA_DECAY; --help",
         f"apply ema ema --to {file}": "a recipe is named twice",
         f"apply --to {file} --set A=1 ema": "no recipe is named: write the names in front",
         f"apply ema --to {file} --set MUON_WD=1": "it is of the recipe muon_weight_decay: name",

@@ -486,7 +486,7 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "arguments, code, words",
     [
-        (["{docs}", "--num-val-docs", "400"], 1, "none left for training"),
+        (["{docs}", "--num-val-docs", "400"], 1, "none left for training; set --num-val-docs 4"),
         (
             ["{docs}", "--num-val-docs", "4", "--vocab-size", "60000"],
             1,
