@@ -10,6 +10,9 @@ The corpus is the standard library of the Python that runs this script, one docu
 built once, under data/datasets/ and data/tokenizers/. It is built again when Python, this script's
 way to build it or one of the built files has changed.
 
+The learning rates fall to 0 over the last four fifths of the steps; WARMDOWN_ITERS sets another
+number of steps.
+
 Each process gets as many threads as there are free cores for it when the script starts: more
 threads than free cores make a step several times slower. OMP_NUM_THREADS sets another number.
 """
@@ -267,8 +270,11 @@ def launch_environment(ranks: int, free: float, environment: dict[str, str]) -> 
 
     `free`: cores that are free for it.
     """
-    threads = str(max(1, round(free) // ranks))
-    return {**SETTINGS, "OMP_NUM_THREADS": threads, **environment}
+    settings = {**SETTINGS, "OMP_NUM_THREADS": str(max(1, round(free) // ranks))}
+    steps = environment.get("ITERATIONS", "")
+    if steps.isdecimal():  # else the learning rates of a short run would begin near 0
+        settings["WARMDOWN_ITERS"] = str(int(steps) * 4 // 5)
+    return {**settings, **environment}
 
 
 def say_threads(ranks: int, free: float, environment: dict[str, str]) -> None:
@@ -456,7 +462,11 @@ def train(ranks: int, free: float) -> int:
     before = modified(log)
     training = Training(command, environment)
     code = training.wait()
-    mine = {name: environment[name] for name in names if environment[name] != SETTINGS.get(name)}
+    mine = {
+        name: os.environ[name]
+        for name in names
+        if os.environ.get(name, SETTINGS.get(name)) != SETTINGS.get(name)
+    }
     if code == 0:
         following = own_command({**mine, "ITERATIONS": "2000"}, ranks)
         write_sample(environment)

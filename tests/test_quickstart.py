@@ -293,7 +293,8 @@ def test_the_printed_command_gives_the_same_environment(
             ["/bin/sh", "-c", line], env={}, check=True, capture_output=True, text=True
         ).stdout
     )
-    expected = {**quickstart.SETTINGS, **user, "OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}
+    chosen = {name: environment[name] for name in ("OMP_NUM_THREADS", "WARMDOWN_ITERS")}
+    expected = {**quickstart.SETTINGS, **user, **chosen}
     del expected["HOME"]
     assert Path(folder) == root.resolve()
     assert {name: seen[name] for name in expected} == expected and "HOME" not in seen
@@ -323,8 +324,10 @@ def test_without_a_validation_before_training_the_result_is_told_alone(
 
 def test_the_users_settings_go_first() -> None:
     environment = quickstart.launch_environment(1, 3.0, {"ITERATIONS": "7", "PATH": "/x"})
-    more = {"ITERATIONS": "7", "PATH": "/x", "OMP_NUM_THREADS": "3"}
+    more = {"ITERATIONS": "7", "WARMDOWN_ITERS": "5", "PATH": "/x", "OMP_NUM_THREADS": "3"}
     assert environment == {**quickstart.SETTINGS, **more}
+    for wanted in ({}, {"ITERATIONS": "7", "WARMDOWN_ITERS": "400"}, {"ITERATIONS": "x"}):
+        assert quickstart.launch_environment(1, 1.0, wanted)["WARMDOWN_ITERS"] == "400"
     assert quickstart.launch_environment(8, 8.0, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
 
 
