@@ -608,11 +608,16 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     words = "how many seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)"
     add("--seeds", default="3", help=words)
     length = parser.add_mutually_exclusive_group().add_argument
-    words = "fixed steps: ITERATIONS=N, MAX_WALLCLOCK_SECONDS=0"
+    words = "train N steps: sets ITERATIONS=N and MAX_WALLCLOCK_SECONDS=0"
     length("--steps", type=above_zero, metavar="N", help=words)
-    words = "fixed time: MAX_WALLCLOCK_SECONDS=S; ITERATIONS is not changed"
+    words = "train S seconds: sets MAX_WALLCLOCK_SECONDS=S; ITERATIONS is not changed"
     length("--seconds", type=above_zero, metavar="S", help=words)
-    add("--out", type=Path, metavar="FOLDER", help="for all results (default: logs/ablate-<names>)")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of all results (default: logs/ablate-<names>)",
+    )
     options, command = launch.parse_with_command(parser, arguments)
     if not (options.vary or options.script):
         parser.error("nothing varies: name --vary NAME=v1,v2 or --script A.py,B.py")
