@@ -614,7 +614,7 @@ def main() -> None:
     add("--variant", default="sp1024", help="sp1024, sp8192, byte260 ... (default: sp1024)")
     add("--with-docs", action="store_true", help=f"also {' and '.join(DOCS)}, about 48 GB")
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
-    verify = "only read and check what is here, by what was recorded; without a network"
+    verify = "only read the files here and compare them with what was recorded; no network"
     add("--verify", action="store_true", help=verify)
     add("--jobs", type=int, default=8, metavar="N", help="files fetched at once (default: 8)")
     tries = "retries after faults without progress (default: 6)"

@@ -104,5 +104,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit("error: launching.py takes no arguments: it filters torchrun's standard error")
     sys.stdin.reconfigure(errors="backslashreplace")
     main()

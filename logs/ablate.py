@@ -8,7 +8,9 @@ Runs take turns and are paired by seed. Differences are printed with 95 % interv
 
 Settings are environment variables. Each combination of values is an arm. The other arms are
 compared with the first one. --script replaces the script of the command by others; a copy of each
-is kept beside its logs. Each repeat runs every arm with one seed, and starts with the next arm.
+is kept beside its logs. Settings that only one script has are printed with their defaults: a recipe
+that is off by default would only repeat the other script. Each repeat runs every arm with one seed,
+and starts with the next arm.
 python3 and torchrun are those of the Python that runs this tool.
 
 Each run has a folder of its own. If you give the same command again, finished runs are kept, and
@@ -35,7 +37,7 @@ from typing import Any
 import cli
 import launch
 from cli import Parser, cell, table
-from configuration import same_data, telling
+from configuration import same_data, telling, written
 from launch import OURS, ToolError, Trainer
 from results import headline
 from runs import Logs, Run, read_logs
@@ -47,6 +49,7 @@ SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TOR
 # They change when a batch is read, never which.
 OVERLAP = {"TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_COPY_STREAM"}
 OVERLAP |= {"TRAIN_PREFETCH_QUEUE"}
+Configuration = dict[str, dict[str, Any]]  # name: value and source
 
 # --- the plan ---
 
@@ -160,7 +163,8 @@ class Ablation:
     seeds: list[int]
     mode: tuple[str, str] | None  # ("steps" or "seconds", how many)
     scripts: dict[str, Trainer] = field(default_factory=dict)  # where they vary
-    configuration: dict[str, dict[str, Any]] | None = None  # as the trainer resolves it
+    # What --print-config says of each script; None is the command's own script.
+    configurations: dict[str | None, Configuration | None] = field(default_factory=dict)
     arms: list[Arm] = field(init=False)
     runs: list[Planned] = field(init=False)
 
@@ -191,13 +195,32 @@ class Ablation:
 
     def base(self) -> dict[str, Any]:
         """What all runs of a folder have in common; a change of it makes another ablation."""
-        trainer, owned = self.trainer, {*self.vary, *self.fixed, *OURS}
-        settings = trainer.settings(self.configuration).items()
+        owned, settings = {*self.vary, *self.fixed, *OURS}, {}
+        for script, trainer in (self.scripts or {None: self.trainer}).items():
+            settings |= trainer.settings(self.configurations.get(script))
         return {
-            "command": trainer.words,
-            **({} if self.scripts else {"script": sha256(trainer)}),
+            "command": self.trainer.words,
+            **({} if self.scripts else {"script": sha256(self.trainer)}),
             "mode": " ".join(self.mode) if self.mode else "as set",
-        } | {name: value for name, value in settings if name not in owned}
+        } | {name: value for name, value in settings.items() if name not in owned}
+
+    def own_defaults(self, script: str | None, other: str | None) -> list[str]:
+        """The settings that only one of two scripts has, where they are at their default."""
+        ours, theirs = (self.configurations.get(name) for name in (script, other))
+        if ours is None or theirs is None:
+            return []
+        own = {name: entry for name, entry in ours.items() if name not in theirs}
+        return [written(k, v["value"]) for k, v in own.items() if v.get("source") == "default"]
+
+    def own_lines(self) -> list[str]:
+        """Said before anything runs, as the default of a recipe's setting is off."""
+        first, *others = self.scripts or [None]
+        pairs = [pair for other in others for pair in ((other, first), (first, other))]
+        return [
+            f"only {script}, not {other}, has these settings, at their defaults: {', '.join(found)}"
+            for script, other in pairs
+            if (found := self.own_defaults(script, other))
+        ]
 
     def words(self) -> str:
         length = f"{self.mode[1]} {self.mode[0]} each" if self.mode else "as long as set"
@@ -395,6 +418,31 @@ class Results:
                 result[arm.label] = why
         return result
 
+    def repeats(self) -> list[Arm]:
+        """The arms that computed the same as the first one: in every seed that both have, all
+        losses are equal to the digit."""
+        first_arm, *others = self.ablation.arms
+        first, result = self.losses(first_arm), []
+        for arm in others:
+            theirs = self.losses(arm)
+            seeds = first.keys() & theirs.keys()
+            if seeds and all(first[seed] == theirs[seed] for seed in seeds):
+                result.append(arm)
+        return result
+
+    def losses(self, arm: Arm) -> dict[int, tuple[Any, ...]]:
+        """Of each seed, all losses that the log prints."""
+        found = {run.seed: losses(read) for run, read in self.runs.items() if run.arm == arm}
+        return {seed: printed for seed, printed in found.items() if any(printed)}
+
+
+def losses(run: Run) -> tuple[Any, ...]:
+    """What a run computed: the losses of its steps, its validations and its result."""
+    result = headline(run)
+    steps = [(step.step, step.train_loss) for step in run.steps]
+    validations = [(one.step, one.val_loss, one.val_bpb) for one in run.validations]
+    return steps, validations, result and (result.val_loss, result.val_bpb)
+
 
 def difference_lines(found: Sequence[Difference]) -> list[str]:
     rows = [
@@ -436,7 +484,21 @@ def verdict(results: Results, found: Sequence[Difference]) -> str:
         open_ones = ", ".join(dict.fromkeys(_not_seen(d) for d in rest))
         arms = f"between {found[0].arm} and {first}" if len({d.arm for d in found}) == 1 else ""
         clauses.append(f"no measurable difference {arms}: {open_ones}".replace(" :", ":"))
+    repeats = [arm for arm in results.repeats() if arm.label not in refused]
+    clauses += [repeat_words(results.ablation, arm) for arm in repeats]
     return "Verdict: " + "; ".join(clauses)
+
+
+def repeat_words(ablation: Ablation, arm: Arm) -> str:
+    """That an arm computed the same as the first one; of two scripts, which settings may be off."""
+    first = ablation.arms[0]
+    words = f"{arm.label} computed the same as {first.label}: all losses are equal to the digit"
+    for script, other in ((arm.script, first.script), (first.script, arm.script)):
+        if found := ablation.own_defaults(script, other):
+            words += f" (is {script} switched off by the default {', '.join(found)}? Compare two "
+            words += f"values: --vary {found[0]},VALUE -- python3 {script}; or write another "
+            words += "default: records/recipe.py apply with --set)"
+    return words
 
 
 def _not_seen(d: Difference) -> str:
@@ -458,7 +520,7 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
     found = results.differences()
     summary = verdict(results, found)
     blocks = [
-        [summary],
+        [summary, *ablation.own_lines()],
         difference_lines(found),
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
         report(Logs(runs=list(runs.values()))),
@@ -495,10 +557,10 @@ def check_names(ablation: Ablation, arm: Arm, configuration: Mapping[str, Any] |
         raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
 
 
-def check_settings(ablation: Ablation) -> dict[str, dict[str, Any]] | None:
+def check_settings(ablation: Ablation) -> dict[str | None, Configuration | None]:
     """A wrong value is found now, not after the runs before it; each value is asked about once for
     each script."""
-    configuration, seen = None, set()
+    configurations, seen = {}, set()
     for arm in ablation.arms:
         asked = {(arm.script, setting) for setting in arm.settings} or {(arm.script, None)}
         if not seen >= asked:
@@ -506,20 +568,23 @@ def check_settings(ablation: Ablation) -> dict[str, dict[str, Any]] | None:
             configuration = ablation.trainer_of(arm).configuration(**settings)
             seen |= asked
             check_names(ablation, arm, configuration)
-    return configuration
+            configurations.setdefault(arm.script, configuration)
+    return configurations
 
 
-def warn_of_warmdown(configuration: dict[str, dict[str, Any]] | None) -> None:
+def warn_of_warmdown(configurations: dict[str | None, dict[str, Any] | None]) -> None:
     """Rates that begin at a few percent make arms look equal."""
     names = ("iterations", "warmdown_iters", "max_wallclock_seconds")
-    if not configuration or not all(name in configuration for name in names):
-        return
-    steps, warmdown, cap = (configuration[name]["value"] for name in names)
-    if cap <= 0 and steps < warmdown:
-        print(
-            f"warning: WARMDOWN_ITERS={warmdown} is more than the {steps} steps: learning rates "
-            f"begin at {100 * steps / warmdown:.1f} % of what is set: set a lower WARMDOWN_ITERS"
-        )
+    for script, configuration in configurations.items():
+        if not configuration or not all(name in configuration for name in names):
+            continue
+        steps, warmdown, cap = (configuration[name]["value"] for name in names)
+        if cap <= 0 and steps < warmdown:
+            print(
+                f"warning: {script or 'the script'}: WARMDOWN_ITERS={warmdown} is more than the "
+                f"{steps} steps: learning rates begin at {100 * steps / warmdown:.1f} % of what is "
+                "set: set a lower WARMDOWN_ITERS"
+            )
 
 
 def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
@@ -532,9 +597,11 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
     folder = Folder(options.out or Path("logs") / f"ablate-{'-'.join(names).lower()}"[:120])
     if twice := next((name for name in vary if name in ablation.fixed), None):
         raise ToolError(f"--vary {twice}: --{mode[0]} sets it: leave out one of them")
-    ablation.configuration = check_settings(ablation)
+    ablation.configurations = check_settings(ablation)
     print(f"{ablation.words()}; {len(ablation.runs)} runs")
-    warn_of_warmdown(ablation.configuration)
+    warn_of_warmdown(ablation.configurations)
+    for line in ablation.own_lines():
+        print(line)
     folder.open(ablation.base(), {name: sha256(one) for name, one in scripts.items()})
     try:
         failures = run_all(ablation, folder)
@@ -563,11 +630,16 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     words = "how many seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)"
     add("--seeds", default="3", help=words)
     length = parser.add_mutually_exclusive_group().add_argument
-    words = "fixed steps: ITERATIONS=N, MAX_WALLCLOCK_SECONDS=0"
+    words = "train N steps: sets ITERATIONS=N and MAX_WALLCLOCK_SECONDS=0"
     length("--steps", type=above_zero, metavar="N", help=words)
-    words = "fixed time: MAX_WALLCLOCK_SECONDS=S; ITERATIONS is not changed"
+    words = "train S seconds: sets MAX_WALLCLOCK_SECONDS=S; ITERATIONS is not changed"
     length("--seconds", type=above_zero, metavar="S", help=words)
-    add("--out", type=Path, metavar="FOLDER", help="for all results (default: logs/ablate-<names>)")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of all results (default: logs/ablate-<names>)",
+    )
     options, command = launch.parse_with_command(parser, arguments)
     if not (options.vary or options.script):
         parser.error("nothing varies: name --vary NAME=v1,v2 or --script A.py,B.py")

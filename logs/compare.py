@@ -183,9 +183,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     form("--json", action="store_true", help="print everything as JSON instead of tables")
     form("--csv", action="store_true", help="print one line per run, with all its settings")
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
-    words = "its panels, such as wait,results (default: curves,results, and wait where it differs)"
+    words = "panels of the picture (default: curves,results, and wait where it differs)"
     add("--panels", type=panels, metavar="NAMES", help=words)
-    words = "what its curves are drawn against (default: steps)"
+    words = "what the curves are drawn against (default: steps)"
     add("--x", choices=("steps", "seconds"), help=words)
     add("--title", help="title of the picture")
     options = parser.parse_intermixed_args(arguments)

@@ -21,8 +21,8 @@ MAX_BPB = 30  # a larger number is no result
 NAMES = (
     (
         "progress",
-        r"(?<![a-z])chunk[\s:=\[]+\d|progress|batch_(bpb|loss)|running[_ ]|cumul|\d\s*/\s*\d|"
-        r"\d\s?%|^\W*(step|iter|epoch)",
+        r"(?<![a-z])chunk[\s:=\[]+\d|progress|(?<![a-z])(batch|run)_(bpb|loss)|running[_ ]|cumul|"
+        r"\d\s*/\s*\d|\d\s?%|^\W*(step|iter|epoch)|(?<![a-z])rank:\d",
     ),
     (
         "diagnostic",

@@ -13,8 +13,9 @@ The rule, for a run of which nothing else is known:
 1. The decoded artifact counts. Results before quantisation, diagnostics, progress and differences
    never do (NAMES in lines.py).
 2. A result that is printed again is the same result. It stands where it was first printed, unless
-   a later line with one name of its own, as many digits, and `_exact` or a time of evaluation,
-   says that it was evaluated there: a summary behind all results moves nothing.
+   a later line says that it was evaluated there: the line has one name of its own, as many
+   digits, and `_exact`, a time of evaluation, or six digits with a name that says how it was
+   evaluated (sliding, TTT, quantised). A summary behind all results moves nothing.
 3. The last one is submitted, unless it has failed: it is no number, or it is worse than the one
    before by more than a tenth (with test-time training, which is there to make it better, than
    the artifact's by more than a thousandth). A result that is printed again as
@@ -40,6 +41,7 @@ from runs import Run
 # A last evaluation has failed that is this many times as large as the one before it.
 FAILED, TTT_FAILED = 1.1, 1.001
 CANONICAL = "final_int8_zlib_roundtrip_exact"
+ENOUGH_DIGITS = 6  # two results do not share so many by chance
 LOOK_BACK = 40  # results among which one that is printed again is looked for
 STATED = ("val_bpb", "bpb", "final_val_bpb")  # how submission.json names the result of a seed
 CLOSE = 1e-4  # nats or bits: no other result, but one rounded elsewhere
@@ -103,7 +105,8 @@ def digits_of(result: Result) -> int:
 
 def evaluated_there(before: Sequence[Result], exact: Result, line: Result) -> bool:
     """Does this line say that the result was evaluated here, under a name of its own?"""
-    if not line.name.endswith("_exact") and line.eval_ms is None:
+    says_how = line.kind != "other" and digits_of(line) >= ENOUGH_DIGITS
+    if not (line.name.endswith("_exact") or line.eval_ms is not None or says_how):
         return False
     one_name = re.fullmatch(r"[\w.+-]+", line.name) is not None
     known = any(other.tag == line.tag for other in before[:LOOK_BACK])

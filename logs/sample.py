@@ -286,19 +286,19 @@ def write(
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--prompt", default="", help="the text to go on from (default: a new document)")
+    add("--prompt", default="", help="text to continue (default: a new document)")
     artifact = Path("final_model.int8.ptz")
     add("--file", type=Path, default=artifact, help="artifact or checkpoint (default: %(default)s)")
     add("--log", type=Path, help="the run's log (default: found in logs/)")
-    add("--script", type=Path, help="the script that trained it (default: that of the log)")
-    add("--tokenizer", type=Path, help="its tokenizer (default: that of the run)")
+    add("--script", type=Path, help="script that trained the model (default: that of the log)")
+    add("--tokenizer", type=Path, help="tokenizer of the model (default: that of the run)")
     length = "tokens to write (default: 200)"
     add("--length", type=number(int, 1), default=200, metavar="N", help=length)
     heat = "0: the most likely token (default: 0.8)"
     add("--temperature", type=number(float, 0), default=0.8, metavar="T", help=heat)
     top = "draw among the K most likely tokens; 0: among all (default: 50)"
     add("--top-k", type=number(int, 0), default=50, metavar="K", help=top)
-    seed = "of the draws (default: 1337)"
+    seed = "seed of the random draws (default: 1337)"
     add("--seed", type=number(int, 0), default=1337, metavar="N", help=seed)
     return parser.parse_args(arguments)
 

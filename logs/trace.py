@@ -290,7 +290,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = "a file that TRACE_STEPS wrote; two of them are drawn one above the other"
     add("files", type=Path, nargs="+", metavar="FILE", help=words)
     add("--steps", type=step_range, metavar="A:B", help="only these steps, in each file")
-    add("--width", type=cli.number(int, 10), default=0, metavar="COLUMNS", help="of a bar")
+    add("--width", type=cli.number(int, 10), default=0, metavar="COLUMNS", help="width of a bar")
     add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
     words = "title of a picture (default: its steps); give it once for each file"
     add("--title", action="append", default=[], help=words)

@@ -1,11 +1,12 @@
-"""Say whether a record would be accepted, with one line per finding. No file of it is run.
+"""Say whether a record would be accepted, with one line per finding. No file of the record is run.
 
     python3 records/check.py FOLDER...       records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
     python3 records/check.py FOLDER --track track_10min_16mb     judge it by that track's rules
     python3 records/check.py FOLDER --previous FOLDER|SCORE      better, by 0.005 nats at p < 0.01?
     python3 records/check.py --rules                             list all findings with their codes
 
-refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for you.
+refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: it is
+only information for you.
 SCORE is in bits per byte (1.1228) or in nats (1.8957nats).
 
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.

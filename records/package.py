@@ -4,14 +4,14 @@
         --track track_10min_16mb --name "Wider MLP" --author "Ada Lovelace" --github-id ada \\
         --description "MLP three times as wide, 8 layers." [--date 2026-04-01] [--script FILE]
 
-makes records/<track>/<date>_WiderMLP/: the script that the logs hold (or that --script names), the
-logs as train_seed<N>.log, submission.json, and a README.md with a TODO that you must replace. The
-settings come from the .jsonl beside each log. A folder that records/check.py would refuse is not
-made, and no folder is overwritten. In track_non_record_16mb the logs may have several
+This makes records/<track>/<date>_WiderMLP/ with the script that the logs hold (or that --script
+names), the logs as train_seed<N>.log, submission.json, and a README.md with a TODO that you must
+replace. The settings come from the .jsonl beside each log. A folder that records/check.py would
+refuse is not made, and no folder is overwritten. In track_non_record_16mb the logs may have several
 configurations: that of the first log is submitted.
 
     python3 records/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
-    python3 records/package.py --unpack FILE            and back: FILE's readable script
+    python3 records/package.py --unpack FILE            the readable script inside FILE
 
 The packed script gives the same results to the digit, and its log counts its own size.
 

@@ -1,6 +1,6 @@
 """Recipes: changes of train_gpt.py as tested patches, in records/recipes/<name>.diff.
 
-    python3 records/recipe.py list                             what there is
+    python3 records/recipe.py list                             all recipes
     python3 records/recipe.py apply ema int6 --to x.py         train_gpt.py with these two
     python3 records/recipe.py apply ema --to x.py --set EMA_DECAY=0.997
     python3 records/recipe.py new wider --from mine.py         a recipe from an edited train_gpt.py
@@ -8,9 +8,9 @@
     python3 records/recipe.py update --from OLD_TRAIN_GPT.py   follow a change of train_gpt.py
     python3 records/recipe.py table                            the table of recipes/README.md
 
-A recipe is off until its setting says otherwise: EMA_DECAY=0.997 python3 x.py. `--set` makes a
-value the default in the written file. Recipes are merged by git. If two changes cannot be merged,
-both are shown and nothing is written.
+A recipe is off until you switch it on with its setting: EMA_DECAY=0.997 python3 x.py. `--set`
+makes a value the default in the written file. Recipes are merged by git. If two changes cannot be
+merged, both are shown and nothing is written.
 
 Exit code: 0 done, 1 refused, with the reason, 2 wrong usage.
 """
@@ -478,9 +478,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     one = commands.add_parser("list", help="list name, lines, sentence and settings of each recipe")
     one.set_defaults(run=list_recipes)
     one = commands.add_parser("apply", help="write train_gpt.py with some recipes to another file")
-    one.add_argument("names", nargs="*", metavar="NAME", help="recipes, as list names them")
+    one.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
     one.add_argument("--to", required=True, metavar="FILE", help="file to write")
-    one.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help="new defaults")
+    one.add_argument(
+        "--set",
+        nargs="+",
+        metavar="NAME=VALUE",
+        action="extend",
+        help="make these values the defaults",
+    )
     one.set_defaults(run=apply_recipes)
     one = commands.add_parser("new", help="make a recipe from an edited copy of train_gpt.py")
     one.add_argument("name", metavar="NAME", help="the recipe's name")

@@ -520,3 +520,21 @@ def test_our_trainer_passes_preflight(tmp_path: Path, ranks: int) -> None:
     assert "12 losses agree to the last digit" in done.stdout
     assert "the same batches with overlap on and off" in done.stdout
     assert "ms per step with overlap on" in done.stdout
+
+
+def test_a_script_that_is_switched_off_computes_the_same_and_is_named(place: Place) -> None:
+    """Its setting is told before anything runs, and is a condition of all runs in the folder."""
+    text = FAKE.replace('"knob": 0.0', '"knob": 0.0, "ema_decay": 0.0')
+    (place.folder / "ema.py").write_text(
+        text.replace("loss = 2", "loss = 2 - config['ema_decay'] * seed % 7")
+    )
+    words = ("--script", "ema.py,fake.py", "--seeds", "2", "--out", "out")
+    code, out, _ = place(*words)
+    assert code == 0 and "has these settings, at their defaults: EMA_DECAY=0.0\n[1/4]" in out
+    verdict = place.manifest["verdict"]
+    assert "fake.py computed the same as ema.py: all losses are equal to the digit" in verdict
+    assert "--vary EMA_DECAY=0.0,VALUE -- python3 ema.py" in verdict
+    assert "EMA_DECAY was None, is 0.5" in place(*words, EMA_DECAY="0.5")[2]
+    assert place(*words[:-1], "on", EMA_DECAY="0.5")[0] == 0
+    report = (place.folder / "on" / "report.txt").read_text()
+    assert "computed the same" not in report and "at their defaults" not in report

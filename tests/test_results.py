@@ -1,6 +1,6 @@
 """logs/results.py: which result was submitted, by the rule and with submission.json.
 
-corpus/results.jsonl holds the result lines of 230 public logs of the challenge's record folders,
+corpus/results.jsonl holds the result lines of 235 public logs of the challenge's record folders,
 merged and proposed, with the number that was submitted. `not_judgeable` says why no reader of the
 log could know it.
 """
@@ -35,16 +35,27 @@ def is_right(value: float | None, given: float) -> bool:
     return value is not None and abs(value - given) <= max(1e-4, 0.51 * 10.0**-decimals)
 
 
+# Logs of the corpus in which the rule finds another result than the one that was submitted.
+KNOWN_WRONG = {
+    (1747, "train_seed999.log"): "1.0812 is of the model before it was stored in 15.8 MB; the log "
+    "evaluates the stored one behind it, and 1.1338 is right by rule 1",
+    (1053, "train_seed1337.log"): "test-time training made it worse, by 0.3 percent, and was "
+    "submitted nevertheless; in most such logs the better result before it was submitted",
+}
+
+
 def test_the_submitted_result_of_public_logs(tmp_path: Path) -> None:
+    """In 97 of 100 logs at least; the exceptions are named, and no other log joins them."""
     judged = [row for row in CORPUS if "not_judgeable" not in row]
-    wrong = []
+    wrong = {}
     for row in judged:
         found = [headline(run) for run in reversed(runs_of(tmp_path, row["text"] + "\n"))]
         last = next((result for result in found if result), None)
         if not is_right(last and last.val_bpb, row["submitted"]):
-            wrong.append((row["pr"], row["record"], row["submitted"], last))
+            wrong[row["pr"], row["log"]] = row["submitted"], last
     assert len(CORPUS) >= 150 and len(judged) >= 0.9 * len(CORPUS)
     assert len(wrong) <= 0.03 * len(judged), wrong
+    assert wrong.keys() == KNOWN_WRONG.keys(), wrong
 
 
 def test_submission_json_finds_the_line_where_the_rule_cannot(tmp_path: Path) -> None:
@@ -77,6 +88,9 @@ final_q val_bpb:1.1967; ttt:done val_bpb:1.1301; final_q val_bpb:1.1967         
 mix bpb=1.0049 nn_bpb=1.0805; sliding_window val_bpb:1.0049 eval_time:5ms            | 1.0049 | 0
 int6_exact val_bpb:0.71594908; sliding_exact val_bpb:0.84693639; \
 final_int8_zlib_roundtrip_exact val_bpb:0.84693639                               | 0.84693639 | 0
+int8 bpb:1.09; mix_bpb:0.82019110; a_ttt bpb:1.07094129; mix_ttt bpb:0.82019110   | 0.8201911 | 0
+int8 bpb:1.09; mix_bpb:0.8202; a_ttt bpb:1.0709; mix_ttt bpb:0.8202                  | 1.0709 | 0
+final_q bpb:1.19671234; quantized_ttt bpb:1.13012345; result bpb:1.19671234      | 1.13012345 | 0
 pre_quant val_bpb:1.2000; final_a val_bpb:1.2000                                     | 1.2    | 0
 final_a val_bpb:1.2; final_b val_bpb:1.1; final_a val_bpb:1.2                        | 1.1    | 0
 final_a val_bpb:1.20; final_c val_bpb:1.1500; final_b val_bpb:1.2040                 | 1.204  | 0
@@ -97,6 +111,13 @@ def test_the_last_one_that_has_not_failed(tmp_path: Path, row: str) -> None:
     assert (result and result.val_bpb) == (None if "none" in value else float(value))
     assert len(passed_over(run)) == int(failed)
     assert len(run.results) == lines.count("bpb"), "nothing is dropped"
+
+
+@pytest.mark.parametrize("line", ["ttt run_bpb=1.1", "sw rank:3 DONE val_bpb=1.1"])
+def test_what_one_rank_has_so_far_is_no_result(tmp_path: Path, line: str) -> None:
+    text = f"{TRAINED.format(seed=1)}final_a val_bpb:1.2000\n{line}\n"
+    [run] = runs_of(tmp_path, text)
+    assert headline(run).val_bpb == 1.2 and len(run.results) == 1
 
 
 def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:

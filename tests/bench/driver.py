@@ -1,4 +1,4 @@
-"""A script in its own process, watched: at lines of its output the clock is read (steps.py)."""
+"""Runs a script in its own process and reads the clock at lines of its output (for steps.py)."""
 
 import json
 import os
@@ -109,4 +109,6 @@ def drive(order):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1].startswith("{"):
+        sys.exit("error: driver.py is a part of another tool: run tests/bench/steps.py")
     sys.exit(drive(json.loads(sys.argv[1])))

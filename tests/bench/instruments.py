@@ -1,12 +1,12 @@
-"""What do the instruments cost a step: switched off, and in a trace?
+"""Measure what the instruments cost per step: switched off, and while a trace is recorded.
 
     python3 tests/bench/instruments.py
 
-Settings of train_gpt.py come from the environment; by default the model is a small one.
+Settings of train_gpt.py come from the environment. By default the model is a small one.
 
-Off: the phases of one step are counted, one is timed alone, and the product is set against the
-step. A trace: blocks of steps with and without the profiler, in turns in one process, and the
-median of the paired differences. Writing its file is not in it.
+Switched off: the tool counts the phases of one step, times one phase alone, and divides the product
+by the time of a step. Trace: blocks of steps run with and without the profiler, in turns in one
+process; the figure is the median of the paired differences. Writing the trace file is not included.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 overlap = importlib.import_module("overlap")
-train_gpt = overlap.train_gpt
+cli, train_gpt = overlap.cli, overlap.train_gpt
 
 SMALL = {"NUM_LAYERS": 4, "MODEL_DIM": 128, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
 SMALL |= {"TRAIN_SEQ_LEN": 256, "TRAIN_BATCH_TOKENS": 2048, "GRAD_ACCUM_STEPS": 1}
@@ -62,10 +62,9 @@ def off_cost_us(phases):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--blocks", type=int, default=12, help=f"pairs, {BLOCK} steps each (12)")
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    count = cli.number(int, 1)
+    parser.add_argument("--blocks", type=count, default=12, help="pairs of blocks (default: 12)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         small = {name: str(value) for name, value in {**SMALL, "TRACE_STEPS": BLOCK}.items()}

@@ -1,12 +1,12 @@
-"""Training while its shards are made, against making them first: wall time of whole commands.
+"""Compare training while its shards are made with making all shards first: wall time of commands.
 
     python3 tests/bench/live.py [--steps 100] [--repeats 3]
 
-The text is the standard library's sources, the tokenizer is trained beforehand, the model is that
-of the quickstart. The producer is held to the rate (data/tokenize_docs.py --tokens-per-second) at
-which making the tokens takes as long as training on them, so that overlap can win a factor of two
-at most; then it is left unthrottled and set against training on ready shards. The arms take turns.
-Each command has one thread of its own.
+The text is the sources of the standard library, the tokenizer is trained beforehand, and the model
+is that of the quickstart. The tool sets data/tokenize_docs.py --tokens-per-second so that making
+the tokens takes as long as training on them: overlap can then be faster by a factor of two at most.
+A further arm makes shards at full speed and is compared with training on complete shards. The arms
+take turns. Each command uses one thread.
 """
 
 import argparse
@@ -23,7 +23,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "data"))
+sys.path += [str(ROOT / "data"), str(ROOT / "logs")]
+import cli  # noqa: E402  (rooms are folders of scripts, not packages)
+
 TOOL, TRAINER = str(ROOT / "data/tokenize_docs.py"), str(ROOT / "train_gpt.py")
 STEP_TOKENS, SHARD_STEPS, VAL_DOCS, DOCUMENT_LINES = 2048 + 8, 8, 20, 40
 CHANGED = {"WARMUP_STEPS": 0, "WARMDOWN_ITERS": 0, "VAL_LOSS_EVERY": 0, "VAL_TOKENS": 5000}
@@ -93,11 +95,10 @@ def documents_of():
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=100, help="of training (100)")
-    parser.add_argument("--repeats", type=int, default=3, help="of every arm (3)")
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    count = cli.number(int, 1)
+    parser.add_argument("--steps", type=count, default=100, help="training steps (default: 100)")
+    parser.add_argument("--repeats", type=count, default=3, help="runs of each arm (default: 3)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder), options.steps)

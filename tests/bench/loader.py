@@ -1,22 +1,24 @@
-"""What does a batch cost? The trainer's pipeline beside other loaders, on the same tokens.
+"""Measure what a batch costs: the trainer's pipeline and other loaders, on the same tokens.
 
     python3 tests/bench/loader.py --challenge PATH/train_gpt.py
-        beside the challenge's own loader, in that script; minutes; let nothing else run
+        compare with the challenge's own loader in that script; takes minutes; run nothing else
     python3 tests/bench/loader.py --against PATH/train_gpt.py
-        beside another version of this trainer
+        compare with another version of this trainer
     python3 tests/bench/loader.py --quick
-        small shards, to see that it works: times mean nothing
+        small shards, only to see that it works: the times mean nothing
 
-Arms: ours (data_crc on, as in every run, on the CPU); unread (ours with TRAIN_PREFETCH=0); torch (a
-DataLoader over mapped shards, two workers); limit (one readinto of the same bytes, nothing else).
-Each arm has a process of its own in each repeat. They take turns, in another order each time, so
-that what the machine does meanwhile hits all alike. Two arms that yield different tokens end it.
+Arms: ours (with data_crc, as in every run, on the CPU); unread (ours with TRAIN_PREFETCH=0); torch
+(a DataLoader over memory-mapped shards, with two workers); limit (one readinto of the same bytes
+and nothing else). In each repeat each arm has a new process. The arms take turns, in another order
+each time, so that other load on the machine affects all arms alike. If two arms yield different
+tokens, the tool stops.
 
-Exposed time: what the main thread spends in next(batches), without compute between (none) and with
-compute that leaves the GIL free (compute). Throughput is that without compute. A batch has 65,536
-tokens, the first one is counted apart. Figures are medians over the repeats. `boundary`: at each
-boundary of shards the worse of two batches, the one whose tokens, of all ranks, cross it and the
-next; of a run's boundaries the median. Memory: the peak above what the process had before.
+Exposed time is the time that the main thread spends in next(batches). It is measured without
+compute between batches (none), and with compute that leaves the GIL free (compute). Throughput is
+measured without compute. A batch has 65,536 tokens; the first batch is reported separately. Figures
+are medians over the repeats. `boundary` is the median over the shard boundaries of a run: at each
+boundary the longer wait of two batches, the one that crosses it and the next one. Memory is the
+peak above what the process used before.
 """
 
 import argparse
@@ -43,6 +45,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 HEADER_BYTES, SPANS_PER_STEP = 1024, 8
 MEGABYTE = bytes(1 << 20)
+sys.path.append(str(ROOT / "logs"))
+import cli  # noqa: E402  (rooms are folders of scripts, not packages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,19 +365,30 @@ def report(tables):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--challenge", type=Path, help="a script with the challenge's loader")
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    count = cli.number(int, 1)
+    parser.add_argument("--challenge", type=Path, help="a script that has the challenge's loader")
     parser.add_argument("--against", type=Path, help="another version of this trainer")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, help="ours and these (all)")
-    parser.add_argument("--repeats", type=int, default=0, help="of each arm (3; --quick: 1)")
-    parser.add_argument("--steps", type=int, default=0, help="batches of a run (160; --quick: 40)")
-    parser.add_argument("--ranks", type=int, default=8, choices=[1, 2, 4, 8], help="rank 0 of (8)")
-    parser.add_argument("--compute-ms", type=float, default=20, help="between batches (20)")
-    parser.add_argument("--cold", action="store_true", help="from storage, too (Linux)")
-    parser.add_argument("--json", type=Path, help="a file for every run, with every wait")
-    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, help="compare ours with these (default: all)"
+    )
+    parser.add_argument(
+        "--repeats", type=count, default=0, help="runs of each arm (default: 3; --quick: 1)"
+    )
+    parser.add_argument(
+        "--steps", type=count, default=0, help="batches per run (default: 160; --quick: 40)"
+    )
+    words = "number of ranks; rank 0 is measured (default: 8)"
+    parser.add_argument("--ranks", type=int, default=8, choices=[1, 2, 4, 8], help=words)
+    words = "compute time between batches (default: 20)"
+    parser.add_argument("--compute-ms", type=float, default=20, help=words)
+    parser.add_argument(
+        "--cold", action="store_true", help="also measure reads from storage (Linux)"
+    )
+    parser.add_argument("--json", type=Path, help="write all runs with all waits to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="small shards, only to see that it works"
+    )
     parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.repeats = options.repeats or (1 if options.quick else 3)

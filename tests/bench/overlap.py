@@ -1,16 +1,16 @@
-"""Overlap on, off and in part, in one run: milliseconds a step, what of them the device (without
-CUDA the host) waits for input, at a boundary of shards, too, and a validation.
+"""Measure overlap on, off and in part, in one process: milliseconds per step, how long the device
+(without CUDA: the host) waits for input, also at shard boundaries, and the time of a validation.
 
     python3 tests/bench/overlap.py
-        the baseline's configuration, on CUDA; synthetic shards
+        the configuration of the baseline, on CUDA, with synthetic shards
     python3 tests/bench/overlap.py --slow-ms 20
-        as from a slow disk: every read takes so much longer
+        as from a slow disk: every read takes 20 ms longer
     python3 tests/bench/overlap.py --check
-        correctness alone: every arm has the same losses and data_crc
+        only correctness: all arms have the same losses and data_crc
 
-One model, compiled once, is trained by all arms in turn (another order in each repeat), so that
-neither the machine's drift nor compilation favours one. Every setting of train_gpt.py is taken from
-the environment, DATA_PATH too.
+One model is compiled once, and all arms train it in turn, in another order in each repeat. So
+neither compilation nor a machine that becomes slower or faster favours an arm. Every setting of
+train_gpt.py is taken from the environment, DATA_PATH too.
 """
 
 import argparse
@@ -30,10 +30,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "logs")]
-significance, train_gpt = (
-    importlib.import_module("significance"),
-    importlib.import_module("train_gpt"),
-)
+names = ("cli", "significance", "train_gpt")
+cli, significance, train_gpt = map(importlib.import_module, names)
 
 FIGURES = {"step": "a step", "idle": "idle a step", "boundary": "at a boundary"}
 FIGURES |= {"val": "a validation"}
@@ -207,14 +205,15 @@ def report(found):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    count = cli.number(int, 1)
+    parser.add_argument(
+        "--repeats", type=count, default=3, help="runs of each arm, 2 or more (default: 3)"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="of every arm (3, at least 2)")
-    parser.add_argument("--steps", type=int, default=60, help="timed steps of an arm (60)")
-    parser.add_argument("--slow-ms", type=float, default=0, help="more, of every read (0)")
-    parser.add_argument("--check", action="store_true", help="compare losses, time nothing")
-    parser.add_argument("--json", type=Path, help="a file for every figure")
+    parser.add_argument("--steps", type=count, default=60, help="timed steps per run (default: 60)")
+    parser.add_argument("--slow-ms", type=float, default=0, help="delay of each read (default: 0)")
+    parser.add_argument("--check", action="store_true", help="compare losses and time nothing")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     if options.repeats < 2 or options.steps < 1:
         parser.error("--repeats must be at least 2, --steps at least 1")

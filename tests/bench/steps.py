@@ -1,7 +1,7 @@
-"""How long is a step? Our trainer, variants of it and another script, from outside, on one device.
+"""Measure how long a step takes: our trainer, variants of it, other scripts, on the same devices.
 
     python3 tests/bench/steps.py --against OTHER/train_gpt.py
-        two scripts; the other one is the reference of all ratios
+        two scripts; all ratios are relative to the other one
     python3 tests/bench/steps.py --vary ATTENTION_BACKEND=flash TORCH_COMPILE=0
         ours, and ours with each of these settings alone
     python3 tests/bench/steps.py --arm PATH/train_gpt.py OPERATORS=qkv --arm ...
@@ -11,25 +11,26 @@
     python3 tests/bench/steps.py --validation ...
         full validation passes instead of training steps
     python3 tests/bench/steps.py --quick ...
-        tiny, also on a CPU: times mean nothing
+        tiny, also on a CPU, only to see that it works: the times mean nothing
 
-Settings come from the environment; every script gets the same, spelt out, since defaults differ
-between versions. Data: DATA_PATH and TOKENIZER_PATH, or what `data/quickstart.py --prepare-only`
-has made. A process an arm and run, or with --ranks one a GPU. First every arm runs untimed: it
-fills the compile caches, and gives the losses at steps 1-10 and later. Then come the repeats, in
-each of them every arm once. Where time is short, --json FILE --budget SECONDS ends in time with
-exit code 3, and the same command goes on from there.
+Settings come from the environment. Every script gets all of them with their values, since defaults
+differ between versions. The data is DATA_PATH and TOKENIZER_PATH, or what `data/quickstart.py
+--prepare-only` has made. Each run has a process of its own, or with --ranks one process per GPU.
+First every arm runs once untimed: this run fills the compile caches, and gives the losses of steps
+1-10 and of later steps. Then each repeat runs every arm once. With --json FILE --budget SECONDS the
+tool stops in time with exit code 3, and the same command continues from there.
 
-A script is timed unedited. What scripts with one contract share is `step:<n>/<N> train_loss:` at
-the edge of step n. So a driver runs the script as __main__ with a stdout that watches for that
-line. At the lines that bound the window, and nowhere else, it waits for the device and reads the
-clock; at the last one it ends the process. No other line falls inside the window: nothing is added
-to what is timed. A validation is timed from the training line before it to its own line; the pass
-before step 0, which compiles, is left out.
+Scripts are timed unedited. All that they must share is the log line `step:<n>/<N> train_loss:` at
+the end of step n. A driver runs the script as __main__ and watches its stdout for this line. At the
+two lines that bound the timed window, and nowhere else, the driver waits for the device and reads
+the clock; at the last one it ends the process. So nothing is added to what is timed. A validation
+is timed from the training line before it to its own line. The validation before step 0, which
+compiles, is left out.
 
-The gate, that all arms do the same mathematics: the first loss within 1e-3 of ours, those from step
-100 on within seed noise, three standard deviations of the difference of two runs of 0.0007 bits per
-byte each (the challenge's records: 0.0005 to 0.0007), in nats a token of FineWeb.
+The gate checks that all arms compute the same mathematics. The first loss must be within 1e-3 of
+ours. Losses from step 100 on must be within the noise of seeds: three standard deviations of the
+difference between two runs of 0.0007 bits per byte each (the challenge's records have 0.0005 to
+0.0007), in nats per token of FineWeb.
 """
 
 import argparse
@@ -50,10 +51,10 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVER = ROOT / "tests" / "bench" / "driver.py"
+DRIVER, TRAINER = ROOT / "tests" / "bench" / "driver.py", ROOT / "train_gpt.py"
 sys.path += [str(ROOT / "logs"), str(ROOT / "records"), str(DRIVER.parent)]
 driver, significance = importlib.import_module("driver"), importlib.import_module("significance")
-recipe = importlib.import_module("recipe")
+cli, recipe = importlib.import_module("cli"), importlib.import_module("recipe")
 Mark = driver.Mark
 
 
@@ -369,33 +370,41 @@ def report(bench):
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--against", type=Path, help="another script")
-    parser.add_argument("--ours", type=Path, default=ROOT / "train_gpt.py", help="ours")
-    parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE", help="an arm each")
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    count = cli.number(int, 1)
+    parser.add_argument("--against", type=Path, help="another script to compare with")
     parser.add_argument(
-        "--arm", nargs="+", action="append", default=[], metavar="WORD", help="PATH NAME=VALUE ..."
+        "--ours", type=Path, default=TRAINER, help="our script (default: train_gpt.py)"
+    )
+    words = "settings, each of which makes an arm"
+    parser.add_argument("--vary", nargs="+", default=[], metavar="NAME=VALUE", help=words)
+    repeated = {"nargs": "+", "action": "append", "default": [], "metavar": "WORD"}
+    parser.add_argument("--arm", help="an arm: PATH NAME=VALUE ...", **repeated)
+    parser.add_argument("--recipe", help="an arm: RECIPE+RECIPE NAME=VALUE ...", **repeated)
+    parser.add_argument(
+        "--ranks", type=count, default=1, help="processes per run, one per GPU (default: 1)"
     )
     parser.add_argument(
-        "--recipe",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar="WORD",
-        help="A+B NAME=VALUE ...",
+        "--validation", action="store_true", help="time validation passes instead of steps"
     )
-    parser.add_argument("--ranks", type=int, default=1, help="processes of a run, a GPU each (1)")
-    parser.add_argument("--validation", action="store_true", help="time validation passes")
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs of an arm (3)")
-    parser.add_argument("--steps", type=int, help="timed steps of a run (60; --quick: 4)")
-    parser.add_argument("--passes", type=int, default=3, help="timed validations of a run (3)")
-    parser.add_argument("--gate-steps", type=int, help="of the untimed run (200; --quick: 24)")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds, of a run (1800)")
-    parser.add_argument("--json", type=Path, help="a file for every run; to go on from, if there")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds, of this call")
-    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser.add_argument("--repeats", type=count, default=3, help="timed runs per arm (default: 3)")
+    parser.add_argument("--steps", type=count, help="timed steps per run (default: 60; --quick: 4)")
+    parser.add_argument(
+        "--passes", type=count, default=3, help="timed validations per run (default: 3)"
+    )
+    parser.add_argument(
+        "--gate-steps", type=int, help="steps of the untimed run (default: 200; --quick: 24)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=1800, help="seconds that a run may take (default: 1800)"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="keep all runs in this file, and continue from it"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, help="seconds that this command may take"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny, only to see that it works")
     options = parser.parse_args()
     options.steps = options.steps or (4 if options.quick else 60)
     options.gate_steps = options.gate_steps or (24 if options.quick else 200)

@@ -1,23 +1,24 @@
-"""How much of SentencePiece's own speed does tokenize_docs.py keep, with reading, checking,
-hashing and writing?
+"""Measure how much of SentencePiece's own speed tokenize_docs.py keeps, although it also reads,
+checks, hashes and writes.
 
-    python3 tests/bench/tokenizing.py                    about a minute; let nothing else run
-    python3 tests/bench/tokenizing.py --megabytes 2      to see that it works
+    python3 tests/bench/tokenizing.py                    takes about a minute; run nothing else
+    python3 tests/bench/tokenizing.py --megabytes 2      only to see that it works
 
-The text: the sources of the Python that runs this, shuffled and cut at line ends into documents of
-about 3,000 characters, as long as those of FineWeb are on average. Arms, with the same tokenizer,
+The text is the sources of the Python that runs this tool. They are shuffled and cut at line ends
+into documents of about 3,000 characters, the average of FineWeb. All arms use the same tokenizer,
 text and number of threads:
 
-    alone   one call that encodes all documents, which are in memory as a list,
-            by SentencePiece's own threads
+    alone   one call that encodes all documents, which are a list in memory,
+            with SentencePiece's own threads
     tool    the export, from the .jsonl file to shards that are synced to disk
-            (threads as --workers gives them)
-    live    the same in small shards, with .producing kept and a pace that is never reached
+            (with as many threads as --workers says)
+    live    the same in small shards, with the file .producing, and with a rate limit
+            that is never reached
 
-Each arm has a new process in each repeat, and its clock runs from the loaded tokenizer to the end
-of the work. The arms take turns, in another order each time. Arms that yield other tokens end the
-run. A ratio is the median over the repeats of (an arm's throughput / that of alone in the same
-repeat); the exit code is 1 where one is below the target.
+In each repeat each arm has a new process. It is timed from the loaded tokenizer to the end of the
+work. The arms take turns, in another order in each repeat. If two arms yield different tokens, the
+tool stops. A ratio is the median over the repeats of an arm's throughput divided by that of `alone`
+in the same repeat. The exit code is 1 if a ratio is below the target.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "data"))
-import producer  # noqa: E402  (rooms are folders of scripts, not packages)
+sys.path[:0] = [str(ROOT / "data"), str(ROOT / "logs")]
+import cli  # noqa: E402  (rooms are folders of scripts, not packages)
+import producer  # noqa: E402
 import tokenize_docs  # noqa: E402
 
 TARGET = 0.80
@@ -174,14 +176,17 @@ def compare(folder: Path, megabytes: float, threads: int, repeats: int) -> dict[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=float, default=20, help="of text (default: 20)")
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    count = cli.number(int, 1)
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, help="in all arms (default: one a core)"
+        "--megabytes",
+        type=cli.number(float, 0.1),
+        default=20,
+        help="size of the text (default: 20)",
     )
-    parser.add_argument("--repeats", type=int, default=3, help="of each arm (default: 3)")
+    words = "threads of each arm (default: one per core)"
+    parser.add_argument("--threads", type=count, default=os.cpu_count() or 1, help=words)
+    parser.add_argument("--repeats", type=count, default=3, help="runs of each arm (default: 3)")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,19 +1,28 @@
-"""Runs train_gpt.py with one fault in it: python driver.py, or under torchrun, with the fault as
-JSON in $INJECT. `python driver.py serve` has imported the trainer and forks a process for each
-request on its standard input: that saves each run the import.
+"""Runs train_gpt.py with a fault in it, for the tests in this folder.
+
+    INJECT='{"kind": "raise", "place": "train", "call": 3}' python3 tests/faults/driver.py
+    python3 tests/faults/driver.py serve
+
+The first form, which torchrun may also start, reads the fault from the environment as JSON. The
+second form imports the trainer once and forks a process for each request on its standard input, so
+that each run saves the time of the import.
 
     {"kind": "hold", "place": "train", "call": 3, "rank": 1, "after": "checkpoints/r/x.pt"}
 
-A fault happens at a place (train, validation, export: calls of the model; read: of a train shard;
-fsync; start) at its n-th call on a rank, once the file `after` is there, and never after a restart.
-  hold   waits for the file go, or until this process was sent a signal (not if it is "deaf")
-  hang   waits (10 minutes)   slow   takes "seconds" longer       nan    spoils the loss
-  raise  an error             kill   of the process, with -9
-Each leaves the file held.<rank> first. What else a fault may say:
-  "settled": true      the disk is faster than training: writers end before training goes on
-  "timeout_s": 12      instead of the process group's five minutes
-At its end a process leaves notes.<rank>: calls at each place, and a checksum of the weights in each
-validation.
+A fault happens at the n-th call of a place on one rank, as soon as the file `after` exists, and
+never after a restart. Places: train, validation and export (calls of the model), read (of a
+training shard), fsync, start. Kinds:
+  hold   wait for the file `go`, or for a signal to this process (unless the fault is "deaf")
+  hang   wait for 10 minutes
+  slow   take "seconds" longer
+  nan    make the loss NaN
+  raise  raise an error
+  kill   kill the process with SIGKILL
+Each kind first writes the file held.<rank>. Other keys of a fault:
+  "settled": true      the disk is faster than training: writers end before training continues
+  "timeout_s": 12      the timeout of the process group, instead of five minutes
+At its end a process writes notes.<rank>: the number of calls at each place, and a checksum of the
+weights in each validation.
 """
 
 import contextlib
@@ -219,7 +228,11 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        print(__doc__.strip())
+    elif sys.argv[1:] not in ([], ["serve"]):
+        sys.exit(f"error: {' '.join(sys.argv[1:])}: the only argument is serve; see --help")
+    elif sys.argv[1:]:
         serve()
     else:
         exit_code = run(json.loads(os.environ.get("INJECT", "{}")))

@@ -1,19 +1,17 @@
-"""What a machine with 1 to 8 CUDA devices can tell us, in stages of under nine minutes each.
+"""Measure the trainer on a machine with 1 to 8 CUDA devices, in stages of under nine minutes each.
 
-    python3 tests/gpu/session.py                      the next stage that is not done
-    python3 tests/gpu/session.py all                  all that are not done, one after the other
-    python3 tests/gpu/session.py steps                this stage anew; `list` names them
-    python3 tests/gpu/session.py report               the tables of the README files, from the rest
+    python3 tests/gpu/session.py                      run the next stage that is not done
+    python3 tests/gpu/session.py all                  run all stages that are not done
+    python3 tests/gpu/session.py steps                run this stage again; `list` prints the names
+    python3 tests/gpu/session.py report               write the tables of the README files
 
-Options: --against PATH, the challenge's train_gpt.py, which is measured in turns with ours; --ranks
-N, processes of a run (else one a GPU); --out FOLDER, for the results; --quick, tiny shapes, also on
-a CPU, to see that it works. Settings come from the environment; data is DATA_PATH and
-TOKENIZER_PATH, or what `data/quickstart.py --prepare-only` has made.
+Settings come from the environment. The data is DATA_PATH and TOKENIZER_PATH, or what
+`data/quickstart.py --prepare-only` has made.
 
-A stage is <name>.json and <name>.log in FOLDER. One that fails says so, and the next call takes the
-next one; one that its time does not suffice for is "unfinished", and the next call goes on with it.
-`report` writes between <!-- gpu:NAME --> and <!-- /gpu --> in tests/gpu/README.md and the README.md
-files below records/, or in the files of --into.
+Each stage writes <name>.json and <name>.log to the folder of --out. If a stage fails, it says so,
+and the next call runs the next stage. If its time is not enough, it is "unfinished", and the next
+call continues it. `report` writes between <!-- gpu:NAME --> and <!-- /gpu --> in
+tests/gpu/README.md and in the README.md files below records/, or in the files of --into.
 """
 
 import argparse
@@ -41,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH, TRAINER = ROOT / "tests" / "bench", ROOT / "train_gpt.py"
 sys.path.append(str(BENCH))
 steps = importlib.import_module("steps")
+cli = steps.cli
 
 VAL_TOKENS = steps.VAL_TOKENS + 1  # of the challenge's validation split; the first is not predicted
 STAGE_SECONDS, BUDGET = 530, 510  # of a stage; for runs of steps.py that end by then
@@ -493,15 +492,19 @@ def report(session):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", nargs="?", default="next", help="next, all, list, report, a stage")
-    parser.add_argument("--against", type=Path, help="the challenge's train_gpt.py")
-    parser.add_argument("--ranks", type=int, default=0, help="processes of a run: one a GPU")
-    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "gpu" / "results")
-    parser.add_argument("--into", type=Path, nargs="+", default=[], help="files, for report")
-    parser.add_argument("--quick", action="store_true", help="to see that it works")
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = "next, all, list, report, or the name of a stage (default: next)"
+    parser.add_argument("what", nargs="?", default="next", help=words)
+    words = "the challenge's train_gpt.py, which is measured in turns with ours"
+    parser.add_argument("--against", type=Path, help=words)
+    words = "processes per run (default: one per GPU)"
+    parser.add_argument("--ranks", type=int, default=0, help=words)
+    words = "folder for the results (default: tests/gpu/results)"
+    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "gpu" / "results", help=words)
+    words = "files in which `report` writes"
+    parser.add_argument("--into", type=Path, nargs="+", default=[], help=words)
+    words = "tiny shapes, also on a CPU, only to see that it works"
+    parser.add_argument("--quick", action="store_true", help=words)
     options = parser.parse_args(arguments)
     for path in filter(None, [options.against, *options.into]):
         if not path.is_file():
