@@ -534,7 +534,7 @@ def test_a_script_that_is_switched_off_computes_the_same_and_is_named(place: Pla
     verdict = place.manifest["verdict"]
     assert "fake.py computed the same as ema.py: all losses are equal to the digit" in verdict
     assert "--vary EMA_DECAY=0.0,VALUE -- python3 ema.py" in verdict
-    assert "EMA_DECAY was None, is 0.5" in place(*words, EMA_DECAY="0.5")[2]
+    assert "EMA_DECAY was not set, is 0.5" in place(*words, EMA_DECAY="0.5")[2]
     assert place(*words[:-1], "on", EMA_DECAY="0.5")[0] == 0
     report = (place.folder / "on" / "report.txt").read_text()
     assert "computed the same" not in report and "at their defaults" not in report
