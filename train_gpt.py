@@ -2708,7 +2708,7 @@ def log_header(run, backends):
         log.line(f"train_shards: {len(shards.paths)} so far: the others are being made")
     if config.max_wallclock_seconds <= 0 and config.warmdown_iters > config.iterations:
         share = config.iterations / config.warmdown_iters
-        log.line(f"WARNING: WARMDOWN_ITERS is above ITERATIONS: rates begin at {share:.0%}")
+        log.line(f"WARNING: WARMDOWN_ITERS is above ITERATIONS: rates begin at {share:.1%}")
     log.event("run", run_id=config.run_id, argv=sys.argv)
     log.event("config", **asdict(config))
     machine = {"device": runtime.hardware, "cpus": os.cpu_count(), "world_size": runtime.world_size}

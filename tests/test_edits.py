@@ -311,7 +311,7 @@ def test_a_warm_down_that_is_longer_than_the_run_is_said(
     run = trainer_of(ITERATIONS=iterations)  # WARMDOWN_ITERS=5
     tg.log_header(run, "math")
     said = [line for line in run.log.lines if line.startswith("WARNING: WARMDOWN_ITERS")]
-    assert [line.rsplit(" ", 1)[1] for line in said] == [f"{share}%"] * bool(share)
+    assert [line.rsplit(" ", 1)[1] for line in said] == [f"{share:.1f}%"] * bool(share)
     assert tg.lr_multiplier(run.config, 0, 0.0) == (share / 100 or 1.0)
 
 
