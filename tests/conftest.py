@@ -30,6 +30,8 @@ import sentencepiece
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+# Rooms are no packages. Appended: logs/trace.py must not hide the standard library's trace.
+sys.path += [str(ROOT / "logs"), str(ROOT / "records")]
 import train_gpt  # noqa: E402  (the repository's root is not a package)
 
 pytest_plugins = ["promises"]

@@ -18,20 +18,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import check
 import pytest
-from conftest import ARTIFACT, NAME, ROOT, RULE, SCRIPT, SMI, Call, bpb_of, make_record, record_log
+import rules
+from conftest import ARTIFACT, NAME, RULE, SCRIPT, SMI, Call, bpb_of, make_record, record_log
+from findings import CODES, OPEN, RECORD
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.append(str(ROOT / "records"))
-import check  # noqa: E402  (the room is no package)
-import rules  # noqa: E402
-from findings import CODES, OPEN, RECORD  # noqa: E402
-from script import look, pack  # noqa: E402
-from significance import welch  # noqa: E402  (of logs/)
-from submission import schema  # noqa: E402
-
-pytestmark = pytest.mark.timeout(200)
+from script import look, pack
+from significance import welch
+from submission import schema
 
 
 @pytest.fixture

@@ -8,30 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import check
+import conftest
+import package
 import pytest
-from conftest import (
-    ARTIFACT,
-    NAME,
-    ROOT,
-    RULE,
-    SCRIPT,
-    SMALL_MODEL,
-    Call,
-    byte_data,
-    clean_environment,
-    record_log,
-    run_trainer,
-)
-
-sys.path.append(str(ROOT / "records"))
-import check  # noqa: E402  (the room is no package)
-import package  # noqa: E402
-from findings import CODES, OPEN, RECORD  # noqa: E402
-from packed import packed_form  # noqa: E402
-from script import pack  # noqa: E402
+from conftest import ARTIFACT, NAME, ROOT, RULE, SCRIPT, Call, byte_data, record_log, run_trainer
+from findings import CODES, OPEN, RECORD
+from packed import packed_form
+from script import pack
 
 Make = Callable[..., tuple[int, str, str, Path]]
-pytestmark = pytest.mark.timeout(300)
 BY_HAND = "--name|Wider MLP|--author|Ada|--github-id|ada|--description|Wider.|--date|2026-04-01"
 
 
@@ -214,7 +200,11 @@ def test_runs_of_the_trainer(tmp_path: Path, make: Make) -> None:
     tokenizer = tmp_path / "data" / "tokenizers" / "byte.json"
     tokenizer.parent.mkdir()
     Path(data["TOKENIZER_PATH"]).rename(tokenizer)
-    small = SMALL_MODEL | data | {"TOKENIZER_PATH": tokenizer, "ITERATIONS": 3, "VAL_LOSS_EVERY": 0}
+    small = (
+        conftest.SMALL_MODEL
+        | data
+        | {"TOKENIZER_PATH": tokenizer, "ITERATIONS": 3, "VAL_LOSS_EVERY": 0}
+    )
     done = run_trainer(tmp_path, RUN_ID="a", SEED=2, TRAIN_PREFETCH=0, **small)
     assert done.code == 0, done.err
     made, out, err, folder = make(tmp_path / "logs/a.txt", track=OPEN)
@@ -228,7 +218,7 @@ def test_runs_of_the_trainer(tmp_path: Path, make: Make) -> None:
     assert not [name for name in defaults if name in lines], "defaults are not repeated"
     assert check.check_folder(folder).verdict == "warned", "for its TODO alone"
     words = ["bash", "-c", lines.replace("python3", sys.executable)]
-    again = subprocess.run(words, cwd=folder, env=clean_environment(), capture_output=True)
+    again = subprocess.run(words, cwd=folder, env=conftest.clean_environment(), capture_output=True)
     assert again.returncode == 0, again.stderr
     first, second = next(folder.glob("*.log")), folder / "logs" / "seed2.txt"
     last = [path.read_text().splitlines()[-1] for path in (first, second)]
@@ -245,7 +235,7 @@ def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Mak
     assert package.main(["--pack", str(script)]) == 0
     packed = tmp_path / "train_gpt_packed.py"
     assert packed.stat().st_size < script.stat().st_size / 2
-    small = SMALL_MODEL | byte_data(tmp_path / "data") | {"ITERATIONS": 4, "RUN_ID": "a"}
+    small = conftest.SMALL_MODEL | byte_data(tmp_path / "data") | {"ITERATIONS": 4, "RUN_ID": "a"}
     runs = [
         run_trainer(tmp_path / one.stem, script=one, ranks=ranks, VAL_LOSS_EVERY=2, **small)
         for one in (script, packed)

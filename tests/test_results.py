@@ -6,17 +6,14 @@ log could know it.
 """
 
 import json
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT, log_text
-
-sys.path.append(str(ROOT / "logs"))
-from results import headline, passed_over, submitted  # noqa: E402  (the room is no package)
-from runs import Run, read_log  # noqa: E402
+from results import headline, passed_over, submitted
+from runs import Run, read_log
 
 CORPUS = [
     json.loads(line)
@@ -110,7 +107,7 @@ def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
 
 
 @pytest.mark.parametrize(
-    ("submission", "names", "values"),
+    "row",
     [
         (None, "aaabbb", [1.1, 1.11, 1.12, 1.2, 1.21, 1.22]),
         ({"val_bpb": 1.11}, "aaa", [1.1, 1.11, 1.12]),
@@ -128,9 +125,8 @@ def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
         ({"seed_results": {"1": 1.1, "2": 1.11}, "val_bpb": 1.12}, "aaa", [1.11, 1.12, 1.13]),
     ],
 )
-def test_the_runs_of_a_submission(
-    tmp_path: Path, submission: dict[str, Any] | None, names: str, values: list[float]
-) -> None:
+def test_the_runs_of_a_submission(tmp_path: Path, row: tuple[Any, str, list[float]]) -> None:
+    submission, names, values = row
     runs = [*seeds(tmp_path, "a", [1.1, 1.11, 1.12]), *seeds(tmp_path, "b", [1.2, 1.21, 1.22])]
     found = submitted(runs, submission)
     assert "".join(Path(one.run.path).name[0] for one in found) == names

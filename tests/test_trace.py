@@ -14,14 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL_MODEL, byte_data, run_trainer
 
-pytestmark = pytest.mark.timeout(120)
 SCRIPT = ROOT / "logs" / "trace.py"
 READER, WAIT, FORWARD, OPTIMIZER = "#e69f00", "#d00000", "#8ecae6", "#009e73"  # in the picture
 
 
-def trace_py(
-    *arguments: object, prelude: str = "pass", encoding: str = "utf-8"
-) -> subprocess.CompletedProcess:
+def trace_py(*arguments: object, prelude="pass", encoding="utf-8") -> subprocess.CompletedProcess:
     """The script as a user runs it; `prelude` runs before it, in the same interpreter."""
     room = f"sys.path[0] = {str(SCRIPT.parent)!r}"
     start = f"import runpy, sys; {room}; {prelude}; sys.argv = sys.argv[1:]"
