@@ -312,9 +312,8 @@ def test_differences_are_paired_by_seed(place: Place) -> None:
     code, out, _ = place(*TWO, *words, FAKE_DRIFT="0")
     found, verdict = place.difference("step time"), place.manifest["verdict"]
     expected = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
-    assert (found["mean"], found["low"], found["high"]) == pytest.approx(
-        (expected.difference, expected.low, expected.high)
-    )
+    figures = [found[name] for name in ("mean", "low", "high")]
+    assert figures == pytest.approx([expected.difference, expected.low, expected.high])
     assert code == 0 and found["measurable"] and verdict in out
     assert "KNOB=1 changes step time by +10" in verdict and "against KNOB=0" in out
     assert "no measurable difference between KNOB=1 and KNOB=0: " in verdict

@@ -8,15 +8,14 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import lines
 import pytest
 import runs
-from conftest import ROOT, RULE, SMALL_MODEL, SMI, byte_data, log_text, run_trainer
+from conftest import ROOT, RULE, SMALL_MODEL, SMI, byte_data, log_text, read_text, run_trainer
+from damage import DAMAGE, Damage, damaged, processor_time
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from results import evaluation_ms, evaluations, headline, score, submitted
 from runs import Logs, Run, Sizes, StepTimes
 from tables import report
@@ -97,12 +96,6 @@ ttp: b90/700 bl:2.4011 bb:1.1404 rl:2.3300 rb:1.0600 dl:190-192 gd:1
 quantized_ttt_phased val_loss:2.85500000 val_bpb:1.10527000 eval_time:372450ms
 total_eval_time:372.5s
 """
-
-
-def read_text(folder: Path, text: str | bytes) -> Logs:
-    path = folder / "train.log"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
-    return runs.read_log(path)
 
 
 def only(log: Logs) -> Run:
@@ -473,29 +466,14 @@ def test_our_own_log_is_read(tmp_path: Path) -> None:
     assert run.input_wait_percent < 100 and run.epochs > 0 and run.versions["torch"]
 
 
-def mutate(data: bytes, edits: list[tuple[float, bytes, int]], end: float) -> bytes:
-    """`data` cut at a share of its length, with bytes put in, and others taken out behind them."""
-    changed = bytearray(data[: int(end * len(data))])
-    for place, new, removed in edits:
-        at = int(place * len(changed))
-        changed[at : at + removed] = new
-    return bytes(changed)
-
-
-WORDS = b"\n | 99999999999999999999 | e999 | nan | - | val_bpb: | step:1/ | ====================\n"
-PUT_IN = st.one_of(st.binary(max_size=3), st.sampled_from(WORDS.split(b" | ")))
-EDIT = st.tuples(st.floats(0, 1), PUT_IN, st.integers(0, 30))
-
-
 @pytest.mark.parametrize("text", [HEADER + BASELINE, MODERN], ids=["baseline", "modern"])
 def test_damage_never_raises(tmp_path: Path, text: str) -> None:
     """Neither in reading nor in any table."""
-    data = text.encode()
 
-    @given(edits=st.lists(EDIT, max_size=12), end=st.one_of(st.just(1.0), st.floats(0, 1)))
+    @given(DAMAGE)
     @settings(max_examples=150, deadline=None, suppress_health_check=[*HealthCheck])
-    def survives(edits: list[tuple[float, bytes, int]], end: float) -> None:
-        log = read_text(tmp_path, mutate(data, edits, end))
+    def survives(damage: Damage) -> None:
+        log = read_text(tmp_path, damaged(text, damage))
         assert log.runs or log.problems
         for run in log.runs:
             assert all(b.step > a.step for a, b in itertools.pairwise(run.steps))
@@ -530,19 +508,16 @@ LONG = {
 
 @pytest.mark.parametrize("kind", LONG)
 def test_twice_the_log_takes_twice_the_time(tmp_path: Path, kind: str) -> None:
-    """Processor time of this process, the least of three; four times as long would be quadratic."""
+    """Four times as long would be quadratic."""
 
-    def seconds(count: int) -> float:
+    def read(path: Path) -> None:
+        submitted(runs.read_log(path).runs[:1], {"val_bpb": 0.5})
+
+    times = []
+    for count in (1000, 2000):
         (tmp_path / "long.log").write_text(LONG[kind](count))
-        times = []
-        for _ in range(3):
-            begin = time.process_time()
-            found = runs.read_log(tmp_path / "long.log").runs
-            submitted(found[:1], {"val_bpb": 0.5})
-            times.append(time.process_time() - begin)
-        return min(times)
-
-    assert seconds(2000) < 3 * seconds(1000) + 0.05
+        times.append(processor_time(read, tmp_path / "long.log"))
+    assert times[1] < 3 * times[0] + 0.05
 
 
 MODULES = {path.stem: path for room in ("logs", "records") for path in (ROOT / room).glob("*.py")}

@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, log_text
+from conftest import ROOT, log_text, read_text
 from results import headline, passed_over, submitted
-from runs import Run, read_log
+from runs import Run
 
 CORPUS = [
     json.loads(line)
     for line in (ROOT / "tests/corpus/results.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 TRAINED = "seed:{seed}\nstep:9/9 train_loss:2.0 train_time:99ms\n"
-
-
-def runs_of(folder: Path, text: str, name: str = "train.log") -> list[Run]:
-    (folder / name).write_text(text, encoding="utf-8")
-    return read_log(folder / name).runs
 
 
 def is_right(value: float | None, given: float) -> bool:
@@ -36,7 +31,7 @@ def test_the_submitted_result_of_public_logs(tmp_path: Path) -> None:
     judged = [row for row in CORPUS if "not_judgeable" not in row]
     wrong = []
     for row in judged:
-        found = [headline(run) for run in reversed(runs_of(tmp_path, row["text"] + "\n"))]
+        found = [headline(run) for run in reversed(read_text(tmp_path, row["text"] + "\n").runs)]
         last = next((result for result in found if result), None)
         if not is_right(last and last.val_bpb, row["submitted"]):
             wrong.append((row["pr"], row["record"], row["submitted"], last))
@@ -48,7 +43,7 @@ def test_submission_json_finds_the_line_where_the_rule_cannot(tmp_path: Path) ->
     """Also an earlier result, one of several runs, and a validation."""
     lost = []
     for row in CORPUS:
-        runs = runs_of(tmp_path, row["text"] + "\n")
+        runs = read_text(tmp_path, row["text"] + "\n").runs
         for run in runs:
             run.seed = 1
         found = submitted(runs, {"seed_results": {"1": row["submitted"]}})
@@ -89,7 +84,7 @@ def test_the_last_one_that_has_not_failed(tmp_path: Path, row: str) -> None:
     much worse result is meant; a summary moves nothing, an evaluation under its own name does."""
     words, value, failed = row.rsplit("|", 2)
     lines = words.strip().replace("; ", "\n")
-    [run] = runs_of(tmp_path, f"{TRAINED.format(seed=1)}{lines}\n")
+    [run] = read_text(tmp_path, f"{TRAINED.format(seed=1)}{lines}\n").runs
     result = headline(run)
     assert (result and result.val_bpb) == (None if "none" in value else float(value))
     assert len(passed_over(run)) == int(failed)
@@ -102,7 +97,8 @@ def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
     for seed, value in enumerate(values, 1):
         results = f"pre_quant bpb: {value + 0.3}\nQuantized BPB: {value + 0.01:.6f}\n"
         results += f"Quantized BPB: {value:.6f}\n"
-        found += runs_of(folder, TRAINED.format(seed=seed) + results, f"{stem}_seed{seed}.log")
+        text = TRAINED.format(seed=seed) + results
+        found += read_text(folder, text, f"{stem}_seed{seed}.log").runs
     return found
 
 
@@ -136,7 +132,7 @@ def test_the_runs_of_a_submission(tmp_path: Path, row: tuple[Any, str, list[floa
 def test_several_runs_in_one_file_are_seeds(tmp_path: Path) -> None:
     """Of a seed that was run twice the last run counts."""
     text = "".join(log_text(seed=seed, nats=2 + seed / 100) for seed in (1, 2, 3))
-    runs = runs_of(tmp_path, log_text(seed=1, nats=4) + text)
+    runs = read_text(tmp_path, log_text(seed=1, nats=4) + text).runs
     mean = sum(headline(run).val_bpb for run in runs[1:]) / 3
     found = submitted(runs, {"val_bpb": round(mean, 8)})
     assert [(one.run.seed, one.run.number) for one in found] == [(1, 2), (2, 3), (3, 4)]
