@@ -85,8 +85,7 @@ def log_of_42(changed: dict[str, Any] | None = None, **log: Any) -> Build:
 
 
 TWO_SCRIPTS = {"train_b.py": SCRIPT, "train_gpt.py": "print()\n"}
-SOURCE, JSON = "train_gpt.py", "submission.json"
-MEAN = {"bytes_total": 15_466_751}
+SOURCE, JSON, LOG = "train_gpt.py", "submission.json", "train_seed1.log"
 ONE = bpb_of(1.9)  # of seed 1
 FLOAT = round(bpb_of(1.8905), 4)  # before quantisation
 MEAN_BPB = round(bpb_of(1.9005), 8)
@@ -97,17 +96,13 @@ OTHER = SCRIPT.replace("A trainer", "My trainer")
 LATER, LAST = "step:10000/20000 train_loss", "step:13790/20000 train_loss"
 LONG = (SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))).encode()
 MISLABELLED = pack(LONG).decode().replace(hashlib.sha256(LONG).hexdigest(), "0" * 64)
-OPAQUE = f'exec("{"x" * 3000}")\n'
-PIP = "import subprocess\nsubprocess.run(['pip', 'install', 'x'])\n"
 REACHES = SCRIPT + "import socket\nfrom torch.utils import cpp_extension\n"
 VALIDATION = 'class A:\n    train_files = os.path.join("d", "fineweb_val_*.bin")\n'
 IMPORTS = SCRIPT + 'import importlib\nimportlib.import_module("helper")\n'
-LOG = "train_seed1.log"
 WORDS = f"seed:1\nworld_size:8\nCode size: 7 bytes\nfinal_int8 val_bpb:{ONE:.8f}\n"
-LINE = "final_int8_zlib_roundtrip val"
-FIRST = (LINE, f"int6_first val_loss:1.8 val_bpb:1.1\n{LINE}")
+FIRST = ("final_int8_zlib", "int6_first val_loss:1.8 val_bpb:1.1\nfinal_int8_zlib")
 OF_FIRST = {"each": lambda text: text.replace(*FIRST), "changed": {"val_loss": 1.8}}
-BETTER, HUGE = {"val_bpb": 1.1}, {"bytes_total": 16_000_001}
+BETTER, HUGE, MEAN = {"val_bpb": 1.1}, {"bytes_total": 16_000_001}, {"bytes_total": 15_466_751}
 NEARLY = {"code": 5_000, "artifact": 15_990_000, "script": LONG.decode()}
 COUNTED = NEARLY | {"artifact": 15_996_000, "total": 15_999_000}
 COUNTED["each"] = lambda text: f"{text}Code size (compressed): 3000 bytes\n"
@@ -241,11 +236,12 @@ FAULTS: dict[str, Build] = {
     "note R603: what ran is not proved": rewrite(f"{SCRIPT}\n{RULE}\n", ""),
     "refused R605: 73,400,320 bytes: more than": then(lambda f: truncate(f / SOURCE, 70 << 20)),
     "refused R605: train_gpt.py is empty": add("train_gpt.py", ""),
-    "note R606: readable bytes": edit(script=pack(LONG).decode()),
     "warned R607 R606: its first line names another source's": edit(script=MISLABELLED),
-    "warned R607 R603: not by lzma, zlib or bz2": edit(script=OPAQUE),
+    "warned R607 R603: not by lzma, zlib or bz2": edit(script=f'exec("{"x" * 3000}")\n'),
     "warned R610: imports exotic": edit(script="import exotic\n" + SCRIPT),
-    "warned R611: line 12 downloads (pip install)": edit(script=SCRIPT + PIP),
+    "warned R611: line 11 downloads (pip install)": edit(
+        script=SCRIPT + "os.system('pip install')"
+    ),
     "note R612: socket (line 11), torch.utils.cpp_extension (line 12)": edit(script=REACHES),
     "warned R613: line 12 trains on fineweb_val_*.bin": edit(script=SCRIPT + VALIDATION),
     "warned R613: train_files is fineweb_val_*.bin": edit(train_files="fineweb_val_*.bin"),
@@ -278,7 +274,7 @@ FAULTS: dict[str, Build] = {
     "warned R204: is a placeholder": says(github_id="your_github_id"),
 }
 # Codes that other tests are about.
-ELSEWHERE = "R508 R608 R609 R901 R902 R903 R904 R999"
+ELSEWHERE = "R508 R606 R608 R609 R901 R902 R903 R904 R999"
 
 
 @pytest.mark.parametrize("expected", FAULTS)
@@ -357,7 +353,7 @@ def test_a_packed_script_is_seen_through(form: str, place: Path) -> None:
     facts = report.facts
     assert report.verdict == "accepted" and "torch" in facts.script.imports
     assert facts.packed_bytes == facts.code_bytes == len(PACKED[form])
-    assert "readable bytes" in texts(report, "R606")[0]
+    assert report.codes == {"R606"} and "readable bytes" in texts(report, "R606")[0]
 
 
 def test_code_beside_the_script_counts(place: Path) -> None:
@@ -379,7 +375,7 @@ SHOWN = {
     "urllib.request.urlopen(u)": "downloads: urlopen",
     "a(requests.get(u))": "downloads: requests get",
     "subprocess.run('curl -O x', shell=True)": "downloads: curl",
-    "os.system('git clone x')": "downloads: git clone",
+    "subprocess.run(['git', 'clone', 'x'])": "downloads: git clone",
     "os.system('ls curly')": "downloads: ",
     "import ctypes": "reaching: ctypes",
     "from urllib import request": "reaching: urllib",
@@ -407,10 +403,7 @@ def test_an_old_python_asks_and_a_new_one_warns(place: Path) -> None:
         assert report.codes == {code} and "train_gpt.py: line 11" in texts(report, code)[0]
 
 
-UNITS = ["os.environ.get('A')\n", "a.b.c(d.e(f'{x}'))\n", "f'{x}' ", "{x}"]
-
-
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", ["os.environ.get('A')\n", "a.b(c.d(f'{x}'))\n", "f'{x}' ", "{x}"])
 def test_a_script_is_read_in_linear_time(unit: str) -> None:
     """Twice the text takes at most three times as long: of quadratic time it would be four."""
     times = []
@@ -492,7 +485,6 @@ def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -
         (new, "1.9nats", 0, "nats can be compared only where the tokenizer is the same [R904]"),
         (new, "1.8951nats", 1, "[R902]"),
         (new, other, 0, f"{gain:.5f} bits per byte better than {NAME}"),
-        (new, other, 0, "tokenizers differ: compared in bits per byte"),
         (new, one, 0, "0.01000 nats better"),
         (one, old, 1, "one run shows no significance: run three seeds [R902]"),
         (bare, "1.9nats", 0, "these logs are not: give a score in bits per byte [R903]"),

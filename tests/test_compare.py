@@ -286,10 +286,20 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     assert [float(row["val_loss"]) for row in rows] == A + A
 
 
-def test_two_runs_alone_get_one_sentence(tmp_path: Path, call: Call) -> None:
-    one = write_log(tmp_path / "0.log", nats=2.05, ms=43, train_prefetch=0)
-    two = write_log(tmp_path / "1.log", nats=2.06, ms=45, train_prefetch=1)
-    out = call(compare.main, one, two)[1]
+def test_two_runs_alone_get_one_sentence_and_a_command(tmp_path: Path, call: Call) -> None:
+    """The command can be pasted in any folder, has a Python that has what runs need, and trains as
+    long as the two did. Such a command is run in test_ablate.py."""
+    one = write_log(tmp_path / "0.log", nats=2.05, ms=43, train_prefetch=True)
+    two = write_log(tmp_path / "1.log", nats=2.06, ms=45, train_prefetch=False)
+    for length in (["--seconds", "600"], ["--steps", "13790"]):
+        out = call(compare.main, one, two)[1]
+        python, tool, *words = shlex.split(out.partition("as they were: ")[2])
+        assert python == cli.python_of_runs()
+        assert words[:-1] == ["--vary", "TRAIN_PREFETCH=1,0", *length, "--seeds", "3", "--"]
+        paths = [Path(path).resolve() for path in (tool, words[-1])]
+        assert paths == [ROOT / "logs" / "ablate.py", ROOT / "train_gpt.py"]
+        for log in (one, two):
+            edited(log, lambda text: text.replace("stopping_early", "ended"))
     assert "run 2 is 0.00592 bits per byte higher than run 1; it takes 2.00 ms per step more" in out
     assert "not known: no input_wait in these logs\n" in out
     for path, wait in ((one, 0.43), (two, 1.8)):
@@ -298,21 +308,6 @@ def test_two_runs_alone_get_one_sentence(tmp_path: Path, call: Call) -> None:
     assert "waiting for input is +1.37 ms of that" in out
     out = call(compare.main, one, two, write_log(tmp_path / "c.log"))[1]
     assert "Two runs" not in out and "decides" not in out
-
-
-def test_the_command_that_decides_can_be_pasted(tmp_path: Path, call: Call) -> None:
-    """In any folder, with a Python that has what runs need, for as long as the two runs. Such a
-    command is run in test_ablate.py."""
-    logs = [write_log(tmp_path / f"{n}.log", train_prefetch=n) for n in ("True", "False")]
-    for length in (["--seconds", "600"], ["--steps", "13790"]):
-        said = call(compare.main, *logs)[1].splitlines()[-1]
-        python, tool, *words = shlex.split(said.partition("as they were: ")[2])
-        assert python == cli.python_of_runs()
-        assert words[:-1] == ["--vary", "TRAIN_PREFETCH=1,0", *length, "--seeds", "3", "--"]
-        paths = [Path(path).resolve() for path in (tool, words[-1])]
-        assert paths == [ROOT / "logs" / "ablate.py", ROOT / "train_gpt.py"]
-        for log in logs:
-            edited(log, lambda text: text.replace("stopping_early", "ended"))
 
 
 def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -195,8 +194,7 @@ def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Mak
     """To the digit; its log holds it and its size. It becomes a record, and that record's README
     has the command which, as it stands, runs it again."""
     data = byte_data(tmp_path / "data" / "datasets" / "small")
-    data["TOKENIZER_PATH"] = str(tmp_path / "data" / "tokenizers" / "byte.json")
-    shutil.move(tmp_path / "data" / "datasets" / "small" / "byte.json", data["TOKENIZER_PATH"])
+    data["TOKENIZER_PATH"] = byte_data(tmp_path / "data" / "tokenizers")["TOKENIZER_PATH"]
     small = conftest.SMALL_MODEL | data | {"ITERATIONS": 4, "VAL_LOSS_EVERY": 2}
     script, packed = tmp_path / "train_gpt.py", tmp_path / "train_gpt_packed.py"
     script.write_bytes((ROOT / "train_gpt.py").read_bytes())

@@ -207,8 +207,6 @@ def test_a_short_read_is_seen_and_many_kernels_are_a_small_file(tmp_path: Path) 
 
 STEP, PHASE = event("ProfilerStep#1", 0, 1), event("forward", 0, 1)
 NO_TIMES = [{"ts": value} for value in ("1", None, math.nan, math.inf, 10**400)] + [{"dur": -1}]
-
-
 DAMAGED = [b"", b"step:1/20 train_loss:6.9", b"[" * 100_000, b'{"a": 1}']
 DAMAGED += [gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9]]
 DAMAGED += [{"traceEvents": [STEP, PHASE | times]} for times in NO_TIMES]
