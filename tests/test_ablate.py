@@ -22,6 +22,7 @@ from conftest import ROOT, Call, clean_environment, write_split
 from significance import paired
 
 TOOL, PREFLIGHT = ROOT / "logs" / "ablate.py", ROOT / "logs" / "preflight.py"
+TWO = ("--vary", "KNOB=0,1", "--out", "out")
 DRAW = ablate.draw  # slow: only where a test asks for it
 # Writes logs as train_gpt.py does; its figures follow from settings. FAKE_*: how to misbehave.
 FAKE = r"""
@@ -140,16 +141,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
     return Place(tmp_path, call)
 
 
-TWO = ("--vary", "KNOB=0,1", "--out", "out")
-
-
 def test_the_plan_pairs_seeds_and_rotates_arms() -> None:
+    """The name of a run is a name of a file; no two are equal."""
     arms = [ablate.Arm((("A", value),)) for value in "xyz"]
     order = [f"{run.arm.settings[0][1]}{run.seed}" for run in ablate.plan(arms, [7, 8, 9, 10])]
     assert " ".join(order) == "x7 y7 z7 y8 z8 x8 z9 x9 y9 x10 y10 z10"
-
-
-def test_run_ids_are_names_of_files_and_differ() -> None:
     values = ["1", "a/b", "a-b", "a b", "é", "x" * 200, "x" * 201, "-", "0.5"]
     names = [ablate.Planned(ablate.Arm((("DATA_PATH", value),)), 3).run_id for value in values]
     assert len(set(names)) == len(names) and "data_path-0.5_seed3" in names

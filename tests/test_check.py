@@ -18,6 +18,7 @@ from unittest import mock
 import check
 import pytest
 import rules
+import script
 import submission
 from conftest import ARTIFACT, NAME, RULE, SCRIPT, SMI, Call, bpb_of, make_record, record_log
 from damage import DAMAGE, damaged, processor_time
@@ -26,6 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from script import look, pack
 from significance import welch
+
+Build = Callable[[Path], Path]
 
 
 @pytest.fixture
@@ -49,9 +52,6 @@ def test_a_record_in_order_is_accepted(place: Path, call: Call) -> None:
     assert (code, report["verdict"], report["findings"]) == (0, "accepted", [])
     assert [run["val_loss"] for run in report["runs"]] == [1.9, 1.901, 1.9005]
     assert report["runs"][0]["result"] == "final_int8_zlib_roundtrip"
-
-
-Build = Callable[[Path], Path]
 
 
 def edit(**changed: Any) -> Build:
@@ -372,17 +372,29 @@ def test_code_beside_the_script_counts(place: Path) -> None:
 
 # A line of a script, and what it shows.
 SHOWN = {
-    "urllib.request.urlopen(u)": "downloads: urlopen",
-    "a(requests.get(u))": "downloads: requests get",
+    "urllib.request.urlopen(u); a(requests.get(u))": "downloads: requests get,urlopen",
+    "hf_hub_download(); snapshot_download()": "downloads: hf_hub_download,snapshot_download",
+    "load_dataset(); a.urlretrieve()": "downloads: load_dataset,urlretrieve",
+    "hub.load(); load_state_dict_from_url()": "downloads: hub load,load_state_dict_from_url",
+    "gdown.download(); wget.download()": "downloads: gdown download,wget download",
+    "httpx.get(u); a.get_kernel(u)": "downloads: get_kernel,httpx get",
     "subprocess.run('curl -O x', shell=True)": "downloads: curl",
     "subprocess.run(['git', 'clone', 'x'])": "downloads: git clone",
+    "os.popen('wget x')": "downloads: wget",
+    "os.system('pip3 install x')": "downloads: pip3 install",
     "os.system('ls curly')": "downloads: ",
-    "import ctypes": "reaching: ctypes",
-    "from urllib import request": "reaching: urllib",
+    "import aiohttp, ftplib, http.client, httpx": "reaching: aiohttp,ftplib,http,httpx",
+    "import cffi, ctypes, smtplib, torch.hub": "reaching: cffi,ctypes,smtplib,torch.hub",
+    "from urllib import request; import requests": "reaching: requests,urllib",
     "import socketless": "reaching: ",
     "train_files: str = 'fineweb_val_0.bin'": "validation: fineweb_val_0.bin",
     "load(train_path='data/val/*')": "validation: data/val/*",
-    "load(val_path='data/val/*')": "validation: ",
+    "load(val_path='data/val/*', train_path=['valid/x', 'xval_*'])": "validation: ",
+    "load(train_shards='a/val_*', train_glob=['validation/*'])": "validation: a/val_*,validation/*",
+    "train_files: str; self.data_train = a = 'x/VAL_*', 7": "validation: x/VAL_*",
+    "int(os.getenv('A', 3)); os.environ.get('B', f()); os.getenv('C')": "settings: a=3,b=?,c=?",
+    "class Config:\n b: str = T\nclass C:\n c: int = 3\nT = 'x'\nT += 'y'": "settings: b=xy",
+    "x = f[T](:; os.environ['A']; os.environ.get( \"B\")": "settings: a=?,b=?",
     "import a.b, c; __import__('d'); from .e import f": "imports: .e,a.b,c,d",
     "import a; x = f[T](:": "imports: a",
 }
@@ -391,16 +403,24 @@ SHOWN = {
 @pytest.mark.parametrize("line", SHOWN)
 def test_what_a_line_of_a_script_shows(line: str) -> None:
     field, names = SHOWN[line].split(": ")
-    assert ",".join(sorted(getattr(look(line.encode()), field))) == names
+    if field == "settings":
+        taken = {name: one.value for name, one in script.settings(line.encode()).items()}
+        found = [
+            f"{name}={'?' if taken[name] is script.UNKNOWN else taken[name]}" for name in taken
+        ]
+    else:
+        found = getattr(look(line.encode()), field)
+    assert ",".join(sorted(found)) == names
 
 
 def test_an_old_python_asks_and_a_new_one_warns(place: Path) -> None:
-    make_record(place, script=f"{SCRIPT}def f(:\n")
-    for version, code in (((3, 12), "R608"), ((3, 11), "R609")):
+    long = f"f'{'{x}' * 4000}'\n"
+    for version, code, line in (((3, 12), "R608", "def f(:\n"), ((3, 11), "R609", long)):
+        make_record(place, script=SCRIPT + line)
         python = SimpleNamespace(version_info=version, stdlib_module_names=sys.stdlib_module_names)
         with mock.patch.object(rules, "sys", python):
             report = check.check_folder(place)
-        assert report.codes == {code} and "train_gpt.py: line 11" in texts(report, code)[0]
+        assert report.codes == {code} and "train_gpt.py: line 11: " in texts(report, code)[0]
 
 
 @pytest.mark.parametrize("unit", ["os.environ.get('A')\n", "a.b(c.d(f'{x}'))\n", "f'{x}' ", "{x}"])
@@ -462,7 +482,11 @@ def test_one_folder_does_not_take_the_others_along(place: Path, call: Call) -> N
     facts = [ZeroDivisionError(), check.facts_of(make_record(place), place, str(place), None)]
     with mock.patch.object(check, "facts_of", side_effect=facts):
         code, out, _ = call(check.main, other, place)
-    assert code == 0 and f"{other}: warned" in out and "ZeroDivisionError" in out
+    assert (
+        code == 0
+        and f"{other}: warned (1 warned) as {RECORD}" in out
+        and "ZeroDivisionError" in out
+    )
     assert "[R999]" in out and f"{place}: accepted" in out
 
 

@@ -23,6 +23,8 @@ from configuration import conditions, seed_groups, telling, trace, written
 from conftest import ROOT, TOKENS, Call, bpb_of, log_text
 from runs import Run, read_logs
 
+A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
+
 
 def write_log(path: Path, **changed: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,9 +145,6 @@ def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call)
         ((none, write_log(tmp_path / "5.log")), "no data_crc: 1-2)\n"),
     ):
         assert answer in call(compare.main, *logs)[1]
-
-
-A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]
 
 
 def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> None:

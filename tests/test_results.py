@@ -62,6 +62,11 @@ final_q val_bpb:1.1967; ttt:done val_bpb:1.1301; final_q val_bpb:1.1967         
 mix bpb=1.0049 nn_bpb=1.0805; sliding_window val_bpb:1.0049 eval_time:5ms            | 1.0049 | 0
 int6_exact val_bpb:0.71594908; sliding_exact val_bpb:0.84693639; \
 final_int8_zlib_roundtrip_exact val_bpb:0.84693639                               | 0.84693639 | 0
+slide val_bpb:1.4155 eval_time:9ms; slide_exact val_bpb:1.41550001; \
+final_int8_zlib_roundtrip_exact val_bpb:1.41550001                               | 1.41550001 | 0
+ttt:done val_bpb=1.400000 elapsed=410.5s; legal_ttt_exact val_bpb:1.40000012     | 1.40000012 | 0
+final_q val_bpb:1.4333; slide val_bpb:1.4155 eval_time:9ms; legal_ttt val_bpb:1.4000; \
+slide: val_bpb=1.4155 roundtrip: val_bpb=1.4333                                      | 1.4    | 0
 pre_quant val_bpb:1.2000; final_a val_bpb:1.2000                                     | 1.2    | 0
 final_a val_bpb:1.2; final_b val_bpb:1.1; final_a val_bpb:1.2                        | 1.1    | 0
 final_a val_bpb:1.20; final_c val_bpb:1.1500; final_b val_bpb:1.2040                 | 1.204  | 0

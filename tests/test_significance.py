@@ -60,16 +60,13 @@ def test_the_wait_is_said_as_far_as_it_is_known() -> None:
     assert significance.some(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
 
 
-REFUSED = {
-    "finite values": lambda: significance.summary([]),
-    "a mean needs finite": lambda: significance.summary([1.0, math.nan]),
-    "two runs per group": lambda: significance.welch([1.0], [2.0, 3.0]),
-    "shorter than": lambda: significance.paired([1.0, 2.0, 3.0], [1.0, 2.1]),
-    "two pairs at least": lambda: significance.paired([1.0], [1.0]),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_values_without_meaning_are_refused(words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        REFUSED[words]()
+def test_values_without_meaning_are_refused() -> None:
+    for words, ask, *values in (
+        ("finite values", significance.summary, []),
+        ("a mean needs finite", significance.summary, [1.0, math.nan]),
+        ("two runs per group", significance.welch, [1.0], [2.0, 3.0]),
+        ("shorter than", significance.paired, [1.0, 2.0, 3.0], [1.0, 2.1]),
+        ("two pairs at least", significance.paired, [1.0], [1.0]),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask(*values)
