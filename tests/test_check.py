@@ -92,13 +92,11 @@ MEAN_BPB = round(bpb_of(1.9005), 8)
 NO_RESULTS = {"seed_results": None, "val_loss": None}
 SEVEN = NO_RESULTS | {"seeds": [1, 42, 1337, 7]}
 ONE_AS_7 = add("train_seed7.log", record_log(nats=1.9002), changed=SEVEN)
-OTHER = SCRIPT.replace("A trainer", "My trainer")
 LATER, LAST = "step:10000/20000 train_loss", "step:13790/20000 train_loss"
 LONG = (SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))).encode()
 MISLABELLED = pack(LONG).decode().replace(hashlib.sha256(LONG).hexdigest(), "0" * 64)
 REACHES = SCRIPT + "import socket\nfrom torch.utils import cpp_extension\n"
 VALIDATION = 'class A:\n    train_files = os.path.join("d", "fineweb_val_*.bin")\n'
-IMPORTS = SCRIPT + 'import importlib\nimportlib.import_module("helper")\n'
 WORDS = f"seed:1\nworld_size:8\nCode size: 7 bytes\nfinal_int8 val_bpb:{ONE:.8f}\n"
 FIRST = ("final_int8_zlib", "int6_first val_loss:1.8 val_bpb:1.1\nfinal_int8_zlib")
 OF_FIRST = {"each": lambda text: text.replace(*FIRST), "changed": {"val_loss": 1.8}}
@@ -107,7 +105,6 @@ NEARLY = {"code": 5_000, "artifact": 15_990_000, "script": LONG.decode()}
 COUNTED = NEARLY | {"artifact": 15_996_000, "total": 15_999_000}
 COUNTED["each"] = lambda text: f"{text}Code size (compressed): 3000 bytes\n"
 UNFINISHED, SHORT = (record_log().split(words)[0] for words in ("final_int8", "step:1/20000 val"))
-FAILED = f"{UNFINISHED}error: no disk\n"
 BEHIND = "final_sliding_window val_loss:1.95 val_bpb:1.1549 eval_time:700000ms\n"
 ODD, ODD_END = {"val_bpb": 1.0512} | NO_RESULTS, f"{record_log()}the mixture gets 1.05118 now\n"
 
@@ -186,7 +183,7 @@ FAULTS: dict[str, Build] = {
     "warned R306: seed 7, which has no log": says(seeds=[1, 42, 1337, 7]),
     "warned R306: leaves out seed 1337": says(seeds=[1, 42]),
     "warned R307: MATRIX_LR=0.04 | MATRIX_LR=0.02": log_of_42(matrix_lr=0.02),
-    "warned R308 R305 R306 R403: failed at step 13,790: no disk": add(LOG, FAILED),
+    "warned R308 R305 R306 R403: failed at step 13,790: no": add(LOG, f"{UNFINISHED}error: no\n"),
     "warned R308: it has validations": edit(each=lambda t: f"{VALIDATED(t)}it got {MEAN_BPB}\n"),
     "warned R308 R109: train_seed7.log: no": add("train_seed7.log", "pip install\n"),
     "refused R309: no result of the decoded artifact": edit(each=VALIDATED),
@@ -229,10 +226,10 @@ FAULTS: dict[str, Build] = {
     "warned R504: the model alone, the total is": says(bytes_total=ARTIFACT),
     "warned R505: bytes_code 5: train_gpt.py has": says(bytes_code=5),
     "warned R506: its total is 15,300,000 bytes, its model and": edit(total=15_300_000),
-    "warned R507: needs helper.py: its 1 bytes are counted": add("helper.py", script=IMPORTS),
+    "warned R507: needs helper.py: its 1": add("helper.py", script=f"{SCRIPT}import helper\n"),
     "warned R509: reads table.txt (1 bytes)": add("table.txt", script=SCRIPT + "'table.txt'\n"),
     "refused R601 R505: line 11 is '(no such line)', in": add("train_gpt.py", SCRIPT + "# more\n"),
-    "warned R602: train_seed42.log: holds another script: line 1 is": log_of_42(script=OTHER),
+    "warned R602: train_seed42.log: holds another script:": log_of_42(script=f"'My'\n{SCRIPT}"),
     "note R603: what ran is not proved": rewrite(f"{SCRIPT}\n{RULE}\n", ""),
     "refused R605: 73,400,320 bytes: more than": then(lambda f: truncate(f / SOURCE, 70 << 20)),
     "refused R605: train_gpt.py is empty": add("train_gpt.py", ""),
@@ -372,12 +369,11 @@ def test_code_beside_the_script_counts(place: Path) -> None:
 
 # A line of a script, and what it shows.
 SHOWN = {
-    "urllib.request.urlopen(u); a(requests.get(u))": "downloads: requests get,urlopen",
+    "urlopen(u); a(requests.get(u)); httpx.get(u)": "downloads: httpx get,requests get,urlopen",
     "hf_hub_download(); snapshot_download()": "downloads: hf_hub_download,snapshot_download",
-    "load_dataset(); a.urlretrieve()": "downloads: load_dataset,urlretrieve",
-    "hub.load(); load_state_dict_from_url()": "downloads: hub load,load_state_dict_from_url",
+    "load_dataset(); urlretrieve(); get_kernel()": "downloads: get_kernel,load_dataset,urlretrieve",
+    "torch.hub.load(); load_state_dict_from_url()": "downloads: hub load,load_state_dict_from_url",
     "gdown.download(); wget.download()": "downloads: gdown download,wget download",
-    "httpx.get(u); a.get_kernel(u)": "downloads: get_kernel,httpx get",
     "subprocess.run('curl -O x', shell=True)": "downloads: curl",
     "subprocess.run(['git', 'clone', 'x'])": "downloads: git clone",
     "os.popen('wget x')": "downloads: wget",
@@ -395,7 +391,7 @@ SHOWN = {
     "int(os.getenv('A', 3)); os.environ.get('B', f()); os.getenv('C')": "settings: a=3,b=?,c=?",
     "class Config:\n b: str = T\nclass C:\n c: int = 3\nT = 'x'\nT += 'y'": "settings: b=xy",
     "x = f[T](:; os.environ['A']; os.environ.get( \"B\")": "settings: a=?,b=?",
-    "import a.b, c; __import__('d'); from .e import f": "imports: .e,a.b,c,d",
+    "import a.b; g.import_module('c'); __import__('d'); from .e import f": "imports: .e,a.b,c,d",
     "import a; x = f[T](:": "imports: a",
 }
 

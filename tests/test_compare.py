@@ -20,7 +20,7 @@ import picture
 import pytest
 import significance
 from configuration import conditions, seed_groups, telling, trace, written
-from conftest import ROOT, TOKENS, Call, bpb_of, log_text
+from conftest import ROOT, TOKENS, Call, bpb_of, log_text, read_text
 from runs import Run, read_logs
 
 A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
@@ -97,7 +97,7 @@ def test_a_run_of_a_file_is_named_as_the_tables_name_it(tmp_path: Path, call: Ca
 TELLING = {
     "seed, names of the run": ({"seed": 1, "run_id": "a"}, {"seed": 2, "run_id": "b"}, ""),
     "folders and files": ({"log_dir": "/a", "logfile": "a"}, {"log_dir": "/b", "logfile": "b"}, ""),
-    "how often lines come": ({"train_log_every": 10}, {"train_log_every": 20}, ""),
+    "periods": ({"val_every": 1, "training_keep": 2}, {"val_every": 3, "training_keep": 4}, ""),
     "settings": ({}, {"matrix_lr": 0.02, "iterations": 9}, "matrix_lr iterations"),
     "where data lie": ({"data_path": "/a/x"}, {"data_path": "/b/x"}, ""),
     "other data": ({"data_path": "/a/x"}, {"data_path": "/a/y"}, "data_path"),
@@ -111,10 +111,8 @@ TELLING = {
 @pytest.mark.parametrize("kind", TELLING)
 def test_what_may_change_a_result(tmp_path: Path, kind: str) -> None:
     *made, names = TELLING[kind]
-    paths = [tmp_path / "0.log", tmp_path / "1.log"]
-    for seed, (path, one) in enumerate(zip(paths, made, strict=True)):
-        write_log(path, **{"code": 9, "seed": seed} | one)
-    runs = read_logs(paths).runs
+    texts = [log_text(**{"code": 9, "seed": seed} | one) for seed, one in enumerate(made)]
+    runs = [read_text(tmp_path, text).runs[0] for text in texts]
     assert telling(runs) == names.split() and telling(runs, names.upper().split()) == []
     assert seed_groups(runs) == ([[0], [1]] if names else [[0, 1]])
     assert seed_groups(runs, names.split()) == [[0, 1]]
@@ -286,19 +284,20 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
 
 
 def test_two_runs_alone_get_one_sentence_and_a_command(tmp_path: Path, call: Call) -> None:
-    """The command can be pasted in any folder, has a Python that has what runs need, and trains as
-    long as the two did. Such a command is run in test_ablate.py."""
-    one = write_log(tmp_path / "0.log", nats=2.05, ms=43, train_prefetch=True)
-    two = write_log(tmp_path / "1.log", nats=2.06, ms=45, train_prefetch=False)
-    for length in (["--seconds", "600"], ["--steps", "13790"]):
+    """The command has a Python with what runs need, and trains as long; test_ablate.py runs one."""
+    one, two = tmp_path / "0.log", tmp_path / "1.log"
+    cap, steps = ["--seconds", "600"], ["--steps", "13790"]
+    for gone, length in ("-", cap), ("max_wallclock_seconds", steps), ("stopping_early", steps):
+        write_log(one, nats=2.05, ms=43, train_prefetch=True)
+        write_log(two, nats=2.06, ms=45, train_prefetch=False)
+        for log in (one, two):
+            edited(log, lambda text, gone=gone: text.replace(gone, "_"))
         out = call(compare.main, one, two)[1]
         python, tool, *words = shlex.split(out.partition("as they were: ")[2])
         assert python == cli.python_of_runs()
         assert words[:-1] == ["--vary", "TRAIN_PREFETCH=1,0", *length, "--seeds", "3", "--"]
         paths = [Path(path).resolve() for path in (tool, words[-1])]
         assert paths == [ROOT / "logs" / "ablate.py", ROOT / "train_gpt.py"]
-        for log in (one, two):
-            edited(log, lambda text: text.replace("stopping_early", "ended"))
     assert "run 2 is 0.00592 bits per byte higher than run 1; it takes 2.00 ms per step more" in out
     assert "not known: no input_wait in these logs\n" in out
     for path, wait in ((one, 0.43), (two, 1.8)):

@@ -35,11 +35,11 @@ def make(tmp_path: Path, call: Call) -> Make:
 
 def seeds(tmp_path: Path, **changed: object) -> list[Path]:
     """Logs of three seeds on 8 H100s under the names that a run gives them."""
-    paths = []
-    for number, seed in enumerate((1, 42, 1337)):
-        paths.append(tmp_path / f"run{number}.txt")
-        paths[-1].write_text(record_log(**{"seed": seed, "nats": 1.9 + seed * 1e-5} | changed))
-    return paths
+    values = {seed: {"seed": seed, "nats": 1.9 + seed * 1e-5} for seed in (1, 42, 1337)}
+    texts = {tmp_path / f"run{seed}.txt": record_log(**values[seed] | changed) for seed in values}
+    for path, text in texts.items():
+        path.write_text(text)
+    return [*texts]
 
 
 def test_a_record_is_made_whole_and_accepted(tmp_path: Path, make: Make) -> None:
