@@ -179,13 +179,14 @@ FAULTS: dict[str, Build] = {
     "warned R305: 1 run: three": edit(results={1: 1.9}),
     "warned R303 R304 R405: train_seed7.log: this run's seed is 1": ONE_AS_7,
     "warned R304 R303 R405: seed 1 is in 2 submitted runs": ONE_AS_7,
-    "note R302: the same bytes as": add("train.log", record_log(), changed=NO_RESULTS),
+    "note R302: a_longer_one.log: the": add("a_longer_one.log", record_log(), changed=NO_RESULTS),
     "warned R306: seed 7, which has no log": says(seeds=[1, 42, 1337, 7]),
     "warned R306: leaves out seed 1337": says(seeds=[1, 42]),
     "warned R307: MATRIX_LR=0.04 | MATRIX_LR=0.02": log_of_42(matrix_lr=0.02),
     "warned R308 R305 R306 R403: failed at step 13,790: no": add(LOG, f"{UNFINISHED}error: no\n"),
     "warned R308: it has validations": edit(each=lambda t: f"{VALIDATED(t)}it got {MEAN_BPB}\n"),
     "warned R308 R109: train_seed7.log: no": add("train_seed7.log", "pip install\n"),
+    "refused R309: finished at step 13,790": edit(each=partial(re.sub, r"bpb:1.12\d+", "bpb:nan")),
     "refused R309: no result of the decoded artifact": edit(each=VALIDATED),
     "refused R310: resumed at step 900": rewrite(LATER, f"step:900/20000 train_loss:2\n{LATER}"),
     "warned R311 R403 R407: its times are those of train_seed42.log": log_of_42(nats=1.9, ms=43.5),
@@ -209,7 +210,7 @@ FAULTS: dict[str, Build] = {
     "warned R604 R406 R603 R704 R706 R804: counts 7 bytes of code, but": add(LOG, WORDS),
     "note R704 R406 R603 R604 R706 R804: does not say how long": add(LOG, WORDS),
     "warned R408: at the end of the logs that was not understood": add(LOG, ODD_END, changed=ODD),
-    "refused R410 R305 R306 R503: the decoded artifact was not evaluated": edit(**VALIDATION_ALONE),
+    "refused R410 R305 R306 R308 R503: the decoded": add("a.log", SHORT, **VALIDATION_ALONE),
     "warned R407: steps of seed 1 is 99": says(seed_results={"1": {"steps": 99}}),
     "warned R407: 99, not 15,700,000": says(seed_results={"1": {"artifact_bytes": 99}}),
     "refused R501: too many": edit(artifact=16_000_000),
@@ -289,7 +290,8 @@ def test_each_code_has_a_fault() -> None:
 
 
 NEWER = 'x = f"{"a" if True else f"{"b"}"}"\ndef f[T](x: T) -> T:\n    return x\n'
-RULED = f'x = """\n{RULE}\n"""\n' + "# more of it\n" * 50
+RULED = f'x = """\n{RULE}\n{"word " * 2100}"""\n' + "# more of it\n" * 1000
+USUAL = dict.fromkeys(("LICENSE", "A.md", "requirements.txt", "a.jpeg", "b.jpg"), "x")
 IN_ORDER = {
     "syntax of a newer Python, compared as text": edit(script=SCRIPT + NEWER),
     "a rule inside the script": edit(script=SCRIPT + RULED),
@@ -303,7 +305,7 @@ IN_ORDER = {
     "one average that is wrong": rewrite("435000ms step_avg:43.50", "435000ms step_avg:9.00"),
     "another patch of Python": rewrite("Running Python 3.12.3", "Running Python 3.12.4"),
     "paths of two machines": add(LOG, record_log(home="/a/x"), home="/b/x"),
-    "usual files": edit(files=dict.fromkeys(["requirements.txt", "LICENSE", "A.md", "a.png"], "x")),
+    "usual files": edit(files=USUAL, script=SCRIPT + "'a.jpeg README.md requirements.txt'\n"),
 }
 
 
@@ -356,13 +358,14 @@ def test_a_packed_script_is_seen_through(form: str, place: Path) -> None:
 def test_code_beside_the_script_counts(place: Path) -> None:
     """By import, by exec and by name, also from there on; what nobody needs does not."""
     launcher = 'exec(open(__file__.replace("train_gpt.py", "real.py")).read())\n'
-    files = {"real.py": "import kernels_of_mine\n", "unused.py": "x = 1\n" * 9000}
+    files = {"real.py": "import kernels_of_mine, pkg.a\n", "unused.py": "x = 1\n" * 9000}
     files |= {"kernels_of_mine.py": 'load("extra/fast.cpp")\n', "extra/fast.cpp": "x" * 20_000}
+    files["pkg/b.py"] = ""
     made = make_record(place, script=launcher, artifact=15_990_000, files=files)
     report = check.check_folder(made)
     beside = sorted(file.name for file in report.facts.code_beside)
-    assert beside == ["extra/fast.cpp", "kernels_of_mine.py", "real.py"]
-    assert report.facts.code_bytes == len(launcher) + 23 + 23 + 20_000
+    assert beside == ["extra/fast.cpp", "kernels_of_mine.py", "pkg/b.py", "real.py"]
+    assert report.facts.code_bytes == len(launcher) + 30 + 23 + 20_000
     assert "too many" in texts(report, "R502")[0] and "unused.py" in texts(report, "R109")[0]
     assert texts(report, "R508")[0].startswith("kernels_of_mine.py may need extra/fast.cpp")
 
@@ -391,7 +394,7 @@ SHOWN = {
     "int(os.getenv('A', 3)); os.environ.get('B', f()); os.getenv('C')": "settings: a=3,b=?,c=?",
     "class Config:\n b: str = T\nclass C:\n c: int = 3\nT = 'x'\nT += 'y'": "settings: b=xy",
     "x = f[T](:; os.environ['A']; os.environ.get( \"B\")": "settings: a=?,b=?",
-    "import a.b; g.import_module('c'); __import__('d'); from .e import f": "imports: .e,a.b,c,d",
+    "import a.b; import_module('c', 'x'); __import__('d'); from .e import f": "imports: .e,a.b,c,d",
     "import a; x = f[T](:": "imports: a",
 }
 
@@ -440,10 +443,10 @@ def test_nothing_of_the_folder_is_run(place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Call) -> None:
-    folder = make_record(place, changed={"date": "\x1b[31m\ud800\n"})
+    folder = make_record(place, changed={"date": "\x1b[31m\ud800\n"}, script=LONG.decode())
     (folder / "bad\x1b[2J\udcff.pt").write_bytes(b"")
     _, out, _ = call(check.main, folder)
-    assert "\x1b" not in out and "bad?[2J" in out
+    assert "\x1b" not in out and "bad?[2J" in out and "code packed " in out
 
 
 VALUES = st.recursive(

@@ -287,7 +287,7 @@ def test_two_runs_alone_get_one_sentence_and_a_command(tmp_path: Path, call: Cal
     """The command has a Python with what runs need, and trains as long; test_ablate.py runs one."""
     one, two = tmp_path / "0.log", tmp_path / "1.log"
     cap, steps = ["--seconds", "600"], ["--steps", "13790"]
-    for gone, length in ("-", cap), ("max_wallclock_seconds", steps), ("stopping_early", steps):
+    for gone, length in ("none", cap), ("max_wallclock_seconds", steps), ("stopping_early", steps):
         write_log(one, nats=2.05, ms=43, train_prefetch=True)
         write_log(two, nats=2.06, ms=45, train_prefetch=False)
         for log in (one, two):
