@@ -141,8 +141,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
     return Place(tmp_path, call)
 
 
-def test_the_plan_pairs_seeds_and_rotates_arms() -> None:
-    """The name of a run is a name of a file; no two are equal."""
+def test_the_plan_pairs_seeds_rotates_arms_and_names_runs() -> None:
     arms = [ablate.Arm((("A", value),)) for value in "xyz"]
     order = [f"{run.arm.settings[0][1]}{run.seed}" for run in ablate.plan(arms, [7, 8, 9, 10])]
     assert " ".join(order) == "x7 y7 z7 y8 z8 x8 z9 x9 y9 x10 y10 z10"

@@ -172,6 +172,7 @@ FAULTS: dict[str, Build] = {
     "warned R108 R109: more than 2,000 files": then(many_files),
     "warned R108 R109: only 60 logs": then(lambda f: many_files(f, "tried", 60)),
     "note R109: extra/3.txt (0 bytes) and 2 more": then(lambda f: many_files(f, count=6)),
+    "note R109: not counted, not judged: train_b.py": add("train_b.py", SCRIPT * 2),
     "warned R110: non_record_16mb": says(track="non_record_16mb"),
     "warned R111: mine: name the folder": lambda f: make_record(f.parent / "mine"),
     "warned R111: 2026-02-30_A: name the": lambda f: make_record(f.parent / "2026-02-30_A"),
@@ -228,7 +229,7 @@ FAULTS: dict[str, Build] = {
     "warned R505: bytes_code 5: train_gpt.py has": says(bytes_code=5),
     "warned R506: its total is 15,300,000 bytes, its model and": edit(total=15_300_000),
     "warned R507: needs helper.py: its 1": add("helper.py", script=f"{SCRIPT}import helper\n"),
-    "warned R509: reads table.txt (1 bytes)": add("table.txt", script=SCRIPT + "'table.txt'\n"),
+    "warned R509: reads table.txt (1 bytes)": add("table.txt", script=SCRIPT + "'cat table.txt'\n"),
     "refused R601 R505: line 11 is '(no such line)', in": add("train_gpt.py", SCRIPT + "# more\n"),
     "warned R602: train_seed42.log: holds another script:": log_of_42(script=f"'My'\n{SCRIPT}"),
     "note R603: what ran is not proved": rewrite(f"{SCRIPT}\n{RULE}\n", ""),
@@ -237,9 +238,7 @@ FAULTS: dict[str, Build] = {
     "warned R607 R606: its first line names another source's": edit(script=MISLABELLED),
     "warned R607 R603: not by lzma, zlib or bz2": edit(script=f'exec("{"x" * 3000}")\n'),
     "warned R610: imports exotic": edit(script="import exotic\n" + SCRIPT),
-    "warned R611: line 11 downloads (pip install)": edit(
-        script=SCRIPT + "os.system('pip install')"
-    ),
+    "warned R611: line 11 downloads (pip": edit(script=SCRIPT + "os.system('pip install')"),
     "note R612: socket (line 11), torch.utils.cpp_extension (line 12)": edit(script=REACHES),
     "warned R613: line 12 trains on fineweb_val_*.bin": edit(script=SCRIPT + VALIDATION),
     "warned R613: train_files is fineweb_val_*.bin": edit(train_files="fineweb_val_*.bin"),
@@ -328,6 +327,8 @@ def test_place_and_track(tmp_path: Path) -> None:
     assert judged.verdict == "refused" and texts(judged, "R110")[0].endswith(f"records/{RECORD}/")
     elsewhere = check.check_folder(make_record(tmp_path / "mine" / NAME, **slow))
     assert (elsewhere.verdict, elsewhere.facts.track) == ("accepted", OPEN)
+    other = make_record(tmp_path / "other" / NAME, changed={"track": None})
+    assert check.check_folder(other).facts.track == RECORD
 
 
 RAW = [{"id": lzma.FILTER_LZMA2}]
@@ -358,16 +359,15 @@ def test_a_packed_script_is_seen_through(form: str, place: Path) -> None:
 def test_code_beside_the_script_counts(place: Path) -> None:
     """By import, by exec and by name, also from there on; what nobody needs does not."""
     launcher = 'exec(open(__file__.replace("train_gpt.py", "real.py")).read())\n'
-    files = {"real.py": "import kernels_of_mine, pkg.a\n", "unused.py": "x = 1\n" * 9000}
-    files |= {"kernels_of_mine.py": 'load("extra/fast.cpp")\n', "extra/fast.cpp": "x" * 20_000}
-    files["pkg/b.py"] = ""
+    files = {"real.py": "import kernels, pkg.a\n", "unused.py": "x = 1\n" * 9000, "pkg/b.py": ""}
+    files |= {"kernels.py": 'load("extra/fast.cpp")\n', "extra/fast.cpp": "x" * 20_000}
     made = make_record(place, script=launcher, artifact=15_990_000, files=files)
     report = check.check_folder(made)
     beside = sorted(file.name for file in report.facts.code_beside)
-    assert beside == ["extra/fast.cpp", "kernels_of_mine.py", "pkg/b.py", "real.py"]
-    assert report.facts.code_bytes == len(launcher) + 30 + 23 + 20_000
+    assert beside == ["extra/fast.cpp", "kernels.py", "pkg/b.py", "real.py"]
+    assert report.facts.code_bytes == len(launcher) + 22 + 23 + 20_000
     assert "too many" in texts(report, "R502")[0] and "unused.py" in texts(report, "R109")[0]
-    assert texts(report, "R508")[0].startswith("kernels_of_mine.py may need extra/fast.cpp")
+    assert texts(report, "R508")[0].startswith("kernels.py may need extra/fast.cpp")
 
 
 # A line of a script, and what it shows.
@@ -446,6 +446,8 @@ def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Cal
     folder = make_record(place, changed={"date": "\x1b[31m\ud800\n"}, script=LONG.decode())
     (folder / "bad\x1b[2J\udcff.pt").write_bytes(b"")
     _, out, _ = call(check.main, folder)
+    [found] = json.loads(call(check.main, folder, "--json")[1])
+    assert {*found["findings"][0]} == {"code", "level", "message", "logs"}
     assert "\x1b" not in out and "bad?[2J" in out and "code packed " in out
 
 
