@@ -403,10 +403,8 @@ SHOWN = {
 def test_what_a_line_of_a_script_shows(line: str) -> None:
     field, names = SHOWN[line].split(": ")
     if field == "settings":
-        taken = {name: one.value for name, one in script.settings(line.encode()).items()}
-        found = [
-            f"{name}={'?' if taken[name] is script.UNKNOWN else taken[name]}" for name in taken
-        ]
+        taken = script.settings(line.encode()).items()
+        found = [f"{name}={one.value}".replace(str(script.UNKNOWN), "?") for name, one in taken]
     else:
         found = getattr(look(line.encode()), field)
     assert ",".join(sorted(found)) == names
