@@ -250,7 +250,7 @@ BPB: 1.43328104 -> 1.4                                                  | other 
 raw model val_bpb: 1.4                                                  | pre_quant  | no
 jepa_diagnostics cos_sim:0.99 probe_bpb:1.4                             | diagnostic | no
 delta_bpb: -0.0031                                                      | none       | no
-ttt_chunk [1871/1893] bpb=1.4 time=405.1s                               | none       | no
+ttt_chunk [1871/1893] bpb=1.4 time=405.1s next_bpb=1.4                  | none       | no
   [500/969088] bpb=1.4                                                  | none       | no
 the cap is bpb 1.4                                                      | none       | no
 """
@@ -271,6 +271,7 @@ Serialized model int6+zstd-22: 15480112 bytes (payload:1)              | artifac
 Total submission size mixed_int5_int6+brotli: 15948801 bytes           | total 15948801
 INT7+zlib model: 15377000 bytes | Total submission: 15431007 bytes     | total 15431007
 artifact_bytes:   15920833                                             | total 15920833
+Raw model: 99 bytes                                                    | model 99
 budget:15991000/16000000 (15.99/16.00MB) FITS                          | total 15991000
 artifact:15.92MB a:6 code:70000; budget:15990000/16000000              | artifact 15920000
 Serialized model: 99; Total submission size: 99; Total submission size: 88 | total 88
