@@ -290,7 +290,7 @@ def test_each_code_has_a_fault() -> None:
 
 NEWER = 'x = f"{"a" if True else f"{"b"}"}"\ndef f[T](x: T) -> T:\n    return x\n'
 RULED = f'x = """\n{RULE}\n{"word " * 2100}"""\n' + "# more of it\n" * 1000
-USUAL = dict.fromkeys(("LICENSE", "A.md", "requirements.txt", "a.jpeg", "b.jpg"), "x")
+USUAL = dict.fromkeys(("LICENSE", "A.md", "requirements.txt", "a.jpeg", ".git/a.txt"), "x")
 IN_ORDER = {
     "syntax of a newer Python, compared as text": edit(script=SCRIPT + NEWER),
     "a rule inside the script": edit(script=SCRIPT + RULED),
