@@ -30,6 +30,10 @@ import sentencepiece
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+# Rooms are no packages. Appended: logs/trace.py must not hide the standard library's trace.
+sys.path += [str(ROOT / "logs"), str(ROOT / "records")]
+from runs import Logs, read_log  # noqa: E402
+
 import train_gpt  # noqa: E402  (the repository's root is not a package)
 
 pytest_plugins = ["promises"]
@@ -362,6 +366,12 @@ def log_text(seed: int = 1, nats: float = 1.9, **changed: Any) -> str:
         f"final_int8_zlib_roundtrip_exact val_loss:{nats:.8f} val_bpb:{bpb:.8f}{one.partial}\n",
     ]
     return "\n".join(lines)
+
+
+def read_text(folder: Path, text: str | bytes, name: str = "train.log") -> Logs:
+    """What is read from a log with this text."""
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+    return read_log(folder / name)
 
 
 # A record of three runs, and its folder.

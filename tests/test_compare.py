@@ -13,19 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cli
+import compare
 import numpy as np
+import picture
 import pytest
-from conftest import ROOT, SMALL_MODEL, TOKENS, Call, bpb_of, byte_data, clean_environment, log_text
+import significance
+from configuration import conditions, seed_groups, telling, trace, written
+from conftest import ROOT, TOKENS, Call, bpb_of, log_text, read_text
+from runs import Run, read_logs
 
-sys.path.append(str(ROOT / "logs"))
-import cli  # noqa: E402  (the room is no package)
-import compare  # noqa: E402
-import picture  # noqa: E402
-import significance  # noqa: E402
-from configuration import conditions, seed_groups, telling, trace, written  # noqa: E402
-from runs import Run, read_logs  # noqa: E402
-
-pytestmark = pytest.mark.timeout(200)
+A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
 
 
 def write_log(path: Path, **changed: Any) -> Path:
@@ -77,10 +75,8 @@ def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> 
         *("1", "train_seed9.log", "2.0608", "2.0501", "1.2142", "1.21420", bpb, bpb, nats),
         *("302,114", "15,700,000", "16,002,114", "-2,114"),
     ]
-    assert block(out, "Remarks") == [
-        "  1: its name says seed 9, its log 3",
-        "  1: 2,114 bytes over the cap of 16,000,000",
-    ]
+    said = ["  1: its name says seed 9, its log 3", "  1: 2,114 bytes over the cap of 16,000,000"]
+    assert block(out, "Remarks") == said
     assert code == 0
 
 
@@ -101,17 +97,13 @@ def test_a_run_of_a_file_is_named_as_the_tables_name_it(tmp_path: Path, call: Ca
 TELLING = {
     "seed, names of the run": ({"seed": 1, "run_id": "a"}, {"seed": 2, "run_id": "b"}, ""),
     "folders and files": ({"log_dir": "/a", "logfile": "a"}, {"log_dir": "/b", "logfile": "b"}, ""),
-    "how often lines come": ({"train_log_every": 10}, {"train_log_every": 20}, ""),
+    "periods": ({"val_every": 1, "training_keep": 2}, {"val_every": 3, "training_keep": 4}, ""),
     "settings": ({}, {"matrix_lr": 0.02, "iterations": 9}, "matrix_lr iterations"),
     "where data lie": ({"data_path": "/a/x"}, {"data_path": "/b/x"}, ""),
     "other data": ({"data_path": "/a/x"}, {"data_path": "/a/y"}, "data_path"),
     "processes": ({"world": 1}, {"world": 8}, "world_size"),
     "the script's size": ({"code": 5}, {"code": 6}, "code_bytes"),
-    "the script": (
-        {"script": "import os\ndef a(): 1"},
-        {"script": "import os\ndef f(): 12"},
-        "code",
-    ),
+    "code": ({"script": "import os\ndef a(): 1"}, {"script": "import os\ndef b(): 1"}, "code"),
     "what one log alone tells": ({"odd": 1}, {}, ""),
 }
 
@@ -119,10 +111,8 @@ TELLING = {
 @pytest.mark.parametrize("kind", TELLING)
 def test_what_may_change_a_result(tmp_path: Path, kind: str) -> None:
     *made, names = TELLING[kind]
-    paths = [tmp_path / "0.log", tmp_path / "1.log"]
-    for seed, (path, one) in enumerate(zip(paths, made, strict=True)):
-        write_log(path, **{"code": 9, "seed": seed} | one)
-    runs = read_logs(paths).runs
+    texts = [log_text(**{"code": 9, "seed": seed} | one) for seed, one in enumerate(made)]
+    runs = [read_text(tmp_path, text).runs[0] for text in texts]
     assert telling(runs) == names.split() and telling(runs, names.upper().split()) == []
     assert seed_groups(runs) == ([[0], [1]] if names else [[0, 1]])
     assert seed_groups(runs, names.split()) == [[0, 1]]
@@ -153,9 +143,6 @@ def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call)
         ((none, write_log(tmp_path / "5.log")), "no data_crc: 1-2)\n"),
     ):
         assert answer in call(compare.main, *logs)[1]
-
-
-A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]
 
 
 def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> None:
@@ -219,9 +206,7 @@ def add_line(path: str | Path, line: str) -> None:
     edited(path, lambda log: f"{log}{line}\n")
 
 
-def test_submitted_results_are_compared_whatever_evaluations_there_are(
-    tmp_path: Path, call: Call
-) -> None:
+def test_results_of_different_evaluations_are_compared(tmp_path: Path, call: Call) -> None:
     """A's decoded artifact is worse than B's, its sliding windows, which B has not, are better."""
     a, b = arm(tmp_path, "a", B), arm(tmp_path, "b", A)
     for path, nats in zip(a, A, strict=True):
@@ -232,9 +217,7 @@ def test_submitted_results_are_compared_whatever_evaluations_there_are(
     assert code == 0 and "A is better than B by more than 0.005 nats" in out
     assert "A is 0.02520 nats lower" in out
     assert "note: the logs show no difference in configuration between A and B" in out
-    assert (
-        "note: b_seed1.log: its last result, final_ttt 5.0 (line 24), is taken for a failed" in out
-    )
+    assert "note: b_seed1.log: its last result, final_ttt 5.0 (line 24), is taken for" in out
     assert "come from different evaluations (roundtrip, sliding)" in out
 
 
@@ -300,10 +283,21 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     assert [float(row["val_loss"]) for row in rows] == A + A
 
 
-def test_two_runs_alone_get_one_sentence(tmp_path: Path, call: Call) -> None:
-    one = write_log(tmp_path / "0.log", nats=2.05, ms=43, train_prefetch=0)
-    two = write_log(tmp_path / "1.log", nats=2.06, ms=45, train_prefetch=1)
-    out = call(compare.main, one, two)[1]
+def test_two_runs_alone_get_one_sentence_and_a_command(tmp_path: Path, call: Call) -> None:
+    """The command has a Python with what runs need, and trains as long; test_ablate.py runs one."""
+    one, two = tmp_path / "0.log", tmp_path / "1.log"
+    cap, steps = ["--seconds", "600"], ["--steps", "13790"]
+    for gone, length in ("none", cap), ("max_wallclock_seconds", steps), ("stopping_early", steps):
+        write_log(one, nats=2.05, ms=43, train_prefetch=True)
+        write_log(two, nats=2.06, ms=45, train_prefetch=False)
+        for log in (one, two):
+            edited(log, lambda text, gone=gone: text.replace(gone, "_"))
+        out = call(compare.main, one, two)[1]
+        python, tool, *words = shlex.split(out.partition("as they were: ")[2])
+        assert python == cli.python_of_runs()
+        assert words[:-1] == ["--vary", "TRAIN_PREFETCH=1,0", *length, "--seeds", "3", "--"]
+        paths = [Path(path).resolve() for path in (tool, words[-1])]
+        assert paths == [ROOT / "logs" / "ablate.py", ROOT / "train_gpt.py"]
     assert "run 2 is 0.00592 bits per byte higher than run 1; it takes 2.00 ms per step more" in out
     assert "not known: no input_wait in these logs\n" in out
     for path, wait in ((one, 0.43), (two, 1.8)):
@@ -314,25 +308,6 @@ def test_two_runs_alone_get_one_sentence(tmp_path: Path, call: Call) -> None:
     assert "Two runs" not in out and "decides" not in out
 
 
-@pytest.mark.slow
-def test_the_command_that_decides_works_where_it_is_pasted(tmp_path: Path, call: Call) -> None:
-    """In any folder, with a Python that has what it needs, for as long as the two runs."""
-    logs = [write_log(tmp_path / f"{n}.log", train_prefetch=n) for n in ("True", "False")]
-    for length in (["--seconds", "600"], ["--steps", "13790"]):
-        said = call(compare.main, *logs)[1].splitlines()[-1]
-        python, tool, *words = shlex.split(said.partition("as they were: ")[2])
-        vary = ["--vary", "TRAIN_PREFETCH=1,0"]
-        assert words[:-1] == [*vary, *length, "--seeds", "3", "--"]
-        for log in logs:
-            edited(log, lambda text: text.replace("stopping_early", "ended"))
-    short = ["--steps", "1", "--seeds", "1", "--out", str(tmp_path / "out"), "--", words[-1]]
-    variables = clean_environment(**SMALL_MODEL | byte_data(tmp_path / "data"))
-    command = [python, tool, *vary, *short]
-    done = subprocess.run(command, env=variables, text=True, capture_output=True, timeout=150)
-    assert done.returncode == 0 and "Verdict: one seed per pair" in done.stdout, done.stderr
-    assert "This decides" not in done.stdout, "the same command with --seeds 3 does"
-
-
 def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "in_own", lambda name: name == "torch")
     assert cli.python_of_runs() == sys.executable
@@ -340,49 +315,47 @@ def test_it_names_a_python_that_has_what_runs_need(monkeypatch: pytest.MonkeyPat
     assert cli.python_of_runs() == str(cli.OWN)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ([], 2, "name a log"),
-        (["--a", "x"], 2, "belong together"),
-        (["x", "--plto", "y.png"], 2, "unrecognized arguments: --plto y.png: --help lists"),
-        (["x", "--plot", "y.gif"], 2, ".png or .svg"),
-        (["--a", "x", "--b", "y", "--alpha", "2"], 2, "between 0 and 1"),
-        (["x", "--margin", "nan"], 2, "nan: write a number from 0 on, such as 0.5"),
-        (["x", "--margin", "0.1"], 2, "--margin does nothing without --a: give both"),
-        (["x", "--json", "y.json"], 2, "write > y.json after the command"),
-        (["--a", "x,y", "--b", "z"], 2, "x,y: no such log: write spaces between logs"),
-        (["none.log"], 1, "no run was read (none.log: cannot be read: No such file or directory)"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(
-    call: Call, arguments: list[str], code: int, words: str
-) -> None:
-    found, out, err = call(compare.main, *arguments)
-    assert found == code and words in err and err.startswith("error: ") and err.count("\n") == 1
-    assert out.startswith("" if code == 2 else "Could not be read\n  none.log: cannot be read: No")
+# Arguments, the exit code, words of the error.
+FAULTS = """
+ | 2 | name a log
+--a x | 2 | belong together
+x --plto y.png | 2 | unrecognized arguments: --plto y.png: --help lists
+x --plot y.gif | 2 | .png or .svg
+--a x --b y --alpha 2 | 2 | between 0 and 1
+x --margin nan | 2 | nan: write a number from 0 on, such as 0.5
+x --margin 0.1 | 2 | --margin does nothing without --a: give both
+x --json y.json | 2 | write > y.json after the command
+--a x,y --b z | 2 | x,y: no such log: write spaces between logs
+none.log | 1 | no run was read (none.log: cannot be read: No such file or directory)
+"""
 
 
-@pytest.mark.parametrize("package", ["scipy", "pandas"])
-def test_a_missing_package_is_one_line_with_the_command_that_brings_it(
-    tmp_path: Path, package: str
-) -> None:
-    """And with the project's own Python, where that one has it."""
+@pytest.mark.parametrize("row", FAULTS.strip("\n").splitlines())
+def test_what_cannot_be_done_is_one_line(call: Call, row: str) -> None:
+    arguments, code, words = row.split(" | ")
+    found, out, err = call(compare.main, *arguments.split())
+    assert found == int(code) and words in err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert out.startswith("Could not be read\n  none.log: cannot be read: No") == (code == "1")
+
+
+@pytest.mark.parametrize(("package", "has"), [("scipy", ""), ("pandas", "pandas")])
+def test_a_missing_package_is_one_line(tmp_path: Path, package: str, has: str) -> None:
+    """With the command that brings it, and with the project's own Python, where that one has it."""
     logs = arm(tmp_path, "a", A)
     shutil.copytree(ROOT / "logs", tmp_path / "logs", ignore=shutil.ignore_patterns("*cache*"))
+    (tmp_path / ".venv/lib/python3.99/site-packages" / has).mkdir(parents=True)
     start = f"import sys; sys.modules[{package!r}] = None; sys.path.insert(0, 'logs')"
     start += "; import cli, compare; sys.exit(cli.run(compare.main))"
     options = ["--csv"] if package == "pandas" else ["--plot", "out.png"]
-    bring = f"{sys.executable} -m pip install "
-    own = f"it with {tmp_path}/.venv/bin/python, which has it, or "
-    for has, remedy in (("", bring), (package, own + bring)):
-        (tmp_path / ".venv/lib/python3.99/site-packages" / has).mkdir(parents=True)
-        command = [sys.executable, "-c", start, *logs, *options]
-        done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
-        assert done.returncode == 1 and not (tmp_path / "out.png").exists()
-        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-        assert f"{package} is missing: run {remedy}" in done.stderr
-        assert done.stdout.startswith("What differs") == (package != "pandas"), "the table stands"
+    command = [sys.executable, "-c", start, *logs, *options]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 1 and not (tmp_path / "out.png").exists()
+    own = f"it with {tmp_path}/.venv/bin/python, which has it, or " if has else ""
+    remedy = f"{package} is missing: run {own}{sys.executable} -m pip install "
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert remedy in done.stderr
+    assert done.stdout.startswith("What differs") == (package != "pandas"), "the table stands"
 
 
 @pytest.fixture
@@ -398,9 +371,8 @@ def three_arms(folder: Path) -> list[str]:
     return logs + arm(folder, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
 
 
-def test_a_picture_has_a_title_a_colour_and_a_legend_line_an_arm(
-    tmp_path: Path, drawn: list[Any], call: Call
-) -> None:
+def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) -> None:
+    """It has a title; each arm has a colour and a line of the legend."""
     assert call(compare.main, *three_arms(tmp_path), "--plot", "x.svg")[0] == 0
     figure = drawn[0]
     curves, dots = figure.axes
@@ -499,11 +471,9 @@ def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
     assert [round(wait.mean, 1) for wait in waits] == [151.8, 2.6, 0.0, 1.4, 1.0, 0.0]
 
 
-def test_arms_that_differ_in_more_than_settings_have_the_names_of_their_logs(
-    tmp_path: Path, drawn: list[Any], call: Call
-) -> None:
-    """Folders tell them apart; training losses of two tokenizers are not drawn together. Long names
-    are broken between words."""
+def test_arms_are_named_by_their_logs(tmp_path: Path, drawn: list[Any], call: Call) -> None:
+    """Where they differ in more than settings. Folders tell them apart; training losses of two
+    tokenizers are not drawn together. Long names are broken between words."""
     logs = [
         write_log(tmp_path / f"f{n}" / "train.log", iterations=n, code=n, nats=2 + n, factor=1 + n)
         for n in (1, 2)

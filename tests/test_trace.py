@@ -14,14 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL_MODEL, byte_data, run_trainer
 
-pytestmark = pytest.mark.timeout(120)
 SCRIPT = ROOT / "logs" / "trace.py"
 READER, WAIT, FORWARD, OPTIMIZER = "#e69f00", "#d00000", "#8ecae6", "#009e73"  # in the picture
 
 
-def trace_py(
-    *arguments: object, prelude: str = "pass", encoding: str = "utf-8"
-) -> subprocess.CompletedProcess:
+def trace_py(*arguments: object, prelude="pass", encoding="utf-8") -> subprocess.CompletedProcess:
     """The script as a user runs it; `prelude` runs before it, in the same interpreter."""
     room = f"sys.path[0] = {str(SCRIPT.parent)!r}"
     start = f"import runpy, sys; {room}; {prelude}; sys.argv = sys.argv[1:]"
@@ -73,16 +70,10 @@ def write(path: Path, events: list[dict]) -> Path:
 
 def cpu_step(number: int, begin: float) -> list[dict]:
     """A step of 10 s: 1 s of waiting, 9 s of compute, a read of which a quarter lies under it."""
-    phases = {"forward": 3, "backward": 6, "reduce": 7, "grad_clip": 7.5, "optimizer": 10}
-    edges = [1, *phases.values()]
-    return [
-        event(f"ProfilerStep#{number}", begin, begin + 10),
-        event("input_wait", begin, begin + 1),
-        event("disk_read", begin + 0.7, begin + 1.1),
-    ] + [
-        event(name, begin + a, begin + b)
-        for name, a, b in zip(phases, edges, edges[1:], strict=False)
-    ]
+    spans = {f"ProfilerStep#{number}": (0, 10), "input_wait": (0, 1), "disk_read": (0.7, 1.1)}
+    spans |= {"forward": (1, 3), "backward": (3, 6), "reduce": (6, 7), "grad_clip": (7, 7.5)}
+    spans |= {"optimizer": (7.5, 10)}
+    return [event(name, begin + a, begin + b) for name, (a, b) in spans.items()]
 
 
 @pytest.fixture
@@ -118,27 +109,15 @@ def test_lanes_of_a_cpu_show_times_where_they_are(cpu_trace: Path) -> None:
 
 def test_with_cuda_the_device_counts(tmp_path: Path) -> None:
     """Kernels of two streams are one lane, late copies are input wait, scalars are no copies."""
-    rows = [
-        event("ProfilerStep#1", 0, 10),
-        event("ProfilerStep#1", 3, 12, "gpu_user_annotation"),
-        event("forward", 0, 9),
-        event("forward", 3, 12, "gpu_user_annotation"),
-        event("input_wait", 0, 1),
-        event("input_wait", 5, 6),
-        event("disk_read", 1, 5),
-        event("disk_read", 10.5, 10.51),
-        copy(0.5, 2, 1024),
-        copy(2, 3, 1023),
-        copy(7, 8, 1 << 20, "DtoH (Device -> Pageable)"),
-        copy(8, 10, 1 << 20),
-        kernel(3, 6),
-        kernel(4, 7, stream=13),
-        kernel(9, 12),
-        event("Memset (Device)", 7, 8, "gpu_memset", bytes=4096, stream=7),
-    ]
-    title, marks, reader, copies, compute, wait = lines = shown(
-        write(tmp_path / "t.gz", rows), "--width", 12
-    )
+    rows = [event("ProfilerStep#1", 0, 10), event("forward", 0, 9), event("input_wait", 0, 1)]
+    rows += [event("input_wait", 5, 6), event("disk_read", 1, 5), event("disk_read", 10.5, 10.51)]
+    rows += [event(name, 3, 12, "gpu_user_annotation") for name in ("ProfilerStep#1", "forward")]
+    rows += [copy(0.5, 2, 1024), copy(2, 3, 1023), copy(8, 10, 1 << 20)]
+    rows += [copy(7, 8, 1 << 20, "DtoH (Device -> Pageable)")]
+    rows += [kernel(3, 6), kernel(4, 7, stream=13), kernel(9, 12)]
+    rows += [event("Memset (Device)", 7, 8, "gpu_memset", bytes=4096, stream=7)]
+    lines = shown(write(tmp_path / "t.gz", rows), "--width", 12)
+    title, marks, reader, copies, compute, wait = lines
     assert "step 1, 12000 ms" in title, "until the device has done what the host gave it"
     assert marks == f"{'':12}↓1"
     assert bars(lines) == [" ████     ▁ ", "▄█      ██  ", "   ████  ███", "██      █   "]
@@ -155,9 +134,8 @@ def test_the_trainers_trace_is_read(tmp_path: Path) -> None:
     [path] = (tmp_path / "logs").glob("*.trace.json.gz")
     _, marks, reader, _, compute, wait = shown(path)
     assert marks.count("↓") == 3 and "under compute" in reader and "0.00 ms" not in wait
-    read, computed, waited = (
-        float(re.search(r"([\d.]+) %", lane)[1]) for lane in (reader, compute, wait)
-    )
+    shares = [re.search(r"([\d.]+) %", lane)[1] for lane in (reader, compute, wait)]
+    read, computed, waited = map(float, shares)
     assert 0 < read < computed < 100.02 - waited  # of rounded shares
 
 
@@ -229,24 +207,18 @@ def test_a_short_read_is_seen_and_many_kernels_are_a_small_file(tmp_path: Path) 
 
 STEP, PHASE = event("ProfilerStep#1", 0, 1), event("forward", 0, 1)
 NO_TIMES = [{"ts": value} for value in ("1", None, math.nan, math.inf, 10**400)] + [{"dur": -1}]
-
-
 DAMAGED = [b"", b"step:1/20 train_loss:6.9", b"[" * 100_000, b'{"a": 1}']
 DAMAGED += [gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9]]
 DAMAGED += [{"traceEvents": [STEP, PHASE | times]} for times in NO_TIMES]
-OTHERS = [
+NO_TRACES = [(content, "damaged or no trace") for content in DAMAGED] + [
     (None, "No such file or directory"),
     ({"traceEvents": [PHASE, 7, None]}, "no ProfilerStep marks"),
     ({"traceEvents": [STEP, event("aten::mm", 0, 1, "cpu_op")]}, "no phases"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("content", "why"), [(content, "damaged or no trace") for content in DAMAGED] + OTHERS
-)
-def test_what_is_no_trace_is_said_in_one_line(
-    tmp_path: Path, content: bytes | dict | None, why: str
-) -> None:
+@pytest.mark.parametrize(("content", "why"), NO_TRACES)
+def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: object, why: str) -> None:
     path = tmp_path / "x"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -272,10 +244,7 @@ def test_a_wish_that_cannot_be_met_is_said_in_one_line(cpu_trace: Path, tmp_path
         assert done.returncode == 2 and re.fullmatch(r"error: .*\n", done.stderr)
 
 
-def test_a_file_that_unpacks_to_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(SCRIPT.parent)
+def test_too_much_to_unpack_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("trace_script", SCRIPT)
     script = sys.modules["trace_script"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
