@@ -498,11 +498,3 @@ def test_pictures_are_written_whole(tmp_path: Path, call: Call, suffix: str) -> 
     assert [path.name for path in tmp_path.iterdir() if path.suffix == suffix] == [f"out{suffix}"]
     code, _, err = call(compare.main, *logs, "--plot", tmp_path / "none" / f"out{suffix}")
     assert code == 1 and err.startswith("error: --plot ") and len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("words", [("a_seed1.log", "What differs in"), ("--help", "--plot FILE")])
-def test_the_script_runs_as_a_user_starts_it(tmp_path: Path, words: tuple[str, str]) -> None:
-    arm(tmp_path, "a", [2.05])
-    command = [sys.executable, str(ROOT / "logs" / "compare.py"), words[0]]
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "") and words[1] in done.stdout

@@ -150,6 +150,38 @@ def test_requirements_are_those_packages_pinned() -> None:
     assert "torch==2.13.0" in lines
 
 
+# What imports what: logs/ is a library, and records/ builds on it.
+
+
+MODULES = {path.stem: path for room in ("logs", "records") for path in (ROOT / room).glob("*.py")}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of these rooms that a module imports, anywhere in it."""
+    text = path.read_text(encoding="utf-8")
+    return {*re.findall(r"(?m)^ *(?:from|import) (\w+)", text)} & {*MODULES}
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Neither directly nor around a corner: taking away what imports nothing leaves nothing."""
+    left = {name: imports(path) for name, path in MODULES.items()}
+    logs = {name for name, path in MODULES.items() if path.parent.name == "logs"}
+    assert not any(left[name] - logs for name in logs), "only records/ builds on another room"
+    while free := [name for name, needed in left.items() if not needed & set(left)]:
+        left = {name: needed for name, needed in left.items() if name not in free}
+    assert left == {}
+
+
+def test_importing_a_module_of_the_library_does_nothing() -> None:
+    """No exit, no output, and no package that only some questions need."""
+    library = "lines scripts runs results configuration significance cli tables"
+    code = f"import sys\nfor name in {library.split()}: __import__(name)\n"
+    code += "print({'scipy', 'pandas', 'matplotlib', 'torch', 'numpy'} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT / "logs", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
+
+
 # The README's own commands.
 
 
