@@ -418,11 +418,10 @@ def make_optimizers(model, config, runtime, counts):
 
 def progress(config, step, elapsed_ms):
     """The share of the run that is over, 0 to 1: by steps or by time, whichever is larger."""
-    by_steps = step / max(config.iterations, 1)
-    by_clock = 0.0
+    share = step / max(config.iterations, 1)
     if config.max_wallclock_seconds > 0:
-        by_clock = elapsed_ms / (1e3 * config.max_wallclock_seconds)
-    return min(1.0, max(by_steps, by_clock))
+        share = max(share, elapsed_ms / (1e3 * config.max_wallclock_seconds))
+    return min(1.0, share)
 
 
 def lr_multiplier(config, step, elapsed_ms):
@@ -481,9 +480,9 @@ class Shards:
         if not self.paths and not self.growing:
             missing = f"no fineweb_{split}_*.bin" if self.folder.is_dir() else "no such folder"
             home = Path(__file__).resolve().parent
-            if self.folder.is_file():
-                missing = "it is a file: set its folder"
-            elif home != Path.cwd() and not Path(config.data_path).is_absolute():
+            if self.folder.is_file() or any(self.folder.glob("*/fineweb_*.bin")):
+                missing = "set the folder that holds the shards"
+            elif self.folder != Path(home, config.data_path):
                 missing += f" in {Path.cwd()}: cd {home}"
             raise RunError(f"DATA_PATH={config.data_path}: {missing}: {GET_DATA}")
 
@@ -1323,8 +1322,7 @@ class Exchange:
 
         Raises RunError for a parameter without a gradient.
         """
-        # Keep a reference: freed at a random moment by autograd's thread, they would raise peak
-        # memory.
+        # Keep them: freed at a random moment by autograd's thread, they would raise peak memory.
         self.kept = torch.autograd.grad(loss, self.params, allow_unused=True)
         if any(part is None for part in self.kept):  # `in` would compare tensors: 20 us for each
             name = self.names[self.kept.index(None)]
@@ -1770,7 +1768,7 @@ def held_state(run):
 def copy_state(value, name):
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return copy.deepcopy(value.state_dict())
-    if isinstance(value, torch.Tensor):
+    if torch.is_tensor(value):
         return value.detach().clone()
     if isinstance(value, dict):
         return {key: copy_state(part, f"{name}[{key!r}]") for key, part in value.items()}
@@ -1793,7 +1791,7 @@ def restore_state(mine, saved, name):
         mine.load_state_dict(saved)
         check_state(mine, had, name)
         return mine
-    if isinstance(mine, torch.Tensor):
+    if torch.is_tensor(mine):
         if mine.shape != saved.shape:
             raise ValueError(f"{name} has another shape")
         mine.detach().copy_(saved)
@@ -1832,7 +1830,7 @@ def state_by_name(value, name=""):
 
 def is_same(before, after):
     """Is a part of a copied state unchanged? `before` is None for what was made since."""
-    if not isinstance(after, torch.Tensor):
+    if not torch.is_tensor(after):
         return before == after
     if before is None:  # an optimizer makes its state in its first step: it must still be zero
         return not after.any()
@@ -1958,7 +1956,7 @@ def find_checkpoint(config, older_than=None):
         try:
             with open_regular(path) as file:
                 state = torch.load(file, "cpu", weights_only=True)
-            if "step" not in state or "held" not in state:
+            if "step" not in state:
                 raise ValueError("it holds weights alone")
             if state["step"] < 0 or not 0 <= state["train_ms"] < math.inf:
                 raise ValueError("its step or its time is impossible")
@@ -2204,8 +2202,7 @@ def find_score_fault(run):
         batch = next(batches, None)
     if batch is None or (batch.y[0] < 0).all():
         return ""
-    x = batch.x[:1]
-    y = batch.y[:1]
+    x, y = batch.x[:1], batch.y[:1]
     if ((y[:, :-1] != x[:, 1:]) & (y[:, :-1] >= 0)).any():
         return "BatchPlan.widen has a target that is not the next token"
     model = copy.deepcopy(run.model).eval()  # the run's stays in training mode
@@ -2213,10 +2210,10 @@ def find_score_fault(run):
         p.add_(torch.randn_like(p), alpha=0.1)
     logits = model.logits(x)
     wanted = F.cross_entropy(logits.flatten(0, 1), y.flatten()).item()
-    loss = model.forward(x, y).tolist()  # eager: this shape would be compiled anew
-    if not (isinstance(loss, float) and math.isclose(loss, wanted, rel_tol=1e-5)):
+    loss = model.forward(x, y)  # eager: this shape would be compiled anew
+    if not (torch.is_tensor(loss) and loss.ndim == 0 and math.isclose(loss, wanted, rel_tol=1e-5)):
         advice = "put what only training needs under `if self.training:`"
-        return f"in eval mode GPT.forward gives {loss}, the cross-entropy is {wanted}: {advice}"
+        return f"in eval mode GPT.forward gives {first_line(loss)}, not the mean {wanted}: {advice}"
     end = x.size(1) // 2 | 1  # odd, or it might be the end of a window of attention
     x[:, end:] = (x[:, end:] + 1) % run.config.vocab_size
     if not torch.allclose(logits[:, :end], model.logits(x)[:, :end], rtol=1e-2, atol=1e-2):
@@ -2397,9 +2394,9 @@ RANGES = {  # the type, the least value, the first one that is too large, and wh
     int: (int, -(2**63), 2**63, "a whole number"),
     PositiveInt: (int, 1, 2**63, "a whole number from 1 on"),
     float: (float, -1e300, math.inf, "a number"),
-    Fraction: (float, 0, 1, "0 or more, below 1"),
-    NonNegativeFloat: (float, 0, math.inf, "0 or more"),
-    PositiveFloat: (float, 1e-300, math.inf, "more than 0"),
+    Fraction: (float, 0, 1, "a number >= 0, < 1"),
+    NonNegativeFloat: (float, 0, math.inf, "a number >= 0"),
+    PositiveFloat: (float, 1e-300, math.inf, "a number > 0"),
 }
 PATTERNS = "CONTROL_TENSOR_NAME_PATTERNS", "INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"
 # Names from other trainers and recipes: without an error, they would be ignored.
@@ -2421,6 +2418,8 @@ LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 
 def config_faults():
     """Yields the lines of Config that are no valid setting."""
+    if LEVELS > 127:
+        yield f"LEVELS={LEVELS}: int8 holds at most 127"
     for name, value in vars(Config).items():
         kind = SETTINGS.get(name.upper())  # None: it has no type
         known = kind in (str, bool, *RANGES) or get_origin(kind) is Literal

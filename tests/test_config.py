@@ -316,10 +316,10 @@ WRONG = {
     "GPU_PREFETCH=0": "1",
     "VAL_BATCH_SIZE=0": "1",
     "GRAD_ACCUM_STEPS=-1": "0",
-    "BETA1=1.0": "below 1",
-    "MUON_MOMENTUM=1.5": "below 1",
-    "LOGIT_SOFTCAP=0.0": "more than 0",
-    "DATA_STALL_SECONDS=0.0": "more than 0",
+    "BETA1=1.0": "a number >= 0, < 1",
+    "MUON_MOMENTUM=1.5": "a number >= 0, < 1",
+    "LOGIT_SOFTCAP=0.0": "a number > 0",
+    "DATA_STALL_SECONDS=0.0": "a number > 0",
     "DEVICE=gpu": "auto or cuda or cpu",
     "TORCH_COMPILE=yes": "auto or 0 or 1",
     "VAL_BYTECOUNT_DEVICE=cuda": "set cpu",
@@ -330,7 +330,8 @@ WRONG = {
     "RESUME=auto": "RUN_ID",
     "TRAIN_BATCH_TOKENS=2080": "set a multiple of 256",
     "VAL_TOKENS=20": "a row has 32: set 0",
-    "MATRIX_LR=-1": "set 0 or more",
+    "MATRIX_LR=-1": "set a number >= 0",
+    "MATRIX_LR=0,04": "set a number >= 0",
     "DATA_PATH=/nowhere": "no such folder: run `python3 data/quickstart.py",
     "TOKENIZER_PATH=/nowhere/of.model": "data/quickstart.py",
     f"TOKENIZER_PATH={__file__}": "no SentencePiece model: run `python3 data/quickstart.py",
@@ -449,8 +450,10 @@ def test_missing_data_comes_with_the_commands_that_fetch_it(
     assert f"fineweb10B_sp1024: no such folder in {Path.cwd()}: cd {ROOT}: run" in said.err
     said = main(DATA_PATH=tmp_path)
     assert all(f"no fineweb_{split}_*.bin" in said.err for split in ("train", "val"))
-    said = main(DATA_PATH=__file__)
-    assert f"DATA_PATH={__file__}: it is a file: set its folder: run" in said.err
+    byte_data(tmp_path / "set")
+    for wrong in (__file__, tmp_path):
+        said = main(DATA_PATH=wrong)
+        assert said.err.count(f"DATA_PATH={wrong}: set the folder that holds the shards: run") == 1
 
 
 @pytest.mark.parametrize("sign", ["/proc/driver/nvidia", "/dev/nvidiactl"])

@@ -277,6 +277,13 @@ def test_a_line_of_config_that_nobody_could_set_is_refused(
         tg.read_config({})
 
 
+def test_more_levels_than_int8_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else numbers would wrap around, and a run would end well with a score of nonsense."""
+    monkeypatch.setattr(tg, "LEVELS", 255)
+    with pytest.raises(SystemExit, match="^train_gpt.py: LEVELS=255: int8 holds at most 127$"):
+        tg.read_config({})
+
+
 def test_random_numbers_of_an_edit_repeat_on_resume(
     trainer_of: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +348,18 @@ class Scaled(tg.GPT):
         return 0.5 * super().forward(x, y)
 
 
+class Tupled(tg.GPT):
+    """As nanoGPT's."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.logits(x), super().forward(x, y)
+
+
+class Summed(tg.GPT):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, y) * y.numel()
+
+
 class Smoothed(tg.GPT):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         logits = self.logits(x).flatten(0, 1)
@@ -392,15 +411,18 @@ def test_a_score_that_is_none_is_named(
     ("edit", "said"),
     [
         (Scaled, "in eval mode GPT.forward gives"),
+        (Tupled, r"gives \(tensor.*, not the mean [0-9]"),
+        (Summed, r"gives tensor\(.*\), not the mean [0-9]"),
         (Smoothed, "put what only training needs under `if self.training:`"),
-        (None, "depend on later tokens: hide them, as is_causal does"),  # without the mask
+        (None, "depend on later tokens: hide them, as is_causal does"),
     ],
+    ids=["scaled", "with logits", "summed", "smoothed", "without a mask"],
 )
 @pytest.mark.row("an edit whose loss is no cross-entropy of the score, ..", "refused before step 1")
 def test_such_a_run_ends_before_its_first_step(
     trainer_of: Callable, monkeypatch: pytest.MonkeyPatch, edit: type, said: str
 ) -> None:
-    """Also where the initial zeros of attention's projection hide the fault."""
+    """Also if the initial zeros of attention's projection hide the fault."""
     attention = nn.functional.scaled_dot_product_attention
 
     def unmasked(*qkv: torch.Tensor, is_causal: bool, **more: bool) -> torch.Tensor:
