@@ -241,6 +241,8 @@ def test_submitted_results_are_compared_whatever_evaluations_there_are(
 def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -> None:
     """Also where no log tells its tokens: the bytes a token follow from the results."""
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)  # as many tokens: another text
+    assert code == 1 and "texts: a_seed2.log 151,080,362 bytes and b_seed1.log 249,282,598" in out
     for path in (*a, *b):
         edited(path, lambda log: log.replace(f" tokens:{TOKENS}", ""))
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
