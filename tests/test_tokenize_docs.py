@@ -481,6 +481,7 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
         code=1,
     )
     assert error.startswith(f"error: {tmp_path / 'b.txt'}:3: not UTF-8") and error.count("\n") == 1
+    assert f"convert it: iconv -f WINDOWS-1252 -t UTF-8 {tmp_path / 'b.txt'} > NEW_FILE" in error
 
 
 @pytest.mark.parametrize(
