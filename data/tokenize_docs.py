@@ -1207,6 +1207,10 @@ def fault_of_options(options: argparse.Namespace) -> str:
         return "no FILE is named; name it in front of --model and --vocab-size, which take several"
     for fault in filter(None, map(fault_of_file, options.files)):
         return fault
+    places = [os.path.realpath(path) for path in options.files]
+    for path, place in zip(options.files, places, strict=True):
+        if places.count(place) > 1:
+            return f"{path}: named {places.count(place)} times; name it once"
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         return f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'"
     if options.shard_tokens >= 1 << 31:

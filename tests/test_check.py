@@ -296,6 +296,7 @@ FAULTS: dict[str, Build] = {
     "warned R203: bytes_total is Infinity": says(bytes_total=10**400),
     "warned R306: leaves out seed 1, 42": says(seeds=1337),
     "refused R201: it is no JSON object: Expecting": add("submission.json", '{"a": 1'),
+    "refused R201: (char 9): remove the comma before it": add("submission.json", '{"a": 1,\n}'),
     "refused R201: it is no JSON object: maximum recursion": add("submission.json", "[" * 200_000),
     "warned R202: it does not say val_bpb": says(val_bpb=None),
     'warned R203 R401: val_bpb is "1.1": write a number above 0': says(val_bpb="1.1"),
