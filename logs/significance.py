@@ -270,7 +270,7 @@ def other_texts(runs: Sequence[Run], question: Question) -> list[str]:
     if sizes[most] <= SAME_TEXT * sizes[least]:
         return []
     scored = " and ".join(f"{name} {sizes[name]:,.0f} bytes" for name in (least, most))
-    return [f"other validation texts: {scored} scored: validate A and B on one text"]
+    return [f"other validation texts: {scored} scored: validate all runs on one text"]
 
 
 def described(run: Run) -> str:

@@ -312,6 +312,8 @@ def test_two_runs_alone_get_one_sentence(tmp_path: Path, call: Call) -> None:
         add_line(path, f"input_wait total:{13_790 * wait}ms share:1% max:9ms epochs:0.5")
     out = call(compare.main, one, two)[1]
     assert "waiting for input is +1.37 ms of that" in out
+    edited(two, lambda log: log.replace(f" tokens:{TOKENS}", " tokens:9999"))
+    assert "Two runs: other validation texts: 1.log 24,357 bytes" in call(compare.main, one, two)[1]
     out = call(compare.main, one, two, write_log(tmp_path / "c.log"))[1]
     assert "Two runs" not in out and "decides" not in out
 

@@ -683,6 +683,13 @@ def make_recipe(folder: Path, name: str, old: str, new: str) -> None:
     (folder / f"{name}.diff").write_text(HEADER + diff, encoding="utf-8")
 
 
+def test_a_pager_that_has_seen_enough_is_no_fault() -> None:
+    command = [sys.executable, recipe.__file__, "list"]
+    tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    tool.stdout.close()  # before it prints
+    assert tool.stderr.read() == "" and tool.wait() != 1
+
+
 def test_what_cannot_be_merged_is_shown_with_both_sides(call: Call, own_recipes: Path) -> None:
     make_recipe(own_recipes, "one", SOFTCAP, "return logits.float()")
     make_recipe(own_recipes, "two", SOFTCAP, "return (2 * logits).float()")
