@@ -53,6 +53,10 @@ class RecipeError(Exception):
     """A refusal, in words for the user."""
 
 
+class EditedError(RecipeError):
+    """A recipe's lines are not found: somebody has edited them."""
+
+
 # Recipes as files
 
 
@@ -166,7 +170,7 @@ def patched(base: str, recipe: Recipe) -> str:
         if done.returncode:
             line = re.search(r"train_gpt\.py:(\d+)", done.stderr)
             place = f"near line {line[1]}" if line else "than it expects"
-            raise RecipeError(f"{recipe.name} does not apply: train_gpt.py has other lines {place}")
+            raise EditedError(f"{recipe.name} does not apply: train_gpt.py has other lines {place}")
         return (folder / "train_gpt.py").read_text(encoding="utf-8")
 
 
@@ -360,7 +364,7 @@ def apply_recipes(options: argparse.Namespace) -> None:
     for recipe in recipes:
         try:
             patched(base, recipe)
-        except RecipeError as error:
+        except EditedError as error:
             raise RecipeError(f"{error}: {EDITED}") from error
     text = with_defaults(combined(base, recipes), assigned)
     target.write_text(f"{MADE_BY}{', '.join(options.names)}\n{text}", encoding="utf-8")
