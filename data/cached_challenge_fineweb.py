@@ -565,6 +565,9 @@ def run(options: argparse.Namespace) -> None:
     meant = variant_meant(options.variant)
     if meant != options.variant:
         raise argparse.ArgumentTypeError(f"--variant {options.variant}: did you mean {meant}?")
+    endpoint = "" if options.verify else os.environ.get("HF_ENDPOINT", "")
+    if endpoint and not re.match("https?://", endpoint):
+        raise DataError(f"HF_ENDPOINT={endpoint}: an address is expected; set https://{endpoint}")
     folder = DATA / "datasets" / (PREFIX + options.variant)
     if (folder / STATE_NAME).exists():
         raise DataError(

@@ -178,11 +178,18 @@ class Block(NamedTuple):
             fault = f"not UTF-8 ({error}); unpack or convert it"
             if isinstance(error, UnicodeDecodeError):
                 lines_before = data.count(b"\n", 0, error.start)
+                again = f"iconv -f {encoding_of(data)} -t UTF-8 {self.path} > NEW_FILE"
+                fault = f"not UTF-8 ({error}); if it is text, convert it: {again}"
         except (LookupError, TypeError, AttributeError):
             fault = f'no "text" that is a string; {LINE_FORM}'
         except (ValueError, RecursionError) as error:
             fault = f"not JSON ({getattr(error, 'msg', error)}); {LINE_FORM}"
         raise DataError(f"{self.path}:{self.place(index)[3] + lines_before}: {fault}")
+
+
+def encoding_of(data: bytes) -> str:
+    """The encoding that text in no UTF-8 most likely has, as iconv calls it."""
+    return "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "WINDOWS-1252"
 
 
 def passages(handle: BinaryIO) -> Iterator[bytes]:
@@ -1200,6 +1207,10 @@ def fault_of_options(options: argparse.Namespace) -> str:
         return "no FILE is named; name it in front of --model and --vocab-size, which take several"
     for fault in filter(None, map(fault_of_file, options.files)):
         return fault
+    places = [os.path.realpath(path) for path in options.files]
+    for path, place in zip(options.files, places, strict=True):
+        if places.count(place) > 1:
+            return f"{path}: named {places.count(place)} times; name it once"
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         return f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'"
     if options.shard_tokens >= 1 << 31:
@@ -1225,6 +1236,9 @@ def fault_of_file(path: str) -> str:
 def fault_of_command(words: list[str]) -> str:
     if words and "=" in words[0]:
         return f"{words[0]}: settings go in front of this tool, not behind --"
+    own = words[1:] if words[:1] == [sys.executable] else words
+    if len(own) == 1 and " " in own[0] and not os.path.isfile(own[0]):
+        return f"'{own[0]}' is one word; write the command without the quotes"
     if words and not shutil.which(words[0]):
         return f"{words[0]}: no such command; write -- python3 train_gpt.py"
     for word in words:

@@ -35,6 +35,8 @@ class Trainer:
     def __init__(self, command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
         """Raises ToolError where the program or the script is not found."""
         self.given, self.folder = list(command), folder
+        if len(command) == 1 and len(command[0].split()) > 1 and not os.path.isfile(command[0]):
+            raise ToolError(f"'{command[0]}' is one word: write the command without the quotes")
         words = [*_launcher(command[0]), *command[1:]]
         program = shutil.which(words[0], path=environ.get("PATH"))
         if program is None:

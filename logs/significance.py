@@ -26,6 +26,7 @@ CAP_BYTES = 16_000_000  # script and model, decimal
 MARGIN = 0.005  # nats per token: what the challenge asks of a record
 ALPHA = 0.01
 SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
+SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 NATS, BITS = "nats", "bits per byte"
 USUAL_RATE = 2.5  # bytes per token, where no log tells them
 Unread = Sequence[str]
@@ -246,6 +247,7 @@ def compare_groups(
         found.refusals.append(
             "some runs were validated on a part of the split: run them again without VAL_TOKENS"
         )
+    found.refusals += other_texts([*a, *b], question)
     if found.refusals:
         found.a = found.b = found.test = None
     if a and b:
@@ -253,6 +255,22 @@ def compare_groups(
     if not found.refusals:
         compare_waits(a, b, found)
     return found
+
+
+def other_texts(runs: Sequence[Run], question: Question) -> list[str]:
+    """The reason to refuse runs whose validation texts differ in length, where logs tell it."""
+    sizes = {}
+    for run in runs:
+        rate = bytes_per_token(result_of(run, question.score))
+        if rate and run.val_tokens and not run.partial_val:
+            sizes[run.name] = rate * run.val_tokens
+    if not sizes:
+        return []
+    least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+    if sizes[most] <= SAME_TEXT * sizes[least]:
+        return []
+    scored = " and ".join(f"{name} {sizes[name]:,.0f} bytes" for name in (least, most))
+    return [f"other validation texts: {scored} scored: validate all runs on one text"]
 
 
 def described(run: Run) -> str:

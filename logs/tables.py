@@ -17,6 +17,8 @@ from significance import (
     CAP_BYTES,
     NATS,
     Comparison,
+    Question,
+    other_texts,
     passed_over_words,
     some,
     summary,
@@ -79,7 +81,9 @@ def pair_words(runs: Sequence[Run]) -> str:
     one, two = (run.step_times().mean for run in runs)
     results = [value_of(headline(run), BITS) for run in runs]
     words = []
-    if None not in results:
+    if texts := other_texts(runs, Question()):
+        words += texts
+    elif None not in results:
         words.append(result_words(*results))
     waits = [run.input_wait_per_step() for run in runs]
     if one and two:

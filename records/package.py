@@ -188,7 +188,8 @@ def name_logs(logs: Sequence[Log], track: str) -> None:
         twins = [other for other in logs if other.name == log.name and other is not log]
         if twins:
             raise RefusedError(
-                f"{log.path}: seed {log.seed} again, as {twins[0].path}: leave one out"
+                f"{log.path}: seed {log.seed} again, as {twins[0].path}: "
+                "run it with another SEED, or leave it out"
             )
 
 

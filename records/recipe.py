@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,12 +41,20 @@ FOLDER = ROOT / "records" / "recipes"
 FIELDS = "setting", "source", "effect", "cost"  # of a header, after its sentence
 NEEDED = "source", "effect"
 TODO = "TODO"
+EDITED = (  # the remedy where a recipe does not apply
+    "if you edited it, keep that as a copy and take the committed one: `cp train_gpt.py mine.py && "
+    "git checkout train_gpt.py`; then edit the file that apply writes"
+)
 MADE_BY = "# Made by records/recipe.py from train_gpt.py and these recipes: "
 MARKERS = "<<<<<<<", "|||||||", "=======", ">>>>>>>"  # of git's conflicts
 
 
 class RecipeError(Exception):
     """A refusal, in words for the user."""
+
+
+class EditedError(RecipeError):
+    """A recipe's lines are not found: somebody has edited them."""
 
 
 # Recipes as files
@@ -159,8 +168,9 @@ def patched(base: str, recipe: Recipe) -> str:
         (folder / "train_gpt.py").write_text(base, encoding="utf-8")
         done = git(folder, "apply", "-", given=recipe.diff)
         if done.returncode:
-            reason = done.stderr.strip().replace("\n", "; ")
-            raise RecipeError(f"{recipe.name} does not apply: {reason}")
+            line = re.search(r"train_gpt\.py:(\d+)", done.stderr)
+            place = f"near line {line[1]}" if line else "than it expects"
+            raise EditedError(f"{recipe.name} does not apply: train_gpt.py has other lines {place}")
         return (folder / "train_gpt.py").read_text(encoding="utf-8")
 
 
@@ -252,7 +262,11 @@ def combined(base: str, recipes: Sequence[Recipe], parse: bool = True) -> str:
     for recipe in recipes:
         mine = Side(" + ".join(done), text)
         other = patched(base, recipe)
-        text = merged(mine, base, Side(recipe.name, other)) if done else other
+        try:
+            text = merged(mine, base, Side(recipe.name, other)) if done else other
+        except RecipeError as error:
+            words = f"{str(error).rstrip()}\nThey do not combine: leave one out"
+            raise RecipeError(words) from error
         done.append(recipe.name)
     try:
         ast.parse(text if parse else "")
@@ -346,7 +360,13 @@ def apply_recipes(options: argparse.Namespace) -> None:
     recipes = [load(name) for name in options.names]
     assigned = assignments(options.set or [])
     check_settings_named(assigned, options.names)
-    text = with_defaults(combined(root_text(), recipes), assigned)
+    base = root_text()
+    for recipe in recipes:
+        try:
+            patched(base, recipe)
+        except EditedError as error:
+            raise RecipeError(f"{error}: {EDITED}") from error
+    text = with_defaults(combined(base, recipes), assigned)
     target.write_text(f"{MADE_BY}{', '.join(options.names)}\n{text}", encoding="utf-8")
     added = sum(recipe.count("+") for recipe in recipes)
     removed = sum(recipe.count("-") for recipe in recipes)
@@ -520,4 +540,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager has seen enough
     sys.exit(main())

@@ -826,7 +826,7 @@ def validation_data(facts: Facts) -> Findings:
     for logged in facts.submitted:
         run, result = logged.run, logged.result
         if run.partial_val:
-            message = "partial_val:1: it scored a part of the split"
+            message = "partial_val:1: it scored a part of the split: run it again with VAL_TOKENS=0"
             yield Finding("R801", message, (logged.log,))
         size = SPLITS.get(run.val_tokens)
         if run.val_tokens is None:
@@ -871,7 +871,8 @@ def not_a_record(folder: Path, shown_as: str, names: list[str]) -> Finding | Non
         what = "it is a file" if folder.exists() else "no such folder"
         return Finding("R101", f"{what}: name the folder of a record")
     inside = [name for name in names if re.search(r"/submission[^/]*\.json$", name)]
-    if inside and not any(re.match(r"submission.*\.json", name) for name in names):
+    own = [name for name in names if re.match(r"submission(?!\.schema)[^/]*\.json$", name)]
+    if inside and not own:
         first = Path(shown_as, inside[0]).parent
         return Finding("R101", f"no record, but a folder of records: name those, as {first}")
     return None

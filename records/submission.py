@@ -54,6 +54,9 @@ def read_submission(data: bytes, name: str) -> Submission:
             raise ValueError(f"it holds a {type(given).__name__}, not an object")
     except (ValueError, ArithmeticError, RecursionError) as error:
         message = f"{name}: it is no JSON object: {str(error)[:200]}"
+        if isinstance(error, json.JSONDecodeError):
+            before = error.doc[: error.pos].rstrip()
+            message += ": remove the comma before it" if before.endswith(",") else ""
         return Submission(findings=(Finding("R201", message),))
     rules = schema()
     properties = rules["properties"]

@@ -4,6 +4,7 @@ kept, what is concluded, what makes a machine ready."""
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -176,6 +177,7 @@ USAGE = f"""
 --vary KNOB=0,99                        | KNOB=99: set less
 --vary KNOB=0,98                        | no_such_package is missing: run {sys.executable} -m pip
 --vary KNOB=0,1 -- no-such-program x.py | no-such-program: no such program
+--vary KNOB=0,1 -- "python3 fake.py"    | 'python3 fake.py' is one word: write the command without
 --vary KNOB=0,1 --                      | after --
 --vary KNOB=0,1 -- A=1 python3          | A=1: settings go in front of the tool, not behind --
 --vary KNOB=0,1 python3 fake.py         | error: put -- before the command: -- python3 fake.py
@@ -184,10 +186,13 @@ USAGE = f"""
 
 @pytest.mark.parametrize("row", USAGE.strip().splitlines())
 def test_wrong_usage_is_told_before_anything_runs(place: Place, row: str) -> None:
-    words, reason = (part.split() for part in row.split("|", 1))
+    given, reason = row.split("|", 1)
+    words = shlex.split(given)
     words += [] if {"--", "python3"} & {*words} else ["--", "python3", "fake.py"]
     code, _, err = place.call(ablate.main, *words)
-    assert code == 2 and " ".join(reason) in err and err.count("\n") == 1 + err.count("\n  ")
+    assert (
+        code == 2 and " ".join(reason.split()) in err and err.count("\n") == 1 + err.count("\n  ")
+    )
     assert not place.journal.exists() and not (place.folder / "logs").exists()
 
 

@@ -252,7 +252,9 @@ FAULTS: dict[str, Build] = {
     "refused R705: ran as 1 processes": edit(world=1, smi=""),
     "refused R705: A100": edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4")),
     "note R706: does not name the GPU": edit(smi=""),
-    "refused R801: partial_val:1": edit(partial=" partial_val:1"),
+    "refused R801: partial_val:1: it scored a part of the split: run it again with VAL": edit(
+        partial=" partial_val:1"
+    ),
     "refused R802: +17.00 % of the split's bytes: the leading space": edit(factor=1.17),
     "warned R803: +0.50 % of the split's bytes": edit(factor=1.005),
     "warned R805 R403: not of one evaluation": rewrite("exact val_loss:1.9", "exact val_loss:2.2"),
@@ -262,6 +264,7 @@ FAULTS: dict[str, Build] = {
     "warned R203: bytes_total is Infinity": says(bytes_total=10**400),
     "warned R306: leaves out seed 1, 42": says(seeds=1337),
     "refused R201: it is no JSON object: Expecting": add("submission.json", '{"a": 1'),
+    "refused R201: (char 9): remove the comma before it": add("submission.json", '{"a": 1,\n}'),
     "refused R201: it is no JSON object: maximum recursion": add("submission.json", "[" * 200_000),
     "warned R202: it does not say val_bpb": says(val_bpb=None),
     'warned R203 R401: val_bpb is "1.1": write a number above 0': says(val_bpb="1.1"),
@@ -525,6 +528,7 @@ def test_wrong_usage_is_one_line_and_code_2(place: Path, call: Call) -> None:
         ("--previous", "0"): "a score above 0, such as 1.1228",
         ("--previous", str(place)): "no finished log in it: give its score, as 1.1228",
         ("--previous", str(parent)): f"a folder of records: name those, as {parent / 'one'}",
+        ("--previous", str(ROOT / "records")): f"a folder of records: name those, as {ROOT}",
         ("--track", "track_5min"): "track_10min_16mb or track_non_record_16mb",
     }
     for arguments, words in wrong.items():

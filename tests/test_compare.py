@@ -224,6 +224,8 @@ def test_results_of_different_evaluations_are_compared(tmp_path: Path, call: Cal
 def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -> None:
     """Also where no log tells its tokens: the bytes a token follow from the results."""
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)  # as many tokens: another text
+    assert code == 1 and "texts: a_seed2.log 151,080,362 bytes and b_seed1.log 249,282,598" in out
     for path in (*a, *b):
         edited(path, lambda log: log.replace(f" tokens:{TOKENS}", ""))
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
@@ -304,6 +306,8 @@ def test_two_runs_alone_get_one_sentence_and_a_command(tmp_path: Path, call: Cal
         add_line(path, f"input_wait total:{13_790 * wait}ms share:1% max:9ms epochs:0.5")
     out = call(compare.main, one, two)[1]
     assert "waiting for input is +1.37 ms of that" in out
+    edited(two, lambda log: log.replace(f" tokens:{TOKENS}", " tokens:9999"))
+    assert "Two runs: other validation texts: 1.log 24,357 bytes" in call(compare.main, one, two)[1]
     out = call(compare.main, one, two, write_log(tmp_path / "c.log"))[1]
     assert "Two runs" not in out and "decides" not in out
 

@@ -236,6 +236,10 @@ def test_the_number_of_shards_and_the_wrong_ones(place: Place) -> None:
         stderr = place.run(*arguments, code=2).stderr
         assert stderr.startswith("error: ") and stderr.count("\n") == 1 and arguments[1] in stderr
     assert "did you mean sp1024?" in place.run("--variant", "fineweb10B_SP1024", code=2).stderr
+    stderr = place.run(code=1, HF_ENDPOINT="hub.example").stderr
+    assert stderr == (
+        "error: HF_ENDPOINT=hub.example: an address is expected; set https://hub.example\n"
+    )
     assert place.transferred() == []
     place.holds_exactly([*TOKENIZER, VAL, *TRAIN[:2]])
 

@@ -744,6 +744,7 @@ def test_a_producer_that_is_killed_takes_its_command_along(place: Place) -> None
         (["--live", "--vocab-size", "300", "--bytes"], "--live makes one data set"),
         (["--live", "--bytes", "--", "no-such-command", "x"], "no-such-command: no such command"),
         (["--live", "--bytes", "--", "A=1", "x"], "A=1: settings go in front of this tool"),
+        (["--live", "--bytes", "--", "python3 a.py"], "one word; write the command without the qu"),
         (["--live", "--bytes", "--", "torchrun", "no.py"], "no.py: no such script"),
         (["--live", "--bytes", "--", "no.py"], "no.py: no such script"),
         (["--bytes", "--live", "torchrun", "--x", "a.py"], "--live -- torchrun --x a.py"),

@@ -115,7 +115,7 @@ REFUSED = {
     "1 ends before the result": lambda text: text.split("Serialized model int8")[0],
     "1 does not say its seed": lambda text: text.replace("seed:1337\n", ""),
     "1 no run in it": lambda text: "",
-    "1 seed 1 again": lambda text: text.replace("seed:1337\n", "seed:1\n"),
+    "1 run it with another SEED, or leave": lambda text: text.replace("seed:1337\n", "seed:1\n"),
     "1 matrix_lr (0.04": lambda text: text.replace("lr:0.04", "lr:9"),
     "2 --date 2026-4-1: YYYY-MM-DD is expected": ("--date", "2026-4-1"),
     "2 letters or digits are needed": ("--name", "?!"),

@@ -683,6 +683,13 @@ def make_recipe(folder: Path, name: str, old: str, new: str) -> None:
     (folder / f"{name}.diff").write_text(HEADER + diff, encoding="utf-8")
 
 
+def test_a_pager_that_has_seen_enough_is_no_fault() -> None:
+    command = [sys.executable, recipe.__file__, "list"]
+    tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    tool.stdout.close()  # before it prints
+    assert tool.stderr.read() == "" and tool.wait() != 1
+
+
 def test_what_cannot_be_merged_is_shown_with_both_sides(call: Call, own_recipes: Path) -> None:
     make_recipe(own_recipes, "one", SOFTCAP, "return logits.float()")
     make_recipe(own_recipes, "two", SOFTCAP, "return (2 * logits).float()")
@@ -692,6 +699,7 @@ def test_what_cannot_be_merged_is_shown_with_both_sides(call: Call, own_recipes:
     sides = ("one", "return logits.float()"), ("train_gpt.py", SOFTCAP), ("two", "2 * logits")
     for name, line in sides:
         assert f"--- {name}\n" in err and line in err
+    assert err.endswith("\nThey do not combine: leave one out\n")
     code, out, err = call(recipe.main, "check", "--pairs")
     assert code == 0 and "not together: one and two" in out
 
@@ -738,6 +746,9 @@ def test_recipes_follow_the_root(call: Call, own_recipes: Path, tmp_path: Path) 
     recipe.TRAINER.write_text("# a line\n" + old.replace(near, "        # new\n" + near))
     code, out, err = call(recipe.main, "check")
     assert code == 1 and "one does not apply" in err and "update --from OLD_TRAIN_GPT.py" in err
+    code, out, err = call(recipe.main, "apply", "one", "--to", tmp_path / "x.py")
+    assert code == 1 and err.startswith("error: one does not apply: train_gpt.py has other lines n")
+    assert "git checkout train_gpt.py" in err and err.count("\n") == 1
     assert call(recipe.main, "update", "--from", tmp_path / "old.py")[0] == 0
     assert recipe.load("one").header == HEADER
     assert call(recipe.main, "check")[:2] == (0, "1 of 1 recipes apply to train_gpt.py\n")

@@ -481,6 +481,7 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
         code=1,
     )
     assert error.startswith(f"error: {tmp_path / 'b.txt'}:3: not UTF-8") and error.count("\n") == 1
+    assert f"convert it: iconv -f WINDOWS-1252 -t UTF-8 {tmp_path / 'b.txt'} > NEW_FILE" in error
 
 
 @pytest.mark.parametrize(
@@ -501,6 +502,7 @@ def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> 
         (["{docs}", "--", __file__], 2, "a command after -- needs --live: --live -- "),
         (["{docs}", "--vocab", "many"], 2, "--help"),
         (["{docs}", "--vocab_size", "512"], 2, "--vocab_size 512; did you mean --vocab-size?"),
+        (["{docs}", "{docs}"], 2, "named 2 times; name it once"),
         (["."], 2, ".: a folder; name its files, such as ./*.txt"),
         (["{docs}", "--name", "a/b"], 2, "it names files"),
         (["{docs}", "--shard-tokens", "3000000000"], 2, "--shard-tokens 3000000000"),
