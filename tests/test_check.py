@@ -20,7 +20,7 @@ import pytest
 import rules
 import script
 import submission
-from conftest import ARTIFACT, NAME, RULE, SCRIPT, SMI, Call, bpb_of, make_record, record_log
+from conftest import ARTIFACT, NAME, ROOT, RULE, SCRIPT, SMI, Call, bpb_of, make_record, record_log
 from damage import DAMAGE, damaged, processor_time
 from findings import CODES, OPEN, RECORD
 from hypothesis import HealthCheck, given, settings
@@ -252,9 +252,7 @@ FAULTS: dict[str, Build] = {
     "refused R705: ran as 1 processes": edit(world=1, smi=""),
     "refused R705: A100": edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4")),
     "note R706: does not name the GPU": edit(smi=""),
-    "refused R801: partial_val:1: it scored a part of the split: run it again with VAL": edit(
-        partial=" partial_val:1"
-    ),
+    "refused R801: partial_val:1: it scored a part of the split": edit(partial=" partial_val:1"),
     "refused R802: +17.00 % of the split's bytes: the leading space": edit(factor=1.17),
     "warned R803: +0.50 % of the split's bytes": edit(factor=1.005),
     "warned R805 R403: not of one evaluation": rewrite("exact val_loss:1.9", "exact val_loss:2.2"),

@@ -291,11 +291,9 @@ LATER = "seed:1337\nquantized_ttt val_loss:2.3 val_bpb:1.4 eval_time:9ms\n"
 AT_400, AT_500 = BASELINE.index("step:400/"), BASELINE.index("step:500/")
 BACK = BASELINE[:AT_500] + BASELINE[AT_400:].replace("step:400/", "step:300/", 1)
 FIRST = "1337 1,2,200,400 2: 1.43328104"
-# What a file holds, and of each run in it the seed, the steps, how many lines have a result, the
-# result, and whether the script is there. A script begins a run, so do steps that start again, and
-# a header behind results; the console's lines and the log's are one run, lines that are there twice
-# count once, an evaluation belongs to the run before it, and a step that goes back is a run that
-# was resumed.
+# What a file holds; of each run: seed, steps, lines with a result, the result, is the script there?
+# A script begins a run; so do steps that start again, and a header behind results. Lines that are
+# there twice count once. A run to which steps go back was resumed.
 FILES = {
     "three": (THREE, [f"{FIRST} script", "42 1,2,200,400 2: 1.43328104 script", FIRST]),
     "steps": (LINES + LINES.replace("2.0", "3.0"), ["None 1,2,3 0: None"] * 2),
