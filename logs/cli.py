@@ -62,9 +62,9 @@ def fault_of_script_name(name: str) -> str:
     path = Path(name)
     if path.suffix != ".py":
         return "a script of Python is expected, such as ema.py"
-    found = None if path.stem in sys.stdlib_module_names else importlib.util.find_spec(path.stem)
-    own = found and found.origin and Path(found.origin).resolve().parent.parent == ROOT
-    if path.stem in sys.stdlib_module_names or found and not own:
+    spec = None if path.stem in sys.stdlib_module_names else importlib.util.find_spec(path.stem)
+    own = spec and spec.origin and Path(spec.origin).resolve().parent.parent == ROOT
+    if path.stem in sys.stdlib_module_names or spec and not own:
         return (
             f"{path.stem} is the name of a module that a trainer may import: give it another name"
         )

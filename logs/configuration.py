@@ -54,15 +54,15 @@ class Difference:
 
 def conditions(run: Run) -> dict[str, Any]:
     """Settings, code, versions, devices, data; not the seed."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in run.config.items():
         if name in DATA_FILES and isinstance(value, str):
-            found[name] = Path(value).name
+            values[name] = Path(value).name
         elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
-            found[name] = value
+            values[name] = value
     if run.grad_accum_steps is not None:
-        found.pop("grad_accum_steps", None)
-    found |= {
+        values.pop("grad_accum_steps", None)
+    values |= {
         "code": run.source_sha256 and run.source_sha256[:12],
         "code_bytes": run.sizes.code or run.source_bytes,
         "model_params": run.model_params,
@@ -74,21 +74,22 @@ def conditions(run: Run) -> dict[str, Any]:
         **run.versions,
         **run.hardware,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
     """Conditions that differ, and how many are equal in all runs that tell them."""
     known = [conditions(run) for run in runs]
-    hashed = all("code" in one for one in known)  # then the number of code bytes says nothing more
+    # Where all have a hash of the code, the number of its bytes says nothing more.
+    hashed = all("code" in setup for setup in known)
     result, equal = [], 0
-    for name in dict.fromkeys(name for one in known for name in one):
+    for name in dict.fromkeys(name for setup in known for name in setup):
         values: dict[Any, list[int]] = {}
-        for index, one in enumerate(known):
-            if name in one:
-                values.setdefault(one[name], []).append(index)
+        for index, setup in enumerate(known):
+            if name in setup:
+                values.setdefault(setup[name], []).append(index)
         if len(values) > 1:
-            unknown = [index for index, one in enumerate(known) if name not in one]
+            unknown = [index for index, setup in enumerate(known) if name not in setup]
             harmless = is_harmless(name) or hashed and name == "code_bytes"
             result.append(Difference(name, list(values.items()), unknown, harmless))
         else:
@@ -103,8 +104,8 @@ def is_harmless(name: str) -> bool:
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    found = [d.name for d in differences(runs)[0] if not d.harmless]
-    return [name for name in found if name.lower() not in allowed]
+    names = [d.name for d in differences(runs)[0] if not d.harmless]
+    return [name for name in names if name.lower() not in allowed]
 
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
@@ -136,10 +137,10 @@ def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:
     common = set.intersection(*map(set, known.values())) if len(known) > 1 else set()
     if not common:
         return None
-    step, found = max(common), {}
+    step, groups = max(common), {}
     for index, crcs in known.items():
-        found.setdefault(crcs[step], []).append(index)
-    return step, found
+        groups.setdefault(crcs[step], []).append(index)
+    return step, groups
 
 
 def trace(run: Run) -> tuple[Any, ...] | None:

@@ -149,14 +149,14 @@ class Failure:
     """`traceback`: one begins; `raised`: its last line; `error`: a message of the trainer."""
 
     what: str
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """A line that ought to say something, and why it does not."""
 
-    words: str
+    reason: str
 
 
 Event = Step | Validation | Result | Bytes | Setting | Fact | Begin | Stop | Failure | Unreadable
@@ -185,8 +185,8 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    found = number(value)
-    return int(found) if found is not None and math.isfinite(found) else None
+    quantity = number(value)
+    return int(quantity) if quantity is not None and math.isfinite(quantity) else None
 
 
 def typed(text: str) -> Any:
@@ -244,36 +244,36 @@ def without_prefix(text: str) -> str:
 # --- lines that begin a run, and failures ---
 
 
-def read_begin(found: re.Match[str], text: str, cut: bool) -> list[Event]:
-    if found["enabled"]:
+def read_begin(match: re.Match[str], text: str, cut: bool) -> list[Event]:
+    if match["enabled"]:
         # The settings of this line count, too.
-        return [Begin("enabled"), *read_settings(found, text, cut)]
-    if found["block"]:
+        return [Begin("enabled"), *read_settings(match, text, cut)]
+    if match["block"]:
         return [Begin("block")]
     return [Begin("path")]
 
 
-def read_version(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_version(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     python = [Begin("python")] if text.startswith("Running Python") else []
-    name = "python" if found[1] == "Python" else "torch"
-    return [*python, Fact(f"versions.{name}", found[2])]
+    name = "python" if match[1] == "Python" else "torch"
+    return [*python, Fact(f"versions.{name}", match[2])]
 
 
-def read_device(found: re.Match[str], text: str, cut: bool) -> list[Event]:
-    return [Fact("device", found[1])]
+def read_device(match: re.Match[str], text: str, cut: bool) -> list[Event]:
+    return [Fact("device", match[1])]
 
 
-def read_nothing(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_nothing(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     return []
 
 
-def read_failure(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_failure(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     if text.startswith("Traceback"):
         return [Failure("traceback")]
     return [Failure("error", text[7:][:MAX_VALUE])]
 
 
-def read_raised(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_raised(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     return [Failure("raised", text[:MAX_VALUE])]
 
 
@@ -290,17 +290,17 @@ LOOSE = re.compile(
 
 def loose_pairs(text: str) -> Pairs:
     """Losses and bits per byte, however they are written; the first of each name."""
-    found: Pairs = {}
+    pairs: Pairs = {}
     if text.lstrip()[:1] in (":", "|", ",", "-"):
         for split, quantity, value in LOOSE.findall(text):
             split = "val" if split.lower().startswith("val") or quantity.lower() == "bpb" else split
-            found.setdefault(f"{split.lower() or 'train'}_{quantity.lower()}", (value, ""))
-    return found
+            pairs.setdefault(f"{split.lower() or 'train'}_{quantity.lower()}", (value, ""))
+    return pairs
 
 
-def read_step(found: re.Match[str], text: str, cut: bool) -> list[Event] | None:
+def read_step(match: re.Match[str], text: str, cut: bool) -> list[Event] | None:
     """A training line or a validation of a step; None: it only looks like one."""
-    step, rest = int(found[1]), found[3]
+    step, rest = int(match[1]), match[3]
     if "final" in rest:
         return None
     pairs = pairs_of(rest)
@@ -314,7 +314,7 @@ def read_step(found: re.Match[str], text: str, cut: bool) -> list[Event] | None:
         digits = decimals(pairs["val_bpb"][0]) if "val_bpb" in pairs else None
         scored = figure(pairs, "val_loss"), figure(pairs, "val_bpb")
         partial = "partial_val:1" in rest
-        return [Validation(step, *scored, time, digits, whole(found[2]), partial)]
+        return [Validation(step, *scored, time, digits, whole(match[2]), partial)]
     if loss is not None:
         coarse = time if pairs.get("train_time", ("", ""))[1] in ("m", "min") else None
         crc = CRC.search(rest)
@@ -334,16 +334,16 @@ def read_step(found: re.Match[str], text: str, cut: bool) -> list[Event] | None:
     return []
 
 
-def read_nanogpt(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_nanogpt(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     if cut and not text.endswith(("ms", "%")):
         return [Unreadable("the last line is cut off")]
-    return [Step(int(found[1]), float(found[2]), step_ms=float(found[3]))]
+    return [Step(int(match[1]), float(match[2]), step_ms=float(match[3]))]
 
 
-def read_stop(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_stop(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     step = re.search(r"\bstep:\s*(\d{1,12})", text)
     time = time_ms(pairs_of(text), "train_time")
-    return [Stop(found[1][:MAX_VALUE], int(step[1]) if step else None, time)]
+    return [Stop(match[1][:MAX_VALUE], int(step[1]) if step else None, time)]
 
 
 # --- results ---
@@ -371,7 +371,7 @@ def kind_in_line(name: str, line: str) -> str:
     return kind
 
 
-def read_results(found: re.Match[str], text: str, cut: bool) -> list[Event] | None:
+def read_results(match: re.Match[str], text: str, cut: bool) -> list[Event] | None:
     """A line with bits per byte, after training or while it is evaluated."""
     text = text.lstrip()
     if "Size" in text:
@@ -386,25 +386,25 @@ def read_results(found: re.Match[str], text: str, cut: bool) -> list[Event] | No
     if cut and last.end() == len(text) and decimals(last[3] or last[2]) < complete:
         return [Unreadable("the last line is cut off")]
     results, first_kind, at = [], None, 0
-    for one in numbers:
-        front, at = text[at : one.start()], one.end()
-        kind = kind_in_line(front + one[1], text if len(numbers) == 1 else "")
+    for pair in numbers:
+        front, at = text[at : pair.start()], pair.end()
+        kind = kind_in_line(front + pair[1], text if len(numbers) == 1 else "")
         kind = first_kind if kind == "other" and first_kind in SUBMITTED else kind
         first_kind = first_kind or kind
         if first_kind == "progress":
             break
-        results += read_result(kind, front, one, text)
+        results += read_result(kind, front, pair, text)
     return results
 
 
-def read_result(kind: str, front: str, found: re.Match[str], text: str) -> list[Event]:
-    printed = found[3] or found[2]
+def read_result(kind: str, front: str, pair: re.Match[str], text: str) -> list[Event]:
+    printed = pair[3] or pair[2]
     value, loss = number(printed), LOSS.search(text)
     impossible = value is None or value <= 0 or value > MAX_BPB
     if kind == "progress" or len(front) > MAX_VALUE or impossible:
         return []
-    words = re.split(r"(?:\b(?:val_loss|stride|sliding val_loss)\b\s*[:=]|$)", front)[0]
-    name = words.strip(" :=|-,;([{\"'") or found[1]
+    label = re.split(r"(?:\b(?:val_loss|stride|sliding val_loss)\b\s*[:=]|$)", front)[0]
+    name = label.strip(" :=|-,;([{\"'") or pair[1]
     eval_ms = time_ms(pairs_of(text), "eval_time", "elapsed", "time")
     figures = loss and number(loss[1]), value, eval_ms, decimals(printed)
     return [Result(kind, name, *figures, "partial_val:1" in text)]
@@ -413,7 +413,7 @@ def read_result(kind: str, front: str, found: re.Match[str], text: str) -> list[
 # --- bytes and reports ---
 
 
-def read_bytes(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_bytes(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     return [
         Bytes(size_name(label, codec), int(digits.replace(",", "")))
         for label, codec, digits in BYTES.findall(text)
@@ -437,7 +437,7 @@ BYTES = re.compile(
 )
 
 
-def read_train_times(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_train_times(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     pairs = pairs_of(text)
     return [
         Fact("train_time_ms", time_ms(pairs, "timing_train_loop_ms")),
@@ -445,29 +445,29 @@ def read_train_times(found: re.Match[str], text: str, cut: bool) -> list[Event]:
     ]
 
 
-def read_memory(found: re.Match[str], text: str, cut: bool) -> list[Event]:
-    return [Fact("peak_mib", int(found[1]))]
+def read_memory(match: re.Match[str], text: str, cut: bool) -> list[Event]:
+    return [Fact("peak_mib", int(match[1]))]
 
 
-def read_input_wait(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_input_wait(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     total = time_ms(pairs_of(text), "total")
     return [
         Fact("input_wait_ms", total),
-        Fact("input_wait_percent", number(found[1])),
-        Fact("epochs", number(found[2])),
+        Fact("input_wait_percent", number(match[1])),
+        Fact("epochs", number(match[2])),
     ]
 
 
-def read_code_size(found: re.Match[str], text: str, cut: bool) -> list[Event]:
-    return [Bytes("code", int(found[1]))]
+def read_code_size(match: re.Match[str], text: str, cut: bool) -> list[Event]:
+    return [Bytes("code", int(match[1]))]
 
 
-def read_eval_time(found: re.Match[str], text: str, cut: bool) -> list[Event]:
-    return [Fact("eval_total_ms", 1e3 * (number(found[1]) or 0))]
+def read_eval_time(match: re.Match[str], text: str, cut: bool) -> list[Event]:
+    return [Fact("eval_total_ms", 1e3 * (number(match[1]) or 0))]
 
 
-def read_resumed(found: re.Match[str], text: str, cut: bool) -> list[Event]:
-    return [Fact("resumed_from", int(found[1]))]
+def read_resumed(match: re.Match[str], text: str, cut: bool) -> list[Event]:
+    return [Fact("resumed_from", int(match[1]))]
 
 
 # --- settings ---
@@ -481,22 +481,22 @@ WORDS = re.compile(r"[a-z_]\w*[:=]\S+(?:\s+[a-z_]\w*[:=]\S+)*\s*$")
 SETTING = re.compile(r"([a-z_]\w*):(?:\s+(.*?))?\s*$")
 
 
-def read_dataset(found: re.Match[str], text: str, cut: bool) -> list[Event]:
-    return [Fact("dataset", found[1][:MAX_VALUE]), Fact("train_shards", whole(found[2]))]
+def read_dataset(match: re.Match[str], text: str, cut: bool) -> list[Event]:
+    return [Fact("dataset", match[1][:MAX_VALUE]), Fact("train_shards", whole(match[2]))]
 
 
-def read_split(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_split(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     partial = [Fact("partial_val", True)] if "partial_val:1" in text else []
-    return [Fact("val_tokens", int(found[1])), *partial]
+    return [Fact("val_tokens", int(match[1])), *partial]
 
 
-def read_overlap(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_overlap(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     """What overlaps in effect, under the names of the settings. A switch that cannot be on has its
     reason behind it, and a name of its own: what it was set to is not known. Neither are sizes of
     queues that are not used."""
-    split, result = found[1], []
-    words = re.findall(r"\b(prefetch|copy_stream|prefetch_queue):(\w+)(\([\w ,]*\))?", found[2])
-    for name, value, reason in words:
+    split, result = match[1], []
+    entries = re.findall(r"\b(prefetch|copy_stream|prefetch_queue):(\w+)(\([\w ,]*\))?", match[2])
+    for name, value, reason in entries:
         if reason:
             result.append(Setting(f"{split}_io_{name}", value + reason))
         elif value != "0" or name != "prefetch_queue":
@@ -504,7 +504,7 @@ def read_overlap(found: re.Match[str], text: str, cut: bool) -> list[Event]:
     return result
 
 
-def read_settings(found: re.Match[str], text: str, cut: bool) -> list[Event]:
+def read_settings(match: re.Match[str], text: str, cut: bool) -> list[Event]:
     """Words of key:value, or one `key: value`."""
     bare = text.strip()
     if re.match(r"(?:\w+_)?warmup_\w*step|sdp_backends:", bare):
@@ -512,10 +512,10 @@ def read_settings(found: re.Match[str], text: str, cut: bool) -> list[Event]:
     if WORDS.match(bare):
         pairs = re.findall(r"\b([a-z_]\w{0,60})[:=](\S+)", bare)
         return [Setting(*pair) for pair in pairs if is_setting(*pair)]
-    one = SETTING.match(bare)
-    if one is None or not is_setting(one[1], one[2] or ""):
+    setting = SETTING.match(bare)
+    if setting is None or not is_setting(setting[1], setting[2] or ""):
         return []
-    return [Setting(one[1], (one[2] or "").strip(), text != bare)]
+    return [Setting(setting[1], (setting[2] or "").strip(), text != bare)]
 
 
 def is_setting(name: str, value: str) -> bool:
@@ -702,8 +702,8 @@ PATTERNS = (
 def events(text: str, cut: bool = False) -> list[Event]:
     """What a line says, in its order. `cut`: the file ends in it, without a line end."""
     for pattern in PATTERNS:
-        if found := pattern.regex.match(text):
-            said = pattern.read(found, text, cut)
-            if said is not None:
-                return said
+        if match := pattern.regex.match(text):
+            result = pattern.read(match, text, cut)
+            if result is not None:
+                return result
     return []

@@ -123,7 +123,7 @@ def setting_names(firsts: Sequence[Run]) -> list[str]:
     different = telling(firsts)
     known = [conditions(run) for run in firsts]
     settings = [name for name in different if name not in FACTS and "." not in name]
-    all_known = all(name in one for one in known for name in settings)
+    all_known = all(name in setup for setup in known for name in settings)
     if settings != different or not all_known or not 0 < len(settings) <= SETTINGS_IN_NAME:
         return []
     names = [label(run, settings) for run in firsts]
@@ -170,18 +170,18 @@ def without_unfinished(groups: Sequence[Sequence[Run]]) -> tuple[list[list[Run]]
 
 def notices_on(runs: Sequence[Run]) -> list[str]:
     """What a reader must know before comparing."""
-    found = []
+    notices = []
     parts = sum(run.partial_val for run in runs)
     if parts:
         which = "all runs were" if parts == len(runs) else f"{parts} of {len(runs)} runs were"
-        found.append(f"{which} validated on a part of the split")
+        notices.append(f"{which} validated on a part of the split")
     datasets = sorted({run.dataset for run in runs if run.dataset})
     splits = {run.val_tokens for run in runs if run.val_tokens is not None}
     if len(datasets) > 1:
-        found.append(f"the runs have different data: {', '.join(datasets[:4])}")
+        notices.append(f"the runs have different data: {', '.join(datasets[:4])}")
     elif len(splits) > 1 and not parts:
-        found.append("the runs were validated on different numbers of tokens")
-    return found
+        notices.append("the runs were validated on different numbers of tokens")
+    return notices
 
 
 # --- curves ---
@@ -193,28 +193,28 @@ def curves_of(arms: Sequence[Arm], quantity: str, x: str) -> Curves | None:
     if quantity.endswith("loss") and other_tokenizers([headline(run) for run in runs]):
         return None
     lines, axis = QUANTITIES[quantity]
-    found = []
+    curves = []
     for arm in arms:
         points = [points_of(getattr(run, lines), quantity, x) for run in arm.runs]
         curve = mean_curve(points) if min(len(xs) for xs, _ in points) >= FEW else None
         if curve is None:
             return None
-        found.append(curve)
-    averaged = ", averaged" if any(curve.averaged for curve in found) else ""
-    return Curves(found, axis + averaged)
+        curves.append(curve)
+    averaged = ", averaged" if any(curve.averaged for curve in curves) else ""
+    return Curves(curves, axis + averaged)
 
 
 def points_of(lines: Sequence[Any], quantity: str, x: str) -> tuple[np.ndarray, np.ndarray]:
     """One run's finite values, in the order of x. Without the validation before the first step: the
     line from it to the next one shows nothing."""
-    found = {}
+    values = {}
     for line in lines:
         place = line.step if x == "steps" else line.train_time_ms and line.train_time_ms / 1e3
         value = getattr(line, quantity)
         if line.step > 0 and None not in (place, value) and math.isfinite(value):
-            found[place] = value
-    xs = sorted(found)
-    return np.array(xs, float), np.array([found[place] for place in xs], float)
+            values[place] = value
+    xs = sorted(values)
+    return np.array(xs, float), np.array([values[place] for place in xs], float)
 
 
 def mean_curve(points: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve | None:
@@ -256,18 +256,18 @@ def draw_curves(axis: Any, arms: Sequence[Arm], curves: Curves, x: str) -> None:
             low, high = curve.mean - curve.std, curve.mean + curve.std
             axis.fill_between(curve.x, low, high, color=arm.colour, alpha=0.2, linewidth=0)
     band = any(len(arm.runs) > 1 for arm in arms)
-    words = "mean over seeds, band: one standard deviation" if band else ""
+    title = "mean over seeds, band: one standard deviation" if band else ""
     if len(arms) > 1 and all(equal(curves.of[0], curve) for curve in curves.of):
-        words = "all arms lie on one line"
-    axis.set_title(words, fontsize=9)
+        title = "all arms lie on one line"
+    axis.set_title(title, fontsize=9)
     unit = "training step" if x == "steps" else "training time, seconds"
     axis.set(xlabel=unit, ylabel=curves.axis)
     axis.set_ylim(*limits(curves.of))
     axis.set_xlim(left=0)
 
 
-def equal(one: Curve, two: Curve) -> bool:
-    return np.array_equal(one.x, two.x) and np.array_equal(one.mean, two.mean)
+def equal(first: Curve, second: Curve) -> bool:
+    return np.array_equal(first.x, second.x) and np.array_equal(first.mean, second.mean)
 
 
 def limits(curves: Sequence[Curve]) -> tuple[float, float]:
@@ -277,8 +277,8 @@ def limits(curves: Sequence[Curve]) -> tuple[float, float]:
         shown = curve.x >= LATE * curve.x[-1]
         shown[len(curve.x) // 2 :] = True  # where most lines are of the first steps
         late += [(curve.mean - curve.std)[shown], (curve.mean + curve.std)[shown]]
-    found = np.concatenate(late)
-    low, high = found.min(), np.quantile(found, 0.98)
+    values = np.concatenate(late)
+    low, high = values.min(), np.quantile(values, 0.98)
     room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
     return low - room, high + room
 
@@ -289,8 +289,8 @@ def limits(curves: Sequence[Curve]) -> tuple[float, float]:
 def result_dots(arms: Sequence[Arm]) -> Dots | None:
     """Submitted results, in bits per byte; in nats where no log has bits."""
     for unit in (BITS, NATS):
-        found = [[value_of(headline(run), unit) for run in arm.runs] for arm in arms]
-        values = [[value for value in arm if value is not None] for arm in found]
+        results = [[value_of(headline(run), unit) for run in arm.runs] for arm in arms]
+        values = [[value for value in arm if value is not None] for arm in results]
         if any(values):
             axis = f"submitted result, {unit if unit == BITS else 'nats per token'}"
             return Dots(values, axis)
@@ -299,12 +299,12 @@ def result_dots(arms: Sequence[Arm]) -> Dots | None:
 
 def wait_dots(arms: Sequence[Arm]) -> Dots | None:
     """Milliseconds per step spent waiting for input, where the logs of all arms tell it."""
-    found = [[run.input_wait_per_step() for run in arm.runs] for arm in arms]
-    if any(value is None for values in found for value in values):
+    waits = [[run.input_wait_per_step() for run in arm.runs] for arm in arms]
+    if any(value is None for values in waits for value in values):
         return None
-    highest = max(max(values) for values in found)
+    highest = max(max(values) for values in waits)
     form = ".1f" if highest >= 10 else ".2g"
-    return Dots(found, "waiting for input, ms per step", form, lowest=-0.03 * highest)
+    return Dots(waits, "waiting for input, ms per step", form, lowest=-0.03 * highest)
 
 
 def draw_dots(axis: Any, arms: Sequence[Arm], dots: Dots) -> None:
@@ -322,9 +322,9 @@ def draw_dots(axis: Any, arms: Sequence[Arm], dots: Dots) -> None:
         axis.errorbar(place, mean, yerr=reach or None, label=arm.name, **look)
         top = max(mean + reach, *values)
         size = 9 if len(arms) < 6 else 7
-        words = format(mean, dots.form)
+        text = format(mean, dots.form)
         place_of_text = {"textcoords": "offset points", "ha": "center", "fontsize": size}
-        axis.annotate(words, (place, top), (0, 5), **place_of_text)
+        axis.annotate(text, (place, top), (0, 5), **place_of_text)
         reached += [mean - reach, top, *values]
     low, high = min(reached), max(reached)
     room = (high - low) or 0.01 * abs(low) or 0.01
@@ -342,11 +342,11 @@ def draw_dots(axis: Any, arms: Sequence[Arm], dots: Dots) -> None:
 def panels_of(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
     """What is drawn, by its name. The wait is shown where arms differ in it, if not asked for."""
     curves = next((c for name in QUANTITIES if (c := curves_of(arms, name, wish.x))), None)
-    found = {"curves": curves, "results": result_dots(arms), "wait": wait_dots(arms)}
+    panels = {"curves": curves, "results": result_dots(arms), "wait": wait_dots(arms)}
     asked = wish.panels or [
-        name for name in PANELS if name != "wait" or waits_differ(found["wait"])
+        name for name in PANELS if name != "wait" or waits_differ(panels["wait"])
     ]
-    return {name: found[name] for name in asked if found[name] is not None}
+    return {name: panels[name] for name in asked if panels[name] is not None}
 
 
 def waits_differ(dots: Dots | None) -> bool:
@@ -364,8 +364,8 @@ def attempt(groups: Sequence[Sequence[Run]], wish: Wish) -> str:
     except ImportError as error:
         return f"{wish.path}: not drawn: {missing(error.name or '', 'matplotlib scipy')}"
     except OSError as error:
-        words = f"cannot be written: {error.strerror or error}: name a file in a folder of yours"
-        return f"--plot {wish.path}: {words}"
+        reason = f"cannot be written: {error.strerror or error}: name a file in a folder of yours"
+        return f"--plot {wish.path}: {reason}"
 
 
 def draw(groups: Sequence[Sequence[Run]], wish: Wish) -> str:
@@ -397,11 +397,11 @@ def draw(groups: Sequence[Sequence[Run]], wish: Wish) -> str:
 
 def draw_legend(figure: Any, axis: Any, inches: float, note: str) -> None:
     """Below the panels, in as many columns as the picture is wide."""
-    handles, words = axis.get_legend_handles_labels()
-    widest = max((len(line) for word in words for line in word.split("\n")), default=1)
-    columns = max(1, min(len(words), int(inches * 12 / (widest + 8))))
+    handles, names = axis.get_legend_handles_labels()
+    widest = max((len(line) for name in names for line in name.split("\n")), default=1)
+    columns = max(1, min(len(names), int(inches * 12 / (widest + 8))))
     place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
-    legend = figure.legend(handles, words, title=note or None, title_fontsize=9, **place)
+    legend = figure.legend(handles, names, title=note or None, title_fontsize=9, **place)
     legend.get_title().set_color("#a00000")
 
 

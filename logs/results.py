@@ -127,24 +127,24 @@ def completed(lines: Sequence[Result], exact: Result) -> Result:
 
 def ranking(run: Run) -> tuple[list[Evaluation], list[Evaluation]]:
     """What may be submitted, up to the last that has not failed, and the failed ones behind it."""
-    found = [e for e in evaluations(run) if e.result.kind in SUBMITTED]
-    kept = [e for e in found if math.isfinite(e.result.val_bpb)]
-    failed = [e for e in found if not math.isfinite(e.result.val_bpb)]
+    candidates = [e for e in evaluations(run) if e.result.kind in SUBMITTED]
+    kept = [e for e in candidates if math.isfinite(e.result.val_bpb)]
+    failed = [e for e in candidates if not math.isfinite(e.result.val_bpb)]
     while len(kept) > 1 and has_failed(kept):
         failed.insert(0, kept.pop())
     return kept, failed
 
 
-def has_failed(found: Sequence[Evaluation]) -> bool:
+def has_failed(candidates: Sequence[Evaluation]) -> bool:
     """Is the last one so much worse than the one before it that its evaluation has failed?"""
-    last, before = found[-1], found[-2]
+    last, before = candidates[-1], candidates[-2]
     again = {line.name.lower() for line in last.lines[1:]}
     if last.result.kind != "roundtrip" and CANONICAL in again:
         return False
     bound = FAILED
     if last.result.kind == "ttt":
         bound = TTT_FAILED
-        for evaluation in reversed(found[:-1]):
+        for evaluation in reversed(candidates[:-1]):
             if evaluation.result.kind != "other":  # another mixture is no measure of the model
                 before = evaluation
                 break
@@ -183,9 +183,9 @@ def validation_result(run: Run) -> Result | None:
 
 def score(run: Run, kind: str) -> Result | None:
     """The last result of a kind; of "pre_quant" else the validation of the last step."""
-    found = [e.result for e in evaluations(run) if e.result.kind == kind]
-    if found:
-        return found[-1]
+    results = [e.result for e in evaluations(run) if e.result.kind == kind]
+    if results:
+        return results[-1]
     last = run.final_validation
     if kind != "pre_quant" or last is None or not last.step == run.last_step > 0:
         return None
@@ -225,12 +225,12 @@ def submitted(runs: Sequence[Run], submission: Mapping[str, Any] | None = None) 
     named = named_by_seed(runs, stated_by_seed(submission))
     if named and (not is_number(given) or near(named, given)):
         return named
-    candidates = [found for group in groups(runs) if (found := of_group(group, given))]
-    best = min(candidates, key=lambda found: rank(found, given), default=[])
+    candidates = [entries for group in groups(runs) if (entries := of_group(group, given))]
+    best = min(candidates, key=lambda entries: rank(entries, given), default=[])
     if not named:
         return best
     # The results of the seeds may be of another stage than the one that was submitted.
-    of_artifact = all(one.result.kind in SUBMITTED for one in best)
+    of_artifact = all(entry.result.kind in SUBMITTED for entry in best)
     return best if best and of_artifact and near(best, given) else named
 
 
@@ -243,16 +243,16 @@ def stated_by_seed(submission: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
             for key, value in submission.items()
             if re.fullmatch(r"seed_?\d{1,12}", key) and isinstance(value, dict)
         }
-    found: dict[int, dict[str, Any]] = {}
+    seeds: dict[int, dict[str, Any]] = {}
     if isinstance(given, dict):
         for key, value in given.items():
             if number := re.search(r"\d{1,12}", key):
-                found[int(number[0])] = value if isinstance(value, dict) else {"val_bpb": value}
+                seeds[int(number[0])] = value if isinstance(value, dict) else {"val_bpb": value}
     else:
         for value in given:
             if isinstance(value, dict) and isinstance(value.get("seed"), int):
-                found[value["seed"]] = value
-    return found
+                seeds[value["seed"]] = value
+    return seeds
 
 
 def is_number(value: object) -> bool:
@@ -289,7 +289,7 @@ def line_with(run: Run, given: Any, open_: float) -> Result | None:
 
 def named_by_seed(runs: Sequence[Run], stated: Mapping[int, Mapping[str, Any]]) -> list[Submitted]:
     """The run of each seed with the line that has its result; none: some seed has no such line."""
-    found = []
+    entries = []
     for seed, values in stated.items():
         given = next(
             (values[key] for key in ("val_bpb", "bpb", "final_val_bpb") if key in values), None
@@ -302,19 +302,19 @@ def named_by_seed(runs: Sequence[Run], stated: Mapping[int, Mapping[str, Any]]) 
         if not lines:
             return []
         best = next((pair for pair in lines if pair[1] == headline(pair[0])), lines[0])
-        found.append(Submitted(*best, "stated"))
-    return found
+        entries.append(Submitted(*best, "stated"))
+    return entries
 
 
 def groups(runs: Sequence[Run]) -> Iterator[list[Run]]:
     """Runs that may be the seeds of one submission: those of one arm, or of a folder."""
     finished = [run for run in runs if headline(run) is not None]
-    found: dict[tuple[Any, ...], list[Run]] = {}
+    members: dict[tuple[Any, ...], list[Run]] = {}
     for run in finished:
         folder, arm = arm_of(run)
         for key in ((folder, arm), (folder,), (folder, arm, run.number)):
-            found.setdefault(key, []).append(run)
-    for key, group in found.items():
+            members.setdefault(key, []).append(run)
+    for key, group in members.items():
         seeds = [run.known_seed for run in group]
         # An arm whose file holds several runs of a seed is several arms.
         if len(key) < 3 or len(set(seeds)) == len(seeds):
@@ -341,12 +341,12 @@ def of_group(group: Sequence[Run], given: Any) -> list[Submitted]:
     stages = [dict(stage_names(run)) for run in group]
     for stage in reversed(stages[0]):
         if all(stage in names for names in stages):
-            found = [
+            entries = [
                 Submitted(run, names[stage], "stated")
                 for run, names in zip(group, stages, strict=True)
             ]
-            if near(found, given):
-                return found
+            if near(entries, given):
+                return entries
     return of_one_run(group, stages, given) or usual
 
 
@@ -380,24 +380,24 @@ def stage_names(run: Run) -> Iterator[tuple[tuple[str, int], Result]]:
         yield (result.tag, seen[result.tag]), result
 
 
-def near(found: Sequence[Submitted], given: Any) -> bool:
+def near(entries: Sequence[Submitted], given: Any) -> bool:
     """Is this number the mean, as exactly as it and the logs are written?"""
-    values = [one.result.val_bpb for one in found]
+    values = [entry.result.val_bpb for entry in entries]
     if not all(map(is_number, values)):
         return False
-    printed = max(0.51 * 10.0 ** -digits_of(one.result) for one in found)
+    printed = max(0.51 * 10.0 ** -digits_of(entry.result) for entry in entries)
     return abs(sum(values) / len(values) - float(given)) <= half_unit(given) + printed
 
 
-def rank(found: Sequence[Submitted], given: Any) -> tuple[float, ...]:
+def rank(entries: Sequence[Submitted], given: Any) -> tuple[float, ...]:
     """The best first: with the stated mean or number, high in the folders, one arm, many runs."""
     distance = 2.0
-    values = [one.result.val_bpb for one in found]
+    values = [entry.result.val_bpb for entry in entries]
     if is_number(given) and all(map(is_number, values)):
         off = abs(sum(values) / len(values) - float(given))
-        of_one = 1.5 if found[0].how == "stated" else 2.0
-        distance = 0.0 if near(found, given) else 1.0 if off <= CLOSE else of_one
-    by_rule = found[0].how == "last"
-    arms = len({arm_of(one.run) for one in found})
-    depth = min(len(Path(one.run.path).parts) for one in found)
-    return distance, not by_rule, depth, arms, -len(found)
+        of_one = 1.5 if entries[0].how == "stated" else 2.0
+        distance = 0.0 if near(entries, given) else 1.0 if off <= CLOSE else of_one
+    by_rule = entries[0].how == "last"
+    arms = len({arm_of(entry.run) for entry in entries})
+    depth = min(len(Path(entry.run.path).parts) for entry in entries)
+    return distance, not by_rule, depth, arms, -len(entries)

@@ -129,8 +129,8 @@ class Run:
 
     @property
     def seed_in_name(self) -> int | None:
-        found = re.search(r"seed[_-]?(\d{1,9})", Path(self.path).name, re.IGNORECASE)
-        return int(found[1]) if found else None
+        match = re.search(r"seed[_-]?(\d{1,9})", Path(self.path).name, re.IGNORECASE)
+        return int(match[1]) if match else None
 
     @property
     def known_seed(self) -> int | None:
@@ -221,19 +221,19 @@ class Logs:
 def read_logs(paths: Iterable[str | os.PathLike[str]]) -> Logs:
     """Files, FILE#2 for the second run of one, folders of .txt and .log files, folders of
     ablate.py. Each run once. For a .jsonl its .txt is read."""
-    result, found = Logs(), {}
+    result, distinct_runs = Logs(), {}
     for given in expanded(paths, result.problems):
         file, sign, number = given.rpartition("#")
         path, numbered = (given, False) if os.path.exists(given) or not sign else (file, True)
         path = path.removesuffix(".jsonl") + ".txt" if path.endswith(".jsonl") else path
         log = read_log(path)
         runs = [run for run in log.runs if number == str(run.number) or not numbered]
-        found |= {(os.path.realpath(path), run.number): run for run in runs}
+        distinct_runs |= {(os.path.realpath(path), run.number): run for run in runs}
         problems = [f"{path}: {problem}" for problem in log.problems]
         if log.runs and not runs:
             problems.append(f"{given}: no such run: {path} has {len(log.runs)}, from #1 on")
         result.problems += [problem for problem in problems if problem not in result.problems]
-    result.runs = [*found.values()]
+    result.runs = [*distinct_runs.values()]
     return result
 
 
@@ -315,10 +315,10 @@ def expanded(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> It
         elif not path.is_dir():
             yield os.fspath(given)
         else:
-            found = logs_in(path) or ablation_logs(path)
-            if not found:
+            logs = logs_in(path) or ablation_logs(path)
+            if not logs:
                 problems.append(f"{path}: a folder without .txt or .log files: name the logs")
-            yield from map(os.fspath, found)
+            yield from map(os.fspath, logs)
 
 
 def logs_in(folder: Path) -> list[Path]:
@@ -335,12 +335,12 @@ def ablation_logs(folder: Path) -> list[Path]:
     """The logs below a folder of ablate.py: runs/<RUN_ID>/logs/<RUN_ID>.txt, else what the run
     printed."""
     folder = folder / "runs" if (folder / "runs").is_dir() else folder
-    found: list[Path] = []
+    logs: list[Path] = []
     for work in sorted(path for path in folder.iterdir() if path.is_dir()):
         own = [path for path in work.glob("logs/*") if path.suffix in LOG_SUFFIXES]
         printed = work / "output.txt"
-        found += sorted(own) or ([printed] if printed.is_file() else [])
-    return found
+        logs += sorted(own) or ([printed] if printed.is_file() else [])
+    return logs
 
 
 def read_file(path: Path) -> bytes:
@@ -386,7 +386,7 @@ class Reader:
             Begin: self.take_begin,
             Stop: self.take_stop,
             Failure: self.take_failure,
-            Unreadable: lambda event: self.problem(event.words),
+            Unreadable: lambda event: self.problem(event.reason),
         }
 
     def read(self) -> None:
@@ -404,8 +404,8 @@ class Reader:
         self.finish()
 
     def lines(self, at: int, end: int) -> None:
-        for found in LINE.finditer(self.data, at, end):
-            self.position, stop = found.span()
+        for match in LINE.finditer(self.data, at, end):
+            self.position, stop = match.span()
             raw = self.data[self.position : min(stop, self.position + MAX_LINE)]
             text = COLOURS.sub("", raw.decode("utf-8", "replace")).rstrip()
             if text == self.previous:
@@ -430,10 +430,10 @@ class Reader:
         self.counted = self.position
         return self.line_number
 
-    def problem(self, words: str) -> None:
+    def problem(self, reason: str) -> None:
         self.problem_count += 1
         if self.problem_count <= MAX_PROBLEMS:
-            self.log.problems.append(f"line {self.line()}: {words}")
+            self.log.problems.append(f"line {self.line()}: {reason}")
 
     def open(self, kind: str) -> None:
         """A line that begins a run: a new one if this run has had such a line, or has trained."""
@@ -459,9 +459,9 @@ class Reader:
         if event.what == "traceback":
             self.traceback = True
         elif event.what == "error":
-            self.run.error = event.words
+            self.run.error = event.message
         elif self.traceback:
-            self.run.error, self.traceback = event.words, False
+            self.run.error, self.traceback = event.message, False
 
     def take_step(self, event: Step) -> None:
         self.rewind(event.step)
@@ -617,10 +617,10 @@ def joined(runs: list[Run]) -> list[Run]:
     return result
 
 
-def same_steps(one: Run, two: Run) -> bool:
-    return len(one.steps) == len(two.steps) and all(
+def same_steps(first: Run, second: Run) -> bool:
+    return len(first.steps) == len(second.steps) and all(
         (a.step, a.train_loss, a.train_time_ms) == (b.step, b.train_loss, b.train_time_ms)
-        for a, b in zip(one.steps, two.steps, strict=True)
+        for a, b in zip(first.steps, second.steps, strict=True)
     )
 
 

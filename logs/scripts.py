@@ -32,13 +32,13 @@ class Search:
 
     def __init__(self, expression: re.Pattern[bytes], data: bytes) -> None:
         self.expression, self.data = expression, data
-        self.found, self.searched = None, -1
+        self.match, self.searched = None, -1
 
     def behind(self, place: int) -> "re.Match[bytes] | None":
-        known = self.searched >= 0 and (self.found is None or self.found.start() >= place)
+        known = self.searched >= 0 and (self.match is None or self.match.start() >= place)
         if not known:
-            self.found, self.searched = self.expression.search(self.data, place), place
-        return self.found
+            self.match, self.searched = self.expression.search(self.data, place), place
+        return self.match
 
 
 def scripts(data: bytes) -> Iterator[tuple[int, int]]:

@@ -206,25 +206,29 @@ def compare_samples(a: Sample, b: Sample, question: Question) -> Comparison:
     results = [*a.results, *b.results]
     unit = unit_of(results)
     margin = margin_in(unit, b.results, a.results) if question.margin is None else question.margin
-    found = Comparison(unit, margin, question.alpha)
+    comparison = Comparison(unit, margin, question.alpha)
     if other_tokenizers(results):
-        found.notes.append("tokenizers differ: compared in bits per byte, not in nats per token")
+        comparison.notes.append(
+            "tokenizers differ: compared in bits per byte, not in nats per token"
+        )
     for name, sample in (("A", a), ("B", b)):
         count = len(sample.results)
         if count < 2:
             runs = f"{count} run{'s' * (count != 1)}"
-            found.refusals.append(
+            comparison.refusals.append(
                 f"{name} has {runs}: a test needs two per group at least, better three"
             )
     names = [*a.names, *b.names] or [f"result {n}" for n in range(1, len(results) + 1)]
     for name, result in zip(names, results, strict=True):
         if value_of(result, unit) is None:
-            found.refusals.append(f"{name} has no result to compare: leave it out, or let it end")
-    if not found.refusals:
+            comparison.refusals.append(
+                f"{name} has no result to compare: leave it out, or let it end"
+            )
+    if not comparison.refusals:
         values = [[value_of(r, unit) for r in sample.results] for sample in (a, b)]
-        found.a, found.b = map(summary, values)
-        found.test = welch(*values, margin=margin)
-    return found
+        comparison.a, comparison.b = map(summary, values)
+        comparison.test = welch(*values, margin=margin)
+    return comparison
 
 
 def compare_groups(
@@ -241,20 +245,20 @@ def compare_groups(
         Sample([result_of(run, question.score) for run in group], [described(run) for run in group])
         for group in (a, b)
     ]
-    found = compare_samples(*samples, question)
-    found.refusals = [*refusals, *found.refusals]
+    comparison = compare_samples(*samples, question)
+    comparison.refusals = [*refusals, *comparison.refusals]
     if len({run.partial_val for run in (*a, *b)}) > 1:
-        found.refusals.append(
+        comparison.refusals.append(
             "some runs were validated on a part of the split: run them again without VAL_TOKENS"
         )
-    found.refusals += other_texts([*a, *b], question)
-    if found.refusals:
-        found.a = found.b = found.test = None
+    comparison.refusals += other_texts([*a, *b], question)
+    if comparison.refusals:
+        comparison.a = comparison.b = comparison.test = None
     if a and b:
-        found.notes += notes_on(a, b, question)
-    if not found.refusals:
-        compare_waits(a, b, found)
-    return found
+        comparison.notes += notes_on(a, b, question)
+    if not comparison.refusals:
+        compare_waits(a, b, comparison)
+    return comparison
 
 
 def other_texts(runs: Sequence[Run], question: Question) -> list[str]:
@@ -300,8 +304,8 @@ def notes_on(a: Sequence[Run], b: Sequence[Run], question: Question) -> list[str
     results = [result_of(run, question.score) for run in runs]
     kinds = sorted({result.kind for result in results if result})
     if len(kinds) > 1:
-        words = f"the results come from different evaluations ({', '.join(kinds)})"
-        notes.append(f"{words}: their difference is the model's and the evaluation's")
+        text = f"the results come from different evaluations ({', '.join(kinds)})"
+        notes.append(f"{text}: their difference is the model's and the evaluation's")
     if question.allow:
         notes.append(f"--allow: the runs of a group may differ in {some(list(question.allow))}")
     for run in runs:
@@ -323,14 +327,14 @@ def passed_over_words(run: Run, failed: Sequence[Result]) -> str:
     )
 
 
-def compare_waits(a: Sequence[Run], b: Sequence[Run], found: Comparison) -> None:
+def compare_waits(a: Sequence[Run], b: Sequence[Run], comparison: Comparison) -> None:
     """The time spent waiting for input, where all logs tell it."""
     waits = [[run.input_wait_per_step() for run in group] for group in (a, b)]
     if any(wait is None or not math.isfinite(wait) for group in waits for wait in group):
         return
-    found.waits = summary(waits[0]), summary(waits[1])
+    comparison.waits = summary(waits[0]), summary(waits[1])
     if min(map(len, waits)) > 1:
-        found.input_wait = welch(*waits)
+        comparison.input_wait = welch(*waits)
 
 
 def some(names: Sequence[str], most: int = 6) -> str:
@@ -338,11 +342,11 @@ def some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def verdict(found: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
     """The outcome in one sentence."""
-    if found.refusals:
-        return "refused: " + "; ".join(found.refusals)
-    test, unit = found.test, found.unit
+    if comparison.refusals:
+        return "refused: " + "; ".join(comparison.refusals)
+    test, unit = comparison.test, comparison.unit
     measured = (
         f"A is {abs(test.difference):.5f} {unit} {'lower' if test.difference > 0 else 'higher'}"
     )
@@ -350,20 +354,20 @@ def verdict(found: Comparison) -> str:
         measured = "A and B have the same mean"
     measured += f" (95 % interval of the difference {test.low:+.5f} to {test.high:+.5f})"
     claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
-    if found.shown:
-        return f"{claim} < {found.alpha:g}; {measured}"
+    if comparison.shown:
+        return f"{claim} < {comparison.alpha:g}; {measured}"
     none = "" if test.measurable else "; no measurable difference"
-    return f"not shown that {claim}, not below {found.alpha:g}; {measured}{none}"
+    return f"not shown that {claim}, not below {comparison.alpha:g}; {measured}{none}"
 
 
-def wait_words(found: Comparison) -> str:
+def wait_words(comparison: Comparison) -> str:
     """What is to be said about waiting for input; empty where the logs do not tell it."""
-    if found.waits is None:
+    if comparison.waits is None:
         return ""
-    a, b = found.waits
-    words = f"input_wait: A {a.mean:.2f} ms per step, B {b.mean:.2f}"
-    if found.input_wait is None:
-        return words
-    test = found.input_wait
+    a, b = comparison.waits
+    text = f"input_wait: A {a.mean:.2f} ms per step, B {b.mean:.2f}"
+    if comparison.input_wait is None:
+        return text
+    test = comparison.input_wait
     reach = f"95 % interval of B - A {test.low:+.2f} to {test.high:+.2f} ms"
-    return f"{words} ({reach}{'' if test.measurable else ': no measurable difference'})"
+    return f"{text} ({reach}{'' if test.measurable else ': no measurable difference'})"

@@ -35,8 +35,8 @@ def report(
     runs, blocks = logs.runs, []
     if comparison:
         blocks.append(comparison_lines(comparison))
-    if len(runs) == 2 and (words := pair_words(runs)):
-        blocks.append([f"Two runs: {words}"])
+    if len(runs) == 2 and (sentence := pair_words(runs)):
+        blocks.append([f"Two runs: {sentence}"])
     if runs:
         blocks += [difference_lines(runs), group_lines(runs, allow), *table_lines(runs)]
         blocks += [part(runs) for part in (data_lines, remark_lines)]
@@ -60,74 +60,74 @@ def labels(runs: Sequence[Run], longest: int = 24) -> list[str]:
 # --- the answer ---
 
 
-def comparison_lines(found: Comparison) -> list[str]:
-    lines = ["A against B", f"  {verdict(found)}"]
-    if words := wait_words(found):
-        lines.append(f"  {words}")
-    for name, group in (("A", found.a), ("B", found.b)):
+def comparison_lines(comparison: Comparison) -> list[str]:
+    lines = ["A against B", f"  {verdict(comparison)}"]
+    if text := wait_words(comparison):
+        lines.append(f"  {text}")
+    for name, group in (("A", comparison.a), ("B", comparison.b)):
         if group:
-            mean = f"{group.mean:.5f} {found.unit}, std {group.std:.5f}"
+            mean = f"{group.mean:.5f} {comparison.unit}, std {group.std:.5f}"
             lines.append(f"  {name}: {group.n} runs, submitted {mean}")
-    if found.test:
+    if test := comparison.test:
         lines.append(
-            f"  Welch's test: t = {found.test.t:.3f}, {found.test.df:.2f} degrees of freedom, "
-            f"p = {found.test.p:.3g} (one-sided, margin {found.test.margin:g})"
+            f"  Welch's test: t = {test.t:.3f}, {test.df:.2f} degrees of freedom, "
+            f"p = {test.p:.3g} (one-sided, margin {test.margin:g})"
         )
-    return [*lines, *(f"  note: {note}" for note in found.notes)]
+    return [*lines, *(f"  note: {note}" for note in comparison.notes)]
 
 
 def pair_words(runs: Sequence[Run]) -> str:
     """Two runs alone: what input explains of their difference."""
-    one, two = (run.step_times().mean for run in runs)
+    first, second = (run.step_times().mean for run in runs)
     results = [value_of(headline(run), BITS) for run in runs]
-    words = []
+    parts = []
     if texts := other_texts(runs, Question()):
-        words += texts
+        parts += texts
     elif None not in results:
-        words.append(result_words(*results))
+        parts.append(result_words(*results))
     waits = [run.input_wait_per_step() for run in runs]
-    if one and two:
-        more = f"{abs(two - one):.2f} ms per step {'more' if two >= one else 'less'}"
+    if first and second:
+        more = f"{abs(second - first):.2f} ms per step {'more' if second >= first else 'less'}"
         explained = "what input has to do with it is not known: no input_wait in these logs"
         if None not in waits:
             explained = f"waiting for input is {waits[1] - waits[0]:+.2f} ms of that"
-        words.append(f"it takes {more} ({100 * (two / one - 1):+.1f} %), and {explained}")
-    return "; ".join(words)
+        parts.append(f"it takes {more} ({100 * (second / first - 1):+.1f} %), and {explained}")
+    return "; ".join(parts)
 
 
-def result_words(one: float, two: float) -> str:
-    if one == two:
+def result_words(first: float, second: float) -> str:
+    if first == second:
         return "the two runs have the same score"
-    lower = "lower" if two < one else "higher"
-    return f"run 2 is {abs(two - one):.5f} bits per byte {lower} than run 1"
+    lower = "lower" if second < first else "higher"
+    return f"run 2 is {abs(second - first):.5f} bits per byte {lower} than run 1"
 
 
 # --- what differs ---
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
-    found, equal = differences(runs)
+    conditions, equal = differences(runs)
     seeds: dict[int | None, list[int]] = {}
     for index, run in enumerate(runs):
         seeds.setdefault(run.seed, []).append(index)
     rows = [("seed", value_words(list(seeds.items())))]
-    for d in found:
+    for d in conditions:
         unknown = f" | not known: {ranges(d.unknown)}" if d.unknown else ""
         rows.append((d.name + " (harmless)" * d.harmless, value_words(d.values) + unknown))
     width = max(len(name) for name, _ in rows)
     title = "What differs in configuration (numbers: the runs below"
     lines = [f"{title}; {equal} conditions are equal)"]
-    lines += [f"  {name.ljust(width)}  {words}" for name, words in rows]
-    if not found:
+    lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
+    if not conditions:
         lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
     return lines
 
 
 def value_words(values: Sequence[tuple[Any, Sequence[int]]], most: int = 8) -> str:
-    words = [f"{cell(value)[:60]}: {ranges(numbers)}" for value, numbers in values[:most]]
+    parts = [f"{cell(value)[:60]}: {ranges(numbers)}" for value, numbers in values[:most]]
     if len(values) > most:
-        words.append(f"{len(values) - most} more values")
-    return " | ".join(words)
+        parts.append(f"{len(values) - most} more values")
+    return " | ".join(parts)
 
 
 # --- tables ---
@@ -205,31 +205,31 @@ def table_lines(runs: Sequence[Run]) -> list[list[str]]:
 def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     lines = []
     for numbers in seed_groups(runs, allow):
-        words = []
+        parts = []
         for unit in (NATS, BITS):
             values = [value_of(headline(runs[i]), unit) for i in numbers]
             if len(numbers) > 1 and None not in values:
                 group = summary(values)
-                words.append(f"{unit} {group.mean:.5f} std {group.std:.5f}")
+                parts.append(f"{unit} {group.mean:.5f} std {group.std:.5f}")
         waits = [runs[i].input_wait_per_step() for i in numbers]
         if len(numbers) > 1 and None not in waits:
             group = summary(waits)
-            words.append(f"input_wait {group.mean:.2f} ms per step std {group.std:.2f}")
-        if words:
-            lines.append(f"  runs {ranges(numbers)}: {', '.join(words)}")
+            parts.append(f"input_wait {group.mean:.2f} ms per step std {group.std:.2f}")
+        if parts:
+            lines.append(f"  runs {ranges(numbers)}: {', '.join(parts)}")
     return ["Groups: equal but for the seed (submitted results)", *lines] if lines else []
 
 
 def data_lines(runs: Sequence[Run]) -> list[str]:
     without = [index for index, run in enumerate(runs) if not run.crc_at()]
     missing = f"; no data_crc: {ranges(without)}" if without else ""
-    found = same_data(runs)
-    if found is None:
+    common = same_data(runs)
+    if common is None:
         return [f"Same data: not known (no common step with a data_crc{missing})"]
-    step, crcs = found
-    words = " | ".join(f"{crc}: {ranges(numbers)}" for crc, numbers in crcs.items())
+    step, crcs = common
+    text = " | ".join(f"{crc}: {ranges(numbers)}" for crc, numbers in crcs.items())
     answer = "yes" if len(crcs) == 1 else "NO"
-    return [f"Same data: {answer}, data_crc at step {step} (the last common one): {words}{missing}"]
+    return [f"Same data: {answer}, data_crc at step {step} (the last common one): {text}{missing}"]
 
 
 def remark_lines(runs: Sequence[Run]) -> list[str]:

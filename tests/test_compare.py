@@ -57,8 +57,8 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
         ["code_bytes", "48000: 1-3 | 48100: 4-5"],
     ]
     group, (first, second) = significance.summary(values), block(out, "Groups")
-    words = f"  runs 1-3: nats {group.mean:.5f} std {group.std:.5f}, bits per byte "
-    assert first.startswith(words) and second.startswith("  runs 4-5")
+    start = f"  runs 1-3: nats {group.mean:.5f} std {group.std:.5f}, bits per byte "
+    assert first.startswith(start) and second.startswith("  runs 4-5")
     assert "Could not be read" not in out
 
 
@@ -83,14 +83,14 @@ def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> 
 def test_a_run_of_a_file_is_named_as_the_tables_name_it(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "cp.txt"
     path.write_text("".join(log_text(seed=n, nats=2 + n / 100, code=48000) for n in (1, 2, 3, 4)))
-    one, two, three, four, nine = (f"{path}#{n}" for n in (1, 2, 3, 4, 9))
-    code, out, _ = call(compare.main, path, "--a", one, two, "--b", four, three)
+    first, second, third, fourth, ninth = (f"{path}#{n}" for n in (1, 2, 3, 4, 9))
+    code, out, _ = call(compare.main, path, "--a", first, second, "--b", fourth, third)
     rows = [row.split()[1] for row in block(out, "Runs")[1:]]
     assert code == 0 and rows == ["cp.txt", "cp.txt#2", "cp.txt#4", "cp.txt#3"], "each once"
     assert "A: 2 runs, submitted 2.01500" in out and "B: 2 runs, submitted 2.03500" in out
-    code, out, _ = call(compare.main, "--a", one, two, nine, "--b", three, four)
-    assert code == 1 and f"refused: no run was read from {nine}\n" in out
-    assert block(out, "Could not")[0].endswith(f"{nine}: no such run: {path} has 4, from #1 on")
+    code, out, _ = call(compare.main, "--a", first, second, ninth, "--b", third, fourth)
+    assert code == 1 and f"refused: no run was read from {ninth}\n" in out
+    assert block(out, "Could not")[0].endswith(f"{ninth}: no such run: {path} has 4, from #1 on")
 
 
 # Two runs, and in what they differ that may change a result.
@@ -111,7 +111,7 @@ TELLING = {
 @pytest.mark.parametrize("kind", TELLING)
 def test_what_may_change_a_result(tmp_path: Path, kind: str) -> None:
     *made, names = TELLING[kind]
-    texts = [log_text(**{"code": 9, "seed": seed} | one) for seed, one in enumerate(made)]
+    texts = [log_text(**{"code": 9, "seed": seed} | fields) for seed, fields in enumerate(made)]
     runs = [read_text(tmp_path, text).runs[0] for text in texts]
     assert telling(runs) == names.split() and telling(runs, names.upper().split()) == []
     assert seed_groups(runs) == ([[0], [1]] if names else [[0, 1]])
@@ -121,9 +121,9 @@ def test_what_may_change_a_result(tmp_path: Path, kind: str) -> None:
 def test_a_condition_is_written_as_one_would_set_it() -> None:
     known = {"train_prefetch": True, "matrix_lr": 0.04, "gpus": 8, "model_params": 1000}
     known |= {"device": "H100", "train_io_copy_stream": "False(no_cuda)", "knob": None}
-    words = "TRAIN_PREFETCH=1|MATRIX_LR=0.04|gpus 8|model_params 1,000|device H100|"
-    words += "train_io_copy_stream False(no_cuda)|knob not known"
-    assert "|".join(written(*one) for one in known.items()) == words
+    text = "TRAIN_PREFETCH=1|MATRIX_LR=0.04|gpus 8|model_params 1,000|device H100|"
+    text += "train_io_copy_stream False(no_cuda)|knob not known"
+    assert "|".join(written(*pair) for pair in known.items()) == text
     run = Run("a.txt", config={"grad_accum_steps": 0})
     assert conditions(run) == run.config
     run.grad_accum_steps = 8
@@ -131,15 +131,15 @@ def test_a_condition_is_written_as_one_would_set_it() -> None:
 
 
 def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
-    one = write_log(tmp_path / "1.log", crc=0xA0000000)
-    two = write_log(tmp_path / "2.log", crc=0xA0000000, steps=13_800, seed=2)
+    first = write_log(tmp_path / "1.log", crc=0xA0000000)
+    second = write_log(tmp_path / "2.log", crc=0xA0000000, steps=13_800, seed=2)
     other = write_log(tmp_path / "3.log", crc=0xB0000000, seed=3)
     none = write_log(tmp_path / "4.log", seed=4)
     at = "data_crc at step 10000 (the last common one): a0002710: 1-2"
     for logs, answer in (
-        ((one, two), f"Same data: yes, {at}\n"),
-        ((one, two, other, none), f"Same data: NO, {at} | b0002710: 3; no data_crc: 4\n"),
-        ((one, none), "not known (no common step with a data_crc; no data_crc: 2)\n"),
+        ((first, second), f"Same data: yes, {at}\n"),
+        ((first, second, other, none), f"Same data: NO, {at} | b0002710: 3; no data_crc: 4\n"),
+        ((first, none), "not known (no common step with a data_crc; no data_crc: 2)\n"),
         ((none, write_log(tmp_path / "5.log")), "no data_crc: 1-2)\n"),
     ):
         assert answer in call(compare.main, *logs)[1]
@@ -149,12 +149,12 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     """Groups are named by their logs, or by their folders."""
     a, b = arm(tmp_path / "a", "a", A), arm(tmp_path / "b", "b", B, matrix_lr=0.02)
     code, out, _ = call(compare.main, "--a", tmp_path / "a", "--b", tmp_path / "b")
-    test, words = significance.welch(A, B, margin=0.005), block(out, "A against B")
+    test, lines = significance.welch(A, B, margin=0.005), block(out, "A against B")
     shown = f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01; A is "
     assert code == 0 and out.startswith("A against B")
-    assert words[0].startswith(f"{shown}{test.difference:.5f} nats lower")
+    assert lines[0].startswith(f"{shown}{test.difference:.5f} nats lower")
     group = significance.summary(A)
-    assert words[1] == f"  A: 3 runs, submitted {group.mean:.5f} nats, std {group.std:.5f}"
+    assert lines[1] == f"  A: 3 runs, submitted {group.mean:.5f} nats, std {group.std:.5f}"
     code, out, _ = call(compare.main, "--a", *a, "--b", *b, "--margin", "0.019", "--alpha", "0.2")
     assert code == 0 and f"p = {significance.welch(A, B, margin=0.019).p:.2g}, not below 0.2" in out
     notes = [line for line in block(out, "A against B") if "note" in line]
@@ -181,7 +181,7 @@ def test_groups_that_are_no_samples_are_refused(tmp_path: Path, call: Call) -> N
     [diverged] = arm(tmp_path, "n", [math.nan])
     parts = arm(tmp_path, "p", B, partial=" partial_val:1")
     say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
-    for ours, theirs, words in (
+    for ours, theirs, reason in (
         (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
         (a[:1], b, "A has 1 run: a test needs two per group at least, better three"),
         ([*a, copy], b, "A: copy.log repeats another run's seed and result: one run counts once"),
@@ -193,9 +193,9 @@ def test_groups_that_are_no_samples_are_refused(tmp_path: Path, call: Call) -> N
         (a, parts, "some runs were validated on a part of the split: run them again without"),
     ):
         code, out, _ = call(compare.main, "--a", *ours, "--b", *theirs)
-        found = block(out, "A against B")[0]
-        assert code == 1 and "Welch" not in out and found.startswith("  refused: ")
-        assert words in found
+        line = block(out, "A against B")[0]
+        assert code == 1 and "Welch" not in out and line.startswith("  refused: ")
+        assert reason in line
     _, _, err = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "matrix_rl")
     assert err.endswith("matrix_rl: no run has this condition: did you mean matrix_lr?\n")
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
@@ -273,13 +273,13 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     assert code == 0 and "A and B differ in train_prefetch: which is better" in out
     assert "; A and B have the same mean (95 % interval of the difference -" in out
     low, high = significance.welch(waits[:3], waits[3:]).low, 151.4
-    words = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
+    start = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
     line = block(out, "A against B")[1]
-    assert line.startswith(f"{words} {low:+.2f} to +{high}") and line.endswith(" ms)")
-    found = json.loads(call(compare.main, "--a", *a, "--b", *b, "--json")[1])
-    assert [run["input_wait_ms_per_step"] for run in found["runs"]] == pytest.approx(waits)
-    assert found["groups"] == [[0, 1, 2], [3, 4, 5]] and found["equal_conditions"] == 18
-    assert found["comparison"]["input_wait"]["low"] == low
+    assert line.startswith(f"{start} {low:+.2f} to +{high}") and line.endswith(" ms)")
+    report = json.loads(call(compare.main, "--a", *a, "--b", *b, "--json")[1])
+    assert [run["input_wait_ms_per_step"] for run in report["runs"]] == pytest.approx(waits)
+    assert report["groups"] == [[0, 1, 2], [3, 4, 5]] and report["equal_conditions"] == 18
+    assert report["comparison"]["input_wait"]["low"] == low
     rows = list(csv.DictReader(call(compare.main, *a, *b, "--csv")[1].splitlines()))
     assert [row["train_prefetch"] for row in rows] == ["True"] * 3 + ["False"] * 3
     assert [float(row["val_loss"]) for row in rows] == A + A
@@ -287,28 +287,28 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
 
 def test_two_runs_alone_get_one_sentence_and_a_command(tmp_path: Path, call: Call) -> None:
     """The command has a Python with what runs need, and trains as long; test_ablate.py runs one."""
-    one, two = tmp_path / "0.log", tmp_path / "1.log"
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
     cap, steps = ["--seconds", "600"], ["--steps", "13790"]
     for gone, length in ("none", cap), ("max_wallclock_seconds", steps), ("stopping_early", steps):
-        write_log(one, nats=2.05, ms=43, train_prefetch=True)
-        write_log(two, nats=2.06, ms=45, train_prefetch=False)
-        for log in (one, two):
+        write_log(logs[0], nats=2.05, ms=43, train_prefetch=True)
+        write_log(logs[1], nats=2.06, ms=45, train_prefetch=False)
+        for log in logs:
             edited(log, lambda text, gone=gone: text.replace(gone, "_"))
-        out = call(compare.main, one, two)[1]
-        python, tool, *words = shlex.split(out.partition("as they were: ")[2])
+        out = call(compare.main, *logs)[1]
+        python, tool, *arguments = shlex.split(out.partition("as they were: ")[2])
         assert python == cli.python_of_runs()
-        assert words[:-1] == ["--vary", "TRAIN_PREFETCH=1,0", *length, "--seeds", "3", "--"]
-        paths = [Path(path).resolve() for path in (tool, words[-1])]
+        assert arguments[:-1] == ["--vary", "TRAIN_PREFETCH=1,0", *length, "--seeds", "3", "--"]
+        paths = [Path(path).resolve() for path in (tool, arguments[-1])]
         assert paths == [ROOT / "logs" / "ablate.py", ROOT / "train_gpt.py"]
     assert "run 2 is 0.00592 bits per byte higher than run 1; it takes 2.00 ms per step more" in out
     assert "not known: no input_wait in these logs\n" in out
-    for path, wait in ((one, 0.43), (two, 1.8)):
+    for path, wait in ((logs[0], 0.43), (logs[1], 1.8)):
         add_line(path, f"input_wait total:{13_790 * wait}ms share:1% max:9ms epochs:0.5")
-    out = call(compare.main, one, two)[1]
+    out = call(compare.main, *logs)[1]
     assert "waiting for input is +1.37 ms of that" in out
-    edited(two, lambda log: log.replace(f" tokens:{TOKENS}", " tokens:9999"))
-    assert "Two runs: other validation texts: 1.log 24,357 bytes" in call(compare.main, one, two)[1]
-    out = call(compare.main, one, two, write_log(tmp_path / "c.log"))[1]
+    edited(logs[1], lambda log: log.replace(f" tokens:{TOKENS}", " tokens:9999"))
+    assert "Two runs: other validation texts: 1.log 24,357 bytes" in call(compare.main, *logs)[1]
+    out = call(compare.main, *logs, write_log(tmp_path / "c.log"))[1]
     assert "Two runs" not in out and "decides" not in out
 
 
@@ -336,9 +336,9 @@ none.log | 1 | no run was read (none.log: cannot be read: No such file or direct
 
 @pytest.mark.parametrize("row", FAULTS.strip("\n").splitlines())
 def test_what_cannot_be_done_is_one_line(call: Call, row: str) -> None:
-    arguments, code, words = row.split(" | ")
-    found, out, err = call(compare.main, *arguments.split())
-    assert found == int(code) and words in err
+    arguments, code, reason = row.split(" | ")
+    status, out, err = call(compare.main, *arguments.split())
+    assert status == int(code) and reason in err
     assert err.startswith("error: ") and err.count("\n") == 1
     assert out.startswith("Could not be read\n  none.log: cannot be read: No") == (code == "1")
 
@@ -392,9 +392,9 @@ def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) 
     assert "mean of" not in curves.get_ylabel(), "nothing is smoothed"
     [[_, place]] = dots.containers[0].lines[0].get_xydata()
     assert place == pytest.approx(sum(map(bpb_of, A)) / 3) and not dots.patches, "no bar"
-    assert [len(one.get_offsets()) for one in dots.collections[::2]] == [3, 3, 3], "a dot per seed"
-    words = ("--plot", "x.png", "--x", "seconds", "--title", "Mine")
-    assert call(compare.main, *three_arms(tmp_path), *words)[0] == 0
+    assert [len(row.get_offsets()) for row in dots.collections[::2]] == [3, 3, 3], "a dot per seed"
+    options = ("--plot", "x.png", "--x", "seconds", "--title", "Mine")
+    assert call(compare.main, *three_arms(tmp_path), *options)[0] == 0
     assert drawn[1].axes[0].get_xlabel() == "training time, seconds"
     assert drawn[1].get_suptitle() == "Mine"
     assert drawn[1].axes[0].lines[0].get_xdata()[-1] == pytest.approx(599.9, abs=0.1)
@@ -442,7 +442,7 @@ def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], c
     )
     wait = drawn[0].axes[2]
     assert wait.get_ylabel() == "waiting for input, ms per step"
-    means = [one.lines[0].get_ydata()[0] for one in wait.containers]
+    means = [bar.lines[0].get_ydata()[0] for bar in wait.containers]
     assert means == pytest.approx([1, 9]) and len(wait.texts) == 2
     assert call(compare.main, *a, *b, "--plot", "x.png", "--panels", "wait")[0] == 0
     assert len(drawn[1].axes) == 1

@@ -197,9 +197,9 @@ step 588 | batch 64 | loss 2.1
 
 @pytest.mark.parametrize("line", SPELLINGS.strip().splitlines())
 def test_spellings_of_a_training_line(tmp_path: Path, line: str) -> None:
-    found = only(read_text(tmp_path, line + "\n")).steps[0]
+    step = only(read_text(tmp_path, line + "\n")).steps[0]
     time_ms = None if "batch" in line else pytest.approx(588071)
-    assert (found.step, found.train_loss, found.train_time_ms) == (588, 2.1, time_ms)
+    assert (step.step, step.train_loss, step.train_time_ms) == (588, 2.1, time_ms)
 
 
 # What a log calls a result, by what it is.
@@ -278,8 +278,8 @@ Serialized model: 99; Total submission size: 120                       | total N
 
 @pytest.mark.parametrize("row", SIZES.strip().splitlines())
 def test_spellings_of_sizes(tmp_path: Path, row: str) -> None:
-    words, expected = row.rsplit("|", 1)
-    log = only(read_text(tmp_path, f"seed:1\n{words.strip()}\n".replace("; ", "\n")))
+    text, expected = row.rsplit("|", 1)
+    log = only(read_text(tmp_path, f"seed:1\n{text.strip()}\n".replace("; ", "\n")))
     field, value = expected.split()
     assert str(getattr(log.sizes, field)) == value
 
@@ -308,13 +308,13 @@ FILES = {
 def test_the_runs_of_a_file(tmp_path: Path, kind: str) -> None:
     text, expected = FILES[kind]
     log = read_text(tmp_path, text)
-    found = []
+    texts = []
     for run in log.runs:
         result, steps = headline(run), ",".join(str(step.step) for step in run.steps)
-        words = " script" * (run.source == SOURCE.encode())
-        words += "".join(f" resumed at {step}" for step in run.resumed_at)
-        found.append(f"{run.seed} {steps} {len(run.results)}: {result and result.val_bpb}{words}")
-    assert found == expected and log.problems == []
+        marks = " script" * (run.source == SOURCE.encode())
+        marks += "".join(f" resumed at {step}" for step in run.resumed_at)
+        texts.append(f"{run.seed} {steps} {len(run.results)}: {result and result.val_bpb}{marks}")
+    assert texts == expected and log.problems == []
 
 
 def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
@@ -367,8 +367,8 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(BASELINE)
     names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty", "empty#2", "README.md"]
     logs = runs.read_logs([tmp_path / name for name in names])
-    words = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
-    assert words == [
+    problems = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
+    assert problems == [
         *(f"{name}.log: no training log: no line of one was found" for name in "abc"),
         "pipe: cannot be read: not a file",
         "none.log: cannot be read: No such file or directory",
@@ -418,8 +418,8 @@ def test_a_folder_of_ablate_is_its_runs(tmp_path: Path) -> None:
         (tmp_path / "runs" / name / "output.txt").write_text(BASELINE)
     (tmp_path / "runs" / "x_seed2" / "logs" / "x_seed2.txt").write_text(BASELINE)
     for folder in (tmp_path, tmp_path / "runs"):
-        found = runs.read_logs([folder]).runs
-        assert [Path(run.path).name for run in found] == ["output.txt", "x_seed2.txt"]
+        folder_runs = runs.read_logs([folder]).runs
+        assert [Path(run.path).name for run in folder_runs] == ["output.txt", "x_seed2.txt"]
 
 
 @pytest.mark.slow

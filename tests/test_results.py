@@ -37,12 +37,12 @@ def test_the_submitted_result_of_public_logs(tmp_path: Path) -> None:
             assert row.get("known_wrong"), wrong[-1]
         for run in runs:
             run.seed = 1
-        found = submitted(runs, {"seed_results": {"1": row["submitted"]}})
-        if len(found) != 1 or not is_right(found[0].result.val_bpb, row["submitted"]):
-            lost.append((row["pr"], row["record"], row["submitted"], found))
+        entries = submitted(runs, {"seed_results": {"1": row["submitted"]}})
+        if len(entries) != 1 or not is_right(entries[0].result.val_bpb, row["submitted"]):
+            lost.append((row["pr"], row["record"], row["submitted"], entries))
             continue
-        line = row["text"].splitlines()[found[0].result.line - 1]
-        assert str(found[0].result.val_bpb)[:4] in line, "of that very line"
+        line = row["text"].splitlines()[entries[0].result.line - 1]
+        assert str(entries[0].result.val_bpb)[:4] in line, "of that very line"
     judged = sum("not_judgeable" not in row for row in CORPUS)
     assert len(CORPUS) >= 150 and judged >= 0.9 * len(CORPUS)
     assert len(wrong) == sum("known_wrong" in row for row in CORPUS) <= 0.03 * judged, wrong
@@ -84,8 +84,8 @@ raw_bpb: 1.1555; control=eval_only control_bpb=1.43; ema_bpb: 1.2               
 def test_the_last_one_that_has_not_failed(tmp_path: Path, row: str) -> None:
     """Another mixture is no measure of what adaptation did; the challenge's own name says that a
     much worse result is meant; a summary moves nothing, an evaluation under its own name does."""
-    words, value, failed = row.rsplit("|", 2)
-    lines = words.strip().replace("; ", "\n")
+    text, value, failed = row.rsplit("|", 2)
+    lines = text.strip().replace("; ", "\n")
     [run] = read_text(tmp_path, f"{TRAINED.format(seed=1)}{lines}\n").runs
     result = headline(run)
     assert (result and result.val_bpb) == (None if "none" in value else float(value))
@@ -102,13 +102,13 @@ def test_what_one_rank_has_so_far_is_no_result(tmp_path: Path, line: str) -> Non
 
 def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
     """Runs with two stages before the last one, which is 0.01 and 0.3 better."""
-    found = []
+    runs = []
     for seed, value in enumerate(values, 1):
         results = f"pre_quant bpb: {value + 0.3}\nQuantized BPB: {value + 0.01:.6f}\n"
         results += f"Quantized BPB: {value:.6f}\n"
         text = TRAINED.format(seed=seed) + results
-        found += read_text(folder, text, f"{stem}_seed{seed}.log").runs
-    return found
+        runs += read_text(folder, text, f"{stem}_seed{seed}.log").runs
+    return runs
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def seeds(folder: Path, stem: str, values: list[float]) -> list[Run]:
 def test_the_runs_of_a_submission(tmp_path: Path, row: tuple[Any, str, list[float]]) -> None:
     submission, names, values = row
     runs = [*seeds(tmp_path, "a", [1.1, 1.11, 1.12]), *seeds(tmp_path, "b", [1.2, 1.21, 1.22])]
-    found = submitted(runs, submission)
-    assert "".join(Path(one.run.path).name[0] for one in found) == names
-    assert [one.result.val_bpb for one in found] == pytest.approx(values)
+    entries = submitted(runs, submission)
+    assert "".join(Path(entry.run.path).name[0] for entry in entries) == names
+    assert [entry.result.val_bpb for entry in entries] == pytest.approx(values)
 
 
 def test_several_runs_in_one_file_are_seeds(tmp_path: Path) -> None:
@@ -143,6 +143,6 @@ def test_several_runs_in_one_file_are_seeds(tmp_path: Path) -> None:
     text = "".join(log_text(seed=seed, nats=2 + seed / 100) for seed in (1, 2, 3))
     runs = read_text(tmp_path, log_text(seed=1, nats=4) + text).runs
     mean = sum(headline(run).val_bpb for run in runs[1:]) / 3
-    found = submitted(runs, {"val_bpb": round(mean, 8)})
-    assert [(one.run.seed, one.run.number) for one in found] == [(1, 2), (2, 3), (3, 4)]
-    assert found[0].result.eval_ms == 2100 and found[0].result.line == 23 + 22
+    entries = submitted(runs, {"val_bpb": round(mean, 8)})
+    assert [(entry.run.seed, entry.run.number) for entry in entries] == [(1, 2), (2, 3), (3, 4)]
+    assert entries[0].result.eval_ms == 2100 and entries[0].result.line == 23 + 22

@@ -26,20 +26,20 @@ def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None
 
 def test_runs_without_spread_decide_by_their_means() -> None:
     for test in (significance.welch, significance.paired):
-        found = [test([2.0, 2.0], [2.0 + x, 2.0 + x], margin=0.25) for x in (0.5, 0.0, 0.25)]
-        assert [one.p for one in found] == [0.0, 1.0, 0.5]
-        assert [one.t for one in found] == [math.inf, -math.inf, 0.0]
+        outcomes = [test([2.0, 2.0], [2.0 + x, 2.0 + x], margin=0.25) for x in (0.5, 0.0, 0.25)]
+        assert [outcome.p for outcome in outcomes] == [0.0, 1.0, 0.5]
+        assert [outcome.t for outcome in outcomes] == [math.inf, -math.inf, 0.0]
     one_varies = significance.welch([2.0, 2.0], [2.1, 2.2])
     assert one_varies.df == 1 and one_varies.low < 0.15 < one_varies.high
 
 
 def test_pairs_take_out_what_both_share() -> None:
     a, b = [1.0, 2.0, 3.0, 4.0], [1.011, 2.009, 3.010, 4.010]
-    found = significance.paired(a, b, margin=0.005)
-    assert found.p < 0.001 < 0.4 < significance.welch(a, b, margin=0.005).p
+    outcome = significance.paired(a, b, margin=0.005)
+    assert outcome.p < 0.001 < 0.4 < significance.welch(a, b, margin=0.005).p
     assert significance.paired(a, b, margin=0.010).p == pytest.approx(0.5, abs=1e-3)
     # Of the differences 11, 9, 10, 10: mean 10, std 0.8165, t(0.975, 3) = 3.1824.
-    assert found.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
+    assert outcome.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
 
 
 def test_mean_standard_deviation_and_interval() -> None:
@@ -53,20 +53,20 @@ def test_mean_standard_deviation_and_interval() -> None:
 
 def test_the_wait_is_said_as_far_as_it_is_known() -> None:
     group = significance.summary([1.0, 2.0])
-    found = significance.Comparison(waits=(group, group))
-    assert significance.wait_words(found) == "input_wait: A 1.50 ms per step, B 1.50"
-    found.input_wait = significance.welch([1.0, 2.0], [1.0, 2.0])
-    assert significance.wait_words(found).endswith(" ms: no measurable difference)")
+    comparison = significance.Comparison(waits=(group, group))
+    assert significance.wait_words(comparison) == "input_wait: A 1.50 ms per step, B 1.50"
+    comparison.input_wait = significance.welch([1.0, 2.0], [1.0, 2.0])
+    assert significance.wait_words(comparison).endswith(" ms: no measurable difference)")
     assert significance.some(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
 
 
 def test_values_without_meaning_are_refused() -> None:
-    for words, ask, *values in (
+    for reason, ask, *values in (
         ("finite values", significance.summary, []),
         ("a mean needs finite", significance.summary, [1.0, math.nan]),
         ("two runs per group", significance.welch, [1.0], [2.0, 3.0]),
         ("shorter than", significance.paired, [1.0, 2.0, 3.0], [1.0, 2.1]),
         ("two pairs at least", significance.paired, [1.0], [1.0]),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=reason):
             ask(*values)
