@@ -225,12 +225,12 @@ def figure(pairs: Pairs, *names: str) -> float | None:
 
 # A time, a rank or a level.
 PREFIX = re.compile(
-    r"(?:(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|"
+    r"(?:[ \t]*(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?|"
     r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?|\[?\d{9,11}\.\d+\]?|"
     r"\[\s*\d+(?:\.\d+)?s?\]|\d+\.\d+s?\s*(?=\|)|"
     r"\[?(?:rank|default|worker|node)[ _]?\d+\]?(?=[:\]| ])|"
     r"\[(?:modal|local)\]|\[?(?:INFO|DEBUG)\]?(?=[:\]| -]))"
-    r"[ \t]*[:|-]?[ \t]?)+"
+    r"(?:[ \t]*[:|-])?[ \t]?)+"  # more blanks are the line's own: settings are indented
 )
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -26,8 +26,7 @@ def is_right(value: float | None, given: float) -> bool:
 
 
 def test_the_submitted_result_of_public_logs(tmp_path: Path) -> None:
-    """By the rule, where it can be known, except for the `known_wrong` ones; and with
-    submission.json, which also finds an earlier result, one of several runs, and a validation."""
+    """By the rule, except for the `known_wrong` ones; with submission.json, which finds any line."""
     wrong, lost = [], []
     for row in CORPUS:
         runs = read_text(tmp_path, row["text"] + "\n").runs
