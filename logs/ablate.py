@@ -199,7 +199,7 @@ class Ablation:
         for script, trainer in (self.scripts or {None: self.trainer}).items():
             settings |= trainer.settings(self.configurations.get(script))
         return {
-            "command": self.trainer.words,
+            "command": self.trainer.command_line,
             **({} if self.scripts else {"script": sha256(self.trainer)}),
             "mode": " ".join(self.mode) if self.mode else "as set",
         } | {name: value for name, value in settings.items() if name not in owned}

@@ -294,7 +294,7 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     checks, out = Checks(), options.out
     configuration = trainer.configuration()
     if configuration is None:
-        raise ToolError(f"{trainer.words}: no script with --print-config: name train_gpt.py")
+        raise ToolError(f"{trainer.command_line}: no script with --print-config: name train_gpt.py")
     settings = {name: entry["value"] for name, entry in configuration.items()}
     given = trainer.settings(configuration).items()
     words = " ".join(f"{name}={value}" for name, value in given)
@@ -321,7 +321,7 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     if checks.faults:
         print(f"NOT READY: {checks.faults} fault{'s' * (checks.faults != 1)}, named above")
         return 2
-    print(f"READY: {trainer.words}")
+    print(f"READY: {trainer.command_line}")
     return 0
 
 
