@@ -64,8 +64,8 @@ class Arm:
 
     @property
     def label(self) -> str:
-        words = [self.script] if self.script else []
-        return " ".join([*words, *(f"{name}={value}" for name, value in self.settings)])
+        parts = [self.script] if self.script else []
+        return " ".join([*parts, *(f"{name}={value}" for name, value in self.settings)])
 
     @property
     def slug(self) -> str:
@@ -75,11 +75,11 @@ class Arm:
         if self.script:
             values.append(self.script.removesuffix(".py"))
             pairs.insert(0, ("script", values[-1]))
-        words = "_".join(f"{name}-{re.sub(r'[^A-Za-z0-9.]+', '-', value)}" for name, value in pairs)
+        text = "_".join(f"{name}-{re.sub(r'[^A-Za-z0-9.]+', '-', value)}" for name, value in pairs)
         plain = all(re.fullmatch(r"[\w.-]*[A-Za-z0-9]", value, re.ASCII) for value in values)
-        if len(words) <= 80 and plain and "_" not in "".join(values):
-            return words
-        return f"{words[:60]}_{hashlib.sha256(self.label.encode()).hexdigest()[:8]}"
+        if len(text) <= 80 and plain and "_" not in "".join(values):
+            return text
+        return f"{text[:60]}_{hashlib.sha256(self.label.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Planned:
         return f"{self.arm.slug}_seed{self.seed}"
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return f"{self.arm.label} seed {self.seed}"
 
 
@@ -110,7 +110,7 @@ def plan(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Planned]:
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
     """NAME=v1,v2 each."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
         if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name):
@@ -119,12 +119,12 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
         if name in OURS:
             instead = "; use --seeds" if name == "SEED" else ""
             raise ToolError(f"--vary {text}: every run has its own {name}{instead}")
-        found.setdefault(name, []).extend(value.strip() for value in values.split(","))
-        if "" in found[name] or len(set(found[name])) < len(found[name]):
-            words = "values must differ, none may be empty"
+        settings.setdefault(name, []).extend(value.strip() for value in values.split(","))
+        if "" in settings[name] or len(set(settings[name])) < len(settings[name]):
+            rule = "values must differ, none may be empty"
             other = "for such values give a script for each: records/recipe.py apply, and --script"
-            raise ToolError(f"--vary {text}: {words}, and commas part them; {other}")
-    return found
+            raise ToolError(f"--vary {text}: {rule}, and commas part them; {other}")
+    return settings
 
 
 def parse_scripts(text: str | None, trainer: Trainer) -> dict[str, Trainer]:
@@ -147,8 +147,8 @@ def parse_seeds(text: str, environ: Mapping[str, str]) -> list[int]:
             first = int(environ.get("SEED", 1337))
             numbers = list(range(first, first + numbers[0]))
     except ValueError as error:
-        words = "write how many, such as 3, or which, such as 1337,42,7"
-        raise ToolError(f"--seeds {text}: {words}") from error
+        remedy = "write how many, such as 3, or which, such as 1337,42,7"
+        raise ToolError(f"--seeds {text}: {remedy}") from error
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise ToolError(f"--seeds {text}: one at least, whole numbers from 0, each once")
     return numbers
@@ -175,8 +175,8 @@ class Ablation:
             for values in itertools.product(*self.vary.values())
         ]
         if len(self.arms) < 2:
-            words = "name two values, such as --vary TRAIN_PREFETCH=1,0, or two scripts"
-            raise ToolError(f"nothing varies: {words}")
+            remedy = "name two values, such as --vary TRAIN_PREFETCH=1,0, or two scripts"
+            raise ToolError(f"nothing varies: {remedy}")
         self.runs = plan(self.arms, self.seeds)
 
     def trainer_of(self, arm: Arm) -> Trainer:
@@ -199,7 +199,7 @@ class Ablation:
         for script, trainer in (self.scripts or {None: self.trainer}).items():
             settings |= trainer.settings(self.configurations.get(script))
         return {
-            "command": self.trainer.words,
+            "command": self.trainer.command_line,
             **({} if self.scripts else {"script": sha256(self.trainer)}),
             "mode": " ".join(self.mode) if self.mode else "as set",
         } | {name: value for name, value in settings.items() if name not in owned}
@@ -217,12 +217,12 @@ class Ablation:
         first, *others = self.scripts or [None]
         pairs = [pair for other in others for pair in ((other, first), (first, other))]
         return [
-            f"only {script}, not {other}, has these settings, at their defaults: {', '.join(found)}"
+            f"only {script}, not {other}, has these settings, at their defaults: {defaults}"
             for script, other in pairs
-            if (found := self.own_defaults(script, other))
+            if (defaults := ", ".join(self.own_defaults(script, other)))
         ]
 
-    def words(self) -> str:
+    def description(self) -> str:
         length = f"{self.mode[1]} {self.mode[0]} each" if self.mode else "as long as set"
         count = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
         seeds = ", ".join(map(str, self.seeds))
@@ -256,19 +256,19 @@ class Folder:
         except OSError as error:
             raise ToolError(f"{self.path}: cannot be used: {error.strerror}: {other}") from error
         except (ValueError, KeyError, TypeError) as error:
-            words = "cannot be read: name another --out, or remove the folder"
-            raise ToolError(f"{self.manifest_path}: {words}") from error
+            message = "cannot be read: name another --out, or remove the folder"
+            raise ToolError(f"{self.manifest_path}: {message}") from error
         pairs = [(name, made.get(name), base.get(name)) for name in {**made, **base}]
         pairs += [(name, known[name], scripts[name]) for name in scripts if name in known]
         shown = {None: "not set"}
         changed = [
-            f"{name} was {shown.get(one, one)}, is {shown.get(two, two)}"
-            for name, one, two in pairs
-            if one != two
+            f"{name} was {shown.get(old_value, old_value)}, is {shown.get(new_value, new_value)}"
+            for name, old_value, new_value in pairs
+            if old_value != new_value
         ]
         if changed:
-            words = f"holds runs made otherwise ({'; '.join(changed)})"
-            raise ToolError(f"{self.path}: {words}: change that back, or {other}")
+            reason = f"holds runs made otherwise ({'; '.join(changed)})"
+            raise ToolError(f"{self.path}: {reason}: change that back, or {other}")
         self.scripts = {**known, **scripts}
         self.save(base=made)
 
@@ -282,10 +282,10 @@ class Folder:
     def result(self, run: Planned) -> Run | None:
         """What the run's log says, or what it printed, if it is finished."""
         own = self.work(run) / "logs" / f"{run.run_id}.txt"
-        found = read_logs([own if own.exists() else self.work(run) / "output.txt"]).runs
-        if not found or found[-1].status != "finished" or found[-1].seed not in (None, run.seed):
+        runs = read_logs([own if own.exists() else self.work(run) / "output.txt"]).runs
+        if not runs or runs[-1].status != "finished" or runs[-1].seed not in (None, run.seed):
             return None
-        read = found[-1]
+        read = runs[-1]
         read.seed = run.seed
         read.config = {name.lower(): value for name, value in run.arm.settings} | read.config
         return read
@@ -304,7 +304,7 @@ def run_all(ablation: Ablation, folder: Folder) -> list[str]:
         print(f"{kept} of {len(ablation.runs)} runs are finished and kept", flush=True)
     with tqdm(todo, unit="run", disable=None, leave=False) as bar:
         for number, run in enumerate(bar, 1):
-            bar.write(f"[{number}/{len(todo)}] {run.words}: started")
+            bar.write(f"[{number}/{len(todo)}] {run.label}: started")
             sys.stdout.flush()
             work = launch.fresh_folder(folder.work(run), ablation.trainer)
             trainer = ablation.trainer_of(run.arm)
@@ -312,13 +312,13 @@ def run_all(ablation: Ablation, folder: Folder) -> list[str]:
             code = launch.run_child(trainer, work, ablation.settings(run))
             if code == 0 and folder.result(run) is not None:
                 continue
-            bar.write(f"[{number}/{len(todo)}] {run.words}: FAILED (exit code {code})")
+            bar.write(f"[{number}/{len(todo)}] {run.label}: FAILED (exit code {code})")
             bar.write(launch.indented(launch.last_lines(work / "output.txt")))
             unfinished = ", but its log has no end" * (code == 0)
-            failures.append(f"{run.words}: exit code {code}{unfinished}")
+            failures.append(f"{run.label}: exit code {code}{unfinished}")
             if code == 2:
-                words = "the trainer refuses its settings (above): nothing more was run"
-                raise ToolError(f"{run.words}: {words}")
+                reason = "the trainer refuses its settings (above): nothing more was run"
+                raise ToolError(f"{run.label}: {reason}")
     return failures
 
 
@@ -345,7 +345,7 @@ class Difference:
         return self.mean == self.low == self.high == 0
 
     @property
-    def words(self) -> str:
+    def judgement(self) -> str:
         if self.low is None:
             return "one pair: no interval"
         if self.measurable:
@@ -363,22 +363,22 @@ class Results:
     @property
     def metrics(self) -> list[tuple[str, str, Callable[[Run], float | None]]]:
         """(name, unit, value of a run) of all that is compared."""
-        found = list(self.runs.values())
-        unit = BITS if other_tokenizers([headline(run) for run in found]) else NATS
+        runs = list(self.runs.values())
+        unit = BITS if other_tokenizers([headline(run) for run in runs]) else NATS
         result: list[tuple[str, str, Callable[[Run], float | None]]] = [
             ("step time", "ms", lambda run: run.step_times().mean),
             ("input wait", "ms per step", lambda run: run.input_wait_per_step()),
             ("validation time", "s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
             ("loss", unit, lambda run: value_of(headline(run), unit)),
         ]
-        if len({run.last_step for run in found}) > 1:
+        if len({run.last_step for run in runs}) > 1:
             result.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
         return result
 
     def values(self, arm: Arm, value: Callable[[Run], float | None]) -> dict[int, float]:
         """Of each seed, where it is known."""
-        found = {run.seed: value(read) for run, read in self.runs.items() if run.arm == arm}
-        return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
+        values = {run.seed: value(read) for run, read in self.runs.items() if run.arm == arm}
+        return {k: v for k, v in values.items() if v is not None and math.isfinite(v)}
 
     def differences(self) -> list[Difference]:
         result, first_arm = [], self.ablation.arms[0]
@@ -432,19 +432,19 @@ class Results:
 
     def losses(self, arm: Arm) -> dict[int, tuple[Any, ...]]:
         """Of each seed, all losses that the log prints."""
-        found = {run.seed: losses(read) for run, read in self.runs.items() if run.arm == arm}
-        return {seed: printed for seed, printed in found.items() if any(printed)}
+        results = {run.seed: losses(read) for run, read in self.runs.items() if run.arm == arm}
+        return {seed: printed for seed, printed in results.items() if any(printed)}
 
 
 def losses(run: Run) -> tuple[Any, ...]:
     """What a run computed: the losses of its steps, its validations and its result."""
     result = headline(run)
     steps = [(step.step, step.train_loss) for step in run.steps]
-    validations = [(one.step, one.val_loss, one.val_bpb) for one in run.validations]
+    validations = [(item.step, item.val_loss, item.val_bpb) for item in run.validations]
     return steps, validations, result and (result.val_loss, result.val_bpb)
 
 
-def difference_lines(found: Sequence[Difference]) -> list[str]:
+def difference_lines(differences: Sequence[Difference]) -> list[str]:
     rows = [
         [
             d.arm,
@@ -453,9 +453,9 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
             f"{d.mean:+.4g} {d.unit}",
             "-" if d.low is None else f"{d.low:+.4g} to {d.high:+.4g}",
             cell(d.seen_from, ".4g"),
-            d.words,
+            d.judgement,
         ]
-        for d in found
+        for d in differences
     ]
     head = ["arm", "quantity", "pairs", "difference", "95 % interval", "detectable", "verdict"]
     title = (
@@ -464,41 +464,41 @@ def difference_lines(found: Sequence[Difference]) -> list[str]:
     return [title, *table(head, rows, 2)] if rows else []
 
 
-def verdict(results: Results, found: Sequence[Difference]) -> str:
+def verdict(results: Results, differences: Sequence[Difference]) -> str:
     """The outcome in one sentence."""
     first, refused = results.ablation.arms[0].label, results.refusals()
     clauses = [f"{arm} is no ablation: {'; '.join(why)}" for arm, why in refused.items()]
-    found = [d for d in found if d.arm not in refused]
-    clear, rest = [d for d in found if d.measurable], [d for d in found if not d.measurable]
+    changes = [d for d in differences if d.arm not in refused]
+    clear, rest = [d for d in changes if d.measurable], [d for d in changes if not d.measurable]
     clauses += [
         f"{d.arm} changes {d.metric} by {d.mean:+.4g} {d.unit} "
         f"(95 % interval {d.low:+.4g} to {d.high:+.4g}) against {first}"
         for d in clear
     ]
-    if not found:
+    if not changes:
         clauses += ["no pair of finished runs"] if not refused else []
-    elif all(d.low is None for d in found):
-        words = "one seed per pair cannot tell whether a difference is more than chance"
-        clauses.append(f"{words}: the same command with --seeds 3 can")
+    elif all(d.low is None for d in changes):
+        reason = "one seed per pair cannot tell whether a difference is more than chance"
+        clauses.append(f"{reason}: the same command with --seeds 3 can")
     elif rest:
         open_ones = ", ".join(dict.fromkeys(_not_seen(d) for d in rest))
-        arms = f"between {found[0].arm} and {first}" if len({d.arm for d in found}) == 1 else ""
+        arms = f"between {changes[0].arm} and {first}" if len({d.arm for d in changes}) == 1 else ""
         clauses.append(f"no measurable difference {arms}: {open_ones}".replace(" :", ":"))
     repeats = [arm for arm in results.repeats() if arm.label not in refused]
-    clauses += [repeat_words(results.ablation, arm) for arm in repeats]
+    clauses += [repeat_clause(results.ablation, arm) for arm in repeats]
     return "Verdict: " + "; ".join(clauses)
 
 
-def repeat_words(ablation: Ablation, arm: Arm) -> str:
+def repeat_clause(ablation: Ablation, arm: Arm) -> str:
     """That an arm computed the same as the first one; of two scripts, which settings may be off."""
     first = ablation.arms[0]
-    words = f"{arm.label} computed the same as {first.label}: all losses are equal to the digit"
+    text = f"{arm.label} computed the same as {first.label}: all losses are equal to the digit"
     for script, other in ((arm.script, first.script), (first.script, arm.script)):
-        if found := ablation.own_defaults(script, other):
-            words += f" (is {script} switched off by the default {', '.join(found)}? Compare two "
-            words += f"values: --vary {found[0]},VALUE -- python3 {script}; or write another "
-            words += "default: records/recipe.py apply with --set)"
-    return words
+        if defaults := ablation.own_defaults(script, other):
+            text += f" (is {script} switched off by the default {', '.join(defaults)}? Compare two "
+            text += f"values: --vary {defaults[0]},VALUE -- python3 {script}; or write another "
+            text += "default: records/recipe.py apply with --set)"
+    return text
 
 
 def _not_seen(d: Difference) -> str:
@@ -517,20 +517,20 @@ def conclude(ablation: Ablation, folder: Folder, failures: Sequence[str]) -> int
         print("no run is finished: what they printed is above")
         return 1
     results = Results(ablation, runs)
-    found = results.differences()
-    summary = verdict(results, found)
+    differences = results.differences()
+    summary = verdict(results, differences)
     blocks = [
         [summary, *ablation.own_lines()],
-        difference_lines(found),
+        difference_lines(differences),
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
         report(Logs(runs=list(runs.values()))),
-        [ablation.words()],
+        [ablation.description()],
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (folder.path / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    differences = [asdict(d) for d in found]
-    folder.save(base=ablation.base(), verdict=summary, differences=differences)
+    entries = [asdict(d) for d in differences]
+    folder.save(base=ablation.base(), verdict=summary, differences=entries)
     arms = [[read for run, read in runs.items() if run.arm == arm] for arm in ablation.arms]
     picture = folder.path / "picture.png"
     print(draw([arm for arm in arms if arm], picture) or f"picture: {picture}")
@@ -598,11 +598,11 @@ def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
     if twice := next((name for name in vary if name in ablation.fixed), None):
         raise ToolError(f"--vary {twice}: --{mode[0]} sets it: leave out one of them")
     ablation.configurations = check_settings(ablation)
-    print(f"{ablation.words()}; {len(ablation.runs)} runs")
+    print(f"{ablation.description()}; {len(ablation.runs)} runs")
     warn_of_warmdown(ablation.configurations)
     for line in ablation.own_lines():
         print(line)
-    folder.open(ablation.base(), {name: sha256(one) for name, one in scripts.items()})
+    folder.open(ablation.base(), {name: sha256(command) for name, command in scripts.items()})
     try:
         failures = run_all(ablation, folder)
     except KeyboardInterrupt:
@@ -623,17 +623,17 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
     )
     add = parser.add_argument
-    words = "a setting and its values; may be repeated"
-    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=words)
-    words = "scripts to use instead of the command's; each must be one complete file"
-    add("--script", metavar="A.py,B.py", help=words)
-    words = "how many seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)"
-    add("--seeds", default="3", help=words)
+    help_text = "a setting and its values; may be repeated"
+    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=help_text)
+    help_text = "scripts to use instead of the command's; each must be one complete file"
+    add("--script", metavar="A.py,B.py", help=help_text)
+    help_text = "how many seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)"
+    add("--seeds", default="3", help=help_text)
     length = parser.add_mutually_exclusive_group().add_argument
-    words = "train N steps: sets ITERATIONS=N and MAX_WALLCLOCK_SECONDS=0"
-    length("--steps", type=above_zero, metavar="N", help=words)
-    words = "train S seconds: sets MAX_WALLCLOCK_SECONDS=S; ITERATIONS is not changed"
-    length("--seconds", type=above_zero, metavar="S", help=words)
+    help_text = "train N steps: sets ITERATIONS=N and MAX_WALLCLOCK_SECONDS=0"
+    length("--steps", type=above_zero, metavar="N", help=help_text)
+    help_text = "train S seconds: sets MAX_WALLCLOCK_SECONDS=S; ITERATIONS is not changed"
+    length("--seconds", type=above_zero, metavar="S", help=help_text)
     add(
         "--out",
         type=Path,

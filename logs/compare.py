@@ -75,19 +75,19 @@ def merged(parts: Sequence[Logs]) -> Logs:
     return Logs(list(runs.values()), list(problems))
 
 
-def deciding_words(runs: Sequence[Run]) -> str:
+def deciding_line(runs: Sequence[Run]) -> str:
     """Two runs alone: the command that decides between them, to be pasted; else what would."""
-    one, two = (run.config for run in runs)
+    first, other = (run.config for run in runs)
     names = telling(runs)
     unknown = [d.name for d in differences(runs)[0] if d.unknown and not d.harmless]
-    settings = [name for name in names if name in one and name in two and name not in FACTS]
+    settings = [name for name in names if name in first and name in other and name not in FACTS]
     if len(names) != 1 or names != settings or unknown or LENGTHS & {*names}:
         return "One seed each cannot tell more: run each with two other seeds, then --a and --b"
     name = settings[0]
-    values = ",".join(str(int(v) if isinstance(v, bool) else v) for v in (one[name], two[name]))
+    values = ",".join(str(int(v) if isinstance(v, bool) else v) for v in (first[name], other[name]))
     command = [cli.python_of_runs(), os.path.relpath(cli.ROOT / "logs" / "ablate.py")]
     command += ["--vary", f"{name.upper()}={values}"]
-    cap, steps = one.get("max_wallclock_seconds"), max(run.last_step for run in runs)
+    cap, steps = first.get("max_wallclock_seconds"), max(run.last_step for run in runs)
     capped = isinstance(cap, int | float) and any(run.stopped_early for run in runs)
     command += ["--seconds", f"{cap:g}"] if capped else ["--steps", str(steps)]
     command += ["--seeds", "3", "--", os.path.relpath(cli.ROOT / "train_gpt.py")]
@@ -128,7 +128,7 @@ def facts(run: Run, name: str) -> dict[str, Any]:
 def as_json(logs: Logs, comparison: Comparison | None, options: argparse.Namespace) -> str:
     runs = logs.runs
     different, equal = differences(runs)
-    found = {
+    document = {
         "runs": [facts(run, name) for run, name in zip(runs, labels(runs), strict=True)],
         "differences": [asdict(difference) for difference in different],
         "equal_conditions": equal,
@@ -137,8 +137,8 @@ def as_json(logs: Logs, comparison: Comparison | None, options: argparse.Namespa
         "problems": logs.problems,
     }
     if comparison:
-        found["comparison"] = asdict(comparison) | {"verdict": verdict(comparison)}
-    return json.dumps(finite(found), indent=1)
+        document["comparison"] = asdict(comparison) | {"verdict": verdict(comparison)}
+    return json.dumps(finite(document), indent=1)
 
 
 def is_copy(runs: Sequence[Run], index: int, run: Run) -> bool:
@@ -171,22 +171,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("logs", nargs="*", metavar="LOG", help="a log, a run of it (a.txt#2), or a folder of logs")
     add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
     add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
-    words = "by how much A must be better, in the unit compared (default: 0.005 nats)"
-    add("--margin", type=cli.number(float, 0), help=words)
-    words = "A counts as better if p is below this (default: 0.01)"
-    add("--alpha", type=cli.number(float, 0), help=words)
-    words = "a condition in which runs of one group may differ; may be repeated"
-    add("--allow", action="append", default=[], metavar="NAME", help=words)
-    words = "compare each run's submitted result (default) or its last validation"
-    add("--score", choices=("submitted", "validation"), help=words)
+    help_text = "by how much A must be better, in the unit compared (default: 0.005 nats)"
+    add("--margin", type=cli.number(float, 0), help=help_text)
+    help_text = "A counts as better if p is below this (default: 0.01)"
+    add("--alpha", type=cli.number(float, 0), help=help_text)
+    help_text = "a condition in which runs of one group may differ; may be repeated"
+    add("--allow", action="append", default=[], metavar="NAME", help=help_text)
+    help_text = "compare each run's submitted result (default) or its last validation"
+    add("--score", choices=("submitted", "validation"), help=help_text)
     form = parser.add_mutually_exclusive_group().add_argument
     form("--json", action="store_true", help="print everything as JSON instead of tables")
     form("--csv", action="store_true", help="print one line per run, with all its settings")
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
-    words = "panels of the picture (default: curves,results, and wait where it differs)"
-    add("--panels", type=panels, metavar="NAMES", help=words)
-    words = "what the curves are drawn against (default: steps)"
-    add("--x", choices=("steps", "seconds"), help=words)
+    help_text = "panels of the picture (default: curves,results, and wait where it differs)"
+    add("--panels", type=panels, metavar="NAMES", help=help_text)
+    help_text = "what the curves are drawn against (default: steps)"
+    add("--x", choices=("steps", "seconds"), help=help_text)
     add("--title", help="title of the picture")
     options = parser.parse_intermixed_args(arguments)
     if fault := fault_of_options(options):
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(report(logs, comparison, options.allow)))
         if len(logs.runs) == 2:
-            print(f"\n{deciding_words(logs.runs)}")
+            print(f"\n{deciding_line(logs.runs)}")
     problem = draw(arms, options) if options.plot and logs.runs else ""
     if not logs.runs:
         problem = f"no run was read ({logs.problems[0]}): name a training log"

@@ -37,14 +37,14 @@ class Trainer:
         self.given, self.folder = list(command), folder
         if len(command) == 1 and len(command[0].split()) > 1 and not os.path.isfile(command[0]):
             raise ToolError(f"'{command[0]}' is one word: write the command without the quotes")
-        words = [*_launcher(command[0]), *command[1:]]
-        program = shutil.which(words[0], path=environ.get("PATH"))
+        parts = [*_launcher(command[0]), *command[1:]]
+        program = shutil.which(parts[0], path=environ.get("PATH"))
         if program is None:
             if "=" in command[0]:
-                words = "settings go in front of the tool, not behind --"
-                raise ToolError(f"{command[0]}: {words}: {command[0]} python3 ...")
+                reason = "settings go in front of the tool, not behind --"
+                raise ToolError(f"{command[0]}: {reason}: {command[0]} python3 ...")
             raise ToolError(f"{command[0]}: no such program: write -- python3 train_gpt.py")
-        self.argv = [os.path.join(folder, program), *(self._absolute(word) for word in words[1:])]
+        self.argv = [os.path.join(folder, program), *(self._absolute(word) for word in parts[1:])]
         scripts = [word for word in self.argv[1:] if word.endswith(".py")]
         lost = next((word for word in scripts if not os.path.isfile(word)), None)
         if lost:
@@ -60,7 +60,7 @@ class Trainer:
         return os.path.join(self.folder, word) if here else word
 
     @property
-    def words(self) -> str:
+    def command_line(self) -> str:
         return shlex.join(self.given)
 
     def with_script(self, script: Path) -> "Trainer":
@@ -68,11 +68,11 @@ class Trainer:
         one is not found."""
         if self.script is None:
             raise ToolError(
-                f"--script: {self.words} names no script: write -- python3 train_gpt.py"
+                f"--script: {self.command_line} names no script: write -- python3 train_gpt.py"
             )
         given = next(word for word in self.given if word.endswith(".py"))
-        words = [str(script) if word == given else word for word in self.given]
-        return Trainer(words, self.folder, self.environ)
+        command = [str(script) if word == given else word for word in self.given]
+        return Trainer(command, self.folder, self.environ)
 
     def frozen_in(self, work: Path) -> "Trainer":
         """The same command with a copy of its script in the folder of the run."""
@@ -85,12 +85,12 @@ class Trainer:
 
     def variables(self, **settings: str) -> dict[str, str]:
         """The environment of a run. Relative paths are those of the folder of the command."""
-        found = {**self.environ, **settings}
+        environ = {**self.environ, **settings}
         for name in PATH_SETTINGS:
-            value = found.get(name)
+            value = environ.get(name)
             if value and (name != "RESUME" or (self.folder / value).exists()):
-                found[name] = os.path.normpath(self.folder / value)
-        return found
+                environ[name] = os.path.normpath(self.folder / value)
+        return environ
 
     def configuration(self, **settings: str) -> dict[str, dict[str, Any]] | None:
         """--print-config: name -> {"value", "source"}; None: the script has no such argument.
@@ -113,8 +113,8 @@ class Trainer:
                 said = f"{name}: {said.splitlines()[-1]}"
             raise ToolError(said)
         try:
-            found = json.loads(done.stdout[done.stdout.index("{") :])
-            return {name: dict(entry) for name, entry in found.items()}
+            entries = json.loads(done.stdout[done.stdout.index("{") :])
+            return {name: dict(entry) for name, entry in entries.items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise ToolError(f"{name}: not the JSON object expected ({error})") from error
 
@@ -122,8 +122,8 @@ class Trainer:
         """The trainer's settings in the environment; without --print-config those of the names
         that its text quotes."""
         if configuration is not None:
-            found = configuration.items()
-            names = {k.upper() for k, entry in found if entry.get("source") == "environment"}
+            entries = configuration.items()
+            names = {k.upper() for k, entry in entries if entry.get("source") == "environment"}
         else:
             names = set(re.findall(r"""["']([A-Z][A-Z0-9_]{2,})["']""", self.source()))
             names -= {"PATH", "HOME", "RANK"}
@@ -210,9 +210,9 @@ def gpus() -> list[dict[str, str]]:
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """A tool's own words, and the trainer's command: all that follows the first --."""
-    words = list(arguments)
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
+    parts = list(arguments)
+    at = parts.index("--") if "--" in parts else len(parts)
+    return parts[:at], parts[at + 1 :]
 
 
 def parse_with_command(
@@ -221,13 +221,13 @@ def parse_with_command(
     """A tool's options, and the trainer's command behind --."""
     ours, command = split_command(arguments)
     options, rest = parser.parse_known_args(ours)
-    words = [word for word in rest if not word.startswith("-")]
-    if command and words:
-        parser.error(f"{words[0]}: write values with commas and no spaces between: v1,v2")
-    if rest and not words:
+    positionals = [word for word in rest if not word.startswith("-")]
+    if command and positionals:
+        parser.error(f"{positionals[0]}: write values with commas and no spaces between: v1,v2")
+    if rest and not positionals:
         parser.error(f"unrecognized arguments: {shlex.join(rest)}")
-    if words:
-        given = shlex.join(rest[rest.index(words[0]) :])
+    if positionals:
+        given = shlex.join(rest[rest.index(positionals[0]) :])
         parser.exit(2, f"error: put -- before the command: -- {given}\n")
     if not command:
         parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")

@@ -45,9 +45,9 @@ class Checks:
     def __init__(self) -> None:
         self.faults = 0
 
-    def say(self, level: str, name: str, words: str) -> None:
+    def say(self, level: str, name: str, message: str) -> None:
         self.faults += level == "FAULT"
-        print(f"{level:<6}{name:<10}{words}", flush=True)
+        print(f"{level:<6}{name:<10}{message}", flush=True)
 
     ok = functools.partialmethod(say, "ok")
     note = functools.partialmethod(say, "note")
@@ -114,21 +114,21 @@ def processes(command: Sequence[str], devices: int) -> int:
 
 def check_devices(checks: Checks, trainer: Trainer, settings: Settings) -> None:
     """NVIDIA devices against what the command starts."""
-    found = launch.gpus()
-    count = processes(trainer.given, len(found))
+    gpus = launch.gpus()
+    count = processes(trainer.given, len(gpus))
     started = f"{count} process{'es' * (count != 1)}"
-    remedy = f"set --nproc_per_node={len(found)}"
-    if not found:
+    remedy = f"set --nproc_per_node={len(gpus)}"
+    if not gpus:
         cores = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
         checks.note("devices", f"no NVIDIA device: {started} on the CPU, {cores}")
         return
-    name = ", ".join(dict.fromkeys(gpu["name"] for gpu in found))
-    driver = found[0]["driver"]
-    checks.ok("devices", f"{len(found)} x {name}, driver {driver}, {count} of them used")
-    if count < len(found) and "CUDA_VISIBLE_DEVICES" not in trainer.environ:
-        checks.note("devices", f"the command uses {count} of {len(found)}: {remedy}")
-    elif count > len(found):
-        checks.fault("devices", f"{started} for {len(found)} devices: {remedy}")
+    name = ", ".join(dict.fromkeys(gpu["name"] for gpu in gpus))
+    driver = gpus[0]["driver"]
+    checks.ok("devices", f"{len(gpus)} x {name}, driver {driver}, {count} of them used")
+    if count < len(gpus) and "CUDA_VISIBLE_DEVICES" not in trainer.environ:
+        checks.note("devices", f"the command uses {count} of {len(gpus)}: {remedy}")
+    elif count > len(gpus):
+        checks.fault("devices", f"{started} for {len(gpus)} devices: {remedy}")
 
 
 # --- two short runs ---
@@ -153,11 +153,11 @@ def short_settings(settings: Settings) -> dict[str, str]:
 def short_runs(checks: Checks, trainer: Trainer, settings: Settings, out: Path) -> dict[str, Run]:
     """The runs with overlap `on` and `off` that finished; how others ended is said."""
     if trainer.environ.get("RESUME"):
-        words = "is not tried here: the run itself says whether the checkpoint fits"
-        checks.note("resume", f"RESUME={trainer.environ['RESUME']} {words}")
+        reason = "is not tried here: the run itself says whether the checkpoint fits"
+        checks.note("resume", f"RESUME={trainer.environ['RESUME']} {reason}")
     for name in ("CHECKPOINT_EVERY", "RESUME", "TRACE_STEPS", "TRAINING_TIMING_BREAKDOWN"):
         trainer.environ.pop(name, None)  # of the real run, not of this trial
-    found: dict[str, Run] = {}
+    results: dict[str, Run] = {}
     for name in ("on", "off"):
         work, started = launch.fresh_folder(out / name, trainer), time.monotonic()
         run_id = f"preflight_overlap_{name}"
@@ -171,14 +171,14 @@ def short_runs(checks: Checks, trainer: Trainer, settings: Settings, out: Path) 
         lines = launch.indented(launch.last_lines(work / "output.txt", 40 if code == 2 else 12))
         if code == 2:
             checks.fault("settings", f"the trainer refuses them:\n{lines}")
-            return found
+            return results
         if code or not runs or runs[-1].status != "finished" or runs[-1].last_step < STEPS:
             checks.fault("run", f"overlap {name}: ended with exit code {code}, see {work}\n{lines}")
-            return found
-        found[name] = runs[-1]
+            return results
+        results[name] = runs[-1]
         seconds = f"{time.monotonic() - started:.0f} s, compilation and all"
         checks.ok("run", f"overlap {name}: finished in {seconds}")
-    return found
+    return results
 
 
 def on_cpu(run: Run) -> bool:
@@ -191,14 +191,14 @@ def check_data_used(checks: Checks, on: Run, off: Run) -> None:
     common = sorted(first.keys() & second.keys())
     wrong = next((step for step in common if first[step] != second[step]), None)
     if wrong is not None:
-        words = f"data_crc {first[wrong]} and {second[wrong]} at step {wrong}"
+        crcs = f"data_crc {first[wrong]} and {second[wrong]} at step {wrong}"
         remedy = "run with TRAIN_PREFETCH=0, and report it"
-        checks.fault("data", f"overlap on and off trained on different batches: {words}: {remedy}")
+        checks.fault("data", f"overlap on and off trained on different batches: {crcs}: {remedy}")
     elif not common:
         checks.fault("data", "the logs tell no data_crc: name this project's train_gpt.py")
     else:
-        words = f"data_crc {first[common[-1]]} at step {common[-1]}"
-        checks.ok("overlap", f"the same batches with overlap on and off: {words}")
+        crcs = f"data_crc {first[common[-1]]} at step {common[-1]}"
+        checks.ok("overlap", f"the same batches with overlap on and off: {crcs}")
 
 
 def check_losses(checks: Checks, on: Run, off: Run) -> None:
@@ -221,8 +221,8 @@ def check_losses(checks: Checks, on: Run, off: Run) -> None:
     bound = f"within {early:g} nats at step 1 and {late:g} later" if late else "to the last digit"
     wrong = next((pair for pair in pairs if not abs(pair[1] - pair[2]) <= pair[3]), None)
     if wrong:
-        words = f"{wrong[0]} is {wrong[1]:.6f} with overlap on, {wrong[2]:.6f} off"
-        checks.fault("overlap", f"losses differ: {words}; they must agree {bound}: report it")
+        difference = f"{wrong[0]} is {wrong[1]:.6f} with overlap on, {wrong[2]:.6f} off"
+        checks.fault("overlap", f"losses differ: {difference}; they must agree {bound}: report it")
     else:
         checks.ok("overlap", f"{len(pairs)} losses agree {bound}")
 
@@ -240,21 +240,21 @@ def timed_ms(run: Run) -> float | None:
 
 def say_overlap(checks: Checks, on: float, off: float) -> None:
     """Which is faster, as far as so few steps can tell."""
-    words = f"{on:.2f} ms per step with overlap on, {off:.2f} off"
+    times = f"{on:.2f} ms per step with overlap on, {off:.2f} off"
     if off / on > CLEARLY:
-        checks.ok("time", words)
+        checks.ok("time", times)
     elif on / off > CLEARLY:
-        checks.note("time", f"{words}: overlap should not cost time: measure it with ablate.py")
+        checks.note("time", f"{times}: overlap should not cost time: measure it with ablate.py")
     else:
         count = STEPS - TIMED_FROM
-        checks.note("time", f"{words}: {count} steps each cannot tell them apart, ablate.py can")
+        checks.note("time", f"{times}: {count} steps each cannot tell them apart, ablate.py can")
 
 
 def say_times(
-    checks: Checks, found: Mapping[str, Run], settings: Settings, tokens: Mapping[str, int]
+    checks: Checks, runs: Mapping[str, Run], settings: Settings, tokens: Mapping[str, int]
 ) -> None:
     """Step time, steps that fit, passes over the data, the time of a validation."""
-    on, off = (timed_ms(found[name]) for name in ("on", "off"))
+    on, off = (timed_ms(runs[name]) for name in ("on", "off"))
     if not (on and off):
         checks.fault("time", "the logs tell no step time")
         return
@@ -262,20 +262,20 @@ def say_times(
     cap_s = settings["max_wallclock_seconds"]
     steps = iterations = int(settings["iterations"])
     takes = clock(iterations * on / 1e3)
-    words = f"ITERATIONS={iterations:,} take about {takes}; no cap is set"
+    message = f"ITERATIONS={iterations:,} take about {takes}; no cap is set"
     if cap_s > 0:
         fit = int(1e3 * cap_s / on)  # a step that would end behind the cap is not begun
         steps = min(fit, iterations)
         end = f"of ITERATIONS={iterations:,}"
         if fit >= iterations:
             end = f"ITERATIONS={iterations:,} ends it first, after {takes}"
-        words = f"about {fit:,} steps fit MAX_WALLCLOCK_SECONDS={cap_s:g}, {end}"
-    checks.ok("steps", words)
+        message = f"about {fit:,} steps fit MAX_WALLCLOCK_SECONDS={cap_s:g}, {end}"
+    checks.ok("steps", message)
     used = steps * int(settings["train_batch_tokens"])
     if tokens["train"]:
         passes = used / tokens["train"]
-        words = f"{used:,} will be trained on: {passes:.2f} passes over the shards here"
-        checks.say("note" if passes > 1 else "ok", "tokens", words)
+        message = f"{used:,} will be trained on: {passes:.2f} passes over the shards here"
+        checks.say("note" if passes > 1 else "ok", "tokens", message)
 
 
 def say_room(checks: Checks, run: Run) -> None:
@@ -284,9 +284,9 @@ def say_room(checks: Checks, run: Run) -> None:
         checks.ok("memory", f"{run.peak_mib:,} MiB at the peak of rank 0")
     if run.sizes.total is not None:
         over = run.sizes.total > CAP_BYTES
-        words = f"{run.sizes.total:,} bytes after {STEPS} steps, the cap is {CAP_BYTES:,}"
-        words += ": a trained model packs to another size"
-        checks.say("note" if over else "ok", "artifact", words)
+        message = f"{run.sizes.total:,} bytes after {STEPS} steps, the cap is {CAP_BYTES:,}"
+        message += ": a trained model packs to another size"
+        checks.say("note" if over else "ok", "artifact", message)
 
 
 def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
@@ -294,17 +294,17 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
     checks, out = Checks(), options.out
     configuration = trainer.configuration()
     if configuration is None:
-        raise ToolError(f"{trainer.words}: no script with --print-config: name train_gpt.py")
+        raise ToolError(f"{trainer.command_line}: no script with --print-config: name train_gpt.py")
     settings = {name: entry["value"] for name, entry in configuration.items()}
     given = trainer.settings(configuration).items()
-    words = " ".join(f"{name}={value}" for name, value in given)
-    checks.ok("settings", words or "none in the environment: all defaults")
+    text = " ".join(f"{name}={value}" for name, value in given)
+    checks.ok("settings", text or "none in the environment: all defaults")
     tokens = check_data(checks, trainer, settings)
     check_devices(checks, trainer, settings)
     free = shutil.disk_usage(trainer.folder).free
-    words = f"{free / 1e9:.1f} GB free in {trainer.folder}"
+    space = f"{free / 1e9:.1f} GB free in {trainer.folder}"
     if free < SPARE_BYTES:
-        checks.fault("disk", f"{words}: make room")
+        checks.fault("disk", f"{space}: make room")
     if not checks.faults:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -312,16 +312,16 @@ def preflight(options: argparse.Namespace, trainer: Trainer) -> int:
             raise ToolError(
                 f"{out}: cannot be made: {error.strerror}: name another --out"
             ) from error
-        found = short_runs(checks, trainer, settings, out)
-        if len(found) == 2:
-            check_data_used(checks, found["on"], found["off"])
-            check_losses(checks, found["on"], found["off"])
-            say_times(checks, found, settings, tokens)
-            say_room(checks, found["on"])
+        runs = short_runs(checks, trainer, settings, out)
+        if len(runs) == 2:
+            check_data_used(checks, runs["on"], runs["off"])
+            check_losses(checks, runs["on"], runs["off"])
+            say_times(checks, runs, settings, tokens)
+            say_room(checks, runs["on"])
     if checks.faults:
         print(f"NOT READY: {checks.faults} fault{'s' * (checks.faults != 1)}, named above")
         return 2
-    print(f"READY: {trainer.words}")
+    print(f"READY: {trainer.command_line}")
     return 0
 
 
@@ -332,8 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage="preflight.py [--out FOLDER] -- COMMAND",
     )
     folder = Path("logs", "preflight")
-    words = f"folder for the logs (default: {folder})"
-    parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help=words)
+    help_text = f"folder for the logs (default: {folder})"
+    parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help=help_text)
     given = sys.argv[1:] if arguments is None else arguments
     options, command = launch.parse_with_command(parser, given)
     return launch.run_tool(lambda: preflight(options, Trainer(command, Path.cwd(), os.environ)))

@@ -57,7 +57,7 @@ def one_line(text: object) -> str:
 
 def printable(text: str) -> str:
     """A model may write anything: control characters do not reach the terminal."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def read_file(path: Path) -> bytes:
@@ -109,8 +109,8 @@ def load_script(path: Path | None, log: Path | None) -> types.ModuleType:
     """The script as a module: the one named, or that of the log, or the repository's."""
     text = ""
     if path is None and log and log.is_file():
-        text, found, _ = read_file(log).decode("utf-8", "replace").partition(RULE)
-        text = text if found and "class GPT" in text else ""
+        text, rule, _ = read_file(log).decode("utf-8", "replace").partition(RULE)
+        text = text if rule and "class GPT" in text else ""
     if not text:
         path = path or ROOT / "train_gpt.py"
         text = read_file(path).decode("utf-8", "replace")
@@ -132,9 +132,9 @@ def load_script(path: Path | None, log: Path | None) -> types.ModuleType:
 
 def config_of(script: types.ModuleType, settings: dict[str, Any]) -> Any:
     """The script's Config from settings by name, as text or as values."""
-    words = {True: "1", False: "0", "True": "1", "False": "0", None: ""}
+    flags = {True: "1", False: "0", "True": "1", "False": "0", None: ""}
     texts = {
-        name.upper(): words[value] if isinstance(value, (bool, str)) and value in words else value
+        name.upper(): flags[value] if isinstance(value, (bool, str)) and value in flags else value
         for name, value in settings.items()
         if value is not None
     }

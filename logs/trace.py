@@ -287,13 +287,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
     parser = cli.Parser(description=__doc__, formatter_class=plain)
     add = parser.add_argument
-    words = "a file that TRACE_STEPS wrote; two of them are drawn one above the other"
-    add("files", type=Path, nargs="+", metavar="FILE", help=words)
+    help_text = "a file that TRACE_STEPS wrote; two of them are drawn one above the other"
+    add("files", type=Path, nargs="+", metavar="FILE", help=help_text)
     add("--steps", type=step_range, metavar="A:B", help="only these steps, in each file")
     add("--width", type=cli.number(int, 10), default=0, metavar="COLUMNS", help="width of a bar")
     add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
-    words = "title of a picture (default: its steps); give it once for each file"
-    add("--title", action="append", default=[], help=words)
+    help_text = "title of a picture (default: its steps); give it once for each file"
+    add("--title", action="append", default=[], help=help_text)
     options = parser.parse_args(arguments)
     if options.picture and options.picture.suffix not in (".svg", ".png"):
         parser.exit(2, f"error: --picture {options.picture}: must end in .svg or .png\n")
@@ -331,8 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         problem = f"--picture: {cli.missing('matplotlib')}"
     except OSError as error:
-        words = f"cannot be written to {options.picture.parent}/: {error.strerror}"
-        problem = f"--picture {options.picture}: {words}: name another folder"
+        reason = f"cannot be written to {options.picture.parent}/: {error.strerror}"
+        problem = f"--picture {options.picture}: {reason}: name another folder"
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
