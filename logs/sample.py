@@ -30,16 +30,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cli import Parser, number
+from cli import Parser, missing, number
 
 ROOT = Path(__file__).resolve().parent.parent
 try:
     import sentencepiece
     import torch
 except ImportError as error:
-    own = ROOT / ".venv" / "bin" / "python"
-    other = f"; or use {own}" if own.exists() else ""
-    sys.exit(f"error: {error}: run python3 -m pip install -r {ROOT}/requirements.txt{other}")
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: {missing(error.name, f'-r {ROOT}/requirements.txt')}")
 
 RULE = "\n" + "=" * 100 + "\n"
 NEEDED = "read_config", "unpack", "GPT"

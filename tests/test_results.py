@@ -26,7 +26,7 @@ def is_right(value: float | None, given: float) -> bool:
 
 
 def test_the_submitted_result_of_public_logs(tmp_path: Path) -> None:
-    """By the rule, except for the `known_wrong` ones; with submission.json, which finds any line."""
+    """By the rule, except for `known_wrong` ones; with submission.json, which finds any line."""
     wrong, lost = [], []
     for row in CORPUS:
         runs = read_text(tmp_path, row["text"] + "\n").runs
