@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -249,3 +250,11 @@ def test_an_artifact_with_the_log_of_another_run_is_refused(
 
 def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
     assert sample.printable("a\x1b[2J\tb\n\x9b\u202e") == "a\\x1b[2J\tb\n\\x9b\\u202e"
+
+
+def test_a_missing_package_is_one_line_with_the_command_that_brings_it() -> None:
+    command = [sys.executable, "-S", str(ROOT / "logs" / "sample.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: sentencepiece is missing: run ")
+    assert done.stderr.endswith(f"-m pip install -r {ROOT}/requirements.txt\n")
