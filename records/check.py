@@ -118,12 +118,12 @@ def lines(report: Report) -> list[str]:
 
 
 def score_line(facts: Facts) -> str:
-    words = []
+    scores = []
     for key in ("val_bpb", "val_loss"):
         if values := facts.results(key):
             spread = f" +- {stdev(values):.5f}" if len(values) > 1 else ""
-            words.append(f"{key} {fmean(values):.5f}{spread}")
-    return f"{', '.join(words)}, seeds {', '.join(map(str, facts.seeds)) or 'unknown'}"
+            scores.append(f"{key} {fmean(values):.5f}{spread}")
+    return f"{', '.join(scores)}, seeds {', '.join(map(str, facts.seeds)) or 'unknown'}"
 
 
 def sizes(facts: Facts) -> dict[str, int]:
@@ -141,9 +141,9 @@ def size_lines(facts: Facts) -> list[str]:
     for form, code in sizes(facts).items():
         total = code + facts.model_bytes
         left = CAP_BYTES - total
-        words = f"{left:,} left" if left >= 0 else f"{-left:,} too many"
+        remainder = f"{left:,} left" if left >= 0 else f"{-left:,} too many"
         parts = f"code {form:8} {code:>9,} + model {facts.model_bytes:>12,} = {total:>12,} bytes"
-        result.append(f"{parts}, {words}")
+        result.append(f"{parts}, {remainder}")
     return result
 
 

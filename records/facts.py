@@ -350,19 +350,19 @@ def track_named(text: object) -> str | None:
     """A track of TRACKS from how people write it; None: another, or none."""
     if not isinstance(text, str):
         return None
-    words = re.sub(r"[-\s]", "_", text.lower()).removeprefix("track_")
-    if words in ("10min_16mb", "record_16mb", "10min"):
+    name = re.sub(r"[-\s]", "_", text.lower()).removeprefix("track_")
+    if name in ("10min_16mb", "record_16mb", "10min"):
         return RECORD
-    return OPEN if re.match(r"non_?record", words) else None
+    return OPEN if re.match(r"non_?record", name) else None
 
 
 def submitted_runs(logs: Sequence[LogFile], submission: Submission) -> tuple[LoggedRun, ...]:
     """The submitted runs with their result lines, as logs/results.py chooses them."""
     names = {id(run): shown_run(log.name, run) for log in logs for run in log.runs}
     chosen = [
-        LoggedRun(names[id(one.run)], one.run, one.result)
-        for one in submitted(different_runs(logs), submission.values)
-        if is_number(one.result.val_bpb) and one.result.val_bpb > 0
+        LoggedRun(names[id(choice.run)], choice.run, choice.result)
+        for choice in submitted(different_runs(logs), submission.values)
+        if is_number(choice.result.val_bpb) and choice.result.val_bpb > 0
     ]
     return tuple(chosen) or validated_runs(logs, submission)
 

@@ -309,19 +309,19 @@ def same_value(value: object, default: object) -> bool:
 def command(logs: Sequence[Log], source: bytes) -> list[str]:
     """The shell lines that run it again, in the record's folder."""
     first, taken = logs[0], settings(look(source).text)
-    words = ['RUN_ID="seed$seed" SEED="$seed"']
+    assignments = ['RUN_ID="seed$seed" SEED="$seed"']
     for name, folder in (("data_path", "datasets"), ("tokenizer_path", "tokenizers")):
         last = Path(str(first.run.config.get(name) or "")).name
         last = last or (first.run.dataset or "NAME" if name == "data_path" else "")
         if name in taken and last:
-            words.append(f"{name.upper()}={shlex.quote(f'../../../data/{folder}/{last}')}")
+            assignments.append(f"{name.upper()}={shlex.quote(f'../../../data/{folder}/{last}')}")
     changed = settings_of(first, source).changed
-    words += [f"{name}={shlex.quote(value)}" for name, value in changed.items()]
+    assignments += [f"{name}={shlex.quote(value)}" for name, value in changed.items()]
     ranks = first.run.world_size or 1
     launch = f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3"
     return [
         f"for seed in {' '.join(str(log.seed) for log in logs)}; do",
-        *(f"  {word} \\" for word in words),
+        *(f"  {assignment} \\" for assignment in assignments),
         f"  {launch} train_gpt.py",
         "done",
     ]
@@ -475,8 +475,8 @@ def write_form(options: argparse.Namespace) -> str:
             raise ValueError("it exists and is no packed script")
         target.write_bytes(result)
     except (OSError, ValueError) as error:
-        words = f"{target}: {reason(error)}: name another --output FILE"
-        raise RefusedError(words) from error
+        message = f"{target}: {reason(error)}: name another --output FILE"
+        raise RefusedError(message) from error
     run = f": run it as you would {given}, its log names this size" if options.pack else ""
     return f"{target}: {len(text):,} bytes have become {len(result):,}{run}"
 

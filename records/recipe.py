@@ -71,12 +71,12 @@ class Recipe:
     @property
     def sentence(self) -> str:
         """What it does: the header's lines up to its first field."""
-        words = []
+        texts = []
         for line in self.header.splitlines():
             if re.match(rf"# ({'|'.join(FIELDS)}):", line):
                 break
-            words.append(line.removeprefix("#").strip())
-        return " ".join(words)
+            texts.append(line.removeprefix("#").strip())
+        return " ".join(texts)
 
     def field(self, name: str) -> list[str]:
         """The field's lines. A line that is indented goes on with the one before it."""
@@ -87,8 +87,8 @@ class Recipe:
     def settings(self) -> dict[str, tuple[str, str]]:
         """{NAME: (its default, a value that switches it on)}"""
         pattern = r"([A-Z0-9_]+)=(\S*), on: \1=(\S+)"
-        found = (re.match(pattern, text) for text in self.field("setting"))
-        return {match[1]: (match[2], match[3]) for match in found if match}
+        matches = (re.match(pattern, text) for text in self.field("setting"))
+        return {match[1]: (match[2], match[3]) for match in matches if match}
 
     def count(self, sign: str) -> int:
         """Lines added (+) or removed (-)."""
@@ -130,8 +130,8 @@ def load(name: str) -> Recipe:
             remedy = f"did you mean {near[0]}? `recipe.py list` shows all"
         raise RecipeError(f"{name}: no such recipe in {FOLDER}: {remedy}")
     text = path.read_text(encoding="utf-8")
-    header, found, diff = text.partition("\n--- ")
-    if not found:
+    header, separator, diff = text.partition("\n--- ")
+    if not separator:
         raise RecipeError(f"{path}: no unified diff: it has no line that begins with ---")
     return Recipe(name, header + "\n", "--- " + diff)
 
@@ -265,8 +265,8 @@ def combined(base: str, recipes: Sequence[Recipe], parse: bool = True) -> str:
         try:
             text = merged(mine, base, Side(recipe.name, other)) if done else other
         except RecipeError as error:
-            words = f"{str(error).rstrip()}\nThey do not combine: leave one out"
-            raise RecipeError(words) from error
+            message = f"{str(error).rstrip()}\nThey do not combine: leave one out"
+            raise RecipeError(message) from error
         done.append(recipe.name)
     try:
         ast.parse(text if parse else "")
@@ -306,12 +306,12 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
     return text
 
 
-def assignments(words: Iterable[str]) -> dict[str, str]:
+def assignments(arguments: Iterable[str]) -> dict[str, str]:
     assigned = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if not equals or not value or not re.fullmatch(r"[A-Z0-9_]+", name):
-            raise RecipeError(f"--set {word}: write NAME=VALUE, the name in capital letters")
+            raise RecipeError(f"--set {argument}: write NAME=VALUE, the name in capital letters")
         assigned[name] = value
     return assigned
 
@@ -374,8 +374,8 @@ def apply_recipes(options: argparse.Namespace) -> None:
     for recipe in recipes:
         off = {name: on for name, (_, on) in recipe.settings.items() if name not in assigned}
         if recipe.settings and len(off) == len(recipe.settings):
-            words = " ".join(f"{name}={on}" for name, on in off.items())
-            print(f"  {recipe.name} is off until it is set: {words}")
+            settings = " ".join(f"{name}={on}" for name, on in off.items())
+            print(f"  {recipe.name} is off until it is set: {settings}")
 
 
 def read_script(path: str) -> str:
@@ -403,9 +403,9 @@ def new_recipe(options: argparse.Namespace) -> None:
         packed = "; package.py --unpack makes a packed script readable"
         raise RecipeError(f"{options.source}: no edited copy of train_gpt.py: name one{packed}")
     added = re.findall(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", diff, re.MULTILINE)
-    words = {"False": "0", "True": "1"}
+    digits = {"False": "0", "True": "1"}
     settings = [
-        f"# setting: {name.upper()}={words.get(default, default.strip(chr(34)))}, "
+        f"# setting: {name.upper()}={digits.get(default, default.strip(chr(34)))}, "
         f"on: {name.upper()}={TODO}"
         for name, default in added
     ]
@@ -446,8 +446,8 @@ def check_recipes(options: argparse.Namespace) -> None:
 def update_recipes(options: argparse.Namespace) -> None:
     old, new = read_script(options.source), root_text()
     if "class GPT" not in old:
-        words = "git show HEAD~1:train_gpt.py > old.py writes the last one"
-        raise RecipeError(f"--from {options.source}: no earlier train_gpt.py: {words}")
+        remedy = "git show HEAD~1:train_gpt.py > old.py writes the last one"
+        raise RecipeError(f"--from {options.source}: no earlier train_gpt.py: {remedy}")
     written = {}
     faults = []
     for name in names():
@@ -495,33 +495,30 @@ class Parser(argparse.ArgumentParser):
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    one = commands.add_parser("list", help="list name, lines, sentence and settings of each recipe")
-    one.set_defaults(run=list_recipes)
-    one = commands.add_parser("apply", help="write train_gpt.py with some recipes to another file")
-    one.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
-    one.add_argument("--to", required=True, metavar="FILE", help="file to write")
-    one.add_argument(
-        "--set",
-        nargs="+",
-        metavar="NAME=VALUE",
-        action="extend",
-        help="make these values the defaults",
-    )
-    one.set_defaults(run=apply_recipes)
-    one = commands.add_parser("new", help="make a recipe from an edited copy of train_gpt.py")
-    one.add_argument("name", metavar="NAME", help="the recipe's name")
-    words = "edited copy of train_gpt.py"
-    one.add_argument("--from", dest="source", required=True, metavar="FILE", help=words)
-    one.set_defaults(run=new_recipe)
-    one = commands.add_parser("check", help="do all recipes apply to today's train_gpt.py?")
-    one.add_argument("--pairs", action="store_true", help="also list pairs that cannot be combined")
-    one.set_defaults(run=check_recipes)
-    one = commands.add_parser("update", help="merge a change of train_gpt.py into the recipes")
-    words = "train_gpt.py as it was before the change"
-    one.add_argument("--from", dest="source", required=True, metavar="OLD", help=words)
-    one.set_defaults(run=update_recipes)
-    one = commands.add_parser("table", help="print the table of records/recipes/README.md")
-    one.set_defaults(run=print_table)
+    add = commands.add_parser
+    command = add("list", help="list name, lines, sentence and settings of each recipe")
+    command.set_defaults(run=list_recipes)
+    command = add("apply", help="write train_gpt.py with some recipes to another file")
+    command.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
+    command.add_argument("--to", required=True, metavar="FILE", help="file to write")
+    text = "make these values the defaults"
+    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help=text)
+    command.set_defaults(run=apply_recipes)
+    command = add("new", help="make a recipe from an edited copy of train_gpt.py")
+    command.add_argument("name", metavar="NAME", help="the recipe's name")
+    text = "edited copy of train_gpt.py"
+    command.add_argument("--from", dest="source", required=True, metavar="FILE", help=text)
+    command.set_defaults(run=new_recipe)
+    command = add("check", help="do all recipes apply to today's train_gpt.py?")
+    text = "also list pairs that cannot be combined"
+    command.add_argument("--pairs", action="store_true", help=text)
+    command.set_defaults(run=check_recipes)
+    command = add("update", help="merge a change of train_gpt.py into the recipes")
+    text = "train_gpt.py as it was before the change"
+    command.add_argument("--from", dest="source", required=True, metavar="OLD", help=text)
+    command.set_defaults(run=update_recipes)
+    command = add("table", help="print the table of records/recipes/README.md")
+    command.set_defaults(run=print_table)
     return parser.parse_args(arguments)
 
 
@@ -533,8 +530,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        words = f"{error.filename}: {error.strerror}: name another file"
-        print(f"error: {words}", file=sys.stderr)
+        message = f"{error.filename}: {error.strerror}: name another file"
+        print(f"error: {message}", file=sys.stderr)
         return 1
     return 0
 

@@ -220,7 +220,7 @@ def which_runs(facts: Facts) -> Findings:
 def unfinished_logs(facts: Facts) -> Findings:
     submitted = {id(logged.run) for logged in facts.submitted}
     code = (
-        "R308" if facts.finished or facts.submitted or told_at_the_end(facts, "val_bpb") else "R309"
+        "R308" if facts.finished or facts.submitted or stated_at_end(facts, "val_bpb") else "R309"
     )
     for log in facts.logs:
         if not log.runs and log.problem and log.name.endswith((".log", ".out")):
@@ -354,7 +354,7 @@ def judged_result(facts: Facts, key: str, given: object) -> tuple[str, str]:
             return code, reason
     if decimals(given) >= 3 and abs(stated - right) < 10.0 ** -decimals(given):
         return "R403", "cut off, not rounded"
-    if told_at_the_end(facts, key):
+    if stated_at_end(facts, key):
         return "R408", "a number at the end of the logs that was not understood as the result"
     return ("R401" if stated < right else "R402"), "in no log"
 
@@ -401,19 +401,19 @@ def other_results(facts: Facts, key: str) -> Iterator[tuple[str, float]]:
             yield f"the {tag} of {logged.log} alone", value
 
 
-def told_at_the_end(facts: Facts, key: str) -> bool:
+def stated_at_end(facts: Facts, key: str) -> bool:
     """Do the logs end with the stated result, or with results of seeds of which it is the mean?"""
     ends = [number for log in facts.logs for number in log.last_numbers]
 
-    def told(value: object) -> bool:
+    def is_at_end(value: object) -> bool:
         known = is_number(value) and decimals(value) >= 3
         return known and any(abs(float(value) - number) <= half_unit(value) for number in ends)
 
     given = facts.submission.values.get(key)
-    if told(given):
+    if is_at_end(given):
         return True
     each = [values.get(key) for values in facts.submission.by_seed.values()]
-    if not each or not is_number(given) or not all(map(told, each)):
+    if not each or not is_number(given) or not all(map(is_at_end, each)):
         return False
     return abs(fmean(map(float, each)) - float(given)) <= CLOSE
 

@@ -202,12 +202,12 @@ def dotted(node: ast.AST) -> str:
 def download(call: ast.Call) -> str | None:
     """What a call downloads with; None: it does not look like a download."""
     name = dotted(call.func)[-80:]
-    words = DOWNLOADS.search(name)
+    match = DOWNLOADS.search(name)
     if COMMAND.search(name):
         near = islice(ast.walk(call), MAX_NODES)
         texts = [text.value for text in near if isinstance(text, ast.Constant)]
-        words = DOWNLOADING_COMMAND.search(" ".join(str(text)[:MAX_NAME] for text in texts))
-    return re.sub(r"\W+", " ", words[0]) if words else None
+        match = DOWNLOADING_COMMAND.search(" ".join(str(text)[:MAX_NAME] for text in texts))
+    return re.sub(r"\W+", " ", match[0]) if match else None
 
 
 def constants(tree: ast.AST) -> Iterator[str]:
