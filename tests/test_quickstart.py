@@ -617,7 +617,7 @@ def test_the_real_trainer_gets_to_bits_per_byte(tmp_path: Path, checkout: Path) 
         text=True,
         timeout=110,
         env={
-            "ITERATIONS": "9",
+            "ITERATIONS": "40",
             "NUM_LAYERS": "1",
             "VAL_TOKENS": "4096",
             "DEVICE": "cpu",
@@ -635,4 +635,4 @@ def test_the_real_trainer_gets_to_bits_per_byte(tmp_path: Path, checkout: Path) 
     assert re.search(r"^sample:\n    def ", done.stdout, re.MULTILINE), done.stderr
     size = (tmp_path / "final_model.int8.ptz").stat().st_size
     assert f"artifact: final_model.int8.ptz, {size:,} bytes" in done.stdout
-    assert "ITERATIONS=9 " in done.stdout and "DEVICE=cpu" in done.stdout
+    assert "ITERATIONS=40 " in done.stdout and "DEVICE=cpu" in done.stdout
