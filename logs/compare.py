@@ -247,16 +247,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(as_json(logs, comparison, options))
     elif options.csv:
         print(as_csv(logs))
-    else:
+    elif logs.runs or comparison:
         print("\n".join(report(logs, comparison, options.allow)))
         if len(logs.runs) == 2:
             print(f"\n{deciding_line(logs.runs)}")
-    problem = draw(arms, options) if options.plot and logs.runs else ""
-    if not logs.runs:
-        problem = f"no run was read ({logs.problems[0]}): name a training log"
-    if problem:
+    problems = [] if logs.runs else logs.problems
+    if options.plot and logs.runs:
+        problems = list(filter(None, [draw(arms, options)]))
+    for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
-    return int(bool(problem or comparison and comparison.refusals))
+    return int(bool(problems or comparison and comparison.refusals))
 
 
 if __name__ == "__main__":
