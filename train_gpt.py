@@ -1233,12 +1233,13 @@ class Trainer:
         self.model.load_state_dict(unpack(data, state))
         loss, bpb, ms = self.evaluate(FINAL)
         log_score(self, loss, bpb, ms)
-        problems = [find_score_fault(self)]
+        problems = []
         if self.runtime.rank == 0:
             problems.append(write_atomic(Path("final_model.int8.ptz"), data))
             problems.append(write_atomic(Path("final_model.pt"), model))
         if not math.isfinite(loss):
             problems.append(f"the score is {loss}: lower the learning rates and start anew")
+        problems.append(find_score_fault(self))
         return "; ".join(filter(None, problems))
 
 
@@ -2721,7 +2722,7 @@ def resume(run, checkpoint):
         path, state, changes = checkpoint
         try:
             restore(run, state)
-        except Exception as error:  # whatever a bad file raises; alike on all ranks
+        except Exception as error:  # alike on all ranks
             if run.config.resume != "auto":
                 raise RunError(f"RESUME={path}: {first_line(error)}: start anew") from error
             run.log.line(f"warning: {path} cannot be restored: {first_line(error)}")
