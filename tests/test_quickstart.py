@@ -410,7 +410,7 @@ if os.environ["ITERATIONS"] == "kill":
 if os.environ["ITERATIONS"] == "raise":
     raise ValueError("of the model")
 if os.environ.get("RESUME") == "auto":
-    print("resumed", os.environ["RUN_ID"], os.environ["ITERATIONS"])
+    say(sys.stdout, f"resumed {os.environ['RUN_ID']} {os.environ['ITERATIONS']}")
     sys.exit()
 end = time.monotonic() + 45
 say(sys.stdout, f"pid {os.getpid()} rank {os.environ['RANK']}")
