@@ -5,107 +5,53 @@
     # without the documents: looks for mistakes, and proves nothing
     python3 data/audit.py --tokenizer M --data DIR
     # audit another script's table
-    python3 data/audit.py --tokenizer M --data DIR --table luts.npz
+    python3 data/audit.py --tokenizer M --data DIR --docs FILE --table table.npz
 
-Trainers count with a table:
+Trainers count with a table of three columns, one entry per id:
 
-    bytes(previous -> target) = base[target] + (space[target] and not boundary[previous])
+    bytes(previous -> target) = base_bytes[target]
+                              + (has_leading_space[target] and not is_boundary[previous])
 
-The tool decodes the split with the tokenizer's own library, document by document. Each text must be
-as long in UTF-8 as the table says, except for a space directly after BOS, which the rule does not
-count. Another tokenizer of the same size gives other text and other bytes: a comparison with the
-documents shows this, or tokenizer.sha256 beside the shards does. If the tokenizer's normaliser
-changes text, the changed documents are compared, and the last line says so. A table is an .npz or
-.json file with base_bytes, has_leading_space and is_boundary, one entry per id.
+The tool decodes each document with the tokenizer's own library. Its text must be as long in UTF-8
+as the table says, except for a space directly after BOS, which the rule does not count, and it must
+be the text of the original document. If the tokenizer's normaliser changes text, the changed
+documents are compared, and the last line says so. A table is an .npz or .json file with the three
+columns above.
 
 Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """
 
-import argparse
+from __future__ import annotations
+
 import io
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator
-from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from producer import Parser, one_line, open_file, read_file, recorded_tokenizer, run_tool
-from tokenize_docs import (
-    BYTE_TOKENIZER,
-    PROGRESS_SECONDS,
-    SHARD_HEADER_WORDS,
-    SHARD_MAGIC,
-    SHARD_VERSION,
-    SPACE,
+from dataset import (
+    HEADER_BYTES,
     DataError,
-    Source,
-    Tokenizer,
+    Parser,
+    one_line,
     positive,
-    sha256,
+    recorded_tokenizer,
+    run_tool,
+    sha256_of,
+    shard_tokens,
 )
+from tokenize_docs import PROGRESS_SECONDS, SPACE, Source, Tokenizer
 
 # isort: split
 import numpy as np  # after tokenize_docs, which says in one line what is to be installed
 
-CHUNK_TOKENS = 1 << 20  # tokens read, counted and decoded at once
-ROWS = 1 << 16  # the ids a shard can hold; those a tokenizer lacks are unused
-TEXT, BYTE, CONTROL, UNKNOWN, UNUSED = range(5)  # what an id stands for
-
-# Validation splits: tokens predicted, bytes (worked out from logs,
-# whose digits leave one byte open).
-PUBLISHED = {
-    "sp1024": (62_021_632, 151_080_362),
-    "sp8192": (40_540_160, 151_078_221),
-    "sp4096": (45_508_608, 151_074_052),
-    "sp4096, another export": (45_514_752, 151_074_923),
-    "NaiveBaseline export": (63_779_840, 155_769_746),
-    "CaseOps with a byte sidecar": (47_851_520, 151_074_498),
-    "sp1024, 400 bytes lost": (62_021_632, 151_079_962),
-    "sp1024, length 16384": (62_013_440, 151_061_140),
-    "sp1024, length 32768": (61_997_056, 151_024_098),
-}
-
-MISTAKES = {  # first those of a table, then those of the tokenizer or the split
-    "leading_space_twice": (
-        "the space that begins a piece is in its base and added again by its flag"
-    ),
-    "leading_space_missing": "the space that begins a piece is not counted",
-    "other_entry": "not the piece's bytes",
-    "inner_space_mark": (
-        f"a {SPACE} behind the first character of a piece counts 3 bytes; its text is one space"
-    ),
-    "boundary_ignored": (
-        "the space of the first piece behind BOS is counted; the rule leaves it out"
-    ),
-    "byte_piece_as_text": (
-        "a byte piece counts as the 6 characters of its name, <0x..>; it is 1 byte"
-    ),
-    "byte_piece_as_replacement": (
-        "a byte piece counts as U+FFFD, 3 bytes, decoded alone; it is 1 byte"
-    ),
-    "unused_ids_counted": "unused ids have bytes",
-    "control_ids_counted": "control or unknown ids have bytes",
-    "no_lone_space": (
-        f"no piece is {SPACE} alone: a lone space becomes 3 byte pieces and counts 3 bytes"
-    ),
-    "missing_bos": "a document does not begin with BOS",
-    "dropped_tail": "the end of the split is missing",
-    "truncated_shard": "a shard is not as long as its header says, so nothing was audited",
-    "other_tokenizer": "the shards were made with another tokenizer, says the file beside them",
-    "ids_outside_vocabulary": "another tokenizer made this split; the audit ended there",
-    "lost_text": "unknown or unused ids stand for text that is lost and count nothing",
-    "broken_characters": (
-        "the decoded text has another number of bytes: byte pieces that form no character"
-    ),
-    "other_text": (
-        "the text is not that of the original document: was the split made from other --docs?"
-    ),
-    "published_bytes_differ": "as many tokens as a published split, but other bytes",
-}
-NAMES = list(MISTAKES)
+# Published validation splits: tokens predicted -> bytes, worked out from logs, whose digits leave
+# one byte open.
+PUBLISHED = {62_021_632: 151_080_362, 40_540_160: 151_078_221, 45_508_608: 151_074_052}
+COLUMNS = ("base_bytes", "has_leading_space", "is_boundary")
 
 
 class Table(NamedTuple):
@@ -118,523 +64,254 @@ class Table(NamedTuple):
     def count(self, previous: np.ndarray, target: np.ndarray) -> np.ndarray:
         return self.base[target] + (self.space[target] & ~self.boundary[previous])
 
-
-def kind_of(processor: Any, number: int) -> int:
-    """What an id of a SentencePiece tokenizer stands for."""
-    if processor.is_unused(number):
-        return UNUSED
-    if processor.is_control(number):
-        return CONTROL
-    if processor.is_unknown(number):
-        return UNKNOWN
-    return BYTE if processor.is_byte(number) else TEXT
-
-
-def surface_of(piece: str, kind: int) -> bytes:
-    """The bytes of the text of a piece."""
-    if kind == TEXT:
-        return piece.replace(SPACE, " ").encode("utf-8")
-    return bytes.fromhex(piece[3:5]) if kind == BYTE else b""
+    def entry(self, number: int) -> list[int]:
+        return [int(column[number]) for column in self]
 
 
 class Vocabulary:
-    """What ids stand for, and their text by the tokenizer's own library."""
+    """What ids stand for, by the tokenizer's own library; `table` has the bytes of their text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size, self.bos = tokenizer.vocab_size, tokenizer.bos_id
-        self.processor = processor = tokenizer.processor
-        if processor is None:
-            offset = BYTE_TOKENIZER["offset"]
-            pieces = ["<control>"] * offset + [f"<0x{value:02X}>" for value in range(256)]
-            kinds = [CONTROL] * offset + [BYTE] * 256
-        else:
-            pieces = [processor.id_to_piece(i) for i in range(self.size)]
-            kinds = [kind_of(processor, i) for i in range(self.size)]
-            # Decoding may drop spaces from the start of a text;
-            # behind these ids nothing is at the start.
-            self.guard = processor.encode("a")
-            self.guard_length = len(processor.decode(self.guard))
-        unused = ROWS - self.size
-        self.pieces = pieces + [""] * unused
-        kinds = kinds + [UNUSED] * unused
-        entries = list(zip(self.pieces, kinds, strict=True))
-        self.surfaces = [surface_of(piece, kind) for piece, kind in entries]
-        self.byte = np.array(
-            [
-                text[0] if kind == BYTE else -1
-                for text, kind in zip(self.surfaces, kinds, strict=True)
-            ]
-        )
-        self.kind = np.array(kinds)
-        boundary = self.kind >= CONTROL
-        space = np.array([kind == TEXT and piece.startswith(SPACE) for piece, kind in entries])
-        self.truth = Table(np.array([*map(len, self.surfaces)]) - space, space, boundary)
-        # Public scripts strip one mark of a piece and take all others for text;
-        # the trainer's table is the truth.
-        spelt = np.array([len(piece.encode("utf-8")) for piece in self.pieces]) - 3 * space
-        self.rule = Table(np.where(self.kind == TEXT, spelt, self.truth.base), space, boundary)
-
-    def texts(self, segments: list[np.ndarray]) -> list[str]:
-        """Their text, with leading spaces;
-        it gets shorter or longer where bytes form no character.
-        """
+        self.processor, self.offset = tokenizer.processor, tokenizer.offset
         if self.processor is None:
-            return [
-                b"".join([self.surfaces[i] for i in ids.tolist()]).decode("utf-8", "ignore")
-                for ids in segments
-            ]
-        texts = self.processor.decode([[*self.guard, *ids.tolist()] for ids in segments])
-        return [text[self.guard_length :].replace(SPACE, " ") for text in texts]
+            boundary = np.arange(self.size) < self.offset
+            self.pieces = [f"byte {i - self.offset}" for i in range(self.size)]
+            self.table = Table((~boundary).astype(np.int64), np.zeros_like(boundary), boundary)
+            self.unknown = np.zeros_like(boundary)
+            return
+        ids = list(range(self.size))
+        self.pieces = self.processor.id_to_piece(ids)
+        self.unknown = np.array(self.processor.is_unknown(ids)) | self.processor.is_unused(ids)
+        boundary = self.unknown | self.processor.is_control(ids)
+        lengths = [len(piece.replace(SPACE, " ").encode("utf-8")) for piece in self.pieces]
+        base = np.where(self.processor.is_byte(ids), 1, lengths) * ~boundary
+        space = np.array([piece.startswith(SPACE) for piece in self.pieces]) & ~boundary
+        self.table = Table(base - space, space, boundary)
+        # Decoding may drop a space from the start of a text; after these ids nothing is at the
+        # start.
+        self.guard = self.processor.encode("a")
+        self.guard_length = len(self.processor.decode(self.guard))
 
-    def mistakes(self, table: Table) -> np.ndarray:
-        """The mistake in each id's entry, by its index in NAMES, -1 for none."""
-        truth, kind, inner = self.truth, self.kind, self.rule.base - self.truth.base
-        extra, same_flag = table.base - truth.base, table.space == truth.space
-        right, once = same_flag & (extra == 0), truth.space & ((extra == 1) | (extra == 1 + inner))
-        # Boundary flags matter to a space that follows, and nothing follows an unused id.
-        boundary = np.where(table.space.any() & (kind != UNUSED), table.boundary, truth.boundary)
-        unflagged = truth.space & ~table.space & ((extra == 0) | (extra == inner))
-        cases = {
-            "leading_space_missing": right & boundary & ~truth.boundary | unflagged,
-            "leading_space_twice": once & table.space,
-            "boundary_ignored": right & ~boundary & truth.boundary | once & ~table.space,
-            "unused_ids_counted": (kind == UNUSED) & ~right,
-            "control_ids_counted": truth.boundary & ~right,
-            "byte_piece_as_text": (kind == BYTE) & (table.base == 6),
-            "byte_piece_as_replacement": (kind == BYTE) & (table.base == 3),
-            "inner_space_mark": same_flag & (inner > 0) & (extra == inner),
-        }
-        return np.select(
-            [*cases.values()],
-            [*map(NAMES.index, cases)],
-            np.where(right, -1, NAMES.index("other_entry")),
-        )
+    def text(self, ids: np.ndarray) -> str:
+        if self.processor is None:
+            kept = ids[ids >= self.offset] - self.offset
+            return bytes(kept.tolist()).decode("utf-8", "ignore")
+        text = self.processor.decode([*self.guard, *ids.tolist()])
+        return text[self.guard_length :].replace(SPACE, " ")
 
 
 def read_table(path: Path, size: int) -> Table:
     """Another script's table. Raises DataError unless it has an entry for each of `size` ids."""
     try:
-        content = (
-            dict(np.load(io.BytesIO(read_file(path)), allow_pickle=False))
-            if path.suffix == ".npz"
-            else json.loads(read_file(path))
-        )
+        data = path.read_bytes()
+        content = np.load(io.BytesIO(data)) if path.suffix == ".npz" else json.loads(data)
         # Public scripts call the same columns base_bytes_lut and is_boundary_token_lut.
-        column = {
-            str(name).removesuffix("_lut").removesuffix("_token"): np.asarray(content[name])
-            for name in content
-        }
-        columns = [column[name] for name in ("base_bytes", "has_leading_space", "is_boundary")]
-        if any(
-            part.dtype.kind not in "biu" or part.ndim != 1 or not size <= len(part) <= ROWS
-            for part in columns
-        ):
-            raise ValueError(
-                "its columns must be whole numbers or flags, "
-                f"one for each of the tokenizer's {size} ids"
-            )
-    except Exception as error:  # whatever a damaged file raises, people get one line
-        raise DataError(
-            f"{path}: not a table ({one_line(error)}); write one with numpy.savez("
-            f"{path.stem!r}, base_bytes=..., has_leading_space=..., is_boundary=...)"
-        ) from None
-    base, space, boundary = (np.pad(part, (0, ROWS - len(part))) for part in columns)
-    return Table(base.astype(np.int64), space.astype(bool), boundary.astype(bool))
+        short = {str(name).removesuffix("_lut").removesuffix("_token"): name for name in content}
+        base, space, boundary = (np.asarray(content[short[name]]) for name in COLUMNS)
+        if min(len(base), len(space), len(boundary)) < size:
+            raise ValueError(f"the tokenizer has {size} ids, a column has fewer entries")
+        return Table(base.astype(np.int64), space.astype(bool), boundary.astype(bool))
+    except Exception as error:  # whatever a damaged file raises
+        reason = f"not a table ({one_line(error)})"
+        raise DataError(f"{path}: {reason}; give an .npz with {', '.join(COLUMNS)}") from None
 
 
-class Split:
-    """The tokens of the validation shards, by their position in all of them.
+class Split(NamedTuple):
+    """The validation shards."""
 
-    Raises DataError without good shards.
-    """
+    paths: list[Path]
+    tokens: int
 
-    def __init__(self, folder: Path) -> None:
-        self.paths, self.ends, self.truncated = sorted(folder.glob("fineweb_val_*.bin")), [0], ""
+    @classmethod
+    def of(cls, folder: Path) -> Split:
+        paths = sorted(folder.glob("fineweb_val_*.bin"))
+        tokens = sum(map(shard_tokens, paths))
+        if not tokens:
+            raise DataError(f"{folder}: no tokens in fineweb_val_*.bin; give a data set's folder")
+        return cls(paths, tokens)
+
+    def documents(self, bos: int) -> Iterator[np.ndarray]:
+        """The tokens of each document, with BOS."""
+        rest = np.empty(0, "<u2")
         for path in self.paths:
-            with open_file(path) as handle:
-                header = np.frombuffer(handle.read(12).ljust(12, b"\0"), "<i4").tolist()
-            if header[:2] != [SHARD_MAGIC, SHARD_VERSION] or len(header) < 3:
-                raise DataError(
-                    f"{path}: not a shard (its first words are {header}); fetch or write it again"
-                )
-            self.ends.append(self.ends[-1] + header[2])
-            size, expected = path.stat().st_size, 4 * SHARD_HEADER_WORDS + 2 * header[2]
-            if size != expected:
-                self.truncated = f"{path.name} has {size:,} bytes instead of {expected:,}"
-        if not self.ends[-1]:
-            raise DataError(
-                f"{folder}: no tokens in fineweb_val_*.bin there; "
-                "give the data set's folder with --data"
-            )
-
-    def read(self, start: int, end: int) -> np.ndarray:
-        parts = [
-            np.fromfile(
-                path,
-                "<u2",
-                max(0, min(end, last) - max(start, first)),
-                offset=4 * SHARD_HEADER_WORDS + 2 * max(0, start - first),
-            )
-            for path, (first, last) in zip(self.paths, pairwise(self.ends), strict=True)
-        ]
-        return np.concatenate(parts).astype(np.int64)
+            tokens = np.fromfile(path, "<u2", offset=HEADER_BYTES)
+            parts = np.split(tokens, np.flatnonzero(tokens == bos))
+            parts[0] = np.concatenate([rest, parts[0]])  # what is before the first BOS
+            yield from (part.astype(np.int64) for part in parts[:-1] if len(part))
+            rest = parts[-1]
+        yield rest.astype(np.int64)
 
 
-class Originals:
-    """The documents as written.
-
-    `rest`: what the current one must go on with, None when it has gone wrong.
-    """
-
-    def __init__(self, files: list[str], vocabulary: Vocabulary) -> None:
-        self.sums = dict.fromkeys(
-            ("documents", "bytes", "changed_documents", "normalised_bytes"), 0
-        )
-        self.texts, self.rest = self.normalised(Source(tuple(files), 0), vocabulary.processor), ""
-
-    def normalised(self, source: Source, processor: Any) -> Iterator[str]:
-        """The documents as the tokenizer's normaliser leaves them,
-        from which its pieces are cut.
-        """
-        for block in source.blocks():
-            for index in range(len(block.documents)):
-                text = block.parse(index)[0]
-                normal = processor.normalize(text).replace(SPACE, " ") if processor else text
-                values = (1, len(text.encode()), normal != text, len(normal.encode()))
-                for name, value in zip(self.sums, values, strict=True):
-                    self.sums[name] += value
-                yield normal
-
-    def feed(self, text: str, begins: bool, is_last: bool) -> Iterator[tuple[str, int]]:
-        """A document begins or goes on with this text:
-        (what is wrong, behind how many bytes of it).
-        """
-        if begins:
-            ended_early, self.rest = bool(self.rest), next(self.texts, None)
-            if ended_early or self.rest is None:
-                yield "other_text", -int(ended_early)  # the token before is where it ended
-        # Its last character may have been cut.
-        if is_last and self.rest and not self.rest.startswith(text):
-            text = text.rstrip("\ufffd")
-        whole = text
-        while text and self.rest is not None:
-            if self.rest.startswith(text):
-                self.rest = self.rest[len(text) :]
-                break
-            common = len(os.path.commonprefix([text, self.rest]))
-            # Where the document is over and the text goes on,
-            # the next document may follow without BOS.
-            following = next(self.texts, None) if common == len(self.rest) else None
-            text = text[common:]
-            after = text.lstrip()
-            self.rest, fault = None, "other_text"
-            if (
-                following is not None
-                and after
-                and after.startswith(following.lstrip()[: min(64, len(after))])
-            ):
-                self.rest, text, fault = following.lstrip(), after, "missing_bos"
-            elif following is not None:
-                self.texts = chain([following], self.texts)
-            yield fault, len(whole[: len(whole) - len(text)].encode("utf-8"))
-        if is_last and self.rest:
-            yield "dropped_tail", len(whole.encode("utf-8"))
+def originals(files: list[str], vocabulary: Vocabulary, sums: dict[str, int]) -> Iterator[str]:
+    """The documents as the tokenizer's normaliser leaves them. `sums` has what was read so far."""
+    processor = vocabulary.processor
+    for document in Source(files, 0).documents():
+        text = document.text()
+        normal = processor.normalize(text).replace(SPACE, " ") if processor else text
+        sums["bytes"] += len(text.encode("utf-8"))
+        sums["normalised_bytes"] += len(normal.encode("utf-8"))
+        sums["changed"] += normal != text
+        yield normal
 
 
 class Audit:
-    """Counts the split by the audited table and by what its text has.
+    """Compares a split's documents with the table and with the originals. `mistakes`: sentences."""
 
-    `findings`: what differs, by name.
-    """
+    def __init__(self, vocabulary: Vocabulary, table: Table, docs: list[str]) -> None:
+        self.vocabulary, self.table = vocabulary, table
+        self.originals_read = {"bytes": 0, "normalised_bytes": 0, "changed": 0}
+        self.originals = originals(docs, vocabulary, self.originals_read) if docs else None
+        self.mistakes: list[str] = []
+        self.documents = self.position = self.wrong_documents = 0
+        self.counted = self.expected = 0  # bytes of all documents, by the table and by their text
+        self.scored = 0  # bytes of the predicted tokens, by the table
+        self.spaces_after_bos = 0
 
-    def __init__(
-        self, split: Split, vocabulary: Vocabulary, table: Table, originals: Originals | None
-    ) -> None:
-        self.split, self.vocabulary = split, vocabulary
-        self.table, self.originals = table, originals
-        self.findings: dict[str, dict[str, Any]] = {}
-        self.sums = dict.fromkeys(
-            ("counted_bytes", "true_bytes", "tail_bytes", "documents", "spaces_behind_bos"), 0
-        )
-        self.entries = vocabulary.mistakes(table)
-        for entry in np.unique(self.entries[self.entries >= 0]):
-            ids = np.flatnonzero(self.entries == entry)
-            values = " for ".join(
-                str([int(column[ids[0]]) for column in part]) for part in (table, vocabulary.truth)
-            )
-            self.find(
-                NAMES[entry],
-                detail=f"{len(ids):,} ids such as {ids[0]} {vocabulary.pieces[ids[0]]!r}: {values}",
-            )
-        if vocabulary.processor and SPACE not in vocabulary.pieces:
-            self.find("no_lone_space")
-
-    def find(
-        self,
-        name: str,
-        position: int = -1,
-        *,
-        tokens: int = 0,
-        extra_bytes: int = 0,
-        detail: str = "",
-    ) -> None:
-        """Notes a mistake and the tokens that show it, with the first place for each name."""
-        finding = self.findings.setdefault(
-            name,
-            {
-                "name": name,
-                "meaning": MISTAKES[name],
-                "tokens": 0,
-                "extra_bytes": 0,
-                "first": None,
-                "detail": detail,
-            },
-        )
-        finding["tokens"] += tokens
-        finding["extra_bytes"] += extra_bytes
-        if finding["first"] is None and position >= 0:
-            document = begin = 0  # position 0 begins a document, with or without BOS
-            for start in range(1, position + 1, CHUNK_TOKENS):
-                tokens = self.split.read(start, min(start + CHUNK_TOKENS, position + 1))
-                edges = np.flatnonzero(tokens == self.vocabulary.bos)
-                document += len(edges)
-                begin = start + int(edges[-1]) if len(edges) else begin
-            token = int(self.split.read(position, position + 1)[0])
-            finding["first"] = {
-                "document": document,
-                "token": position - begin,
-                "position": position,
-                "id": token,
-                "piece": self.vocabulary.pieces[token],
-            }
-
-    def run(self, predicted: int) -> None:
-        """Audits the whole split, of which `predicted` tokens behind the first are scored."""
-        if self.split.truncated:
-            self.find("truncated_shard", detail=self.split.truncated)
-            return
-        vocabulary, total, began = self.vocabulary, self.split.ends[-1], time.monotonic()
-        start, before, told = 0, vocabulary.bos, began
-        while start < total:
-            tokens = self.split.read(start, min(start + CHUNK_TOKENS + 3, total))
-            if (outside := tokens >= vocabulary.size).any():
-                self.find("ids_outside_vocabulary", start + int(outside.argmax()), tokens=1)
+    def run(self, split: Split, predicted: int) -> None:
+        """Audits the split, of which `predicted` tokens after the first are scored."""
+        began = told = time.monotonic()
+        before = self.vocabulary.bos
+        for ids in split.documents(self.vocabulary.bos):
+            self.documents += 1
+            if ids.max() >= self.vocabulary.size:
+                self.find(f"id {ids.max()} is not in the vocabulary: another tokenizer made it")
                 return
-            size = min(CHUNK_TOKENS, len(tokens))
-            # No character is cut.
-            while size < len(tokens) and 0x80 <= vocabulary.byte[tokens[size]] < 0xC0:
-                size += 1
-            self.scan(start, tokens[:size], np.append(before, tokens[: size - 1]), predicted)
-            start, before = start + size, tokens[size - 1]
-            if time.monotonic() - told >= PROGRESS_SECONDS:
-                told = time.monotonic()
-                print(
-                    f"audited {start:,} of {total:,} tokens ({100 * start // total} %), "
-                    f"{(told - began) * (total - start) / start:.0f} s to go",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if ids[0] != self.vocabulary.bos:
+                self.find("it does not begin with BOS")
+            self.audit_document(ids, np.append(before, ids[:-1]), predicted)
+            before = ids[-1]
+            self.position += len(ids)
+            now = time.monotonic()
+            if now - told > PROGRESS_SECONDS:
+                told = now
+                left = (now - began) * (split.tokens - self.position) / self.position
+                share = self.position / split.tokens
+                print(f"audited {share:.0%}, {left:.0f} s left", file=sys.stderr, flush=True)
+        if self.wrong_documents > 1:
+            self.mistakes.append(f"bytes are counted wrongly in {self.wrong_documents:,} documents")
 
-    def scan(self, start: int, tokens: np.ndarray, previous: np.ndarray, predicted: int) -> None:
-        """Audits tokens that are whole characters:
-        the table first, then their decoded text and the originals.
-        """
-        vocabulary, truth = self.vocabulary, self.vocabulary.truth
-        counted, true = self.table.count(previous, tokens), truth.count(previous, tokens)
-        if vocabulary.processor:
-            byte = vocabulary.byte[tokens]
-            true[:-2] -= 2 * ((byte[:-2] == 0xE2) & (byte[1:-1] == 0x96) & (byte[2:] == 0x81))
-        # Position 0 is never predicted.
-        scored = slice(int(start == 0), max(0, predicted + 1 - start))
-        self.scan_table(start, tokens, previous, counted - true, scored)
-        behind_bos = truth.space[tokens] & truth.boundary[previous]
-        begins = tokens == vocabulary.bos
-        is_lost = vocabulary.kind[tokens] >= UNKNOWN
-        if is_lost.any():
-            self.find("lost_text", start + int(is_lost.argmax()), tokens=int(is_lost.sum()))
-        if start == 0 and not begins[0]:
-            self.find("missing_bos", 0, tokens=1)
-            begins[0] = True
-        parts = (counted[scored], true[scored], true[scored.stop :], begins, behind_bos)
-        for name, part in zip(self.sums, parts, strict=True):
-            self.sums[name] += int(part.sum())
-        self.scan_texts(start, tokens, true + behind_bos, begins, is_lost)
+    def find(self, mistake: str) -> None:
+        self.mistakes.append(f"document {self.documents:,}: {mistake}")
 
-    def scan_table(
-        self,
-        start: int,
-        tokens: np.ndarray,
-        previous: np.ndarray,
-        extra_bytes: np.ndarray,
-        scored: slice,
-    ) -> None:
-        """Notes the mistakes of the audited table, where it counts more or less than the truth."""
-        where = scored.start + np.flatnonzero(extra_bytes[scored.start :])
-        # If its own entry is right, that of the token before is wrong, or the vocabulary.
-        entry, before = self.entries[tokens[where]], self.entries[previous[where]]
-        entry = np.select([entry >= 0, before >= 0], [entry, before], NAMES.index("no_lone_space"))
-        for mistake in np.unique(entry):
-            chosen = where[entry == mistake]
-            self.find(
-                NAMES[mistake],
-                start + int(chosen[0]),
-                tokens=len(chosen),
-                extra_bytes=int(extra_bytes[chosen[chosen < scored.stop]].sum()),
-            )
+    def audit_document(self, ids: np.ndarray, previous: np.ndarray, predicted: int) -> None:
+        rule = self.vocabulary.table
+        counted = self.table.count(previous, ids)
+        spaces = int((rule.space[ids] & rule.boundary[previous]).sum())
+        text = self.vocabulary.text(ids)
+        expected = len(text.encode("utf-8")) - spaces
+        self.counted += int(counted.sum())
+        self.expected += expected
+        self.spaces_after_bos += spaces
+        # The first token is never predicted.
+        first, end = (0 if self.position else 1), max(0, predicted + 1 - self.position)
+        self.scored += int(counted[first:end].sum())
+        if counted.sum() != expected:
+            self.wrong_documents += 1
+            if self.wrong_documents == 1:
+                why = self.cause(ids, previous, counted)
+                self.find(f"{counted.sum():,} bytes are counted, its text has {expected:,}: {why}")
+        if self.originals:
+            self.compare(text)
 
-    def scan_texts(
-        self,
-        start: int,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        begins: np.ndarray,
-        is_lost: np.ndarray,
-    ) -> None:
-        """Compares the decoded text of each document with its tokens' bytes and the originals."""
-        vocabulary = self.vocabulary
-        ends = np.append(0, np.cumsum(lengths))
-        edges = np.union1d(0, np.flatnonzero(begins))
-        texts = vocabulary.texts(np.split(tokens, edges[1:]))
-        bounds = pairwise([*edges.tolist(), len(tokens)])
-        for text, (first, stop) in zip(texts, bounds, strict=True):
-            is_last, ids = start + stop == self.split.ends[-1], tokens[first:stop]
-            faults = [*self.originals.feed(text, begins[first], is_last)] if self.originals else []
-            data = text.encode("utf-8")
-            # Unknown ids decode to a mark of some length, and are noted already.
-            if len(data) != ends[stop] - ends[first] and not is_lost[first:stop].any():
-                raw = b"".join([vocabulary.surfaces[i] for i in ids.tolist()])
-                offset = len(os.path.commonprefix([raw, data]))
-                is_tail = is_last and len(raw) - offset < 4
-                faults += [("dropped_tail" if is_tail else "broken_characters", offset)]
-            for name, offset in faults:
-                at = int(np.searchsorted(ends[1:], ends[first] + offset, side="right"))
-                self.find(name, start + min(at, stop - 1), tokens=1)
+    def cause(self, ids: np.ndarray, previous: np.ndarray, counted: np.ndarray) -> str:
+        """Why a document's bytes are not those of its text."""
+        vocabulary, rule = self.vocabulary, self.vocabulary.table
+        differ = np.flatnonzero(counted != rule.count(previous, ids))
+        if len(differ):
+            number, before = int(ids[differ[0]]), int(previous[differ[0]])
+            if self.table.entry(number) == rule.entry(number):
+                number = before
+            was, right = self.table.entry(number), rule.entry(number)
+            return f"the table has {was} for id {number} {vocabulary.pieces[number]!r}, not {right}"
+        lost = ids[vocabulary.unknown[ids]]
+        if len(lost):
+            return f"id {lost[0]} {vocabulary.pieces[lost[0]]!r} stands for text that is lost"
+        return "byte pieces form no character, or stand for a space"
+
+    def compare(self, text: str) -> None:
+        """Compares a document with the next original; after a difference no more are compared."""
+        original = next(self.originals, None)
+        if text == original:
+            return
+        self.originals = None
+        if original is None:
+            self.find("the split has more documents than the files of --docs")
+        elif original.startswith(text):
+            self.find(f"its text ends {len(original) - len(text):,} characters too early")
+        elif text.startswith(original) and original:
+            self.find("its text does not end where the original ends: BOS is missing")
+        else:
+            at = len(os.path.commonprefix([text, original]))
+            here, there = text[at : at + 20], original[at : at + 20]
+            self.find(f"after {at:,} characters its text is {here!r}, the original {there!r}")
 
 
-def audit(options: argparse.Namespace) -> dict[str, Any]:
-    """The result as one object. Raises DataError if the data cannot be audited."""
-    vocabulary, length = Vocabulary(Tokenizer(options.tokenizer)), options.seq_len
-    table = read_table(options.table, vocabulary.size) if options.table else vocabulary.truth
-    split = Split(options.data)
-    originals = Originals(options.docs, vocabulary) if options.docs else None
-    predicted = (split.ends[-1] - 1) // length * length
-    if predicted < 1:
-        raise DataError(
-            f"{options.data}: {split.ends[-1]} tokens are no sequence of {length}; "
-            "give a lower --seq-len"
-        )
-    run = Audit(split, vocabulary, table, originals)
-    wanted, name = recorded_tokenizer(options.data)
-    found = sha256(read_file(options.tokenizer))
-    if wanted and found != wanted:
-        own = os.path.normpath(options.data / name)
-        remedy = f"give --tokenizer {own}" if os.path.isfile(own) else f"{own} is missing"
-        detail = f"it has sha256 {wanted:.12}, {options.tokenizer} has {found:.12}: {remedy}"
-        run.find("other_tokenizer", detail=detail)
-    run.run(predicted)
-    published = {name: size for name, (tokens, size) in PUBLISHED.items() if tokens == predicted}
-    matches = [name for name, size in published.items() if abs(run.sums["true_bytes"] - size) <= 1]
-    if published and not matches:
-        run.find(
-            "published_bytes_differ",
-            detail=" or ".join(f"{name} has {published[name]:,}" for name in published),
-        )
-    return {
-        "verdict": "mistake" if run.findings else "proved" if originals else "not proved",
-        "tokenizer": str(options.tokenizer),
-        "recorded": bool(wanted),
-        "ids": vocabulary.size,
-        "data": str(options.data),
-        "shards": len(split.paths),
-        "tokens": split.ends[-1],
-        "seq_len": length,
-        "predicted_tokens": predicted,
-        "tail_tokens": split.ends[-1] - 1 - predicted,
-        "table": str(options.table or "the trainer's table"),
-        **run.sums,
-        "published": "".join(matches),
-        "originals": originals.sums if originals else None,
-        "findings": [*run.findings.values()],
-    }
+def other_tokenizer(folder: Path, tokenizer: Path) -> str:
+    """What is wrong if the shards were made with another tokenizer; else empty."""
+    recorded = recorded_tokenizer(folder)
+    if recorded is None or recorded[0] == sha256_of(tokenizer):
+        return ""
+    return f"the shards were made with another tokenizer: give --tokenizer {recorded[1]}"
 
 
-def report(r: dict[str, Any]) -> Iterator[str]:
-    """The result for people; the verdict is the last line."""
-    record = (
-        "compared with tokenizer.sha256" if r["recorded"] else "no tokenizer.sha256 to compare with"
-    )
-    yield (
-        f"tokenizer   {{tokenizer}}: {{ids:,}} ids; {record}\n"
-        "split       {data}: {shards} shards, {documents:,} documents, {tokens:,} tokens\n"
-        "predicted   {predicted_tokens:,} tokens in sequences of {seq_len:,}\n"
-        "tail        {tail_tokens:,} tokens, {tail_bytes:,} bytes after them, "
-        "which are not predicted and not counted\n"
-        "counted     {counted_bytes:,} bytes by {table}; their text has {true_bytes:,}; "
-        "the {spaces_behind_bos:,} spaces directly after BOS are in neither number"
-    ).format(**r)
-    if r["originals"]:
-        yield (
-            "originals   {documents:,} documents, {bytes:,} bytes; "
-            "compared with the {normalised_bytes:,} bytes "
-            "that the tokenizer's normaliser makes of them ({changed_documents:,} changed)"
-        ).format(**r["originals"])
-    else:
-        yield "originals   not compared (--docs)"
-    yield f"published   {r['published'] or 'none of the known splits has these numbers'}"
-    for f in r["findings"]:
-        first = "; first at document {document}, token {token}, position {position}: {id} {piece!r}"
-        yield (
-            f"{f['name']}: {f['meaning']}"
-            f"{f['tokens'] and '; {tokens:,} tokens, {extra_bytes:+,} bytes'.format(**f) or ''}"
-            f"{first.format(**f['first']) if f['first'] else ''}"
-            f"{f['detail'] and '; ' + f['detail']}"
-        )
-    names = ", ".join(f["name"] for f in r["findings"])
-    counted, true = r["counted_bytes"], max(1, r["true_bytes"])
-    factor = ""
-    if counted not in (0, true):
-        factor = f"; the true val_bpb is {counted / true:.4f} times the counted one"
-    if names:
-        yield f"mistake: {names}{factor}"
-    elif r["originals"]:
-        changed, before, after = (
-            r["originals"][name] for name in ("changed_documents", "bytes", "normalised_bytes")
-        )
-        note = (
-            f", after the tokenizer's normaliser changed {changed:,} of them: {before:,} bytes as "
-            f"written are {after:,}; bits per byte are those of the changed text"
-        )
-        yield (
-            f"proved: the text of all {r['documents']:,} documents has the bytes that are counted"
-            f"{note if changed else ''}"
-        )
-    else:
-        yield (
+def verdict(audit: Audit, has_docs: bool) -> str:
+    if audit.mistakes:
+        factor = ""
+        if audit.counted != audit.expected and audit.counted and audit.expected:
+            ratio = audit.counted / audit.expected
+            factor = f"; the true val_bpb is {ratio:.4f} times the counted one"
+        return f"mistake: {len(audit.mistakes)} found{factor}"
+    if not has_docs:
+        return (
             "not proved: no mistake was found, but another tokenizer of this size would show none; "
             "give the documents with --docs"
         )
+    read, note = audit.originals_read, ""
+    if read["changed"]:
+        note = (
+            f", after the tokenizer's normaliser changed {read['changed']:,} of them: "
+            f"{read['bytes']:,} bytes as written are {read['normalised_bytes']:,}; "
+            "bits per byte are those of the changed text"
+        )
+    documents = f"the text of all {audit.documents:,} documents"
+    return f"proved: {documents} has the bytes that are counted{note}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     parser = Parser(__doc__)
     add = parser.add_argument
     model, folder = "a SentencePiece .model or a byte .json", "folder of fineweb_val_*.bin"
     add("--tokenizer", type=Path, required=True, metavar="M", help=model)
     add("--data", type=Path, required=True, metavar="DIR", help=folder)
-    add("--docs", nargs="+", metavar="FILE", help="the documents that the split was made from")
+    docs = "the documents that the split was made from"
+    add("--docs", nargs="+", default=[], metavar="FILE", help=docs)
     add("--table", type=Path, metavar="FILE", help="audit this table, not the trainer's")
     add("--seq-len", type=positive, default=1024, metavar="T", help="TRAIN_SEQ_LEN (default: 1024)")
-    add("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    try:
-        result = audit(options)
-    except (DataError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(json.dumps(result, indent=2) if options.json else "\n".join(report(result)))
-    return {"proved": 0, "mistake": 1, "not proved": 3}[result["verdict"]]
+    options = parser.parse_args()
+    vocabulary = Vocabulary(Tokenizer(options.tokenizer))
+    table = read_table(options.table, vocabulary.size) if options.table else vocabulary.table
+    split = Split.of(options.data)
+    predicted = (split.tokens - 1) // options.seq_len * options.seq_len
+    if predicted < 1:
+        raise DataError(f"{options.data}: {split.tokens} tokens; give a --seq-len below that")
+    audit = Audit(vocabulary, table, options.docs)
+    audit.run(split, predicted)
+    if other := other_tokenizer(options.data, options.tokenizer):
+        audit.mistakes.append(other)
+    published = PUBLISHED.get(predicted, audit.scored)
+    if abs(published - audit.scored) > 1 and not options.table:
+        audit.mistakes.append(f"the published split of as many tokens has {published:,} bytes")
+    print(
+        f"split      {audit.documents:,} documents, {split.tokens:,} tokens in {options.data}\n"
+        f"predicted  {predicted:,} tokens in sequences of {options.seq_len:,}; "
+        f"the last {split.tokens - 1 - predicted:,} are not\n"
+        f"counted    {audit.scored:,} bytes by {options.table or 'the rule above'}; "
+        f"{audit.spaces_after_bos:,} spaces after BOS are not counted"
+    )
+    print("".join(f"found      {mistake}\n" for mistake in audit.mistakes), end="")
+    print(verdict(audit, bool(options.docs)))
+    return 1 if audit.mistakes else 0 if options.docs else 3
 
 
 if __name__ == "__main__":

@@ -1,50 +1,60 @@
-"""Train a small model on Python's own sources, without a network: make the data, train, score the
-model in bits per byte, and let it write a few lines.
+"""Train a small model on a CPU: make the data, train, score the model in bits per byte, and let it
+write a few lines.
 
-    python3 data/quickstart.py                    corpus, tokenizer, shards, training in one process
-    python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
-    python3 data/quickstart.py --prepare-only     stop before training, and print what to set for it
+    python3 data/quickstart.py                    Python's own sources, without a network
+    DATA_PATH=data/datasets/novel_sp1024 python3 data/quickstart.py
+                                                  your own text: data/tokenize_docs.py makes it
     ITERATIONS=2000 python3 data/quickstart.py    with any setting of train_gpt.py
+    python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
+    python3 data/quickstart.py --script mine.py   with an edited train_gpt.py
+    python3 data/quickstart.py --prepare-only     stop before training, and print how to train
 
-The corpus is the standard library of the Python that runs this script, one document per file. It is
-built once, under data/datasets/ and data/tokenizers/. It is built again when Python, this script's
-way to build it or one of the built files has changed.
+Python's sources are the standard library of the Python that runs this script, one document per
+file. Their data set is made once, under data/datasets/ and data/tokenizers/, and again for another
+version of Python.
 
-The learning rates fall to 0 over the last four fifths of the steps; WARMDOWN_ITERS sets another
-number of steps.
-
-Each process gets as many threads as there are free cores for it when the script starts: more
-threads than free cores make a step several times slower. OMP_NUM_THREADS sets another number.
+Settings come from the environment, as those of train_gpt.py do. The script sets others only where
+you set none: sizes for a CPU, RUN_ID (quickstart, quickstart-2, ...), and two threads in all, so
+that the same command gives the same result on any number of cores. The learning rates fall to 0
+over the last four fifths of the steps.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
-import threading
-import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import launching
-import producer
 import tokenize_docs
+from dataset import (
+    ROOT,
+    DataError,
+    Parser,
+    command_of,
+    how_to_train,
+    locked,
+    missing_package,
+    one_line,
+    recorded_tokenizer,
+    run_tool,
+    write_atomic,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
-STAMP_NAME = "quickstart.json"
-TRAINER_SAYS = "train_gpt.py: "  # before its last words, on stderr
-GOES_ON = "RESUME=auto goes on"  # in those of a training that can be resumed
+DATASETS = ROOT / "data" / "datasets"
+VOCAB_SIZE = 1024
+VERSION = 4  # of the data set below: after a change it is made again
+VAL_BYTES = 450_000  # about 180,000 tokens
+MAX_VAL_DOCUMENT_BYTES = 64_000  # a large file in a small split would weigh too much
+MIN_BYTES = 4_000_000
 LEFT_OUT = {
     "test",
     "tests",
@@ -56,14 +66,11 @@ LEFT_OUT = {
     "__pycache__",
 }
 
-# About 75 s of training on 2 CPU cores. Its length does not depend on a clock, so that the same
-# number of threads gives the same result. Compiling would take longer than it saves.
+# Its length does not depend on a clock, so that it can be repeated.
+# Compiling would take longer than it saves.
 SETTINGS = {
-    "RUN_ID": "quickstart",
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads that keep busy cores make steps much slower
     "SEED": "1337",
-    "DATA_PATH": "./data/datasets/quickstart_sp1024",
-    "TOKENIZER_PATH": "./data/tokenizers/quickstart_1024_bpe.model",
-    "VOCAB_SIZE": "1024",
     "NUM_LAYERS": "4",
     "MODEL_DIM": "128",
     "NUM_HEADS": "4",
@@ -73,7 +80,6 @@ SETTINGS = {
     "GRAD_ACCUM_STEPS": "1",
     "ITERATIONS": "500",
     "WARMUP_STEPS": "0",
-    "WARMDOWN_ITERS": "400",
     "MATRIX_LR": "0.01",  # the challenge's rates are for batches 256 times as large
     "SCALAR_LR": "0.01",
     "TIED_EMBED_LR": "0.01",
@@ -85,433 +91,238 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How the data set is made. After any change it is built again."""
-
-    vocab_size: int = 1024
-    shard_tokens: int = 1_000_000
-    val_bytes: int = 450_000  # about 180,000 tokens, validated in 4 to 5 s on 2 CPU cores
-    max_val_document_bytes: int = 64_000  # a large file in a small split would weigh too much
-    min_bytes: int = 4_000_000
-    seed: int = 1337
-    version: int = 3  # to be raised when this script makes other data of the same sources
+# === DATA =========================================================================================
 
 
-# === CORPUS, TOKENIZER, SHARDS ====================================================================
+def read_sources(library: Path) -> dict[str, str]:
+    """The texts of the library's source files, each with its first name; tests and installed
+    packages are left out.
+    """
+    names: dict[str, str] = {}
+    for path in sorted(library.rglob("*.py")):
+        name = path.relative_to(library)
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        if not LEFT_OUT & set(name.parts) and text.strip():
+            names.setdefault(text, name.as_posix())
+    return names
 
 
-def read_sources(stdlib: Path) -> dict[str, bytes]:
-    """The library's source files by relative name, tests and installed packages left out."""
-    files = {path.relative_to(stdlib).as_posix(): path for path in sorted(stdlib.rglob("*.py"))}
-    return {
-        name: path.read_bytes()
-        for name, path in files.items()
-        if not LEFT_OUT & set(name.split("/"))
-    }
-
-
-def split_documents(sources: dict[str, bytes], recipe: Recipe) -> tuple[list[str], list[str]]:
+def split_documents(names: dict[str, str]) -> tuple[list[str], list[str]]:
     """Validation and training documents, each shuffled.
 
-    Raises DataError where there is not enough text.
+    Raises DataError if there is not enough text.
     """
-    names: dict[str, str] = {}  # text -> name: no text appears twice
-    for name, content in sources.items():
-        text = content.decode("utf-8", errors="ignore")
-        if text.strip():
-            names.setdefault(text, name)
     total = sum(map(len, names))
-    if total < recipe.min_bytes:
-        raise tokenize_docs.DataError(
+    if total < MIN_BYTES:
+        raise DataError(
             f"the library of {sys.executable} has {len(names)} source files of {total:,} "
-            f"characters, {recipe.min_bytes:,} are needed; use a Python that has its sources"
+            f"characters, {MIN_BYTES:,} are needed; use a Python that has its sources"
         )
-    # The order depends on name and seed only: a file that comes or goes does not move the others.
-    ranked = sorted(
-        names, key=lambda text: hashlib.sha256(f"{recipe.seed}/{names[text]}".encode()).digest()
-    )
-    val, size = [], 0
-    for text in ranked:
+    # The order depends on the name only: a file that comes or goes does not move the others.
+    val: list[str] = []
+    train: list[str] = []
+    size = 0
+    for text in sorted(names, key=lambda text: hashlib.sha256(names[text].encode()).digest()):
         document_bytes = len(text.encode("utf-8"))
-        if size < recipe.val_bytes and document_bytes <= recipe.max_val_document_bytes:
+        if size < VAL_BYTES and document_bytes <= MAX_VAL_DOCUMENT_BYTES:
             val.append(text)
             size += document_bytes
-    chosen = set(val)
-    return val, [text for text in ranked if text not in chosen]
+        else:
+            train.append(text)
+    return val, train
 
 
-def stamp(folder: Path, tokenizer: Path, wanted: dict) -> dict:
-    """How the data was made, and the hash of every file of it that is there."""
-    files = [
-        path
-        for path in (*folder.glob("*"), tokenizer)
-        if path.is_file() and path.name != STAMP_NAME
-    ]
-    return {
-        **wanted,
-        "files": {path.name: tokenize_docs.sha256(path.read_bytes()) for path in files},
-    }
+def prepare(library: Path) -> tokenize_docs.DataSet:
+    """Makes the data set of Python's sources unless it is there."""
+    made = tokenize_docs.DataSet(
+        DATASETS / f"quickstart_sp{VOCAB_SIZE}",
+        ROOT / "data" / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
+    )
+    stamp_path = DATASETS / "quickstart.json"
+    stamp = json.dumps({"python": sys.version, "version": VERSION}) + "\n"
+    with locked(DATASETS):
+        whole = made.tokenizer.is_file() and list(made.folder.glob("fineweb_train_*.bin"))
+        if whole and stamp_path.is_file() and stamp_path.read_text("utf-8") == stamp:
+            return made
+        print("making the data: about ten seconds", flush=True)
+        stamp_path.unlink(missing_ok=True)
+        shutil.rmtree(made.folder, ignore_errors=True)
+        made.tokenizer.unlink(missing_ok=True)
+        val, train = split_documents(read_sources(library))
+        documents = DATASETS / "quickstart.jsonl"
+        lines = [json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]]
+        write_atomic(documents, *lines)
+        words = [str(documents), "--name", "quickstart", "--num-val-docs", str(len(val))]
+        words += ["--vocab-size", str(VOCAB_SIZE), "--shard-tokens", "1000000"]
+        tokenize_docs.make_data_set(tokenize_docs.parse_arguments(words))
+        write_atomic(stamp_path, stamp.encode())
+    return made
 
 
-def prepare(data: Path, stdlib: Path, recipe: Recipe = Recipe(), workers: int = 1) -> bool:
-    """Build the data set under `data` from the sources in `stdlib`; False when it is there already.
+def data_settings(environment: dict[str, str]) -> dict[str, str]:
+    """DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE. Python's sources are used if DATA_PATH is not set.
 
-    It is made in a temporary folder and moved into place when complete.
+    Raises DataError for a path that is not a data set's folder.
     """
-    folder = data / "datasets" / f"quickstart_sp{recipe.vocab_size}"
-    tokenizer = data / "tokenizers" / f"quickstart_{recipe.vocab_size}_bpe.model"
-    sources = read_sources(stdlib)
-    digests = "".join(
-        f"{name} {tokenize_docs.sha256(content)}\n" for name, content in sources.items()
-    )
-    wanted = {
-        "recipe": asdict(recipe),
-        "python": sys.version,
-        "sources": tokenize_docs.sha256(digests.encode()),
-    }
-    with contextlib.suppress(OSError, producer.DataError):  # if nothing complete is there
-        if producer.read_json(folder / STAMP_NAME, "") == stamp(folder, tokenizer, wanted):
-            print(f"data:      {folder} is up to date", flush=True)
-            return False
-    for path in (folder.parent, tokenizer.parent):
-        path.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(".quickstart-*"):
-        if time.time() - left.stat().st_mtime > 3600:  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".quickstart-", dir=folder.parent))
-    new, new_tokenizer = temporary / folder.name, temporary / tokenizer.name
-    try:
-        build(new, new_tokenizer, sources, recipe, workers)
-        tokenize_docs.write_json(new / STAMP_NAME, stamp(new, new_tokenizer, wanted))
-        os.replace(new_tokenizer, tokenizer)
-        if folder.exists():
-            os.rename(folder, temporary / "old")
-        os.rename(new, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return True
-
-
-def build(
-    folder: Path, tokenizer: Path, sources: dict[str, bytes], recipe: Recipe, workers: int
-) -> None:
-    """Write documents, tokenizer and shards, and print a line for each."""
-    started = time.monotonic()
-    val, train = split_documents(sources, recipe)
-    documents = folder / "docs.jsonl"
-    tokenize_docs.write_atomic(
-        documents, *(json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train])
-    )
-    print(
-        f"corpus:    {len(val) + len(train)} documents, "
-        f"{documents.stat().st_size / 1e6:.1f} MB of Python's sources "
-        f"({time.monotonic() - started:.1f} s)",
-        flush=True,
-    )
-    started = time.monotonic()
-    source = tokenize_docs.Source((str(documents),), len(val))
-    # Code needs its line ends and indentation, so nothing is normalised.
-    tokenize_docs.write_atomic(
-        tokenizer, tokenize_docs.train_tokenizer(source, recipe.vocab_size, "identity")
-    )
-    producer.record_tokenizer(folder, tokenizer)
-    print(
-        f"tokenizer: {recipe.vocab_size} pieces from the {len(train)} training documents "
-        f"({time.monotonic() - started:.1f} s)",
-        flush=True,
-    )
-    started = time.monotonic()
-    state = tokenize_docs.new_state({})
-    writer = tokenize_docs.ShardWriter(folder, state, recipe.shard_tokens, save=lambda state: None)
-    tokenize_docs.export_documents(
-        source, tokenizer, writer, workers=workers, progress=lambda document, tokens: None
-    )
-    print(
-        f"shards:    {state['tokens']['train']:,} training tokens "
-        f"in {len(state['shards']['train'])} files, {state['tokens']['val']:,} validation tokens "
-        f"({time.monotonic() - started:.1f} s)",
-        flush=True,
-    )
+    own = environment.get("DATA_PATH")
+    if own is None:
+        made = prepare(Path(sysconfig.get_path("stdlib")))
+        settings = {"DATA_PATH": str(made.folder), "TOKENIZER_PATH": str(made.tokenizer)}
+        return {**settings, "VOCAB_SIZE": str(VOCAB_SIZE)}
+    folder = Path(own)
+    if own.endswith(".bin") and folder.is_file():
+        raise DataError(f"DATA_PATH={own}: a shard; set its folder: DATA_PATH={folder.parent}")
+    if not list(folder.glob("fineweb_*.bin")) and not (folder / ".producing").exists():
+        tool = command_of("data/tokenize_docs.py")
+        text = shlex.quote(own) if folder.exists() else "FILE_OR_FOLDER"
+        remedy = f"{tool} {text} --name mine makes shards of text, and prints what to set"
+        raise DataError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
+    tokenizer = environment.get("TOKENIZER_PATH")
+    if tokenizer is None:
+        recorded = recorded_tokenizer(folder)
+        if recorded is None:
+            raise DataError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
+        tokenizer = str(recorded[1])
+    size = tokenize_docs.Tokenizer(Path(tokenizer)).vocab_size
+    return {"TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
 
 
 # === TRAINING =====================================================================================
 
 
-def busy_and_idle() -> tuple[int, int] | None:
-    """Clock ticks of all cores together, (busy, idle); None if the system does not tell."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
-        user, nice, system, idle, waiting, *others = map(int, file.readline().split()[1:9])
-        return user + nice + system + sum(others), idle + waiting
-    return None
+def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
+    """The environment of train_gpt.py; what the user has set takes precedence."""
+    environment = dict(os.environ)
+    threads = min(2, os.cpu_count() or 1) // ranks
+    settings = {**SETTINGS, **data, "OMP_NUM_THREADS": str(max(1, threads))}
+    if "RESUME" not in environment:  # that needs the RUN_ID of the run to resume
+        settings["RUN_ID"] = free_run_id()
+    result = {**settings, **environment}
+    steps = result["ITERATIONS"]
+    if steps.isdecimal():
+        result.setdefault("WARMDOWN_ITERS", str(int(steps) * 4 // 5))
+    return result
 
 
-def usable_cores() -> int:
-    """Cores that this process may use: by its affinity, and by its container's limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        cores = min(cores, int(quota) // int(period))
-    return max(1, cores or 1)
+def free_run_id() -> str:
+    """The first of quickstart, quickstart-2, ... that no run has used."""
+    number, name = 1, "quickstart"
+    while Path("logs", f"{name}.txt").exists() or Path("checkpoints", name).exists():
+        number += 1
+        name = f"quickstart-{number}"
+    return name
 
 
-def free_cores(seconds: float = 0.5) -> float:
-    """How many cores are idle now."""
-    cores, before = usable_cores(), busy_and_idle()
-    if before is None:
-        return max(0.0, cores - os.getloadavg()[0])
-    time.sleep(seconds)
-    busy, idle = (after - then for after, then in zip(busy_and_idle(), before, strict=True))
-    return cores * idle / max(1, busy + idle)
+def run_training(script: Path, ranks: int, environment: dict[str, str], *words: str) -> int:
+    """The exit code of train_gpt.py, or of an edited one."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    launcher = launcher if ranks > 1 else []
+    command = [sys.executable, *launcher, str(script), *words]
+    child = subprocess.Popen(command, env=environment)
+    # A terminal's Ctrl-C reaches the training itself; it ends with a checkpoint and says how to
+    # resume it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: child.send_signal(number))
+    code = child.wait()
+    return code if code >= 0 else 128 - code
 
 
-def launch_environment(ranks: int, free: float, environment: dict[str, str]) -> dict[str, str]:
-    """The whole environment of the training; what the user has set takes precedence.
-
-    `free`: cores that are free for it.
-    """
-    settings = {**SETTINGS, "OMP_NUM_THREADS": str(max(1, round(free) // ranks))}
-    steps = environment.get("ITERATIONS", "")
-    if steps.isdecimal():  # else the learning rates of a short run would begin near 0
-        settings["WARMDOWN_ITERS"] = str(int(steps) * 4 // 5)
-    return {**settings, **environment}
-
-
-def say_threads(ranks: int, free: float, environment: dict[str, str]) -> None:
-    """How many threads training gets, and why."""
-    threads = environment["OMP_NUM_THREADS"]
-    why = f"{free:.1f} of {usable_cores()} cores are free; OMP_NUM_THREADS sets another number"
-    if "OMP_NUM_THREADS" in os.environ:
-        why = "OMP_NUM_THREADS is set"
-    whose = "in each process" if ranks > 1 else "in one process"
-    print(f"threads:   {threads} {whose} ({why})", flush=True)
+def events(log: Path) -> dict[str, dict[str, Any]]:
+    """The last event of each kind in a run's log, and the first validation."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in log.read_text("utf-8").splitlines():
+        event = json.loads(line)
+        found[event["event"]] = event
+        if event["event"] == "validation" and event["step"] == 0:
+            found["before"] = event
+    return found
 
 
-def trainer_settings(environment: dict[str, str]) -> list[str]:
-    """Names of the settings in the environment, as the trainer sees it.
+def write_sample(log: Path) -> None:
+    """Prints a few lines that the model writes."""
+    command = [sys.executable, str(ROOT / "tools" / "sample.py"), str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        print(f"no sample: {one_line(done.stderr)}", file=sys.stderr)
+        return
+    print("a sample (a model this small learns spelling and form, no meaning):")
+    for line in done.stdout.rstrip().splitlines()[:12]:
+        print(f"    {line[:96]}")
 
-    Where it refuses them, exits as it does.
-    """
-    answer = subprocess.run(
-        [sys.executable, "train_gpt.py", "--print-config"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
+
+def report(log: Path, again: str) -> None:
+    """Bits per byte before and after, the artifact's size, and the command to try next."""
+    found = events(log)
+    after = found["score"]["val_bpb"]
+    before = found.get("before", {}).get("val_bpb")
+    first = f"{before:.4f} before training, " if before else ""
+    artifact, code = (found["artifact"][f"{name}_bytes"] for name in ("artifact", "code"))
+    print(
+        f"bits per byte: {first}{after:.4f} after\n"
+        f"artifact: {artifact:,} bytes, {artifact + code:,} with the script, of 16,000,000\n"
+        f"log: {log}\nnext: {again}",
+        flush=True,
     )
-    if answer.returncode:
-        sys.exit(answer.returncode)
-    return [
-        name.upper()
-        for name, entry in json.loads(answer.stdout).items()
-        if entry["source"] == "environment"
-    ]
 
 
-def command_line(command: list[str], environment: dict[str, str], names: list[str]) -> str:
-    """The command with its settings, ready to paste into a fresh shell."""
-    shown = [
-        name
-        for name in dict.fromkeys([*SETTINGS, "OMP_NUM_THREADS", *names])
-        if name in environment
-    ]
-    settings = " ".join(f"{name}={shlex.quote(environment[name])}" for name in shown)
-    return f"cd {shlex.quote(str(ROOT))} && {settings} {shlex.join(command)}"
-
-
-class Training:
-    """A running training. What it writes to stderr is shown, without torchrun's own report."""
-
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        # In a session of its own torchrun gets Ctrl-C only from us, once: at a second signal it
-        # would leave its workers behind.
-        self.child = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        )
-        self.report, self.interrupted = launching.Report(), threading.Event()
-        self.goes_on = ""  # the trainer's word on how to resume it, which we say in our own words
-        self.spoke = False  # the trainer said why it ended
-        self.forwarder = threading.Thread(target=self.forward_errors, daemon=True)
-        self.forwarder.start()
-
-    def forward_errors(self) -> None:
-        for line in self.child.stderr:
-            for shown in self.report.shown(line):
-                self.show(shown)
-        for shown in self.report.rest():
-            self.show(shown)
-
-    def show(self, line: str) -> None:
-        self.spoke = self.spoke or line.startswith(TRAINER_SAYS)
-        if line.startswith(TRAINER_SAYS) and GOES_ON in line:
-            self.goes_on = line.removeprefix(TRAINER_SAYS).strip()
-        elif not self.interrupted.is_set():
-            print(line, end="", file=sys.stderr, flush=True)
-
-    def wait(self) -> int:
-        """Its exit code once it has ended; 130 when we were interrupted."""
-        try:
-            code = self.child.wait()
-        except KeyboardInterrupt:
-            self.stop()
-            code = 130
-        self.forwarder.join(timeout=5)
-        return code
-
-    def stop(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        self.interrupted.set()
-        print("\ninterrupted; waiting for the training to end", flush=True)
-        self.child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.wait(timeout=60)
-        self.child.kill()
-
-
-def own_command(settings: dict[str, str], ranks: int) -> str:
+def own_command(settings: dict[str, str], script: Path, ranks: int) -> str:
     """This script's command with settings in front, ready to paste."""
     words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    words.append(producer.command_of("data/quickstart.py"))
-    if ranks > 1:
-        words.append(f"--ranks {ranks}")
-    return " ".join(words)
+    words.append(command_of("data/quickstart.py"))
+    if script != ROOT / "train_gpt.py":
+        words.append(f"--script {shlex.quote(str(script))}")
+    return " ".join(words + ([f"--ranks {ranks}"] if ranks > 1 else []))
 
 
-def report(log: Path, artifact: Path, following: str) -> None:
-    """Three lines: bits per byte before and after, the artifact's size,
-    the log and the command to try next.
-    """
-    text = log.read_text(encoding="utf-8", errors="replace")
-    found = [
-        re.findall(pattern, text, re.MULTILINE)
-        for pattern in (
-            r"^step:0/\d+ val_loss:\S+ val_bpb:([\d.]+)",
-            r"^final_int8_zlib_roundtrip_exact val_loss:\S+ val_bpb:([\d.]+)",
-            r"^Total submission size int8\+zlib: (\d+) bytes",
-        )
-    ]
-    before, after, total = (float(values[-1]) if values else float("nan") for values in found)
-    gain = (
-        f"{before:.4f} before training, {after:.4f} after ({100 * (1 - after / before):.1f} % less)"
-    )
-    if not found[0]:  # VAL_LOSS_EVERY=0
-        gain = f"{after:.4f} after training"
+def train(script: Path, ranks: int) -> int:
+    environment = training_environment(ranks, data_settings(dict(os.environ)))
     print(
-        f"bits per byte: {gain}\n"
-        f"artifact: {artifact.name}, {artifact.stat().st_size:,} bytes, "
-        f"{total:,.0f} with the script, of 16,000,000\n"
-        f"log: {log}; next: {following}, or edit the command printed above"
+        f"training {environment['ITERATIONS']} steps of a small model on "
+        f"{environment['DATA_PATH']}: 500 steps take about 90 seconds on two free cores",
+        flush=True,
     )
-
-
-def say_end(code: int, training: Training, again: str, log: Path, has_log: bool) -> None:
-    """Why a training ended early, on stderr, as the last line.
-
-    `again`: the command that goes on.
-    """
-    if training.goes_on:
-        short = f"this command with RUN_ID={log.stem} RESUME=auto"
-        print(training.goes_on.replace(short, again), file=sys.stderr)
-    elif code == 130:
-        print("interrupted before the training could save anything", file=sys.stderr)
-    elif training.report.unsaid() or not training.spoke:  # else it has said why
-        why = training.report.unsaid()
-        words = f"the training ended with exit code {code}" + (f" ({why})" if why else "")
-        words += f"; its log is {log}" if has_log else "; it wrote no log"
-        print(f"error: {words}", file=sys.stderr)
-
-
-def modified(path: Path) -> int:
-    """When a file was written last, in nanoseconds; 0 if it is not there."""
-    return path.stat().st_mtime_ns if path.is_file() else 0
-
-
-def write_sample(environment: dict[str, str]) -> None:
-    """Print a few lines of text that the model writes."""
-    script = ROOT / "logs" / "sample.py"
-    command = [sys.executable, str(script), "--file", "final_model.int8.ptz", "--length", "120"]
-    command += ["--log", f"logs/{environment['RUN_ID']}.txt", "--prompt", "def "]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace"
-    )
-    if done.returncode:
-        print(f"no sample: {producer.one_line(done.stderr)}", file=sys.stderr)
-        return
-    print("sample:")
-    for line in done.stdout.rstrip().splitlines()[:12]:
-        print(f"    {line}", flush=True)
-
-
-def train(ranks: int, free: float) -> int:
-    environment = launch_environment(ranks, free, dict(os.environ))
-    command = [
-        sys.executable,
-        *f"-m torch.distributed.run --standalone --nproc_per_node={ranks} train_gpt.py".split(),
-    ]
-    names = trainer_settings(environment)
-    say_threads(ranks, free, environment)
-    print(f"training:  {command_line(command, environment, names)}", flush=True)
-    log = ROOT / "logs" / f"{environment['RUN_ID']}.txt"
-    before = modified(log)
-    training = Training(command, environment)
-    code = training.wait()
-    mine = {
-        name: os.environ[name]
-        for name in names
-        if os.environ.get(name, SETTINGS.get(name)) != SETTINGS.get(name)
-    }
+    code = run_training(script, ranks, environment)
+    run_id = environment.get("RUN_ID", "")
+    log = Path("logs", f"{run_id}.jsonl")
+    found = events(log) if log.is_file() else {}
+    settings = {"OMP_NUM_THREADS", *map(str.upper, found.get("config", {}))}
+    own = {name: os.environ[name] for name in os.environ if name in settings}
+    again = {name: own[name] for name in own if name not in ("RUN_ID", "RESUME")}
     if code == 0:
-        following = own_command({**mine, "ITERATIONS": "2000"}, ranks)
-        write_sample(environment)
-        report(log, ROOT / "final_model.int8.ptz", following)
-        return 0
-    # With as many threads as before: another number adds up in another order.
-    threads = {"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}
-    again = own_command({**mine, **threads, "RESUME": "auto"}, ranks)
-    has_log = modified(log) not in (0, before)  # else it is an earlier run's
-    say_end(code, training, again, log, has_log)
+        write_sample(log)
+        report(log, own_command({**again, "ITERATIONS": "2000"}, script, ranks))
+    elif found.get("end", {}).get("status") == "interrupted":
+        command = own_command({**again, "RUN_ID": run_id, "RESUME": "auto"}, script, ranks)
+        print(f"to continue: {command}", file=sys.stderr)
     return code
 
 
 def main() -> int:
-    own = producer.command_of("data/quickstart.py")
-    parser = producer.Parser(__doc__, f"settings go in front: ITERATIONS=100 {own}")
+    parser = Parser(__doc__)
     ranks = "processes (default: 1)"
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help=ranks)
-    prepare_only = "build the data, print what to set, and stop before training"
+    edited = "an edited train_gpt.py (default: the original)"
+    parser.add_argument("--script", type=Path, default=ROOT / "train_gpt.py", help=edited)
+    prepare_only = "make the data, print how to train, and stop before training"
     parser.add_argument("--prepare-only", action="store_true", help=prepare_only)
+    print_config = "print the settings as train_gpt.py --print-config does"
+    parser.add_argument("--print-config", action="store_true", help=print_config)
     options = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        ranks = os.environ.get("WORLD_SIZE", "2")
-        sys.exit(f"error: torchrun is started by this tool: {own} --ranks {ranks}")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    if not options.prepare_only and importlib.util.find_spec("torch") is None:
-        sys.exit(producer.missing_package(ImportError("No module named 'torch'")))
-    try:
-        free = 0.0 if options.prepare_only else free_cores()  # before there is work of our own
-        prepare(
-            ROOT / "data", Path(sysconfig.get_path("stdlib")), workers=min(4, os.cpu_count() or 1)
-        )
-        if not options.prepare_only:
-            return train(options.ranks, free)
-        paths = [ROOT / SETTINGS[name] for name in ("DATA_PATH", "TOKENIZER_PATH")]
-        print(producer.to_train(*paths, SETTINGS["VOCAB_SIZE"]))
-        print(producer.before_what())
+        command = f"{command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
+        raise DataError(f"quickstart.py starts torchrun itself; run {command}")
+    if options.prepare_only:
+        print(how_to_train(*prepare(Path(sysconfig.get_path("stdlib"))), VOCAB_SIZE))
         return 0
-    except (tokenize_docs.DataError, OSError) as error:
-        print(f"error: {producer.one_line(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    if importlib.util.find_spec("torch") is None:
+        sys.exit(missing_package(ImportError("No module named 'torch'")))
+    if not options.script.is_file():
+        raise DataError(f"--script {options.script}: there is no such file")
+    if options.print_config:
+        return run_training(options.script, 1, training_environment(1, {}), "--print-config")
+    return train(options.script, options.ranks)
 
 
 if __name__ == "__main__":
-    producer.run_tool(main)
+    run_tool(main)

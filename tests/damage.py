@@ -15,7 +15,7 @@ Damage = tuple[list[tuple[float, bytes, int]], float]
 
 
 def damaged(text: str, damage: Damage) -> bytes:
-    """`text` cut at a share of its length, with bytes put in, and others taken out behind them."""
+    """`text` cut at a share of its length, with bytes put in, and others taken out after them."""
     edits, end = damage
     data = text.encode()
     changed = bytearray(data[: int(end * len(data))])

@@ -1,6 +1,6 @@
 """The artifact has the challenge's layout and decodes within its error bound, files of the
-challenge's own script load, what was written is what is scored, a size over the cap is said; a
-damaged file is refused in a line, and nothing in one is ever executed."""
+challenge's own script load, what was written is what is scored, a size over the cap is said, and
+nothing in a file is ever executed."""
 
 import errno
 import io
@@ -8,17 +8,15 @@ import os
 import pickle
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SMALL_MODEL, Finished, byte_data, config_of, run_trainer
-from conftest import train_gpt as tg
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from faults.live import Live
+from running import SMALL_MODEL, byte_data, config_of
+from running import train_gpt as tg
 from torch import Tensor
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,21 +53,14 @@ def artifact_of(content: object) -> bytes:
 # --- Quantisation --------------------------------------------------------------------------------
 
 
-@st.composite
-def matrices(draw: st.DrawFn) -> Tensor:
-    """Rows of very different sizes, zeros among them; float16 scales reach values of about 8e6."""
-    rows, cols = draw(st.integers(1, 5)), draw(st.integers(1, 9))
-    sizes = st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 7.5, 1e3, 8e6])
-    of_rows = draw(st.lists(sizes, min_size=rows, max_size=rows))
-    numbers = st.floats(-1, 1, width=32)
-    values = draw(st.lists(numbers, min_size=rows * cols, max_size=rows * cols))
-    return torch.tensor(values).view(rows, cols) * torch.tensor(of_rows)[:, None]
-
-
-@settings(deadline=None, max_examples=100)
-@given(t=matrices())
-@example(t=torch.zeros(3, 4))
-@example(t=torch.tensor([[8e6, -8e6], [1e-3, 0.0]]))
+@pytest.mark.parametrize(
+    "t",
+    [
+        torch.zeros(3, 4),
+        torch.tensor([[8e6, -8e6], [1e-3, 0.0]]),  # float16 scales reach values of about 8e6
+        torch.linspace(-1, 1, 45).view(5, 9) * torch.tensor([0.0, 1e-30, 1e-3, 7.5, 1e3])[:, None],
+    ],
+)
 def test_a_matrix_comes_back_within_half_a_scale_a_row(t: Tensor) -> None:
     q, scale = tg.quantize(t)
     assert q.dtype == torch.int8 and q.shape == t.shape and q.min() >= -127
@@ -80,23 +71,6 @@ def test_a_matrix_comes_back_within_half_a_scale_a_row(t: Tensor) -> None:
     assert torch.allclose(scale, exact, rtol=2**-10, atol=0)
     error = (q * scale - values.clamp(-clip, clip)).abs()
     assert (error <= exact / 2 * (1 + 1e-5) + 127 * (scale - exact).abs()).all()
-
-
-NUMBERS = st.floats(-1000, 1000, width=32).filter(lambda v: v == 0 or abs(v) > 1e-30)
-
-
-@settings(deadline=None, max_examples=50)
-@given(values=st.lists(NUMBERS, min_size=1, max_size=40))
-@example(values=[0.0, 0.0])
-def test_a_vector_comes_back_within_half_of_its_one_scale(values: list[float]) -> None:
-    t = torch.tensor(values)
-    q, scale = tg.quantize(t)
-    assert q.dtype == torch.int8 and q.shape == t.shape
-    assert scale.dtype == torch.float32 and scale.shape == ()
-    clip = float(np.quantile(t.abs().numpy().astype(np.float64), 0.9999984))
-    assert scale.item() == pytest.approx(clip / 127 if clip > 0 else 1.0, rel=1e-5, abs=1e-44)
-    error = (q * scale - t.clamp(-clip, clip)).abs()
-    assert (error <= scale / 2 * (1 + 1e-5) + 1e-6 * clip).all()
 
 
 def test_the_outlier_of_a_long_row_is_clipped() -> None:
@@ -171,7 +145,7 @@ def test_size_dtype_and_name_decide_how_a_tensor_is_stored() -> None:
         "turned": torch.rand(200, 400).t(),
     }
     config = config_of(INT8_KEEP_FLOAT_FP32_NAME_PATTERNS="kept,other")
-    data = tg.pack(state, config)[0]
+    data = tg.pack(state, config).data
     file = opened(data)
     half, whole = torch.float16, torch.float32
     kept = {"small": half, "bf_small": half, "kept.a": whole, "count": torch.int64}
@@ -203,28 +177,7 @@ def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -
     tg.GPT(config_of(**SHAPE), torch.float32).load_state_dict(back)
 
 
-# --- Hostile and damaged files --------------------------------------------------------------------
-
-SMALL = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
-
-
-def small_file(**changes: object) -> dict[str, Any]:
-    return {
-        "__quant_format__": FORMAT,
-        "quantized": {"a": torch.ones(2, 3, dtype=torch.int8)},
-        "scales": {"a": torch.ones(2, dtype=torch.float16)},
-        "dtypes": {"a": "float32"},
-        "passthrough": {"b": torch.ones(4)},
-        **changes,
-    }
-
-
-def refusal(data: bytes) -> None:
-    """One line."""
-    with pytest.raises(tg.RunError) as caught:
-        tg.unpack(data, SMALL)
-    said = str(caught.value)
-    assert "artifact" in said and len(said.splitlines()) == 1
+# --- Files on the disk ----------------------------------------------------------------------------
 
 
 class Command:
@@ -237,66 +190,14 @@ class Command:
         return os.mkdir, (str(self.path),)
 
 
-def test_the_small_file_is_fine_before_it_is_damaged() -> None:
-    assert torch.equal(tg.unpack(artifact_of(small_file()), SMALL)["a"], torch.ones(2, 3))
-
-
-@pytest.mark.parametrize("wrap", ["torch_file", "plain_pickle", "within_a_part"])
-@pytest.mark.row("an artifact that runs a command (..)", "nothing is executed")
-def test_a_file_that_would_run_a_command_runs_nothing(tmp_path: Path, wrap: str) -> None:
+def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path / "ran")
-    if wrap == "plain_pickle":
-        refusal(zlib.compress(pickle.dumps(command, protocol=2)))
-    else:
-        refusal(artifact_of(command if wrap == "torch_file" else small_file(qmeta={"a": command})))
+    for content in (command, {"passthrough": {}, "quantized": {}, "qmeta": command}):
+        with pytest.raises(pickle.UnpicklingError):
+            tg.unpack(artifact_of(content), {})
     assert not (tmp_path / "ran").exists()
     pickle.loads(pickle.dumps(command))
     assert (tmp_path / "ran").exists(), "the command would have left this"
-
-
-WRONG = {
-    "not_a_dictionary": [1, 2],
-    "values_of_another_type": small_file(passthrough={"b": "words"}),
-    "no_scales": small_file(scales={}),
-    "no_quantized_part": {"passthrough": SMALL},
-    "missing_name": small_file(passthrough={}),
-    "unknown_name": small_file(passthrough=SMALL | {"extra": torch.ones(1)}),
-    "wrong_shape": small_file(passthrough={"b": torch.ones(2, 2)}),
-    "scales_of_other_rows": small_file(scales={"a": torch.ones(3).half()}),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_file_that_does_not_fit_is_refused(name: str) -> None:
-    refusal(artifact_of(WRONG[name]))
-
-
-@settings(deadline=None, max_examples=40)
-@given(keep=st.integers(0, 10_000), zipped=st.booleans())
-@example(keep=0, zipped=True)
-@example(keep=-1, zipped=True)
-@example(keep=0, zipped=False)
-def test_a_file_that_was_cut_is_refused(keep: int, zipped: bool) -> None:
-    raw = saved(small_file())
-    whole = zlib.compress(raw)
-    refusal(whole[: keep % len(whole)] if zipped else zlib.compress(raw[: keep % len(raw)]))
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@settings(deadline=None, max_examples=60)
-@given(place=st.integers(0, 10_000), value=st.integers(0, 255))
-def test_a_changed_byte_is_refused_or_harmless(place: int, value: int) -> None:
-    raw = bytearray(saved(small_file()))
-    raw[place % len(raw)] = value
-    try:
-        back = tg.unpack(zlib.compress(bytes(raw)), SMALL)
-    except tg.RunError as error:
-        assert len(str(error).splitlines()) == 1
-    else:
-        assert {name: t.shape for name, t in back.items()} == {"a": (2, 3), "b": (4,)}
-
-
-# --- Files on the disk ----------------------------------------------------------------------------
 
 
 def test_a_whole_file_replaces_the_old_one_after_it_has_reached_the_disk(
@@ -318,13 +219,13 @@ def test_a_whole_file_replaces_the_old_one_after_it_has_reached_the_disk(
     path.write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "replace", watched_replace)
-    assert tg.write_atomic(path, b"n" * 5000) == ""
-    assert happened[:2] == ["fsync", "replace"] and path.read_bytes() == b"n" * 5000
+    tg.write_atomic(path, b"n" * 5000)
+    assert happened == ["fsync", "replace"] and path.read_bytes() == b"n" * 5000
     assert os.listdir(tmp_path) == ["model.ptz"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failed_write_is_a_line_and_leaves_the_old_file_alone(
+def test_a_failed_write_is_one_line_and_leaves_the_old_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def full(*_: object) -> None:
@@ -333,29 +234,27 @@ def test_a_failed_write_is_a_line_and_leaves_the_old_file_alone(
     path = tmp_path / "model.ptz"
     path.write_bytes(b"old")
     monkeypatch.setattr(os, call, full)
-    said = tg.write_atomic(path, b"n" * 50_000)
-    assert said == f"{path}: cannot write 50000 bytes: No space left on device"
+    with pytest.raises(tg.RunError, match=f"^{path}: No space left on device: not written$"):
+        tg.write_atomic(path, b"n" * 50_000)
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["model.ptz"]
 
 
 # --- A run's end ----------------------------------------------------------------------------------
 
 
+SMALL = {"SMALL = 65_536": "SMALL = 1000"}  # an edit: most matrices are quantized
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """Of a script that is too long for the cap."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Live:
+    """Under a cap that is too low for it."""
     folder = tmp_path_factory.mktemp("run")
-    source = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
-    (folder / "long.py").write_text(f"{source}\n#{'x' * 16_000_000}\n", encoding="utf-8")
-    shape = {"MODEL_DIM": 128, "NUM_HEADS": 4, "MLP_MULT": 5, "ITERATIONS": 3}
-    settings = {**SMALL_MODEL, **byte_data(folder), **shape, "VAL_LOSS_EVERY": 0}
-    done = run_trainer(folder, script=folder / "long.py", **settings)
-    assert done.code == 0, done.err[-2000:]
-    yield done
+    settings = {**SMALL_MODEL, **byte_data(folder), "ITERATIONS": 3, "RUN_ID": "r"}
+    return Live(folder, 0, SMALL | {"CAP = 16_000_000": "CAP = 50_000"}, **settings).finish()
 
 
-def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(run: Finished) -> None:
-    code, model = (run.folder / "long.py").stat().st_size, run.folder / "final_model.pt"
+def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(run: Live) -> None:
+    code, model = run.script.stat().st_size, run.folder / "final_model.pt"
     artifact = (run.folder / "final_model.int8.ptz").stat().st_size
     lines = run.out.splitlines()
     for line in (
@@ -363,7 +262,7 @@ def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(run: Finishe
         f"Code size: {code} bytes",
         f"Total submission size: {code + model.stat().st_size} bytes",
         f"Total submission size int8+zlib: {code + artifact} bytes",
-        f"WARNING: {code + artifact} bytes, the cap is 16000000",
+        f"WARNING: {code + artifact} bytes, the cap is 50000",
     ):
         assert line in lines
     words = r"payload:\d+ raw_torch:\d+ payload_ratio:\d+\.\d\dx"
@@ -371,19 +270,18 @@ def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(run: Finishe
     assert re.search(sizes, run.out, re.MULTILINE)
 
 
-def test_the_score_is_that_of_the_file(run: Finished) -> None:
+def test_the_score_is_that_of_the_file(run: Live) -> None:
     """Decoded again: not of the weights before."""
-    settings = {**SMALL_MODEL, "VOCAB_SIZE": 260, "MODEL_DIM": 128, "NUM_HEADS": 4, "MLP_MULT": 5}
-    model = tg.GPT(config_of(**settings), torch.float32)
+    model = tg.GPT(config_of(**SMALL_MODEL | {"VOCAB_SIZE": 260}), torch.float32)
     whole = torch.load(run.folder / "final_model.pt", weights_only=True)
     assert list(whole) == list(model.state_dict())
     tokens = np.fromfile(next(run.folder.glob("*val*.bin")), "<u2", offset=1024).astype(np.int64)
     rows, scores = (len(tokens) - 1) // 32, []
     x, y = (torch.from_numpy(tokens[i : i + 32 * rows].reshape(rows, 32)) for i in (0, 1))
-    for state in (whole, tg.unpack((run.folder / "final_model.int8.ptz").read_bytes(), whole)):
+    for state in (whole, tg.unpack(run.artifact(), whole)):
         model.load_state_dict(state)
         with torch.no_grad():
             scores.append(model(x, y).item())
-    said = float(run.values("val_loss")[-1])
-    assert said == pytest.approx(scores[1], abs=1e-6)
+    [score] = run.events("score")
+    assert score["val_loss"] == pytest.approx(scores[1], abs=1e-6)
     assert abs(scores[0] - scores[1]) > 1e-5  # else this would prove nothing

@@ -1,9 +1,7 @@
 """GPT is the documented model: loss and gradients of a plain reference, and for a SEED, to the bit
 and in their order, the initial weights of the challenge's script. It computes in the dtype that it
-is told, attention takes the first backend that works, a compiler that does not work costs one
-warning, and a step line's mfu is that of the model's operations."""
+is told; a compiled model is the eager one."""
 
-import gzip
 import math
 import re
 from collections import OrderedDict
@@ -11,12 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL_MODEL, Recorder, byte_data, config_of, run_trainer, runtime_of
-from conftest import train_gpt as tg
-from functorch.compile import make_boxed_func
+from running import SMALL_MODEL, Recorder, byte_data, config_of, run_trainer, runtime_of
+from running import train_gpt as tg
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch.nn import functional
 
 pytestmark = pytest.mark.timeout(120)
 TINY = {
@@ -226,26 +221,6 @@ def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
 # --- What a user may change, and in which dtype it computes -----------------------------------
 
 
-def test_renaming_a_module_keeps_its_scale() -> None:
-    """A scale belongs to a block, not to a name: `proj` called otherwise trains it alike."""
-    config = tiny_config()
-    model, tokens = lively_model(config), random_tokens(config)
-    model(*tokens).backward()
-    expected = {name: p.grad for name, p in model.named_parameters() if "_scale" in name}
-    renamed = lively_model(config)
-    for block in renamed.blocks:
-        for module in (block.attn, block.mlp):
-            projection = module.proj
-            del module.proj
-            module.down = projection
-            module.__class__ = type("Renamed", (type(module),), {"proj": projection})
-    renamed(*tokens).backward()
-    assert [n for n in renamed.state_dict() if "down" in n] and len(expected) == 6
-    for name, p in renamed.named_parameters():
-        if name in expected:
-            assert torch.equal(p.grad, expected[name]), name
-
-
 @pytest.mark.parametrize("tied", [1, 0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_stream_has_the_compute_dtype_and_weights_and_loss_stay_float32(
@@ -268,196 +243,62 @@ def test_stream_has_the_compute_dtype_and_weights_and_loss_stay_float32(
     assert (loss.item() == exact) == (dtype == torch.float32)
 
 
-def test_a_users_plain_linear_is_a_line_that_says_what_to_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nothing casts its weight, so it would fail in bfloat16 alone: on another machine."""
-
-    class Edited(tg.MLP):
-        def __init__(self, config: tg.Config) -> None:
-            super().__init__(config)
-            self.fc = nn.Linear(config.model_dim, config.mlp_mult * config.model_dim, bias=False)
-
-    monkeypatch.setattr(tg, "MLP", Edited)
-    config = config_of(**SMALL_MODEL | byte_data(tmp_path))
-    with pytest.raises(tg.RunError, match=r"^blocks\.0\.mlp\.fc is an nn\.Linear.* a Linear$"):
-        tg.Trainer(config, runtime_of(config), Recorder())
+def test_rows_may_be_shorter_than_the_rotary_tables() -> None:
+    """So also: no position sees a later token."""
+    config = tiny_config()
+    model, (x, _) = lively_model(config), random_tokens(config)
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(x)[:, :4], model.logits(x[:, :4]))
 
 
-# --- Attention --------------------------------------------------------------------------------
-
-
-class Kernels:
-    """SDPA of a machine on which only some of the backends work."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *working: str) -> None:
-        self.working, self.enabled, self.flash = working, [], "flash"
-        self.real = functional.scaled_dot_product_attention
-        self.real_kernel = tg.sdpa_kernel
-        monkeypatch.setattr(tg, "sdpa_kernel", self.kernel)
-        monkeypatch.setattr(functional, "scaled_dot_product_attention", self.attend)
-        monkeypatch.setattr(nn.attention, "activate_flash_attention_impl", self.activate)
-        monkeypatch.setattr(nn.attention, "restore_flash_attention_impl", self.restore)
-
-    def kernel(self, backends: object, **more: object) -> object:
-        names = {"FLASH_ATTENTION": self.flash, "CUDNN_ATTENTION": "cudnn", "MATH": "math"}
-        several = backends if isinstance(backends, list) else [backends]
-        self.enabled = [names[backend.name] for backend in several]
-        return self.real_kernel([tg.SDPBackend.MATH])
-
-    def activate(self, name: str) -> None:
-        if "no fa3" in self.working:
-            raise ModuleNotFoundError("no such package")
-        self.flash = "fa3"
-
-    def restore(self, **_: object) -> None:
-        self.flash = "flash"
-
-    def attend(self, *qkv: Tensor, **more: object) -> Tensor:
-        out = self.real(*qkv, **more)
-        for name in self.enabled:
-            if f"{name} forward" in self.working or name in self.working:
-                break
-        else:
-            raise RuntimeError("no kernel\nand many more lines")
-        if name not in self.working:
-            out.register_hook(lambda gradient: 1 / 0)
-        return out
-
-
-@pytest.mark.parametrize(
-    ("working", "names"),
-    [
-        (("fa3", "cudnn", "math"), ["fa3", "cudnn", "math"]),
-        (("no fa3", "cudnn", "flash", "math"), ["cudnn", "flash", "math"]),
-        (("cudnn", "flash", "math"), ["cudnn", "flash", "math"]),  # fa3 is there and fails
-        (("no fa3", "cudnn forward", "flash", "math"), ["flash", "math"]),  # no backward pass
-        (("no fa3", "math"), ["math"]),
-    ],
-)
-def test_attention_passes_over_what_does_not_work(
-    working: tuple[str, ...], names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Best first; what FlashAttention-3 leaves behind does not hide torch's own."""
-    Kernels(monkeypatch, *working)
-    config = config_of(**SMALL_MODEL)
-    found = tg.attention_backends(config, runtime_of(config), Recorder())
-    assert list(found.values()) == names
+# --- Attention and compilation ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fa3", "cudnn", "flash", "math"])
-def test_a_forced_attention_is_the_only_one_or_ends_the_run_in_one_line(
+def test_a_chosen_attention_is_the_only_one_or_ends_the_run_in_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("no such package\nand many more lines")
+
+    activate = "activate_flash_attention_impl"
+    monkeypatch.setattr(nn.attention, activate, lambda name: None)
     config = config_of(**{**SMALL_MODEL, "ATTENTION_BACKEND": name})
-    Kernels(monkeypatch, "fa3", "cudnn", "flash", "math")
-    found = tg.attention_backends(config, runtime_of(config), Recorder())
-    assert list(found.values()) == [name]
-    Kernels(monkeypatch)
-    with pytest.raises(tg.RunError, match=f"^ATTENTION_BACKEND={name}: [^\n]*set auto$"):
-        tg.attention_backends(config, runtime_of(config), Recorder())
-
-
-# --- Compilation ------------------------------------------------------------------------------
-
-
-def compile_with(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """torch.compile with a back end of its own, one of whose two passes does not work."""
-
-    def compiler(name: str) -> object:
-        def work(graph: torch.fx.GraphModule, _: list) -> object:
-            if name == broken:
-                raise RuntimeError(f"no {name} pass\nand many more lines")
-            return make_boxed_func(graph.forward)
-
-        return work
-
-    backend = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
-    real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **more: real(f, **more, backend=backend))
-    torch._dynamo.reset()
-
-
-@pytest.mark.slow
-def test_a_pass_that_cannot_be_compiled_ends_the_run_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """A run in eager would take the ten minutes and be no result."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tg.Runtime, "start", lambda *_: None)  # leaves our signals alone
-    compile_with(monkeypatch, "forward")
-    settings = byte_data(tmp_path) | {"ITERATIONS": 2, "VAL_LOSS_EVERY": 0, "WARMUP_STEPS": 1}
-    config = config_of(**{**SMALL_MODEL, **settings, "TORCH_COMPILE": 1})
-    assert tg.execute(config, {}) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "torch.compile fails: " in said[0]
-    assert said[0].endswith("set TORCH_COMPILE=0")
+    assert list(tg.attention_backends(config)) == [name]
+    auto = config_of(**SMALL_MODEL)
+    with_fa3 = tg.attention_backends(auto)
+    assert list(with_fa3) == ["fa3", "cudnn", "math"]
+    monkeypatch.setattr(nn.attention, activate, missing)
+    without = tg.attention_backends(auto)
+    assert list(without) == ["cudnn", "flash", "math"]
+    if name == "fa3":
+        with pytest.raises(tg.RunError, match="^ATTENTION_BACKEND=fa3: no such package: set auto$"):
+            tg.attention_backends(config)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_another_attention_is_not_taken_from_the_compilers_cache(tmp_path: Path) -> None:
-    """Its keys do not name the backend by themselves; a trace names the operators that ran."""
-    settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 2, "VAL_LOSS_EVERY": 0}
-    settings |= {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache", "TORCH_COMPILE": 1}
-    for backend, kernels in (("flash", True), ("math", False)):
-        folder = tmp_path / backend
-        done = run_trainer(folder, ATTENTION_BACKEND=backend, TRACE_STEPS=1, **settings)
-        assert done.code == 0, done.err[-2000:]
-        [trace] = (folder / "logs").glob("*.trace.json.gz")
-        assert (b"flash_attention_for_cpu" in gzip.decompress(trace.read_bytes())) == kernels
+def test_an_error_of_the_compiler_is_one_line(tmp_path: Path) -> None:
+    settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 2, "TORCH_COMPILE": 1}
+    settings |= {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache", "CXX": "/no/such/compiler"}
+    done = run_trainer(tmp_path / "run", **settings)
+    assert done.code == 1 and "Traceback" not in done.err
+    assert re.fullmatch("train_gpt.py: rank 0: torch.compile failed: .*: set .*=0\n", done.err)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_compiled_model_and_iteration_are_the_eager_ones() -> None:
+def test_the_compiled_model_is_the_eager_one() -> None:
     """Compiled by the real compiler, on the CPU."""
-    config = config_of(**SMALL_MODEL)
+    config = tiny_config(NUM_LAYERS=1)
     model, tokens = lively_model(config), random_tokens(config)
-    model(*tokens).backward()
-    expected = [p.grad.clone() for p in model.parameters()]
-    eager = model(*tokens).item()
+    eager = model(*tokens)
+    eager.backward()
+    expected = [p.grad for p in model.parameters()]
     model.compile(dynamic=False)
     model.zero_grad()
     loss = model(*tokens)
     loss.backward()
-    assert loss.item() == pytest.approx(eager, rel=1e-5)
+    assert loss.item() == pytest.approx(eager.item(), rel=1e-5)
     for p, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)
-    matrices = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(1))
-    arguments = matrices, 5, torch.float32
-    fast = torch.compile(tg.newton_schulz, dynamic=False)
-    torch.testing.assert_close(fast(*arguments), tg.newton_schulz(*arguments), rtol=1e-4, atol=1e-5)
-
-
-# --- What a step costs ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tied", [1, 0])
-def test_operations_a_token_are_those_of_the_matrices_and_the_causal_half(tied: int) -> None:
-    with torch.device("meta"):
-        model = tg.GPT(config := config_of(TIE_EMBEDDINGS=tied), torch.float32)
-    matrices = 9 * (512 * 512 * 2 + 512 * 256 * 2 + 512 * 1024 * 2) + 1024 * 512
-    expected = 6 * (matrices + 9 * 1024 * 512)
-    assert model.flops_per_token(config) == expected == pytest.approx(130.55e6, rel=1e-4)
-
-
-@pytest.mark.parametrize(("gpu", "known"), [("NVIDIA H100 80GB HBM3", True), ("x86_64", False)])
-def test_a_step_line_ends_with_the_share_of_a_known_gpus_peak(
-    gpu: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert tg.PEAK_TFLOPS["H100"] == 989
-    monkeypatch.setitem(tg.PEAK_TFLOPS, "H100", 1e-3)  # else this machine's share would be 0.0%
-    settings = byte_data(tmp_path) | {"ITERATIONS": 2, "VAL_LOSS_EVERY": 0}
-    config = config_of(**{**SMALL_MODEL, **settings})
-    trainer = tg.Trainer(config, runtime_of(config), Recorder())
-    trainer.runtime.hardware = gpu
-    trainer.train()
-    lines = [line for line in trainer.log.lines if "train_loss:" in line]
-    events = [event for event in trainer.log.events if event["event"] == "step"]
-    assert len(lines) == len(events) == 2
-    for line, event in zip(lines, events, strict=True):
-        assert bool(re.search(r" mfu:\d+\.\d%$", line)) == ("mfu_percent" in event) == known
-        if known:
-            share = event["tok_s"] * trainer.model.flops_per_token(config) / 1e9
-            assert event["mfu_percent"] == pytest.approx(100 * share, rel=0.01)

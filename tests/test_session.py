@@ -1,244 +1,101 @@
-"""The session on a GPU machine, on a CPU with tiny shapes: a stage that fails says so and the next
-one runs, one that has no time left goes on, and the report's tables are its results.
-"""
+"""tests/gpu/session.py on a CPU, with scripts that print what a trainer prints."""
 
-import json
-import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
-import numpy as np
 import pytest
-from conftest import ROOT, Corpus, clean_environment, config_of, train_gpt, write_split
-from steptime import RECIPES
-from test_bench_loader import OTHER_SCRIPT
+from running import ROOT, Call, Corpus, clean_environment
 
-pytestmark = pytest.mark.timeout(300)
-sys.path.append(str(ROOT / "tests" / "gpu"))
-import session  # noqa: E402  (tests/gpu is not a package)
-
-TINY = {"VOCAB_SIZE": 300, "DEVICE": "cpu", "TORCH_COMPILE": 0, "GRAD_ACCUM_STEPS": 1}
-TINY |= {"TRAIN_BATCH_TOKENS": 256, "VAL_BATCH_SIZE": 256, "VAL_TOKENS": 600}
-MARKED = "Before.\n<!-- gpu:{} -->\nstale\n<!-- /gpu -->\nAfter.\n"
+# It notes how it was run, prints the step lines, and writes what a trace run of ours leaves.
+SCRIPT = """
+import gzip, json, os, time
+last, every = int(os.environ["ITERATIONS"]), int(os.environ.get("TRAIN_LOG_EVERY", 1))
+off = os.environ.get("TRAIN_PREFETCH") == "0"
+with open(os.environ["NOTES"], "a") as notes:
+    print(NAME, "off" if off else "on", os.environ.get("TRACE_STEPS", "-"), file=notes)
+for step in range(1, last + 1):
+    if step <= 10 or step % every == 0:
+        took = step * (MS + off)
+        print(f"step:{step}/{last} train_loss:{7 - step / 100:.4f} train_time:{took}ms", flush=True)
+if every > 1:
+    time.sleep(600)  # the validation, which nobody waits for
+os.makedirs("logs")
+with open("logs/run.jsonl", "w") as log:
+    print(json.dumps({"event": "step", "input_wait_percent": 9.0 if off else 0.5}), file=log)
+copy = {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 10, "dur": 10}
+starts = [40] if off else [8, 9, 15]
+kernels = [{"cat": "kernel", "name": "k", "ts": ts, "dur": 4} for ts in starts]
+with gzip.open("logs/run.trace.json.gz", "wt") as file:
+    json.dump({"traceEvents": [copy, *kernels]}, file)
+"""
 
 
 @pytest.fixture
-def make(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Callable:
-    """A session with the given options, on the corpus."""
-    for name, value in clean_environment(**corpus.env, **TINY).items():
+def session(monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path) -> ModuleType:
+    for name, value in clean_environment(**corpus.env, NOTES=tmp_path / "notes").items():
         monkeypatch.setenv(name, value)
-
-    def made(*arguments: object) -> session.Session:
-        words = ["--quick", "--out", tmp_path / "results", *arguments]
-        return session.Session(session.parse(list(map(str, words)))[1])
-
-    return made
-
-
-def filled(run: session.Session, folder: Path, name: str) -> list[list[str]]:
-    """The report's table in a file with this marker: its rows, as cells."""
-    page = folder / f"{name}.md"
-    page.write_text(MARKED.format(name))
-    run.options.into = [page]
-    session.report(run)
-    text = page.read_text()
-    assert text.startswith("Before.\n<!--") and text.endswith("<!-- /gpu -->\nAfter.\n")
-    assert "stale" not in text
-    assert f"commit {run.facts['commit']}, {run.facts['date']}, tiny shapes" in text
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
-    return rows[:1] + rows[2:]
+    spec = importlib.util.spec_from_file_location("session", ROOT / "tests/gpu/session.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "run_tests", lambda: "3 passed, 0 failed, 1 skipped")
+    monkeypatch.setattr(module, "FACTS", 'print(\'{"devices": [], "torch": "2", "cuda": null}\')')
+    return module
 
 
-@pytest.mark.slow
-def test_overlap_is_measured_and_reported(make: Callable, tmp_path: Path) -> None:
-    run = make()
-    assert run.run_stage("overlap"), run.result("overlap")
-    found = run.result("overlap")["data"]
-    head, *rows = filled(run, tmp_path, "overlap")
-    assert [row[0] for row in rows] == ["on", "off", "prefetch only", "copy stream only"]
-    for row in rows:
-        least, most = min(found[row[0]]["step"]), max(found[row[0]]["step"])
-        assert len(row) == len(head) and f"({least:.2f} to {most:.2f})" in row[1]
+def script(folder: Path, name: str, ms: int, text: str = SCRIPT) -> Path:
+    (folder / f"{name}.py").write_text(f"NAME, MS = {name!r}, {ms}\n{text}")
+    return folder / f"{name}.py"
 
 
-def test_a_stage_that_fails_says_so_and_the_next_one_runs(make: Callable, tmp_path: Path) -> None:
-    run = make()
-
-    def fails(run: session.Session) -> None:
-        run.require(["-c", "import sys; sys.exit('no such kernel')"])
-
-    def starts(run: session.Session) -> None:
-        run.data = {"passed": 3, "failed": [], "skipped": 0}
-
-    first, second, *_ = (f"tests {name}" for name in session.test_files())
-    run.stages = {first: fails, second: starts}
-    assert not run.run_stage(run.next_stage()) and run.run_stage(run.next_stage())
-    assert run.next_stage() is None
-    assert "no such kernel" in run.path(first, ".log").read_text()
-    assert filled(run, tmp_path, "tests")[1:] == [["3", "0", "0"]]
-    assert f"{first}: " in (tmp_path / "tests.md").read_text()
-    assert "**failed**: no such kernel" in (tmp_path / "tests.md").read_text()
-
-
-# A script with the contract's lines and nothing behind them, quick to end.
-SCRIPT = """
-import os
-last, every = int(os.environ["ITERATIONS"]), int(os.environ["TRAIN_LOG_EVERY"])
-for step in range(1, last + 1):
-    if step <= 10 or step % every == 0:
-        print(f"step:{step}/{last} train_loss:{7 - step / 100:.4f}")
-"""
-
-
-@pytest.mark.slow
-def test_a_stage_goes_on_where_its_time_was_over(
-    make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_scripts_are_measured_in_turns_and_the_table_is_written(
+    session: ModuleType, tmp_path: Path, call: Call
 ) -> None:
-    other = tmp_path / "other.py"
-    other.write_text(SCRIPT)
-    run, states = make("--against", other), []
-    run.stages = {"steps": lambda run: session.in_turns(run, "--ours", str(other))}
-    monkeypatch.setattr(session, "BUDGET", 0)  # each call has time for one run
-    while run.next_stage() and len(states) < 9:
-        run.run_stage("steps")
-        states.append(run.result("steps")["status"])
-    assert states == ["unfinished"] * 5 + ["done"], run.result("steps")["error"]
-    data = run.result("steps")["data"]
-    assert {arm: len(runs) for arm, runs in data["runs"].items()} == {"other": 2, "ours": 2}
-    head, *rows = filled(run, tmp_path, "steps")
-    assert [row[0] for row in rows] == ["other", "ours"] and head[2] == "ratio to other"
-    assert rows[0][2] == "1.000" and [row[-1] for row in rows] == ["2", "2"]
-    assert [row[5] for row in rows] == ["same", "reference"]
-
-
-def test_recipes_are_measured_together_and_alone_where_they_can_gain(
-    make: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called = []
-    monkeypatch.setattr(session, "in_turns", lambda run, *words: called.append(words[1::2]))
-    for ranks, devices in ((1, []), (1, ["H200"]), (8, ["H100"] * 8)):
-        run = make("--ranks", ranks)
-        run.options.quick = False
-        run.facts = {"devices": devices}
-        session.time_recipes(run)
-    cpu, one, eight = called
-    assert "qkv_operator" in one and "qkv_operator" in eight and "operator" not in str(cpu)
-    assert "fewest_micro_steps" in one and "fewest_micro_steps" not in str(eight)
-    assert "exchange_shards" in eight and "exchange_shards" not in str(one)
-    alone = {name for arms in called for arm in arms for name in arm.split("+")}
-    assert alone == {name for name in RECIPES if name != "val_resident"}
-    recipe = session.steps.recipe
-    for arms in called:
-        several = [arm.split("+") for arm in arms if "+" in arm]
-        assert {name for names in several for name in names} == alone.intersection(arms) - {
-            *session.SLOW_RECIPES
-        }
-        for names in several:
-            recipe.combined(recipe.root_text(), [recipe.load(name) for name in names])
-
-
-def test_a_split_of_full_size_is_a_small_one_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_split(tmp_path / "small", "train", np.arange(40), [40])
-    write_split(tmp_path / "small", "val", np.arange(30), [30])
-    monkeypatch.setattr(session, "VAL_TOKENS", 70)
-    monkeypatch.setattr(session.tempfile, "gettempdir", lambda: str(tmp_path))
-    for _ in range(2):  # a later call finds the folder of an earlier one
-        folder = session.full_size(tmp_path / "small")
-    shards = train_gpt.Shards(config_of(DATA_PATH=folder), "val")
-    assert shards.ends == [0, 70] and train_gpt.Shards(config_of(DATA_PATH=folder), "train").paths
-    tokens = np.fromfile(shards.paths[0], "<u2", offset=1024)
-    np.testing.assert_array_equal(tokens, np.arange(70) % 30)
-
-
-STOPPED = """
-import sys
-sys.path.append(sys.argv[1])
-import session
-wait = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-session.time_steps = lambda run: run.run(["-c", wait])
-session.main(["steps", "--quick", "--out", sys.argv[2]])
-"""
-
-
-def test_told_to_end_it_leaves_no_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STOPPED, ROOT / "tests" / "gpu", tmp_path]
-    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)
-    log, deadline, found = tmp_path / "steps.log", time.monotonic() + 60, None
-    while not found and time.monotonic() < deadline:
-        found = log.exists() and re.search(r"(?m)^(\d+)$", log.read_text())
-        time.sleep(0.1)
-    child = Path("/proc", found[1])
-    assert child.exists()
-    process.terminate()
-    assert process.wait(60) == 143
-    while child.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not child.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "into", "words"),
-    [
-        ("speed", True, r"gpu:speed: no such table: take one of tests, steps, "),
-        ("steps", False, "results of --quick are for no README"),
-    ],
-)
-def test_what_cannot_be_reported(
-    make: Callable, tmp_path: Path, name: str, into: bool, words: str
-) -> None:
-    run = make()
-    run.stages = {"steps": lambda run: None}
-    run.run_stage("steps")
     page = tmp_path / "page.md"
-    page.write_text(MARKED.format(name))
-    run.options.into = [page] if into else []
-    with pytest.raises(session.StageError, match=words):
-        session.report(run)
+    page.write_text("Before.\n<!-- gpu -->\nstale\n<!-- /gpu -->\nAfter.\n")
+    words = ["--against", script(tmp_path, "other", 8), "--ours", script(tmp_path, "mine", 4)]
+    code, out, err = call(session.main, *words, "--into", page, "--repeats", 2, "--quick")
+    assert code == 0 and out == f"{page}: the table is written\n", err
+    turn = ["other on -", "mine on -", "mine off -"]
+    assert (tmp_path / "notes").read_text().splitlines() == 3 * turn + ["mine on 4", "mine off 4"]
+    text = page.read_text()
+    assert text.startswith("Before.\n<!-- gpu -->\n|") and text.endswith("<!-- /gpu -->\nAfter.\n")
+    table = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+    assert table[0][3] == "loss at step 70" and table[2:] == [
+        ["challenge", "8.00 (8.00 to 8.00)", "1.000", "6.3000", "-", "-"],
+        ["ours", "4.00 (4.00 to 4.00)", "0.500", "6.3000", "0.50 %", "70.00 %"],
+        ["ours, no overlap", "5.00 (5.00 to 5.00)", "0.625", "6.3000", "9.00 %", "0.00 %"],
+    ]
+    assert "CPU, torch 2, CUDA None, ranks 1, commit " in text
+    assert ", tiny shapes. tests/gpu: 3 passed, 0 failed, 1 skipped.\n" in text
+
+
+def test_what_goes_wrong_is_one_line_and_writes_nothing(
+    session: ModuleType, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- gpu -->\n<!-- /gpu -->\n")
+    bad = script(tmp_path, "bad", 1, "raise SystemExit('no such kernel')")
+    code, _, err = call(session.main, "--ours", bad, "--into", page)
+    assert code == 1 and err == f"error: {bad}: it ended before step 70: no such kernel\n"
+    code, _, err = call(session.main, "--against", tmp_path / "gone.py")
+    assert code == 2 and "gone.py: no such file" in err
+    code, _, err = call(session.main, "--into", bad)
+    assert code == 2 and "it has no lines <!-- gpu -->" in err
+    monkeypatch.setenv("DATA_PATH", str(tmp_path / "none"))
+    code, _, err = call(session.main, "--ours", bad, "--into", page)
+    assert code == 1 and "DATA_PATH=" in err and "quickstart.py --prepare-only" in err
+    assert page.read_text() == "<!-- gpu -->\n<!-- /gpu -->\n"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_stage(tmp_path: Path, corpus: Corpus) -> None:
-    """The command itself, one stage a call; on a CPU the tests of tests/gpu are skipped. The other
-    script trains as ours does, and has the challenge's loader besides."""
-    env, other = clean_environment(**corpus.env, **TINY), tmp_path / "other.py"
-    other.write_text((ROOT / "train_gpt.py").read_text() + OTHER_SCRIPT)
-    command = [sys.executable, ROOT / "tests/gpu/session.py", "--quick", "--out", tmp_path]
-    command += ["--against", other, "--ranks", "2"]
-
-    def call(*words: object) -> str:
-        done = subprocess.run(
-            [*command, *map(str, words)], env=env, capture_output=True, text=True, timeout=280
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    names = re.findall(r"(?m)^(.+?) +to do$", call("list"))
-    assert len(names) == 12
-    for name in names:
-        assert f"{name}: done" in call(), name
-    assert "all stages are over" in call("all")
+def test_the_trainer_is_measured(
+    session: ModuleType, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"VOCAB_SIZE": 300, "DEVICE": "cpu"}.items():
+        monkeypatch.setenv(name, str(value))
     page = tmp_path / "page.md"
-    page.write_text("".join(MARKED.format(name) for name in session.TABLES))
-    call("report", "--into", page)
-    text = page.read_text()
-    assert "Not measured" not in text and "**" not in text
-    assert text.count(" ranks: 2, torch ") == text.count("tiny shapes") == len(names) - 1
-    curves = json.loads((tmp_path / "quality_other.json").read_bytes())["data"]
-    assert curves["ours"] == curves["other"] and len(curves["ours"]["losses"]) > 10
-    for step, loss in curves["ours"]["losses"].items():
-        assert f"| {step} | {loss:.4f} | {loss:.4f} |" in text
-    [loader] = re.findall(r"(?m)^\| ours \|(?: [\d.]+ \([\d.]+ to [\d.]+\) \|){5} 1 \|$", text)
-    found = json.loads((tmp_path / "loader.json").read_bytes())["data"]["ours"]
-    least = min(run["median"] for run in found)
-    assert f"({least:.3f} to " in loader
-    for stage in ("steps", "validation", "recipes"):
-        found = json.loads((tmp_path / f"{stage}.json").read_bytes())["data"]
-        assert found["reference"] == "other" and found["runs"].keys() >= {"other", "ours"}
-        assert found["identity"]["plan"][-1] == 2
-    assert "world_size:2 " in (tmp_path / "quality_other.log").read_text()
+    page.write_text("<!-- gpu -->\n<!-- /gpu -->\n")
+    words = ["--quick", "--repeats", 1, "--steps", 4, "--into", page, "--ranks", 1]
+    code, _, err = call(session.main, *words)
+    assert code == 0 and page.read_text().count("| ours") == 2, err

@@ -1,4 +1,1 @@
-"""Faults injected into real runs: `python -m pytest tests/faults` ends with a table of them.
-
-What breaks a part alone is tested beside that part: `python -m pytest -m row tests` shows all.
-"""
+"""Faults in real runs: how they end, what is on the disk, and what RESUME makes of it."""

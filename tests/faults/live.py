@@ -1,5 +1,7 @@
-"""A run that is going on: its signals, its files, its end, and what the rest of it gives once it
-is resumed."""
+"""A run of train_gpt.py in its own processes: its signals, its files, its end.
+
+A fault is an edit of the script: {text: what replaces it}.
+"""
 
 import atexit
 import contextlib
@@ -9,23 +11,39 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
-from conftest import clean_environment, free_port, heed_interrupts
+from running import ROOT, clean_environment, free_port, heed_interrupts
 
-DRIVER = Path(__file__).with_name("driver.py")
-PATIENCE_S = 120
+TIMEOUT_S = 120  # of every wait
+
+
+def in_step(code: str) -> dict[str, str]:
+    """An edit: `code` at the start of each training step; `self` is the Trainer."""
+    line = "        exchange.vector.zero_()\n"
+    return {line: textwrap.indent(code, " " * 8) + "\n" + line}
+
+
+def edited(path: Path, edits: dict[str, str], source: Path = ROOT / "train_gpt.py") -> Path:
+    """Writes an edited copy of the script to `path`."""
+    text = source.read_text(encoding="utf-8")
+    for old, new in edits.items():
+        assert text.count(old) == 1, f"{text.count(old)} times in {source}: {old}"
+        text = text.replace(old, new)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 @functools.cache
 def server() -> subprocess.Popen:
     """The process that forks runs."""
     started = subprocess.Popen(
-        [sys.executable, str(DRIVER), "serve"],
+        [sys.executable, str(Path(__file__).with_name("server.py"))],
         text=True,
         env=clean_environment(),
         stdin=subprocess.PIPE,
@@ -42,57 +60,61 @@ def ask_server(**request: object) -> int | None:
     return json.loads(server().stdout.readline())
 
 
-def torchrun(ranks: int, restarts: int) -> list[str]:
-    options = ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
-    options += [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
-    return [sys.executable, "-m", "torch.distributed.run", *options, str(DRIVER)]
-
-
 class Live:
-    """A run of the trainer in `folder`, with a fault in it.
+    """A run in `folder`.
 
     ranks=0: one process without a process group; else as many, each told its rank as a launcher
-    does. shell: a command of bash that starts it. restarts: torchrun starts them, and starts them
-    again so often.
+    does. other: settings of rank 1 that differ, and its "edits". restarts: torchrun starts the
+    ranks, and restarts them so often.
     """
 
     def __init__(
         self,
         folder: Path,
         ranks: int = 0,
-        fault: dict | None = None,
+        edits: dict[str, str] | None = None,
         *,
+        other: dict | None = None,
         restarts: int | None = None,
-        shell: str = "",
-        file_limit: int = 0,
         **settings: object,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.run_id = folder, str(settings.get("RUN_ID", ""))
-        self.since, self.took = time.monotonic(), 0.0  # the fault; seconds from it to the end
-        self.launcher, self.pids, self.codes = None, [], {}
-        fault = fault or {}
-        if shell:
-            self.launch(["bash", "-c", shell], INJECT=json.dumps(fault), **settings)
-            return
+        self.folder = folder
+        self.run_id = str(settings.get("RUN_ID", ""))
+        self.launcher = None
+        self.codes: dict[int, int | None] = {}
+        self.script = edited(folder / "edited.py", edits) if edits else ROOT / "train_gpt.py"
+        for name in ("out", "err"):
+            (folder / name).write_text("")
         if restarts is not None:
-            self.launch(torchrun(ranks, restarts), INJECT=json.dumps(fault), **settings)
+            self.launch(ranks, restarts, settings)
             return
+        other = other or {}
+        other_script = self.script
+        if "edits" in other:
+            other_script = edited(folder / "other.py", other["edits"])
+        other_settings = {name: value for name, value in other.items() if name != "edits"}
         port = free_port()
         for rank in range(max(1, ranks)):
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
-            pid = ask_server(
-                folder=str(folder),
-                fault=fault,
-                environment=clean_environment(**settings, **(place if ranks else {})),
-                file_limit=file_limit,
-                out=str(folder / "out"),
-                err=str(folder / "err"),
-            )
-            self.pids.append(pid)
+            mine = settings | (place if ranks else {}) | (other_settings if rank else {})
+            self.start(other_script if rank else self.script, mine)
 
-    def launch(self, command: list[str], **settings: object) -> None:
+    def start(self, script: Path, settings: dict) -> None:
+        pid = ask_server(
+            script=str(script),
+            folder=str(self.folder),
+            environment=clean_environment(**settings),
+            out=str(self.folder / "out"),
+            err=str(self.folder / "err"),
+        )
+        self.codes[pid] = None
+
+    def launch(self, ranks: int, restarts: int, settings: dict) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
+        command += [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}", str(self.script)]
         with open(self.folder / "out", "w") as out, open(self.folder / "err", "w") as err:
             self.launcher = subprocess.Popen(
                 command,
@@ -123,81 +145,62 @@ class Live:
 
     @property
     def said(self) -> list[str]:
-        """The lines that say how it ended; torchrun's own are left out."""
-        return [line for line in self.err.splitlines() if line.startswith("train_gpt.py: ")]
+        """The trainer's own lines on how it ended, without "train_gpt.py: "."""
+        start = "train_gpt.py: "
+        lines = self.err.splitlines()
+        return [line.removeprefix(start) for line in lines if line.startswith(start)]
 
     def poll(self) -> bool:
         """Has all of it ended?"""
         if self.launcher:
             return self.launcher.poll() is not None
-        for pid in self.pids:
-            code = self.codes.get(pid)
+        for pid, code in self.codes.items():
             self.codes[pid] = ask_server(pid=pid) if code is None else code
         return None not in self.codes.values()
 
     def until(self, condition: Callable[[], object]) -> "Live":
         """Waits for a condition, as long as the run is alive."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
-            ended, tail = self.poll(), f"{self.out[-800:]}\n{self.err[-2000:]}"
+            ended = self.poll()
+            tail = f"{self.out[-800:]}\n{self.err[-2000:]}"
             assert not ended or condition(), f"it ended early: {tail}"
             assert time.monotonic() < deadline, f"waited in vain: {tail}"
             time.sleep(0.02)
         return self
 
-    def until_held(self, rank: int = 0) -> "Live":
-        """Waits until the fault of a rank has happened."""
-        self.until((self.folder / f"held.{rank}").exists)
-        self.since = time.monotonic()
-        return self
-
     def until_line(self, text: str) -> "Live":
-        """Waits until the console has it."""
-        self.until(lambda: text in self.out)
-        self.since = time.monotonic()
-        return self
+        return self.until(lambda: text in self.out)
 
-    def send(self, number: int, rank: int | None = None) -> "Live":
-        """A signal, to one rank or to all (through torchrun where that started them)."""
-        if rank is not None:
-            pids = [int(self.text(f"pids/{rank}.0"))]
-        else:
-            pids = [self.launcher.pid] if self.launcher else self.pids
-        for pid in pids:
+    def send(self, number: int) -> "Live":
+        """A signal to all ranks, through torchrun where that started them."""
+        for pid in [self.launcher.pid] if self.launcher else list(self.codes):
             os.kill(pid, number)
-        self.since = time.monotonic()
-        return self
-
-    def go(self) -> "Live":
-        (self.folder / "go").touch()
         return self
 
     def end(self) -> list[int]:
-        """The exit code of each rank, or of torchrun; what is left after two minutes is killed."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Waits for the end; the exit codes, of one rank or torchrun or of each rank."""
+        deadline = time.monotonic() + TIMEOUT_S
         while not self.poll():
             if time.monotonic() > deadline:
                 self.kill()
-            time.sleep(0.02)
-        self.took = time.monotonic() - self.since
-        self.kill()  # the ranks of a launcher that has gone
+                raise AssertionError(f"no end: {self.out[-800:]}\n{self.err[-2000:]}")
+            time.sleep(0.01)
         return [self.launcher.returncode] if self.launcher else list(self.codes.values())
 
     def finish(self) -> "Live":
-        """The end of a run that nothing has ended early."""
+        """Waits for the end, and asserts that it is a good one."""
         codes = self.end()
-        assert set(codes) == {0}, f"{codes} {self.err[-3000:]}"
+        assert set(codes) == {0}, f"{codes} {self.out[-500:]} {self.err[-3000:]}"
         assert self.status == ("finished", 0)
         return self
 
     def kill(self) -> None:
-        pids = [pid for pid in self.pids if self.codes.get(pid) is None]
+        for pid, code in self.codes.items():
+            if code is None:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         if self.launcher:
-            pids = [int(path.read_text()) for path in (self.folder / "pids").glob("*.*")]
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        if self.launcher and self.launcher.poll() is None:
             self.launcher.kill()
 
     def events(self, name: str) -> list[dict]:
@@ -210,22 +213,24 @@ class Live:
         return last["status"], last["exit_code"]
 
     def resumed(self) -> list[int]:
-        """The steps from which this run went on, each time that it did."""
+        """The steps at which this run was resumed."""
         return [event["step"] for event in self.events("checkpoint") if "resumed_from" in event]
-
-    def notes(self, rank: int = 0) -> dict:
-        return json.loads(self.text(f"notes.{rank}"))
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / self.run_id / f"step_{step:08d}.pt"
 
     def checkpoints(self) -> list[int]:
-        """The steps of the checkpoints that have a final name."""
+        """The steps of the checkpoints."""
         paths = (self.folder / "checkpoints" / self.run_id).glob("step_*.pt")
         return sorted(int(path.stem.split("_")[1]) for path in paths)
 
     def load(self, step: int) -> dict:
         return torch.load(self.checkpoint(step), map_location="cpu", weights_only=True)
+
+    def artifact(self) -> bytes:
+        data = (self.folder / "logs" / f"{self.run_id}.int8.ptz").read_bytes()
+        assert (self.folder / "final_model.int8.ptz").read_bytes() == data
+        return data
 
     def losses(self) -> dict[int, tuple[float, str]]:
         """Loss and data_crc of each step; a step trained twice gave the same both times."""
@@ -236,24 +241,16 @@ class Live:
             assert abs(before[0] - value[0]) < 1e-4 and before[1] == value[1], event
         return found
 
-    def weights(self) -> np.ndarray:
-        state = torch.load(self.folder / "final_model.pt", weights_only=True)
-        return torch.cat([tensor.flatten() for tensor in state.values()]).numpy()
+    def digits(self) -> list[tuple]:
+        """All that it has measured of its model and data, exact."""
+        words = "step", "train_loss", "val_loss", "val_bpb", "data_crc"
+        said = self.events("validation") + self.events("step") + self.events("score")
+        return [tuple(event.get(word) for word in words) for event in said]
 
 
-def assert_same_result(run: Live, reference: Live, exact: bool) -> None:
-    """Losses, checksums, score, weights are those of an uninterrupted run: to the bit, or to
-    rounding."""
-    mine, theirs = run.losses(), reference.losses()
-    assert {step: crc for step, (_, crc) in mine.items()} == {
-        step: crc for step, (_, crc) in theirs.items()
-    }
-    scores = [live.events("score")[-1]["val_bpb"] for live in (run, reference)]
-    if exact:
-        assert mine == theirs and scores[0] == scores[1]
-        assert np.array_equal(run.weights(), reference.weights())
-        return
-    losses = [[values[step][0] for step in theirs] for values in (mine, theirs)]
-    np.testing.assert_allclose(*losses, atol=1e-4)
-    np.testing.assert_allclose(run.weights(), reference.weights(), atol=1e-3)
-    assert abs(scores[0] - scores[1]) < 1e-3
+def assert_same_result(run: Live, reference: Live) -> None:
+    """Every loss, the data's checksums, the score and the artifact, to the bit."""
+    assert run.losses() == reference.losses()
+    scores = [each.events("score")[-1]["val_bpb"] for each in (run, reference)]
+    assert scores[0] == scores[1]
+    assert run.artifact() == reference.artifact()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import (
+from running import (
     SMALL_MODEL,
     Corpus,
     Finished,
@@ -36,7 +36,7 @@ STALL_CYCLES = 300_000_000  # 0.15 s or more: an upload of a few kilobytes is ov
 
 
 def batches_of(folder: Path, split: str, stalls: bool, **settings: object) -> list[np.ndarray]:
-    """x and y of the first batches, as they are on the device behind their backward pass.
+    """x and y of the first batches, as they are on the device after their backward pass.
 
     Where the host runs ahead of a stalled device, the uploads of the batches that follow are issued
     while the compute stream stands.
@@ -76,7 +76,7 @@ def assert_tokens_of_the_shards(found: list[np.ndarray], split: str = "train") -
 @pytest.mark.parametrize("stalls", [False, True], ids=["running", "stalled"])
 @pytest.mark.parametrize("copy_stream", [1, 0])
 @pytest.mark.parametrize("prefetch, depth", [(0, 1), (1, 1), (1, 2), (1, 3)])
-def test_batches_behind_their_backward_pass_are_what_the_shards_hold(
+def test_batches_after_their_backward_pass_are_what_the_shards_hold(
     tmp_path: Path, prefetch: int, depth: int, copy_stream: int, stalls: bool
 ) -> None:
     settings = {"GPU_PREFETCH": depth, "TRAIN_PREFETCH_QUEUE": 4, "TRAIN_PREFETCH": prefetch}
@@ -187,7 +187,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: 
     assert done.values("data_crc") == without_overlap.values("data_crc")[5:]
     found, whole = (np.array(log.values("train_loss"), float) for log in (done, without_overlap))
     np.testing.assert_allclose(found, whole[5:], atol=2e-2, rtol=0)
-    assert abs(whole[0] - whole[5]) > 0.1, "it would be seen if it began anew"
+    assert abs(whole[0] - whole[5]) > 0.1, "a run that started again would differ here"
 
 
 def test_the_cap_is_kept_by_the_devices_clock(tmp_path: Path, corpus: Corpus) -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+import recipe
 import torch
-from conftest import ROOT, SMALL_MODEL, Corpus, Finished, run_trainer
-from steptime import OPERATORS, RECIPES, script_with, switched_on
+from running import ROOT, SMALL_MODEL, Corpus, run_trainer
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -14,32 +14,28 @@ pytestmark = [
 
 MODEL = {**SMALL_MODEL, "MODEL_DIM": 128, "TRAIN_SEQ_LEN": 128, "DEVICE": "cuda"}
 MODEL |= {"TRAIN_BATCH_TOKENS": 8 * 128 * 4, "VAL_BATCH_SIZE": 8 * 128 * 4, "WARMUP_STEPS": 2}
-SLOW = {"max_autotune", "coordinate_descent"}  # they compile for minutes
-FAST = tuple(name for name in RECIPES if name not in SLOW)
-SETS = [*((name,) for name in FAST), FAST]
+# max_autotune and coordinate_descent compile for minutes.
+FAST = "add_compiled", "fewest_micro_steps", "kv_one_product", "muon_one_bank"
 
 
-def run(folder: Path, corpus: Corpus, script: Path, **settings: object) -> Finished:
-    done = run_trainer(folder, timeout=500, script=script, **{**MODEL, **corpus.env, **settings})
+def losses(folder: Path, corpus: Corpus, script: Path, **settings: object) -> list[float]:
+    given = {**MODEL, **corpus.env, "TORCH_COMPILE": 1, **settings}
+    done = run_trainer(folder, timeout=500, script=script, **given)
     assert done.code == 0, done.err
-    assert "does not work here" not in done.text, "it would be another arm"
-    return done
+    return [float(value) for value in done.values("train_loss")]
 
 
 @pytest.fixture(scope="module")
 def plain(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    folder = tmp_path_factory.mktemp("plain")
-    done = run(folder, corpus, ROOT / "train_gpt.py", TORCH_COMPILE=1)
-    return [float(value) for value in done.values("train_loss")]
+    return losses(tmp_path_factory.mktemp("plain"), corpus, ROOT / "train_gpt.py")
 
 
-@pytest.mark.parametrize("names", SETS, ids="+".join)
+@pytest.mark.parametrize("names", [*((name,) for name in FAST), FAST], ids="+".join)
 def test_a_recipe_changes_no_loss(
     tmp_path: Path, corpus: Corpus, plain: list[float], names: tuple[str, ...]
 ) -> None:
-    done = run(tmp_path, corpus, script_with(*names), TORCH_COMPILE=1, **switched_on(names))
-    found = [float(value) for value in done.values("train_loss")]
-    operators = "+".join(name for name in OPERATORS if name in names)
-    assert not operators or f"operators:{operators}\n" in done.text
+    script = tmp_path / "with_recipes.py"
+    assert recipe.main(["apply", *names, "--to", str(script)]) == 0
+    found = losses(tmp_path, corpus, script, **{name.upper(): 1 for name in names})
     assert len(found) == len(plain) and abs(found[0] - plain[0]) < 1e-3
     assert max(abs(a - b) for a, b in zip(found, plain, strict=True)) < 2e-2

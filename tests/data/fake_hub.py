@@ -1,0 +1,183 @@
+"""A local server that answers the hub's client as the hub does:
+repository info, tree, resolve, CDN, ranges.
+
+Files of 1,024 bytes and more are stored as LFS objects: resolve redirects to the CDN, which lies on
+another host name, and paths-info gives their SHA-256. Faults are planted by path and used up one a
+request, unless they stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import socket
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@functools.lru_cache(maxsize=100)
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@dataclass
+class Fault:
+    """What goes wrong with a file's bytes.
+
+    kind: status, cut, flip, wait (until the event is set)
+    value: a status, or a number of bytes from the start of the answer
+    """
+
+    kind: str
+    value: int = 0
+    event: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class Transfer:
+    """One request for a file's bytes, as the server saw it."""
+
+    path: str
+    start: int  # first byte of the range that was asked for
+    sent: int = 0
+
+
+@dataclass
+class FakeHub:
+    repo: str
+    files: dict[str, bytes]
+    faults: dict[str, list[Fault]] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
+
+    def __enter__(self) -> FakeHub:
+        handler = type("Handler", (HubHandler,), {"hub": self})
+        self.server = Server(("127.0.0.1", 0), handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def description(self, path: str) -> dict[str, object]:
+        """A file's entry in the tree."""
+        content = self.files[path]
+        entry = {"type": "file", "path": path, "size": len(content)}
+        if len(content) < 1024:
+            return {**entry, "oid": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
+        # An LFS file's oid is that of a pointer in git: nobody may compare the content with it.
+        return {
+            **entry,
+            "oid": "0" * 40,
+            "lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134},
+        }
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # clients of these tests are killed in the middle of an answer
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path, api = unquote(urlsplit(self.path).path), f"/api/datasets/{self.hub.repo}"
+        resolve = f"/datasets/{self.hub.repo}/resolve/{COMMIT}/"
+        if path == api:
+            self.answer_json({"id": self.hub.repo, "sha": COMMIT, "private": False, "tags": []})
+        elif path.startswith(f"{api}/tree/{COMMIT}"):
+            folder = path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")
+            names = [name for name in self.hub.files if name.startswith(folder)]
+            self.answer_json([self.hub.description(name) for name in names])
+        elif path.startswith(resolve):
+            self.resolve(path.removeprefix(resolve))
+        elif path.startswith("/cdn/"):
+            self.send_file(path.removeprefix("/cdn/"))
+        else:
+            self.answer(404, X_Error_Code="EntryNotFound")
+
+    def answer_json(self, value: object) -> None:
+        self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
+
+    def resolve(self, path: str) -> None:
+        if path not in self.hub.files:
+            self.answer(404, X_Error_Code="EntryNotFound")
+            return
+        entry = self.hub.description(path)
+        if "lfs" not in entry:
+            self.send_file(path)
+            return
+        self.answer(
+            302,
+            Location=f"http://localhost:{self.hub.port}/cdn/{path}",
+            X_Repo_Commit=COMMIT,
+            X_Linked_Size=str(entry["size"]),
+            X_Linked_ETag=f'"{entry["lfs"]["oid"]}"',
+        )
+
+    def send_file(self, path: str) -> None:
+        """The bytes, or the range of them that was asked for, with the planted fault."""
+        content = self.hub.files[path]
+        planted = self.hub.faults.get(path) if self.command == "GET" else None
+        fault = planted.pop(0) if planted else Fault("none")
+        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        if fault.kind == "status":
+            self.answer(fault.value)
+            return
+        if fault.kind == "flip":
+            at = fault.value
+            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("ETag", f'"{sha256(self.hub.files[path])}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        if self.command == "GET":
+            transfer = Transfer(path, start)
+            self.hub.transfers.append(transfer)
+            self.send_body(content[start:], transfer, fault)
+
+    def send_body(self, body: bytes, transfer: Transfer, fault: Fault) -> None:
+        end = min(fault.value, len(body)) if fault.kind in ("cut", "wait") else len(body)
+        self.wfile.write(body[:end])
+        transfer.sent = end
+        self.wfile.flush()
+        if fault.kind == "wait":
+            fault.event.wait()
+            self.wfile.write(body[end:])
+            transfer.sent = len(body)
+        elif fault.kind == "cut":
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True

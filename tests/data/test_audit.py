@@ -1,0 +1,263 @@
+"""The audit proves a right count and names each mistake, with SentencePiece models trained here."""
+
+import io
+import json
+import math
+import random
+import re
+import sys
+from pathlib import Path
+
+import audit
+import dataset
+import numpy as np
+import pytest
+import sentencepiece
+from running import SMALL_MODEL, run_trainer, write_split
+
+SPACE, BOS = "\u2581", 1
+TEXT = (
+    "the count of bytes in each piece is what a score rests on so it must be right for plain words "
+    "and for naïve cafés, Größe, 12 345 tests; (brackets) too: «quotes» and dashes"
+)
+RARE = ["日本", "😀", "\u2581bar\u2581", "ﬁ", "\ufffd", "a\nb\tc", "\u00a0x\u3000", "  two"]
+VARIANTS = {
+    "nmt_nfkc": {"normalization_rule_name": "nmt_nfkc"},
+    "identity": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    "dummy_prefix": {"normalization_rule_name": "nmt_nfkc", "add_dummy_prefix": True},
+    "no_byte_fallback": {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "byte_fallback": False,
+    },
+}
+
+
+def make_documents(count: int, seed: int = 0) -> list[str]:
+    choice = random.Random(seed)
+    return [
+        " ".join(
+            choice.choice(TEXT.split() if choice.random() < 0.85 else RARE)
+            for _ in range(choice.randint(3, 30))
+        )
+        for _ in range(count)
+    ]
+
+
+# No model has seen the last character: it is 4 byte pieces.
+DOCUMENTS = [" begins with a space", "", *make_documents(25), "ends in an emoji 🦊"]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tokenizer files by name."""
+    folder = tmp_path_factory.mktemp("models")
+    sentences = make_documents(300, seed=7) + ["    indented    text        here"] * 40
+    models = {"byte": folder / "byte.json"}
+    models["byte"].write_text('{"config": {"byte_offset": 4}}')  # as the challenge's tool writes it
+    for name, variant in VARIANTS.items():
+        written = io.BytesIO()
+        common = {"vocab_size": 420, "byte_fallback": True, "character_coverage": 0.98}
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=written,
+            model_type="bpe",
+            pad_id=0,
+            bos_id=BOS,
+            eos_id=2,
+            unk_id=3,
+            minloglevel=2,
+            hard_vocab_limit=False,
+            **{"add_dummy_prefix": False, **common, **variant},
+        )
+        models[name] = folder / f"{name}.model"
+        models[name].write_bytes(written.getvalue())
+    return models
+
+
+def encode(model: Path, text: str) -> list[int]:
+    if model.suffix == ".json":
+        return [BOS, *(value + 4 for value in text.encode())]
+    return [BOS, *sentencepiece.SentencePieceProcessor(model_file=str(model)).encode(text)]
+
+
+class World:
+    """A data set of a tokenizer in a folder, and the audit of it."""
+
+    def __init__(self, folder: Path, model: Path, documents: list[str]) -> None:
+        self.folder, self.model, self.documents = folder, model, documents
+        self.ids = [encode(model, text) for text in documents]
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"text": text}) + "\n" for text in documents]
+        self.docs = folder / "docs.jsonl"
+        self.docs.write_text("".join(lines))
+        self.write()
+
+    def write(self) -> None:
+        """The shards, cut somewhere."""
+        tokens = np.array([token for ids in self.ids for token in ids], dtype=np.uint16)
+        write_split(self.folder, "val", tokens, [len(tokens) // 3, len(tokens) // 2])
+
+    def audit(self, *more: object, docs: bool = True) -> tuple[int, str]:
+        """(exit code, what it printed)"""
+        words = ["--tokenizer", self.model, "--data", self.folder, "--seq-len", 1, *more]
+        words += ["--docs", self.docs] if docs else []
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["audit.py", *map(str, words)])
+            patch.setattr(sys, "stdout", printed)
+            code = audit.main()
+        said = printed.getvalue()
+        last_line = said.splitlines()[-1]
+        assert last_line.startswith({0: "proved", 1: "mistake", 3: "not proved"}[code])
+        return code, said
+
+
+@pytest.fixture
+def world(tmp_path: Path, models: dict[str, Path]):
+    return lambda name, documents=DOCUMENTS: World(tmp_path / name, models[name], documents)
+
+
+def counted(said: str) -> int:
+    return int(re.search(r"^counted +([\d,]+)", said, re.MULTILINE)[1].replace(",", ""))
+
+
+# === A RIGHT COUNT IS PROVED ======================================================================
+
+
+@pytest.mark.parametrize("name", ["nmt_nfkc", "identity", "dummy_prefix", "byte"])
+def test_a_right_split_is_proved(world, name: str) -> None:
+    data = world(name)
+    code, said = data.audit()
+    assert code == 0, said
+    assert f"all {len(DOCUMENTS)} documents has the bytes" in said
+    assert data.audit(docs=False)[0] == 3
+
+
+def test_all_bytes_are_counted_but_those_of_a_space_after_bos(world) -> None:
+    said = world("identity").audit()[1]
+    texts = [text.replace(SPACE, " ") for text in DOCUMENTS]
+    after_bos = sum(text.startswith(" ") for text in texts)
+    assert counted(said) == sum(len(text.encode()) for text in texts) - after_bos
+    assert f"{after_bos} spaces after BOS are not counted" in said and after_bos
+
+
+def test_what_the_normaliser_changed_is_told(world) -> None:
+    documents = ["plain", "ﬁ ligature", "  two  spaces", "\u2581 mark"]
+    said = world("nmt_nfkc", documents).audit()[1]
+    assert "normaliser changed 3 of them: 38 bytes as written are 30" in said
+    assert counted(said) == len("plainfi ligaturetwo spacesmark")
+    assert "changed 1 of them" in world("identity", documents).audit()[1]  # U+2581
+
+
+@pytest.mark.parametrize("name", ["identity", "byte"])
+def test_the_trainer_counts_the_same_bytes(world, tmp_path: Path, name: str) -> None:
+    """From the score of a run: val_bpb / val_loss is tokens / bytes / ln 2."""
+    data = world(name, DOCUMENTS * 3)
+    write_split(data.folder, "train", np.full(5000, BOS), [])
+    vocab_size = 260 if name == "byte" else audit.Tokenizer(data.model).vocab_size
+    settings = {**SMALL_MODEL, "ITERATIONS": 1, "RUN_ID": "r", "VOCAB_SIZE": vocab_size}
+    settings |= {"DATA_PATH": data.folder, "TOKENIZER_PATH": data.model, "TRAIN_SEQ_LEN": 16}
+    done = run_trainer(tmp_path / "run", **settings)
+    assert done.code == 0, done.err
+    events = map(json.loads, (tmp_path / "run" / "logs" / "r.jsonl").read_text().splitlines())
+    score = next(event for event in events if event["event"] == "score")
+    code, said = data.audit("--seq-len", 16)
+    assert code == 0
+    predicted = int(re.search(r"^predicted +([\d,]+)", said, re.MULTILINE)[1].replace(",", ""))
+    wanted = predicted * score["val_loss"] / math.log(2) / score["val_bpb"]
+    assert counted(said) == pytest.approx(wanted, rel=1e-9)
+
+
+# === MISTAKES =====================================================================================
+
+
+TABLE_MISTAKES = {
+    "a space counted twice": lambda t: t._replace(base=t.base + t.space),
+    "spaces after BOS": lambda t: t._replace(boundary=t.boundary & False),
+}
+
+
+@pytest.mark.parametrize("mistake", TABLE_MISTAKES)
+def test_a_mistake_in_a_table_is_named(world, mistake: str) -> None:
+    data = world("identity")
+    right = audit.Vocabulary(audit.Tokenizer(data.model)).table
+    path = data.folder / "table.npz"
+    for table, code in ((right, 0), (TABLE_MISTAKES[mistake](right), 1)):
+        np.savez(path, **dict(zip(audit.COLUMNS, table, strict=True)))
+        found, said = data.audit("--table", path)
+        assert found == code
+    assert re.search(r"bytes are counted, its text has .*: the table has \[", said)
+    assert "the true val_bpb is" in said
+
+
+def drop_bos(ids: list[list[int]]) -> None:
+    ids[3][:] = ids[3][1:]
+
+
+def drop_tail(ids: list[list[int]]) -> None:
+    ids[-1][:] = ids[-1][:5]
+
+
+def cut_character(ids: list[list[int]]) -> None:
+    del ids[-1][-1]
+
+
+def foreign_id(ids: list[list[int]]) -> None:
+    ids[5][2] = 50_000
+
+
+def another_word(ids: list[list[int]]) -> None:
+    ids[6][1:3] = ids[7][1:3]
+
+
+SPLIT_MISTAKES = {
+    drop_bos: "document 3: its text does not end where the original ends: BOS is missing",
+    drop_tail: r"document 28: its text ends \d+ characters too early",
+    cut_character: r"document 28: \d+ bytes are counted, .* form no character",
+    foreign_id: "document 6: id 50000 is not in the vocabulary",
+    another_word: r"document 7: after \d characters its text is",
+}
+
+
+@pytest.mark.parametrize("name", ["identity", "byte"])
+@pytest.mark.parametrize("mistake", SPLIT_MISTAKES)
+def test_a_mistake_in_a_split_is_named(world, name: str, mistake) -> None:
+    data = world(name)
+    mistake(data.ids)
+    data.write()
+    code, said = data.audit()
+    assert code == 1 and re.search(SPLIT_MISTAKES[mistake], said), said
+
+
+def test_a_tokenizer_that_loses_text_is_named(world) -> None:
+    code, said = world("no_byte_fallback").audit(docs=False)
+    assert code == 1 and "stands for text that is lost" in said, said
+
+
+def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
+    """By the documents, and without them by tokenizer.sha256."""
+    data = world("identity")
+    dataset.record_tokenizer(data.folder, data.model)
+    assert data.audit(docs=False)[0] == 3
+    data.model = models["dummy_prefix"]
+    code, said = data.audit(docs=False)
+    assert code == 1 and f"give --tokenizer {models['identity']}" in said
+    (data.folder / "tokenizer.sha256").unlink()
+    assert data.audit(docs=False)[0] == 3
+    assert data.audit()[0] == 1
+
+
+@pytest.mark.parametrize(
+    "option, words",
+    [
+        ("--data", "give a data set's folder"),
+        ("--tokenizer", "give a SentencePiece .model"),
+        ("--table", "give an .npz with base_bytes"),
+    ],
+)
+def test_wrong_use_is_one_line_with_a_remedy(world, option: str, words: str) -> None:
+    data = world("identity")
+    with pytest.raises(dataset.DataError) as error:
+        data.audit(option, data.docs)
+    assert words in str(error.value) and "\n" not in str(error.value)

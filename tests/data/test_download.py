@@ -1,0 +1,271 @@
+"""The download tool, run as a user runs it, with the real hub client against a local hub that fails
+on purpose."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_hub import FakeHub, Fault
+from running import ROOT
+
+REPO, NAME, SHARDS = "willdepueoai/parameter-golf", "fineweb10B_sp1024", 5
+VAL = f"datasets/{NAME}/fineweb_val_000000.bin"
+TRAIN = [f"datasets/{NAME}/fineweb_train_{number:06d}.bin" for number in range(SHARDS)]
+TOKENIZER = ["tokenizers/fineweb_1024_bpe.model", "tokenizers/fineweb_1024_bpe.vocab"]
+DOCS = ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
+ALL = [*TOKENIZER, VAL, *TRAIN]
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def shard(num_tokens: int, seed: int) -> bytes:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, num_tokens
+    tokens = np.random.default_rng(seed).integers(0, 1024, num_tokens).astype("<u2")
+    return header.tobytes() + tokens.tobytes()
+
+
+STATS = {"files_train": SHARDS, "files_val": 1}
+MANIFEST = {
+    "datasets": [{"name": NAME, "tokenizer_name": "bpe", "stats": STATS}],
+    "tokenizers": [{"name": "bpe", "model_path": TOKENIZER[0], "vocab_path": TOKENIZER[1]}],
+}
+CONTENT = {
+    "manifest.json": json.dumps(MANIFEST).encode(),
+    TOKENIZER[0]: bytes(range(256)) * 30,
+    TOKENIZER[1]: b"<unk>\t0\n",
+    VAL: shard(40_000, 8),
+    DOCS[0]: b'{"text": "a"}\n' * 2000,
+    DOCS[1]: b"{}",
+    **{name: shard(150_000, number) for number, name in enumerate(TRAIN)},
+    TRAIN[0]: shard(6_000_000, 0),  # longer than what the client writes at once
+}
+
+
+class Place:
+    """A repository with the tool in its data/ folder, and the hub that it talks to."""
+
+    def __init__(self, root: Path, hub: FakeHub) -> None:
+        self.data, self.hub = root / os.fsdecode(b"caf\xe9") / "data", hub  # not UTF-8
+        self.data.mkdir(parents=True)
+        for path in (ROOT / "data").glob("*.py"):
+            shutil.copy(path, self.data)
+        left_out = ("HF_", "MATCHED_")
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
+        self.env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(root / "home")}
+        self.env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+        self.producing = self.data / "datasets" / NAME / ".producing"
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(self.data / "cached_challenge_fineweb.py"), *arguments],
+            env={**self.env, **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *arguments: str, code: int = 0, **env: str) -> str:
+        """Runs the tool to its end; returns what it printed, errors last."""
+        self.hub.transfers.clear()
+        process = self.start(*arguments, **env)
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == code, out + err
+        assert "Traceback" not in err and (code == 0) == (not err), err
+        assert code or not self.producing.exists()
+        return out + err
+
+    def holds_exactly(self, names: list[str]) -> None:
+        for name in names:
+            assert (self.data / name).read_bytes() == CONTENT[name], name
+        found = {path.name for path in self.data.glob("datasets/*/*.bin")}
+        assert found == {Path(name).name for name in names if name.endswith(".bin")}
+
+    def transferred(self) -> list[str]:
+        return [transfer.path.removeprefix("datasets/") for transfer in self.hub.transfers]
+
+    def plant(self, name: str, *faults: Fault) -> None:
+        self.hub.faults[f"datasets/{name}"] = list(faults)
+
+    def damage(self, name: str) -> None:
+        """Flip a bit as a bad disk would: the size stays."""
+        content = bytearray((self.data / name).read_bytes())
+        content[3000] ^= 1
+        (self.data / name).write_bytes(content)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with FakeHub(REPO, {f"datasets/{name}": content for name, content in CONTENT.items()}) as hub:
+        yield Place(tmp_path, hub)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen within 30 s"
+        time.sleep(0.02)
+
+
+# === A HUB WITHOUT FAULTS =========================================================================
+
+
+def test_files_come_in_the_order_of_training_and_only_once(place: Place) -> None:
+    said = place.run("--jobs", "1", "--train-shards", "3")
+    assert place.transferred() == ["manifest.json", *TOKENIZER, VAL, *TRAIN[:3]]
+    place.holds_exactly([*TOKENIZER, VAL, *TRAIN[:3]])
+    folder = place.data / "datasets" / NAME
+    assert f"DATA_PATH='{folder}'".encode("ascii", "backslashreplace").decode() in said
+    for sums in ("tokenizer.sha256", "sha256sums"):
+        assert subprocess.run(["sha256sum", "-c", sums], cwd=folder).returncode == 0
+    place.run("5", "--with-docs")
+    assert sorted(place.transferred()) == sorted(["manifest.json", *TRAIN[3:], *DOCS])
+    place.run("--skip-manifest")
+    assert place.transferred() == []
+    place.holds_exactly([*ALL, *DOCS])
+
+
+def test_training_is_told_while_files_come(place: Place) -> None:
+    """.producing changes while nothing comes, says when validation is complete, and goes away."""
+    faults = {name: Fault("wait", 1000) for name in (VAL, TRAIN[2])}
+    for name, fault in faults.items():
+        place.plant(name, fault)
+    process = place.start("--jobs", "2")
+    try:
+        until(lambda: place.producing.exists())
+        first = place.producing.read_text()
+        assert json.loads(first)["val_complete"] is False
+        until(lambda: place.producing.read_text() != first)
+        faults[VAL].event.set()
+        until(lambda: '"val_complete": true' in place.producing.read_text())
+        assert (place.data / VAL).read_bytes() == CONTENT[VAL]
+        until(lambda: (place.data / TRAIN[1]).exists())
+        second = place.producing.read_text()
+        until(lambda: place.producing.read_text() != second)
+        assert not (place.data / TRAIN[2]).exists()
+    finally:
+        for fault in faults.values():
+            fault.event.set()
+    assert process.wait(60) == 0 and not place.producing.exists()
+    place.holds_exactly(ALL)
+
+
+# === FAULTS THAT PASS, AND THOSE THAT STAY ========================================================
+
+
+def test_faults_that_pass_end_in_a_complete_set(place: Place) -> None:
+    place.plant(VAL, Fault("status", 503), Fault("cut", 100))
+    place.plant(TRAIN[0], Fault("cut", 11_000_000), Fault("cut", 10))
+    place.plant(TRAIN[1], Fault("flip", 5000))
+    process = place.start("--jobs", "4")
+    assert process.wait(100) == 0, process.stderr.read()
+    assert "wrong checksum; trying again" in process.stderr.read()
+    place.holds_exactly(ALL)
+    first = [t for t in place.hub.transfers if t.path.endswith(TRAIN[0])]
+    assert [transfer.start for transfer in first] == [0, 10 << 20, 10 << 20]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_download_continues(place: Place, number: int) -> None:
+    place.plant(TRAIN[1], Fault("wait", 100_000), Fault("none"))
+    process = place.start("--jobs", "1")
+    until(lambda: place.hub.transfers and place.hub.transfers[-1].sent == 100_000)
+    until(lambda: list(place.data.glob("datasets/.download/**/*.incomplete")))
+    process.send_signal(number)
+    code = process.wait(20)
+    assert code == (130 if number == signal.SIGINT else -9)
+    state = json.loads(place.producing.read_text())
+    assert state["command"].endswith("cached_challenge_fineweb.py' --jobs 1")
+    assert not (place.data / TRAIN[1]).exists()
+    place.run("--jobs", "1")
+    assert place.transferred() == ["manifest.json", *TRAIN[1:]]
+    place.holds_exactly(ALL)
+
+
+def test_a_fault_that_stays_is_named(place: Place) -> None:
+    place.plant(TRAIN[1], *[Fault("flip", 5000)] * 2)
+    said = place.run("--retries", "1", code=2)
+    assert f"{TRAIN[1]}: what came has a wrong checksum; run again" in said
+    assert "wrong checksum" in json.loads(place.producing.read_text())["error"]
+    assert not (place.data / TRAIN[1]).exists()
+    place.run()
+    place.holds_exactly(ALL)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--variant", "sp512"], "lists sp1024"),
+        (["--train-shards", "9"], "--train-shards 9: sp1024 has 0 to 5"),
+        (["--verify"], "run without --verify"),
+    ],
+)
+def test_wrong_use_is_one_line(place: Place, arguments: list[str], words: str) -> None:
+    said = place.run(*arguments, code=2)
+    assert words in said and said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize("fault", ["no hub", "a file is missing", "a path elsewhere"])
+def test_what_the_hub_cannot_give_is_one_line(place: Place, fault: str) -> None:
+    manifest, env = "datasets/manifest.json", {}
+    if fault == "no hub":
+        env["HF_ENDPOINT"] = "http://127.0.0.1:9"
+        words = "to train without one: "
+    elif fault == "a file is missing":
+        del place.hub.files[f"datasets/{TRAIN[2]}"]
+        words = f"{TRAIN[2]} is not on the hub"
+    else:
+        content = place.hub.files[manifest]
+        place.hub.files[manifest] = content.replace(TOKENIZER[0].encode(), b"../../secret.bin")
+        words = "has '../../secret.bin', which is no shard or tokenizer"
+    said = place.run(code=2, **env)
+    assert words in said and said.count("\n") == 1, said
+    assert not list(place.data.glob("datasets/*/*.bin"))
+
+
+# === WHAT IS ON DISK ==============================================================================
+
+
+def test_files_of_others_are_not_replaced(place: Place) -> None:
+    own = place.data / TOKENIZER[0]
+    own.parent.mkdir()
+    own.write_bytes(b"mine")
+    assert f"{TOKENIZER[0]}: another file, which was not fetched here" in place.run(code=2)
+    assert own.read_bytes() == b"mine"
+    own.unlink()
+    place.producing.parent.mkdir(exist_ok=True)
+    (place.data / TRAIN[0]).write_bytes(CONTENT[TRAIN[0]])  # right: it is kept
+    (place.data / TRAIN[1]).write_bytes(CONTENT[TRAIN[0]])  # wrong: it is replaced
+    place.run()
+    assert TRAIN[0] not in place.transferred() and TRAIN[1] in place.transferred()
+    place.holds_exactly(ALL)
+
+
+def test_another_tokenizer_under_older_shards_is_refused(place: Place) -> None:
+    place.run("1")
+    place.hub.files[f"datasets/{TOKENIZER[0]}"] = bytes(range(256))[::-1] * 30
+    assert "made with another tokenizer than the repository has now" in place.run(code=2)
+    place.holds_exactly([*TOKENIZER, VAL, TRAIN[0]])
+
+
+def test_verify_finds_damage_and_the_next_run_mends_it(place: Place) -> None:
+    place.run()
+    dead = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert "all 8 files are right" in place.run("--verify", **dead)
+    place.damage(TRAIN[1])
+    (place.data / TRAIN[2]).unlink()
+    place.damage(TOKENIZER[0])
+    said = place.run("--verify", code=2, **dead)
+    names = ["../../" + TOKENIZER[0], Path(TRAIN[1]).name, Path(TRAIN[2]).name]
+    assert f"missing or wrong: {', '.join(names)}; run without --verify" in said
+    place.run()
+    place.holds_exactly(ALL)
+    place.run("--verify", **dead)

@@ -1,0 +1,181 @@
+"""The quickstart: its data, whose settings win, what it prints, how it ends."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenize_docs
+from running import ROOT, clean_environment
+
+# Runs in less than a second: writes the log that the trainer would write, and its environment.
+STAND_IN = """
+import json, os, signal, sys, time
+run_id = os.environ["RUN_ID"]
+os.makedirs("logs", exist_ok=True)
+open(f"logs/{run_id}.txt", "a").close()
+log = open(f"logs/{run_id}.jsonl", "a", buffering=1)
+def event(name, **values):
+    print(json.dumps({"event": name, **values}), file=log)
+event("config", iterations=1, mlp_mult=2, run_id=run_id, data_path="", resume="")
+json.dump(dict(os.environ), open(f"{run_id}.env", "w"))
+if os.environ["ITERATIONS"] == "8":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        event("end", status="interrupted")
+        sys.exit(130)
+event("validation", step=0, val_bpb=4.5)
+event("artifact", artifact_bytes=1000, code_bytes=234)
+event("score", val_bpb=2.25)
+event("end", status="finished")
+"""
+SAMPLE = "import sys; print(f'sampled {sys.argv[1:]}')"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of data/ with stand-ins for the trainer and for sample.py."""
+    root = tmp_path_factory.mktemp("a clone")
+    (root / "data").mkdir()
+    for path in (ROOT / "data").glob("*.py"):
+        shutil.copy(path, root / "data")
+    (root / "train_gpt.py").write_text(STAND_IN)
+    (root / "tools").mkdir()
+    (root / "tools" / "sample.py").write_text(SAMPLE)
+    return root
+
+
+def start(checkout: Path, folder: Path, *arguments: str, **settings: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(checkout / "data" / "quickstart.py"), *arguments],
+        cwd=folder,
+        env=clean_environment(**settings),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def run(checkout: Path, folder: Path, *arguments: str, code: int = 0, **settings: object) -> str:
+    """What it printed, errors last."""
+    process = start(checkout, folder, *arguments, **settings)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == code, out + err
+    return out + err
+
+
+def environment_of(folder: Path, run_id: str) -> dict[str, str]:
+    return json.loads((folder / f"{run_id}.env").read_text())
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of bytes."""
+    out = tmp_path_factory.mktemp("own")
+    (out / "novel.txt").write_text("\n\n".join(f"Paragraph {i}." for i in range(99)))
+    words = [str(out / "novel.txt"), "--out", str(out), "--bytes", "--name", "novel"]
+    return tokenize_docs.make_data_set(tokenize_docs.parse_arguments(words))[0].folder
+
+
+# === DATA =========================================================================================
+
+
+def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Path) -> None:
+    said = run(checkout, tmp_path, "--prepare-only")
+    assert "making the data" in said
+    folder = checkout / "data" / "datasets" / "quickstart_sp1024"
+    state = json.loads((folder / "export.json").read_text())
+    val, train = (sum(state["shards"][split].values()) for split in ("val", "train"))
+    assert 150_000 < val < 250_000 and train > 1_000_000
+    lines = (checkout / "data" / "datasets" / "quickstart.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    assert len(texts) == len(set(texts)) == state["docs"]["val"] + state["docs"]["train"]
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert "making the data" not in run(checkout, tmp_path, "--prepare-only")
+    assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def test_data_that_is_not_a_data_set_names_the_tool(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "novel.txt").write_text("Once")
+    said = run(checkout, tmp_path, code=2, DATA_PATH="novel.txt")
+    assert f"{checkout}/data/tokenize_docs.py' novel.txt --name mine makes shards of text" in said
+    assert said.count("\n") == 1
+
+
+# === TRAINING =====================================================================================
+
+
+def test_the_users_settings_win_and_run_ids_are_new(checkout: Path, own_data, tmp_path) -> None:
+    data = {"DATA_PATH": own_data}
+    assert "making the data" not in run(checkout, tmp_path, **data)
+    first = environment_of(tmp_path, "quickstart")
+    assert first["DATA_PATH"] == str(own_data) and first["VOCAB_SIZE"] == "260"
+    assert first["TOKENIZER_PATH"] == f"{own_data.parents[1]}/tokenizers/novel_byte260.json"
+    assert first["ITERATIONS"] == "500" and first["WARMDOWN_ITERS"] == "400"
+    assert first["OMP_NUM_THREADS"] == "1"  # set by the test
+    run(checkout, tmp_path, ITERATIONS=30, SEED=7, MLP_MULT=4, **data)
+    second = environment_of(tmp_path, "quickstart-2")
+    assert second["WARMDOWN_ITERS"] == "24" and second["SEED"] == "7" and second["MLP_MULT"] == "4"
+    run(checkout, tmp_path, RUN_ID="mine", WARMDOWN_ITERS=3, **data)
+    assert environment_of(tmp_path, "mine")["WARMDOWN_ITERS"] == "3"
+
+
+def test_what_it_prints_can_be_pasted(checkout: Path, own_data: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(own_data.parents[1], tmp_path / "it's mine") / "datasets" / own_data.name
+    (tmp_path / "mine.py").write_text(STAND_IN)
+    settings = {"DATA_PATH": own, "MLP_MULT": 3, "SECRET": "x"}
+    said = run(checkout, tmp_path, "--script", "mine.py", **settings).splitlines()
+    assert "    sampled ['logs/quickstart.jsonl']" in said
+    assert "bits per byte: 4.5000 before training, 2.2500 after" in said
+    assert "artifact: 1,000 bytes, 1,234 with the script, of 16,000,000" in said
+    assert said[-2] == "log: logs/quickstart.jsonl"
+    command = said[-1].removeprefix("next: ")
+    assert command.endswith("--script mine.py")
+    assert "SECRET" not in command and "RUN_ID" not in command
+    done = subprocess.run(command, shell=True, cwd=tmp_path, env=clean_environment())
+    assert done.returncode == 0
+    second = environment_of(tmp_path, "quickstart-2")
+    assert second["MLP_MULT"] == "3" and second["ITERATIONS"] == "2000"
+    assert second["DATA_PATH"] == str(own)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_reaches_the_training_and_says_how_to_continue(
+    checkout: Path, own_data: Path, tmp_path: Path, number: int
+) -> None:
+    """A terminal sends SIGINT to the whole group, others SIGTERM to one process."""
+    process = start(checkout, tmp_path, DATA_PATH=own_data, ITERATIONS=8)
+    while process.stdout.readline() != "ready\n":
+        pass
+    send = os.killpg if number == signal.SIGINT else os.kill
+    send(process.pid, number)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    command = said.splitlines()[-1].removeprefix("to continue: ")
+    words = shlex.split(command)
+    assert {"RUN_ID=quickstart", "RESUME=auto", "ITERATIONS=8"} < set(words)
+    again = command.replace("ITERATIONS=8", "ITERATIONS=9")
+    done = subprocess.run(again, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "RESUME" not in done.stdout.splitlines()[-1], "the next run is a new one"
+
+
+@pytest.mark.slow
+def test_the_real_trainer_learns_in_two_processes(own_data: Path, tmp_path: Path) -> None:
+    """With the repository's own trainer and sample.py."""
+    short = {"ITERATIONS": 12, "VAL_TOKENS": 256, "VAL_BATCH_SIZE": 512, "TRAIN_SEQ_LEN": 64}
+    settings = {**short, "NUM_LAYERS": 2, "MODEL_DIM": 32, "DATA_PATH": own_data}
+    said = run(ROOT, tmp_path, "--ranks", "2", **settings).splitlines()
+    line = next(line for line in said if line.startswith("bits per byte: "))
+    before, after = (float(word) for word in line.split() if word[0].isdigit())
+    assert after < before
+    assert (tmp_path / "logs" / "quickstart.int8.ptz").exists()

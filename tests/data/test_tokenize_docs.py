@@ -1,0 +1,384 @@
+"""Documents to shards: order, format, the split, the exact text, faults by file and line."""
+
+import contextlib
+import io
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dataset
+import numpy as np
+import pytest
+import sentencepiece
+import tokenize_docs
+from running import ROOT
+
+SCRIPT = ROOT / "data" / "tokenize_docs.py"
+ODD_SPACE = [
+    "To be,\n   or not\nto be",
+    "\ttabs\t\tand  runs   of    spaces ",
+    "\n\n\nleading and trailing line ends\n\n",
+    "windows\r\nlines\r\n\r\n",
+    "no line end at the end",
+    "no\u00a0break\u3000wide\u2003em\u200bzero\u2028line\x0bfeed\x0c",
+    "   ",
+    "\n",
+    "e\u0301 \ufb01 \u2460 \uff21 \u00bd \ufeff",
+    "a\0b",
+]
+
+
+def make_texts(count: int, seed: int = 0) -> list[str]:
+    """Short texts with every kind of character that a tokenizer treats apart."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 8))) for _ in range(300)]
+    extras = ["naïve", "日本", "🙂", "2024", "\t", "\n\n", "  x", "a\u2028b"]
+    return [
+        f"{number} " + " ".join(rng.choices(words + extras, k=rng.randint(1, 60)))
+        for number in range(count)
+    ]
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    lines = [json.dumps({"text": text, "url": "x"}) + "\n" for text in texts]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> str:
+    """The command in this process; returns what it printed. Raises DataError."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        tokenize_docs.main()
+    return said.getvalue()
+
+
+def read_split(folder: Path, split: str) -> np.ndarray:
+    """The tokens of a split; header and exact size of each shard are checked by hand."""
+    parts = []
+    for number, path in enumerate(sorted(folder.glob(f"fineweb_{split}_*.bin"))):
+        assert path.name == f"fineweb_{split}_{number:06d}.bin"
+        content = path.read_bytes()
+        words = np.frombuffer(content[:1024], "<i4").tolist()
+        assert words == [20240520, 1, (len(content) - 1024) // 2] + [0] * 253
+        parts.append(np.frombuffer(content[1024:], "<u2"))
+    return np.concatenate(parts)
+
+
+def documents_of(folder: Path, split: str) -> list[list[int]]:
+    """Each begins with BOS, which appears nowhere else."""
+    tokens = read_split(folder, split)
+    starts = np.flatnonzero(tokens == 1)
+    assert starts[0] == 0
+    return [part.tolist() for part in np.split(tokens, starts[1:])]
+
+
+def decoded(out: Path, name: str, size: int = 400) -> list[str]:
+    """The texts of a data set, validation first."""
+    path = out / "tokenizers" / f"{name}_{size}_bpe.model"
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    folder = out / "datasets" / f"{name}_sp{size}"
+    documents = documents_of(folder, "val") + documents_of(folder, "train")
+    return [model.decode(ids[1:]) for ids in documents]
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != "export.json"]
+    return {str(path.relative_to(out)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return make_texts(400)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("documents") / "docs.jsonl", texts)
+
+
+OPTIONS = ("--vocab-size", 380, "--shard-tokens", 1000)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
+    out = tmp_path_factory.mktemp("exported")
+    run(documents, "--out", out, *OPTIONS)
+    return out
+
+
+# === SHARDS AND THE SPLIT =========================================================================
+
+
+def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> None:
+    """A tenth is validation; each shard but the last of a split has 1,000 tokens."""
+    folder = exported / "datasets" / "docs_sp380"
+    assert decoded(exported, "docs", 380) == texts
+    assert len(documents_of(folder, "val")) == 40
+    for split in ("val", "train"):
+        sizes = [path.stat().st_size for path in sorted(folder.glob(f"fineweb_{split}_*.bin"))]
+        assert len(sizes) > 3 and set(sizes[:-1]) == {1024 + 2000} and sizes[-1] <= 3024
+    tokenizer = exported / "tokenizers" / "docs_380_bpe.model"
+    checked = subprocess.run(["sha256sum", "-c", "tokenizer.sha256"], cwd=folder)
+    assert checked.returncode == 0
+    assert dataset.recorded_tokenizer(folder) == (dataset.sha256_of(tokenizer), tokenizer)
+    assert not (folder / ".producing").exists()
+
+
+def test_bytes_are_tokens(tmp_path: Path, documents: Path, texts: list[str]) -> None:
+    run(documents, "--out", tmp_path, "--bytes", "--num-val-docs", 7)
+    folder = tmp_path / "datasets" / "docs_byte260"
+    found = documents_of(folder, "val") + documents_of(folder, "train")
+    assert found == [[1, *(byte + 4 for byte in text.encode())] for text in texts]
+    assert len(documents_of(folder, "val")) == 7
+    tokenizer = json.loads((tmp_path / "tokenizers" / "docs_byte260.json").read_text())
+    assert tokenizer == {"kind": "byte", "offset": 4}
+
+
+def test_threads_batches_and_files_do_not_change_the_shards(
+    tmp_path: Path, exported: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize_docs, "BATCH_BYTES", 700)
+    inputs = [tmp_path / "a.jsonl", tmp_path / "none.jsonl", tmp_path / "b.json"]
+    for path, part in zip(inputs, (texts[:150], [], texts[150:]), strict=True):
+        write_jsonl(path, part)
+    run(*inputs, "--out", tmp_path / "out", "--workers", 3, *OPTIONS)
+    assert files_of(tmp_path / "out") == files_of(exported)
+
+
+def test_validation_never_appears_in_training(tmp_path: Path) -> None:
+    texts = make_texts(60)
+    path = write_jsonl(tmp_path / "docs.jsonl", [*texts, texts[3], "new one", texts[19], texts[3]])
+    said = run(path, "--out", tmp_path, "--num-val-docs", 20, "--bytes")
+    assert "41 training documents" in said and "3 repeats of validation left out" in said
+    folder = tmp_path / "datasets" / "docs_byte260"
+    val, train = (set(map(tuple, documents_of(folder, split))) for split in ("val", "train"))
+    assert len(val) == 20 and len(train) == 41 and not val & train
+
+
+def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
+    texts = make_texts(80)
+    marked = [text + " qzqzqz" * 50 if number < 10 else text for number, text in enumerate(texts)]
+    pieces = {}
+    for name, documents in (("in_val", [*marked, marked[0]]), ("in_train", marked[::-1])):
+        source = tokenize_docs.Source([str(write_jsonl(tmp_path / f"{name}.jsonl", documents))], 10)
+        content = tokenize_docs.train_tokenizer(source, 400, "identity")
+        model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        pieces[name] = {model.id_to_piece(index) for index in range(400)}
+        assert [model.pad_id(), model.bos_id(), model.eos_id(), model.unk_id()] == [0, 1, 2, 3]
+        assert "\u2581" in pieces[name] and not any("202" in piece for piece in pieces[name])
+    assert not any("qz" in piece for piece in pieces["in_val"])
+    assert any("qz" in piece for piece in pieces["in_train"])
+
+
+# === THE EXACT TEXT ===============================================================================
+
+
+@pytest.mark.parametrize("form", ["jsonl", "folder", "one file"])
+def test_text_comes_back_exactly(tmp_path: Path, form: str) -> None:
+    """With the tool's defaults, from whatever form of input."""
+    texts = [*ODD_SPACE, *make_texts(200)]
+    given = tmp_path / ("docs.jsonl" if form == "jsonl" else "docs")
+    if form == "jsonl":
+        write_jsonl(given, texts)
+    elif form == "folder":
+        given.mkdir()
+        (given / ".hidden").write_bytes(b"\xff")
+        (given / "a.git").mkdir()
+        for number, text in enumerate(texts):
+            path = given / f"{number:03d}{('.md', '.tex', '')[number % 3]}"
+            path.write_bytes(text.encode())
+    else:
+        given.write_bytes("\r\n \n".join(texts).encode())
+    said = run(given, "--name", "odd", "--out", tmp_path, "--vocab-size", 400)
+    found = decoded(tmp_path, "odd")
+    if form == "one file":
+        assert "".join(found) == given.read_bytes().decode()
+        assert "documents, cut at blank lines" in said and len(found) > 200
+    else:
+        assert found == texts
+    assert "normaliser" not in said
+
+
+def test_a_normaliser_that_changes_text_is_told(tmp_path: Path) -> None:
+    """Of a tokenizer that is trained and of one that is given."""
+    documents = write_jsonl(tmp_path / "docs.jsonl", [*ODD_SPACE, *make_texts(200)])
+    nmt = ["--vocab-size", 400, "--normalization", "nmt_nfkc"]
+    said = run(documents, "--out", tmp_path, "--name", "nmt", *nmt)
+    assert "note: " in said and "line ends and tabs become one space" in said
+    assert decoded(tmp_path, "nmt")[0] == "To be, or not to be"
+    model = tmp_path / "tokenizers" / "nmt_400_bpe.model"
+    said = run(documents, "--out", tmp_path, "--name", "given", "--model", model)
+    assert "line ends and tabs become one space" in said
+    assert decoded(tmp_path, "given") == decoded(tmp_path, "nmt")
+
+
+@pytest.mark.parametrize("separator", ["\n", " ", ""])
+def test_text_without_blank_lines_is_cut_by_size(tmp_path: Path, separator: str) -> None:
+    """At line ends, else at spaces, else between characters; from any document on, the same ones
+    follow."""
+    text = separator.join(["wörter"] * 30_000)
+    path = tmp_path / "novel.txt"
+    path.write_bytes(text.encode())
+    source = tokenize_docs.Source([str(path)])
+    documents = list(source.documents())
+    assert "".join(document.text() for document in documents) == text
+    assert len(documents) > 10 and max(len(d.data) for d in documents) <= 1 << 14
+    assert all(document.data.endswith(separator.encode()) for document in documents[:-1])
+    for number in (1, 7, len(documents) - 1):
+        assert list(source.documents(documents[number].place)) == documents[number:]
+
+
+# === FAULTS =======================================================================================
+
+REFUSALS = {
+    "no file": (["nix.txt"], "no such file; name text files"),
+    "twice": (["novel.txt", "./novel.txt"], "named twice"),
+    "not UTF-8": (["latin.txt", "novel.txt", "--bytes"], "iconv -f WINDOWS-1252 -t UTF-8"),
+    "binary": (["a.png", "novel.txt", "--bytes"], "a binary file, no text; name text files"),
+    "no JSON": (["docs.jsonl", "--bytes"], "docs.jsonl:31: not an object"),
+    "half a character": (["half.jsonl", "--bytes"], "half.jsonl:1: not an object"),
+    "too few": (["novel.txt", "--bytes", "--num-val-docs", 9], "set --num-val-docs 1"),
+    "large vocabulary": (["novel.txt", "--vocab-size", 9000], "or less, or give more text"),
+    "no model": (["novel.txt", "--model", "novel.txt"], "no SentencePiece model"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_wrong_input_is_one_line_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("novel.txt").write_text("word " * 5000 + "\n\n" + "text " * 3000)
+    Path("latin.txt").write_bytes(b"one\ncaf\xe9")
+    Path("docs.jsonl").write_text('{"text": "good"}\n' * 30 + "{text: 1}\n")
+    Path("half.jsonl").write_text('{"text": "\\ud83d"}\n')
+    Path("a.png").write_bytes(b"\x89PNG\0\0")
+    arguments, words = REFUSALS[case]
+    with pytest.raises(dataset.DataError) as refusal:
+        run(*arguments, "--out", tmp_path)
+    assert words in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not list(tmp_path.rglob("fineweb_*.bin"))
+
+
+# === INPUT THAT CHANGES, RESTART ==================================================================
+
+
+def test_input_that_changes_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "docs.jsonl", make_texts(50))
+    encode = tokenize_docs.Tokenizer.encode
+
+    def change_first(self, texts: list[str], threads: int) -> list[np.ndarray]:
+        path.write_bytes(path.read_bytes().replace(b"a", b"b"))
+        return encode(self, texts, threads)
+
+    monkeypatch.setattr(tokenize_docs.Tokenizer, "encode", change_first)
+    with pytest.raises(dataset.DataError, match="changed while it was read; run rm ") as error:
+        run(path, "--out", tmp_path, "--bytes")
+    folder = tmp_path / "datasets" / "docs_byte260"
+    assert "changed while" in json.loads((folder / ".producing").read_text())["error"]
+    monkeypatch.undo()
+    with pytest.raises(dataset.DataError, match="other input files"):
+        run(path, "--out", tmp_path, "--bytes")
+    remedy = str(error.value).partition("run ")[2].partition(", then")[0]
+    subprocess.run(shlex.split(remedy), check=True)
+    run(path, "--out", tmp_path, "--bytes")
+    assert not (folder / ".producing").exists() and len(documents_of(folder, "train"))
+
+
+DYING_RUN = """
+import os, signal, sys
+import dataset, tokenize_docs
+write, calls = dataset.write_atomic, []
+def dying_write(path, *chunks):
+    if path.suffix == ".bin":
+        calls.append(path)
+        if len(calls) == {when}:
+            if {after}:
+                write(path, *chunks)
+            os.kill(os.getpid(), signal.SIGKILL)
+    write(path, *chunks)
+tokenize_docs.write_atomic = dying_write
+sys.argv = {argv!r}
+tokenize_docs.main()
+"""
+
+
+@pytest.mark.parametrize("when, after", [(1, False), (2, True), (9, True), (9, False)])
+def test_a_killed_export_continues_to_the_same_files(
+    tmp_path: Path, documents: Path, exported: Path, when: int, after: bool
+) -> None:
+    """Killed before or after the when-th shard has its name."""
+    arguments = [str(word) for word in (documents, "--out", tmp_path, *OPTIONS)]
+    code = DYING_RUN.format(when=when, after=after, argv=[str(SCRIPT), *arguments])
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
+    killed = subprocess.run([sys.executable, "-c", code], env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    folder = tmp_path / "datasets" / "docs_sp380"
+    assert len(list(folder.glob("*.bin"))) == when - (not after)
+    assert json.loads((folder / ".producing").read_text())["val_complete"] is (when == 9)
+    run(*arguments)
+    left = {name for name in files_of(tmp_path) if name.endswith(".partial")}
+    files = {name: data for name, data in files_of(tmp_path).items() if name not in left}
+    assert files == files_of(exported)
+
+
+def test_a_complete_set_is_left_alone(tmp_path: Path, documents: Path, exported: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in exported.rglob("*.[bm]*")}
+    run(documents, "--out", exported, *OPTIONS)
+    with pytest.raises(dataset.DataError, match="'shard_tokens': 1000}, now {'shard_tokens': 6}"):
+        run(documents, "--out", exported, "--vocab-size", 380, "--shard-tokens", 6)
+    assert before == {path: path.stat().st_mtime_ns for path in exported.rglob("*.[bm]*")}
+    theirs = tmp_path / "tokenizers" / "docs_380_bpe.model"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"theirs")
+    with pytest.raises(dataset.DataError, match="was not made by this command"):
+        run(documents, "--out", tmp_path, *OPTIONS)
+    assert theirs.read_bytes() == b"theirs"
+
+
+def test_what_it_says_to_remove_helps(tmp_path: Path, documents: Path) -> None:
+    arguments = [documents, "--out", tmp_path, *OPTIONS]
+    run(*arguments)
+    before = files_of(tmp_path)
+    os.truncate(tmp_path / "datasets" / "docs_sp380" / "fineweb_train_000002.bin", 1500)
+    with pytest.raises(dataset.DataError, match="or run rm -r") as error:
+        run(*arguments)
+    subprocess.run(shlex.split(str(error.value).rpartition("or run ")[2]), check=True)
+    run(*arguments)
+    assert files_of(tmp_path) == before
+
+
+def test_two_at_once_do_not_mix(tmp_path: Path, documents: Path) -> None:
+    folder = tmp_path / "datasets" / "docs_byte260"
+    with dataset.locked(folder), pytest.raises(dataset.DataError, match="another process makes it"):
+        run(documents, "--out", tmp_path, "--bytes")
+    run(documents, "--out", tmp_path, "--bytes")
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    """Twenty times the input: at most 60 MB more."""
+    code = (
+        "import resource, sys, tokenize_docs; tokenize_docs.main(); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for megabytes in (5, 100):
+        path = tmp_path / f"{megabytes}.jsonl"
+        with open(path, "w") as file:
+            for number in range(megabytes):
+                file.write((json.dumps({"text": f"{number} word" * 500}) + "\n") * 200)
+        command = [sys.executable, "-c", code, path, "--name", f"m{megabytes}", "--bytes"]
+        command += ["--out", tmp_path, "--shard-tokens", "1000000", "--num-val-docs", "1"]
+        environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]) / 1024)
+    assert peaks[1] < peaks[0] + 60, peaks

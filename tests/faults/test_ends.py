@@ -1,0 +1,321 @@
+"""Every ending of a run: its exit code, its one line, its `end` event, its files."""
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from running import write_split
+
+from faults.live import Live, assert_same_result, in_step
+
+Whole = Callable[[int], Live]
+slow = pytest.mark.slow
+
+
+def at_step(step: int, code: str, rank: int = 0) -> dict[str, str]:
+    """An edit: `code` on one rank in the step after `step`, but never after a restart."""
+    first = 'os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"'
+    return in_step(
+        f"if self.step == {step} and self.runtime.rank == {rank} and {first}:\n    {code}"
+    )
+
+
+def told(number: int) -> str:
+    return f"os.kill(os.getpid(), {int(number)})"
+
+
+def interrupted(run: Live, number: int, ranks: int) -> int:
+    """Asserts how a signal ends a run; the step of its checkpoint."""
+    assert run.end() == [128 + number] * max(1, ranks), run.err
+    saved = run.checkpoints()[-1]
+    line = f"interrupted after step {saved}; to resume: RUN_ID=r RESUME=auto <command>"
+    assert run.said == [line]
+    [end] = run.events("end")
+    assert (end["status"], end["exit_code"], end["error"]) == ("interrupted", 128 + number, line)
+    assert run.load(saved)["step"] == saved and not run.events("score")
+    return saved
+
+
+def failed(run: Live, *words: str) -> str:
+    """Asserts that a run ended with one line that has these words; returns it."""
+    codes = run.end()
+    assert set(codes) == {1}, f"{codes} {run.out[-500:]} {run.err[-2000:]}"
+    line = next(line for line in run.said if words[0] in line)
+    assert all(word in line for word in words), run.err[-3000:]
+    [end] = run.events("end")
+    assert (end["status"], end["exit_code"]) == ("failed", 1)
+    assert end["error"] and (len(codes) > 1 or line == f"rank 0: {end['error']}")
+    assert not list(run.folder.rglob("*.tmp"))
+    return line
+
+
+# Signals
+
+IN_VALIDATION = "                if runtime.signum:\n"
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_of_any_rank_ends_all_at_the_same_step(
+    tmp_path: Path, data: dict, whole: Whole, ranks: int, number: int
+) -> None:
+    edits = at_step(6, told(number), rank=max(0, ranks - 1))
+    run = Live(tmp_path, ranks, edits, **data)
+    assert interrupted(run, number, ranks) == 7
+    again = Live(tmp_path, ranks, **data | {"RESUME": "auto"}).finish()
+    assert again.resumed() == [7]
+    assert_same_result(again, whole(ranks))
+
+
+def test_a_signal_that_is_read_late_ends_all_at_the_same_step(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    """As on CUDA, where the host reads messages two steps late."""
+    edits = at_step(12, told(signal.SIGTERM), rank=1)
+    edits |= {"self.steps_late = 2 if self.cuda else 0": "self.steps_late = 2"}
+    run = Live(tmp_path, 2, edits, **data | {"TRAIN_LOG_EVERY": 0, "CHECKPOINT_EVERY": 0})
+    assert interrupted(run, signal.SIGTERM, 2) == 15
+    again = Live(tmp_path, 2, **data | {"RESUME": "auto"}).finish()
+    assert_same_result(again, whole(2))
+
+
+SIGNALS = {  # where, and the step of the checkpoint
+    "priming": (in_step(f"if self.step == 1 and not self.logged[0]: {told(15)}"), {0, 1}),
+    "first validation": ({IN_VALIDATION: f"                {told(15)}\n{IN_VALIDATION}"}, {0}),
+    "last validation": (
+        {IN_VALIDATION: f"                if scope == 'step_20': {told(15)}\n{IN_VALIDATION}"},
+        {20},
+    ),
+    "score": (
+        {IN_VALIDATION: f"                if scope == FINAL: {told(15)}\n{IN_VALIDATION}"},
+        {20},
+    ),
+}
+
+
+@pytest.mark.parametrize("place", SIGNALS)
+@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=slow)])
+def test_a_signal_outside_of_steps_costs_nothing(
+    tmp_path: Path, data: dict, whole: Whole, place: str, ranks: int
+) -> None:
+    edits, steps = SIGNALS[place]
+    run = Live(tmp_path, ranks, edits, **data | {"WARMUP_STEPS": 3})
+    assert interrupted(run, signal.SIGTERM, ranks) in steps
+    again = Live(tmp_path, ranks, **data | {"RESUME": "auto"}).finish()
+    assert_same_result(again, whole(ranks))
+
+
+@slow
+def test_ctrl_c_to_torchrun_and_its_workers_at_once(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    """As from a terminal; torchrun passes it on, so each rank hears it twice."""
+    edits = at_step(6, "Path('here').touch(); time.sleep(2)")
+    edits |= {
+        "        if not dist.is_initialized():\n": "        Path(f'pid{self.rank}').touch()\n"
+        "        if not dist.is_initialized():\n"
+    }
+    run = Live(tmp_path, 2, edits, restarts=0, **data).until((tmp_path / "here").exists)
+    os.killpg(run.launcher.pid, signal.SIGINT)
+    assert run.end() == [1]
+    assert run.status == ("interrupted", 130)
+    saved = run.checkpoints()[-1]
+    again = Live(tmp_path, 2, restarts=0, **data | {"RESUME": "auto"}).finish()
+    assert again.resumed() == [saved]
+    assert_same_result(again, whole(2))
+
+
+# Killed
+
+
+@slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_restarts_a_killed_rank_from_the_last_checkpoint(
+    tmp_path: Path, data: dict, whole: Whole, rank: int
+) -> None:
+    """With RESUME=auto in it, one command is for the start and for each restart."""
+    edits = at_step(10, told(signal.SIGKILL), rank)
+    run = Live(tmp_path, 2, edits, restarts=3, **data | {"RESUME": "auto"}).finish()
+    assert run.resumed() == [8]
+    assert_same_result(run, whole(2))
+
+
+KILLED = {
+    "writing a checkpoint": ("        file.flush()\n", 'path.name == "step_00000008.pt"', 4),
+    "writing the artifact": ("        file.flush()\n", 'path.suffix == ".ptz"', 20),
+}
+
+
+@slow
+@pytest.mark.parametrize("case", KILLED)
+def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
+    tmp_path: Path, data: dict, whole: Whole, case: str
+) -> None:
+    line, condition, step = KILLED[case]
+    line = " " * 4 + line
+    edits = {line: f"{line}            if {condition}: {told(signal.SIGKILL)}\n"}
+    run = Live(tmp_path, 0, edits, **data)
+    assert run.end() == [-signal.SIGKILL]
+    assert run.checkpoints()[-1] == step and not (tmp_path / "final_model.int8.ptz").exists()
+    again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
+    assert again.resumed() == [step]
+    assert_same_result(again, whole(0))
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(0, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
+    tmp_path: Path, data: dict, what: str, ranks: int, late: int
+) -> None:
+    """One line names rank, step and the last checkpoint; nothing newer is saved."""
+    rank = max(0, ranks - 1)
+    bad = (
+        "loss * math.nan" if what == "loss" else "loss + (0 * self.model.skip_weights.sum()).sqrt()"
+    )
+    line = '            with phase("backward"):\n'
+    condition = f"self.step == 9 and self.runtime.rank == {rank}"
+    edits = {
+        line: f"            with torch.enable_grad():\n                if {condition}:\n"
+        f"                    loss = {bad}\n{line}"
+    }
+    edits |= {"self.steps_late = 2 if self.cuda else 0": f"self.steps_late = {late}"}
+    run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
+    assert run.end() == [1] * max(1, ranks), run.err
+    remedy = "lower the learning rates; the last checkpoint: checkpoints/r/step_00000009.pt"
+    line = f"rank {rank}: step 10: loss or gradient not finite: {remedy}"
+    assert run.said == [line] and "Traceback" not in run.err
+    [end] = run.events("end")
+    assert (end["status"], end["error"]) == ("nonfinite", line)
+    assert run.checkpoints() == [3, 6, 9]
+
+
+def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict) -> None:
+    """Weights that the very last step has made infinite."""
+    edits = {
+        "            for optimizer in self.optimizers:\n": "            if self.step == 19:\n"
+        "                self.model.tok_emb.weight.fill_(math.inf)\n"
+        "            for optimizer in self.optimizers:\n"
+    }
+    run = Live(tmp_path, 0, edits, **data)
+    assert run.end() == [1]
+    assert run.status == ("nonfinite", 1) and run.said[0].startswith("the score is nan: ")
+
+
+def test_replicas_that_differ_at_the_end_are_an_error(tmp_path: Path, data: dict) -> None:
+    """Noise after the all-reduce is each rank's own."""
+    line = '        with phase("grad_clip"):\n'
+    noise = "        exchange.gradients.add_(torch.randn_like(exchange.gradients), alpha=1e-3)\n"
+    run = Live(tmp_path, 2, {line: noise + line}, **data)
+    failed(run, "the weights differ from rank 0's", "random numbers too")
+    assert not (tmp_path / "final_model.int8.ptz").exists() and not run.events("score")
+
+
+# Errors
+
+
+def test_out_of_memory_is_one_line_with_the_setting_that_helps(tmp_path: Path, data: dict) -> None:
+    edits = at_step(5, 'raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")')
+    run = Live(tmp_path, 0, edits, **data)
+    line = failed(run, "out of memory: ", "GRAD_ACCUM_STEPS=2")
+    assert run.said == [line] and "Traceback" not in run.err
+    assert run.checkpoints() == [4]
+
+
+def test_an_unforeseen_error_of_one_rank_ends_the_others(tmp_path: Path, data: dict) -> None:
+    """Within seconds, with its traceback."""
+    run = Live(tmp_path, 2, at_step(5, "raise ValueError('my bug')", rank=1), **data)
+    start = time.monotonic()
+    assert run.end() == [1, 1] and time.monotonic() - start < 60
+    assert "ValueError: my bug" in run.err and run.checkpoints() == [4]
+    assert run.status == ("failed", 1)
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path, data: dict) -> None:
+    run = Live(tmp_path, 2, at_step(5, told(signal.SIGKILL), rank=1), **data)
+    assert run.end() == [1, -signal.SIGKILL]
+    assert run.status == ("failed", 1)
+
+
+SHARD = "fineweb_train_000001.bin"
+READER = {
+    "truncated": (lambda path: os.truncate(path, 3000), "it ends "),
+    "deleted": (Path.unlink, "No such file or directory"),
+    "vocabulary": (
+        lambda path: path.write_bytes(path.read_bytes()[:1024] + b"\7\1" * 7000),
+        "token 263: VOCAB_SIZE=260",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READER)
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_shard_that_changes_is_one_line_with_file_and_offset(
+    tmp_path: Path, data: dict, case: str, ranks: int
+) -> None:
+    """After the good batches; what was saved before stays."""
+    settings = shards_of_its_own(data, tmp_path / "data")
+    edits = at_step(2, "Path('here').touch(); time.sleep(1)")
+    run = Live(tmp_path / "run", ranks, edits, **settings).until((tmp_path / "run/here").exists)
+    damage, words = READER[case]
+    damage(tmp_path / "data" / SHARD)
+    line = failed(run, ": the reader, at ", f"data/{SHARD} at byte ", words)
+    assert re.match(r"rank \d: ", line)
+    assert run.checkpoints() == [2, 4] and run.events("step")[-1]["step"] == 5
+
+
+def test_a_read_that_never_ends_is_one_line(tmp_path: Path, data: dict) -> None:
+    settings = shards_of_its_own(data, tmp_path / "data") | {"DATA_STALL_SECONDS": 1}
+    line = '            with open(path, "rb", buffering=0) as file:\n'
+    hang = f"            if path.name == '{SHARD}': time.sleep(99)\n"
+    run = Live(tmp_path / "run", 0, {line: hang + line}, **settings)
+    failed(run, "the reader, at ", f"{SHARD} at byte ", "no answer for DATA_STALL_SECONDS=1")
+
+
+def shards_of_its_own(data: dict, folder: Path) -> dict[str, object]:
+    """Three shards; a step takes 2,056 tokens, and the sixth crosses into the second shard."""
+    shutil.copytree(str(data["DATA_PATH"]), folder)
+    tokens = torch.randint(1, 260, (20_000,), generator=torch.Generator().manual_seed(5)).numpy()
+    write_split(folder, "train", tokens, [11_000, 7000])
+    more = {"DATA_PATH": folder, "ITERATIONS": 1000, "VAL_LOSS_EVERY": 0, "CHECKPOINT_EVERY": 2}
+    return data | more
+
+
+# Disks and consoles
+
+
+def test_the_score_is_there_when_the_artifact_cannot_be_written(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    """One line says what is missing, and RESUME=auto writes it."""
+    (tmp_path / "final_model.int8.ptz").mkdir(parents=True)
+    run = Live(tmp_path, 0, **data)
+    failed(run, "final_model.int8.ptz: Is a directory: not written")
+    assert "final_int8_zlib_roundtrip_exact" in run.out and run.checkpoints()[-1] == 20
+    (tmp_path / "final_model.int8.ptz").rmdir()
+    again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
+    assert again.resumed() == [20]
+    assert_same_result(again, whole(0))
+
+
+@pytest.mark.parametrize("console", ["full", "closed"])
+def test_a_console_that_takes_nothing_costs_its_text_alone(
+    tmp_path: Path, data: dict, whole: Whole, console: str
+) -> None:
+    broken = "os.open('/dev/full', os.O_WRONLY)"
+    if console == "closed":
+        broken = "os.close(os.pipe()[0]) or os.pipe()[1]"
+        broken = "(lambda ends: os.close(ends[0]) or ends[1])(os.pipe())"
+    line = "    config, faults = read_config(env)\n"
+    code = f"    for number in (1, 2):\n        os.dup2({broken}, number)\n"
+    run = Live(tmp_path, 0, {line + "    how =": code + line + "    how ="}, **data).finish()
+    assert "final_int8_zlib_roundtrip_exact" in run.log and run.out == ""
+    assert run.digits() == whole(0).digits()

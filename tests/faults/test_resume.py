@@ -1,0 +1,307 @@
+"""RESUME continues a run as if nothing had happened, and refuses what would be another run."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from faults.live import Live, assert_same_result
+
+Whole = Callable[[int], Live]
+
+# An edit with state of every kind: an average of the weights, a counter of late steps, AdamW on
+# the skip weights, an optimizer with row-wise state and a `k` in its groups on the embedding, and
+# random numbers of Python, numpy and torch in the model.
+OPTIMIZER = '''class Rows(torch.optim.Optimizer):
+    """Adagrad with one number for each row; the rate depends on `k`, the steps so far."""
+
+    def __init__(self, params, lr=0.01, power=0.5):
+        super().__init__(params, {"lr": lr, "power": power})
+        for group in self.param_groups:
+            group["k"] = 0
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                rows = self.state[p].setdefault("rows", torch.zeros(len(p), 1))
+                rows += p.grad.square().mean(1, keepdim=True)
+                p.sub_(group["lr"] / (1 + group["k"]) * p.grad / (rows + 1e-8) ** group["power"])
+
+
+class Trainer:
+'''
+STATE = """        self.adam, self.muon = make_optimizers(self.model, config, runtime)
+        embedding = self.model.tok_emb.weight
+        skips = self.model.skip_weights
+        self.adam.param_groups = self.adam.param_groups[1:]
+        others = self.adam.param_groups[0]["params"]
+        self.adam.param_groups[0]["params"] = [p for p in others if p is not skips]
+        self.ema = [p.detach().clone() for p in self.model.parameters()]
+        self.late = {"steps": 0}
+        self.more = [torch.optim.AdamW([skips], lr=0.01, fused=False), Rows([embedding])]
+"""
+NOISE = """        x = F.relu(self.fc(x)).square()
+        if self.training:
+            x = x * (0.9 + 0.1 * random.random()) * (0.9 + 0.1 * np.random.rand())
+            x = F.dropout(x, 0.1)
+"""
+BELONGS = "        # Whatever else a step changes belongs here"
+AFTER = """        torch._foreach_lerp_(self.ema, list(self.model.parameters()), 0.1)
+        self.late["steps"] += self.step >= 6
+"""
+EDIT = {
+    "class Trainer:\n": OPTIMIZER,
+    "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n": STATE,
+    "        x = F.relu(self.fc(x)).square()\n": NOISE,
+    BELONGS: AFTER + BELONGS,
+}
+
+
+def numbers_of(state: object) -> list[object]:
+    """The leaves of a checkpoint in order, tensors as lists."""
+    if isinstance(state, torch.Tensor):
+        return [state.tolist()]
+    if isinstance(state, dict):
+        return [leaf for name in state for leaf in (name, *numbers_of(state[name]))]
+    if isinstance(state, list | tuple):
+        return [leaf for part in state for leaf in numbers_of(part)]
+    return [state]
+
+
+def assert_same_state(mine: dict, theirs: dict) -> None:
+    """All of a checkpoint to the bit, but for times and rank 0's part of data_crc."""
+    assert mine["held"].keys() == theirs["held"].keys()
+    assert (mine["step"], mine["data_crc"]) == (theirs["step"], theirs["data_crc"])
+    for name in mine["held"].keys() - {"val_ms", "logged", "crc"}:
+        assert numbers_of(mine["held"][name]) == numbers_of(theirs["held"][name]), name
+
+
+def copied(before: Live, folder: Path, step: int) -> Path:
+    """A run's folder as it was when it had saved `step`."""
+    shutil.copytree(before.folder, folder)
+    for later in [number for number in before.checkpoints() if number > step]:
+        (folder / before.checkpoint(later).relative_to(before.folder)).unlink()
+    for name in ("final_model.int8.ptz", "final_model.pt", "logs/r.int8.ptz"):
+        (folder / name).unlink()
+    return folder
+
+
+def resume(before: Live, folder: Path, step: int, ranks: int = 0, **more: object) -> Live:
+    run = Live(copied(before, folder, step), ranks, **more, RESUME="auto").finish()
+    assert run.resumed()[-1] == step
+    return run
+
+
+def refusal(folder: Path, **settings: object) -> str:
+    """The one line of a run that is refused."""
+    run = Live(folder, **settings)
+    assert run.end() == [1] and "Traceback" not in run.err
+    [line] = run.said
+    return line
+
+
+# What continues
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_resume_is_bit_exact_whatever_the_trainer_holds(
+    tmp_path: Path, data: dict, ranks: int
+) -> None:
+    """Also with priming steps, which leave no trace, and without overlap."""
+    settings = data | {"GRAD_ACCUM_STEPS": 0, "edits": EDIT}
+    reference = Live(tmp_path / "whole", ranks, **settings).finish()
+    held = reference.load(20)["held"]
+    assert held["late"] == {"steps": 14} and held["more"][1]["param_groups"][0]["k"] == 20
+    assert held["more"][1]["state"][0]["rows"].shape == (260, 1)
+    assert held["more"][0]["state"][0]["step"] == 20
+    off = {"TRAIN_PREFETCH": 0, "VAL_PREFETCH": 0, "WARMUP_STEPS": 2}
+    once = resume(reference, tmp_path / "once", 4, ranks, **settings | off)
+    twice = resume(once, tmp_path / "twice", 12, ranks, **settings)
+    primed = Live(tmp_path / "primed", ranks, **settings | {"WARMUP_STEPS": 2}).finish()
+    assert "warmup_step:2/2" in primed.log
+    for run in (once, twice, primed):
+        assert_same_result(run, reference)
+        assert_same_state(run.load(20), reference.load(20))
+    times = [run.load(step)["train_ms"] for run, step in ((reference, 4), (once, 12), (twice, 20))]
+    assert 0 < times[0] < times[1] < times[2]
+
+
+def test_resume_on_other_ranks_trains_on_the_same_batches(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    settings = data | {"GRAD_ACCUM_STEPS": 0}
+    two = resume(whole(0), tmp_path / "two", 4, 2, **settings)
+    four = resume(two, tmp_path / "four", 12, 4, **settings)
+    for run in (two, four):
+        assert run.load(20)["data_crc"] == whole(0).load(20)["data_crc"]
+        run.losses()  # each step twice: the same to rounding
+        scores = [each.events("score")[-1]["val_bpb"] for each in (run, whole(0))]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+
+
+def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data: dict) -> None:
+    """Rates, betas and what else an optimizer is made with; its other entries are restored."""
+    settings = data | {"edits": EDIT, "ITERATIONS": 4}
+    before = Live(tmp_path / "run", **settings).finish()
+    changed = {
+        old: new.replace("Rows([embedding])", "Rows([embedding], 0.5, 0.25)")
+        for old, new in EDIT.items()
+    }
+    other = settings | {"edits": changed, "MATRIX_LR": 0.0, "BETA1": 0.5, "ITERATIONS": 8}
+    run = resume(before, tmp_path / "again", 4, **other)
+    assert "WARNING: RESUME continues with another script: " in run.log
+    held = run.load(8)["held"]
+    [group] = held["more"][1]["param_groups"]
+    assert (group["base_lr"], group["power"], group["k"]) == (0.5, 0.25, 8)
+    assert held["adam"]["param_groups"][0]["betas"] == (0.5, 0.95)
+    older = before.load(4)["held"]["model"]
+    moved = {name for name in older if not torch.equal(older[name], held["model"][name])}
+    assert "tok_emb.weight" in moved and "blocks.0.attn.c_q.weight" not in moved
+
+
+def test_a_resumed_run_appends_to_its_log(tmp_path: Path, data: dict, whole: Whole) -> None:
+    before = whole(0).text("logs/r.txt")
+    run = resume(whole(0), tmp_path / "more", 8, **data)
+    text = run.text("logs/r.txt")
+    assert text.startswith(before)
+    assert "\nresumed: step:8 resumed_from:checkpoints/r/step_00000008.pt" in text[len(before) :]
+    names = sorted(path.name for path in (run.folder / "logs").iterdir())
+    assert names == ["r.int8.ptz", "r.jsonl", "r.txt"]
+
+
+def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
+    """Without CHECKPOINT_EVERY, too: RESUME=auto keeps the last state."""
+    settings = data | {"CHECKPOINT_EVERY": 0, "RESUME": "auto", "WARMDOWN_ITERS": 0}
+    run = Live(tmp_path, **settings | {"ITERATIONS": 6}).finish()
+    assert "WARNING: RESUME=auto: checkpoints/r/ is empty: step 1 is next" in run.out
+    assert run.checkpoints() == [6]
+    run = Live(tmp_path, **settings).finish()
+    assert run.resumed() == [6] and run.checkpoints() == [6, 20]
+    straight = Live(tmp_path / "straight", **settings | {"RESUME": ""}).finish()
+    assert straight.checkpoints() == [], "removed: nobody asked for it"
+    assert_same_result(run, straight)
+
+
+def test_resume_of_a_finished_run_says_so_and_changes_no_file(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        kept = {"out", "err"}
+        paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in kept]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
+
+    before = files()
+    for ranks in (0, 2):
+        run = Live(folder, ranks, **data | {"RESUME": "auto"})
+        assert set(run.end()) == {0}
+        said = "nothing to do: checkpoints/r/step_00000020.pt is finished and scored: see logs/r."
+        assert run.out == f"{said}txt\n"
+        assert files() == before
+
+
+def test_an_error_in_quantize_costs_no_step(tmp_path: Path, data: dict) -> None:
+    """The last state is on the disk; with the mended script only the export is repeated."""
+    small = {"SMALL = 65_536": "SMALL = 10"}
+    line = "    matrix = t.ndim == 2\n"
+    broken = small | {line: line + '    raise ValueError("a bad bin")\n'}
+    settings = data | {"CHECKPOINT_EVERY": 0}
+    run = Live(tmp_path / "run", edits=broken, **settings)
+    assert run.end() == [1] and run.status == ("failed", 1)
+    assert run.events("end")[0]["error"] == "a bad bin" and "ValueError: a bad bin" in run.err
+    assert run.checkpoints() == [20] and not run.events("score")
+    steps = run.log.count("\nstep:")
+    run = Live(run.folder, edits=small, **settings | {"RESUME": "auto"}).finish()
+    assert run.log.count("\nstep:") == steps and run.resumed() == [20]
+    straight = Live(tmp_path / "straight", edits=small, **settings).finish()
+    assert_same_result(run, straight)
+
+
+# Saving
+
+
+def test_the_newest_checkpoints_stay(tmp_path: Path, data: dict) -> None:
+    settings = data | {"ITERATIONS": 5, "CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": 2}
+    run = Live(tmp_path, **settings).finish()
+    assert run.checkpoints() == [4, 5]
+    written = run.events("checkpoint")
+    assert [event["step"] for event in written] == [1, 2, 3, 4, 5]
+    assert written[-1]["path"] == "checkpoints/r/step_00000005.pt"
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, data: dict) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    run = Live(tmp_path, **data).finish()
+    assert run.log.count("WARNING: checkpoints/r/step_000000") == 5
+
+
+def test_state_that_cannot_be_saved_is_named_before_the_first_step(
+    tmp_path: Path, data: dict
+) -> None:
+    line = "        self.val_ms = 0.0"
+    run = Live(
+        tmp_path,
+        edits={line: "        self.hidden = [object()]\n" + line},
+        **data | {"WARMUP_STEPS": 1},
+    )
+    assert run.end() == [1]
+    words = "Trainer['hidden'][0] is a object: checkpoints need its state_dict and load_state_dict"
+    assert run.said == [f"rank 0: {words}"] and "step:1/" not in run.log
+
+
+# What is refused
+
+
+def test_a_run_id_whose_log_or_checkpoints_exist_is_refused(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    for gone in ("", "logs"):
+        if gone:
+            shutil.rmtree(folder / gone)
+        run = Live(folder, **data)
+        assert run.end() == [2]
+        words = "RUN_ID=r: logs/r.txt or its checkpoints exist: set another RUN_ID, or RESUME=auto"
+        assert words in run.err and run.checkpoints() == [4, 8, 12, 16, 20]
+
+
+def test_an_older_checkpoint_is_refused_while_later_ones_exist(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    path = Path("checkpoints/r/step_00000008.pt")
+    line = refusal(folder, **data | {"RESUME": path})
+    assert line == f"rank 0: RESUME={path}: RUN_ID=r has later ones: set another RUN_ID"
+    other = Live(folder, **data | {"RESUME": path, "RUN_ID": "other"}).finish()
+    assert other.artifact() == whole(0).artifact()
+
+
+class Command:
+    """A pickle that runs a command when it is loaded."""
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("case", ["missing", "cut", "weights", "command"])
+def test_a_file_that_is_not_a_checkpoint_is_one_line(
+    tmp_path: Path, data: dict, whole: Whole, case: str
+) -> None:
+    path = tmp_path / "other.pt"
+    if case == "cut":
+        path.write_bytes(whole(0).checkpoint(8).read_bytes()[:20_000])
+    elif case == "weights":
+        shutil.copy(whole(0).folder / "final_model.pt", path)
+    elif case == "command":
+        torch.save({"made_of": {}, "held": {}, "step": Command()}, path)
+    line = refusal(tmp_path / "run", **data | {"RESUME": path})
+    reason = "No such file or directory" if case == "missing" else "not a checkpoint"
+    assert line == f"rank 0: RESUME={path}: {reason}: set auto, or a step_<n>.pt"
+    assert not (tmp_path / "run" / "executed").exists()
+    assert not (tmp_path / "run" / "logs").exists()

@@ -1,0 +1,90 @@
+"""Scripts with recipes as modules, and Trainers of them on tiny data."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import recipe
+from running import SMALL_MODEL, SimulatedRanks, runtime_of, write_split
+from running import train_gpt as tg
+
+SETTINGS = SMALL_MODEL | {
+    "RUN_ID": "r",
+    "NUM_LAYERS": 3,
+    "VOCAB_SIZE": 260,
+    "ITERATIONS": 6,
+    "WARMDOWN_ITERS": 0,
+    "VAL_LOSS_EVERY": 0,
+    "VAL_BATCH_SIZE": 2048,
+    "GRAD_ACCUM_STEPS": 4,
+    "VAL_TOKENS": 600,
+}
+
+
+@pytest.fixture(scope="session")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
+    """The root's script with some recipes, as a module."""
+    folder = tmp_path_factory.mktemp("scripts")
+    made: dict[tuple[str, ...], ModuleType] = {(): tg}
+
+    def make(*names: str) -> ModuleType:
+        if names not in made:
+            path = folder / f"with_{'_'.join(names)}.py"
+            assert recipe.main(["apply", *names, "--to", str(path)]) == 0
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            made[names] = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = made[names]
+            spec.loader.exec_module(made[names])
+        return made[names]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Documents of bytes, each after a 1, in three training shards."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "byte.json").write_text('{"kind": "byte", "offset": 4}', encoding="utf-8")
+    random = np.random.default_rng(0)
+    texts = [random.integers(4, 260, random.integers(5, 90)) for _ in range(900)]
+    tokens = np.concatenate([np.r_[1, text] for text in texts])
+    write_split(folder, "val", tokens[:2000], [])
+    write_split(folder, "train", tokens[2000:], [9000, 14_000])
+    env = {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "byte.json")}
+    return SimpleNamespace(env=env, train=tokens[2000:], val=tokens[:2000], folder=folder)
+
+
+@pytest.fixture
+def run_of(
+    script: Callable, data: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Makes a Trainer of the root with some recipes; more than one rank: a list of Trainers."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(names: tuple[str, ...] = (), ranks: int = 1, **settings: object) -> Any:
+        module = script(*names)
+        monkeypatch.setattr(module, "SMALL", 500)  # in so small a model tensors are quantized, too
+        env = SETTINGS | data.env | settings
+        config, faults = module.read_config({name: str(value) for name, value in env.items()})
+        assert not faults, faults
+        if ranks == 1:
+            return module.Trainer(config, runtime_of(config, trainer=module), log_of(module))
+        together = SimulatedRanks(config, ranks, module)
+        return [module.Trainer(config, one, log_of(module)) for one in together.runtimes], together
+
+    return make
+
+
+def log_of(module: ModuleType) -> tg.RunLog:
+    """A log that writes no file: what was logged is in `lines` and `events`."""
+    log = module.RunLog("r", enabled=False)
+    log.lines = []
+    log.events = []
+    log.line = lambda text: log.lines.extend(text.splitlines())
+    log.event = lambda name, **values: log.events.append({"event": name, **values})
+    return log

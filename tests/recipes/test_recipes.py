@@ -1,0 +1,466 @@
+"""Recipes: each applies, is the root when it is off, and is right when it is on.
+
+What holds for every recipe (resume, ranks, priming, score, no look-ahead) is proved by the
+functions of tools/verify.py; what each one does is compared with a plain reference here.
+"""
+
+import io
+import itertools
+import lzma
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import recipe
+import torch
+import verify
+from running import ROOT, SimulatedRanks
+from running import train_gpt as tg
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.timeout(300)
+Run = Callable[..., Any]
+# What switches a recipe on in a tiny model, where the header's values do not fit.
+ON = {
+    "ema": {"EMA_DECAY": 0.8},
+    "muon_weight_decay": {"MUON_WD": 0.5},
+    "sliding_window": {"EVAL_STRIDE": 8},
+    "bigram_hash": {"BIGRAM_ROWS": 97, "BIGRAM_DIM": 16},
+    "partial_rope": {"ROPE_DIMS": 4},
+    "xsa": {"XSA_LAST_N": 2},
+    "longer_rows": {"SHORT_ROW_LEN": 8},
+}
+FRONTIER = {
+    "adam_weight_decay",
+    "brotli",
+    "gptq",
+    "layer_scale",
+    "loop",
+    "muon_row_norm",
+    "orthogonal_init",
+    "parallel_residuals",
+    "score_first_ttt",
+    "skip_gates",
+    "warmdown_share",
+}  # in test_frontier.py and test_frontier_quant.py
+COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
+ALL = [name for name in recipe.names() if name not in FRONTIER]
+
+
+def on(name: str) -> dict[str, Any]:
+    """The settings that switch a recipe on."""
+    return ON.get(name) or {n: value for n, (_, value) in recipe.load(name).settings.items()}
+
+
+def finish(run: Any) -> None:
+    run.train()
+    run.export_and_score()
+
+
+def results_of(run: Any) -> tuple[Any, ...]:
+    """Losses, checksums, score and artifact of a whole run."""
+    finish(run)
+    steps = [event for event in run.log.events if event["event"] == "step"]
+    [score] = [event for event in run.log.events if event["event"] == "score"]
+    losses = [(event["train_loss"], event["data_crc"]) for event in steps]
+    return losses, score["val_loss"], score["val_bpb"], Path("final_model.int8.ptz").read_bytes()
+
+
+# --- Each recipe ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_recipe_applies_with_a_whole_header(name: str, script: Callable) -> None:
+    one = recipe.load(name)
+    assert one.faults() == []
+    module = script(name)
+    for command in (["format", "--check"], ["check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", f"--config={ROOT}/.ruff.toml"]
+        done = subprocess.run([*ruff, module.__file__], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    added = {field.upper() for field in module.Config.__annotations__} - set(tg.SETTINGS)
+    assert added == set(one.settings)
+    defaults = {name.upper(): value for name, value in vars(module.Config()).items()}
+    for setting, (default, value) in one.settings.items():
+        kind = module.SETTINGS[setting]
+        assert (module.parse(kind, default) if default else default) == defaults[setting]
+        assert module.read_config({setting: value})[1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_recipe_that_is_off_is_the_root_to_the_digit(name: str, run_of: Run) -> None:
+    assert results_of(run_of((name,))) == results_of(run_of())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ALL if name not in COMPILED])
+def test_verify_finds_no_fault_in_a_recipe_that_is_on(name: str, script: Callable) -> None:
+    found = verify.check(
+        script(name).__file__, on(name), quick=True, score_differs=name == "sliding_window"
+    )
+    assert [one for one in found if one[1] == "FAULT"] == []
+    assert len(found) > 5
+
+
+# --- What each one promises -------------------------------------------------------------------
+
+
+def test_ema_is_the_average_of_the_weights_after_each_step(
+    run_of: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(("ema",), EMA_DECAY=0.8, VAL_LOSS_EVERY=3)
+    names = [name for name, _ in run.model.named_parameters()]
+    after = [[p.detach().double().clone() for p in run.model.parameters()]]
+    step = type(run).train_step
+
+    def noted(run: Any, batches: Any) -> None:
+        step(run, batches)
+        after.append([p.detach().double().clone() for p in run.model.parameters()])
+
+    monkeypatch.setattr(type(run), "train_step", noted)
+    finish(run)
+    wanted = after[0]
+    for weights in after[1:]:
+        wanted = [0.8 * mean + 0.2 * p for mean, p in zip(wanted, weights, strict=True)]
+    exported = torch.load("final_model.pt")
+    for name, mean, p in zip(names, wanted, after[-1], strict=True):
+        torch.testing.assert_close(exported[name].double(), mean, rtol=1e-5, atol=1e-6)
+        assert torch.equal(run.model.get_parameter(name).double(), p), (
+            "checkpoints hold the weights"
+        )
+
+
+def test_ema_restores_the_weights_when_a_signal_ends_a_validation(run_of: Run) -> None:
+    run = run_of(("ema",), EMA_DECAY=0.8)
+    module = sys.modules[type(run).__module__]
+    before = [p.detach().clone() for p in run.model.parameters()]
+    for mean in run.average.values():
+        mean += 1
+    run.runtime.signum = 2
+    with pytest.raises(module.HaltError):
+        run.validate()
+    assert all(map(torch.equal, before, run.model.parameters()))
+
+
+def test_muon_weight_decay_changes_only_matrices(run_of: Run) -> None:
+    """After one step: what the root has, less the rate times the decay of the weights before."""
+    settings = {"ITERATIONS": 1}
+    plain = run_of((), **settings)
+    decayed = run_of(("muon_weight_decay",), **settings, MUON_WD=0.5)
+    before = {name: p.detach().clone() for name, p in plain.model.named_parameters()}
+    plain.train()
+    decayed.train()
+    matrices = {id(p) for p in decayed.muon.matrices}
+    after = dict(plain.model.named_parameters())
+    assert len(matrices) == 18
+    for name, p in decayed.model.named_parameters():
+        decay = 0.04 * 0.5 * before[name] if id(p) in matrices else 0
+        torch.testing.assert_close(
+            p, after[name] - decay, rtol=0, atol=1e-7 if id(p) in matrices else 0
+        )
+
+
+def test_sliding_windows_score_each_target_once(run_of: Run, data: SimpleNamespace) -> None:
+    """Window by window, in a plain loop, with the bytes of exactly those targets."""
+    run = run_of(("sliding_window",), EVAL_STRIDE=8)
+    run.train()
+    run.validation = run.windows
+    targets = (600 - 1) // 32 * 32
+    tokens = torch.from_numpy(data.val[: targets + 1].astype(np.int64))
+    nats, in_bytes = [], 0
+    with torch.no_grad():
+        for end in range(32, targets + 1, 8):
+            window = tokens[end - 32 : end + 1]
+            losses = F.cross_entropy(
+                run.model.logits(window[None, :-1])[0], window[1:], reduction="none"
+            )
+            scored = 32 if end == 32 else 8
+            nats += losses[-scored:].tolist()
+            in_bytes += int((window[1:][-scored:] >= 4).sum())
+    assert len(nats) == targets == run.validation.targets
+    loss, bpb, _ = run.evaluate(tg.FINAL)
+    module = sys.modules[type(run).__module__]
+    ranks = SimulatedRanks(run.config, 3, module).runtimes
+    plans = [module.WindowPlan.val(run.config, one, len(data.val)) for one in ranks]
+    rows = [row for plan in plans for k in range(plan.num_batches) for row in plan.rows(k)]
+    assert rows == list(range(len(range(32, targets + 1, 8)))), "each window on one rank"
+    assert loss == pytest.approx(np.mean(nats), rel=1e-6)
+    assert bpb == pytest.approx(np.sum(nats) / np.log(2) / in_bytes, rel=1e-6)
+
+
+def test_windows_without_overlap_score_as_plain_rows(run_of: Run) -> None:
+    run = run_of(("sliding_window",), EVAL_STRIDE=32)
+    run.train()
+    plain = run.evaluate(tg.FINAL)[:2]
+    run.validation = run.windows
+    assert run.evaluate(tg.FINAL)[:2] == pytest.approx(plain, rel=1e-9)
+
+
+def test_rejects_a_stride_that_leaves_targets_out(run_of: Run) -> None:
+    with pytest.raises(Exception, match="EVAL_STRIDE=12: set a divisor of TRAIN_SEQ_LEN=32"):
+        run_of(("sliding_window",), EVAL_STRIDE=12)
+
+
+def test_int6_has_31_levels_and_keeps_small_rows(run_of: Run) -> None:
+    """Read from the file; with the root's floor rows of small weights had few levels left."""
+    run = run_of(("int6",), INT6_NAMES=".mlp.", MODEL_DIM=64)
+    module = sys.modules[type(run).__module__]
+    with torch.no_grad():
+        for block in run.model.blocks:
+            block.mlp.fc.weight.mul_(0.1)
+    state = run.model.state_dict()
+    packed = module.pack(state, run.config)
+    file = torch.load(io.BytesIO(zlib.decompress(packed.data)))
+    most = {name: int(q.abs().max()) for name, q in file["quantized"].items()}
+    assert {n: m for n, m in most.items() if ".fc." in n} == dict.fromkeys(
+        [f"blocks.{i}.mlp.fc.weight" for i in range(3)], 31
+    )
+    assert most["tok_emb.weight"] < 31, "the root's floor, on purpose"
+    unpacked = module.unpack(packed.data, state)
+    weight = state["blocks.0.mlp.fc.weight"]
+    error = (unpacked["blocks.0.mlp.fc.weight"] - weight).norm() / weight.norm()
+    assert error < 0.03
+    scales = file["scales"]["blocks.0.mlp.fc.weight"].float()
+    largest = weight.abs().amax(1)
+    torch.testing.assert_close(scales, largest / 31, rtol=2e-3, atol=0)
+    assert "13 int8, 0 float16, 13 float32, 6 int6, mean error" in packed.stored
+    misspelt = module.pack(state, tg.replace(run.config, int6_names=".mpl."))
+    assert "WARNING: INT6_NAMES=.mpl.: no tensor" in misspelt.stored
+
+
+def test_lzma_compresses_and_reads_both(run_of: Run) -> None:
+    run = run_of(("lzma",), ARTIFACT_CODEC="lzma")
+    module = sys.modules[type(run).__module__]
+    state = run.model.state_dict()
+    small = module.pack(state, run.config)
+    plain = tg.pack(state, run_of().config)
+    assert lzma.decompress(small.data) == zlib.decompress(plain.data)
+    assert small.stored == plain.stored + ", compressed by lzma"
+    for data in (small.data, plain.data):
+        assert all(
+            map(
+                torch.equal,
+                *(d.values() for d in (module.unpack(data, state), tg.unpack(plain.data, state))),
+            )
+        )
+
+
+MODELS = ["bigram_hash", "smear_gate", "partial_rope", "xsa", "leaky_relu2"]
+
+
+def stirred(run: Any) -> Any:
+    """The run's model with random weights, so that every part of it has an effect."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for p in run.model.parameters():
+            p.copy_(0.3 * torch.randn(p.shape))
+    return run.model
+
+
+def tokens_of(*shape: int) -> torch.Tensor:
+    return torch.randint(4, 260, shape, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_it_compiles_as_one_graph(name: str, run_of: Run) -> None:
+    """In bfloat16, as on a GPU: no part falls back to float32."""
+    run = run_of((name,), **on(name))
+    module = sys.modules[type(run).__module__]
+    model = stirred(SimpleNamespace(model=module.GPT(run.config, torch.bfloat16)))
+    tokens = tokens_of(2, 32)
+    seen = [inputs_of(block.mlp) for block in model.blocks]
+    with torch.no_grad():
+        eager = model(tokens, tokens)
+        assert {x.dtype for block in seen for x, _ in block} == {torch.bfloat16}
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward, backend="eager", fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        assert torch.equal(compiled(tokens, tokens), eager)
+
+
+def inputs_of(module: torch.nn.Module) -> list[Any]:
+    """The inputs of a module's calls, as they come."""
+    seen: list[Any] = []
+    module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    return seen
+
+
+def test_bigram_hash_looks_up_each_pair(run_of: Run) -> None:
+    model = stirred(run_of(("bigram_hash",), **on("bigram_hash")))
+    rows, embedded = inputs_of(model.bigram), inputs_of(model.blocks[0])
+    tokens = tokens_of(2, 32)
+    with torch.no_grad():
+        model.logits(tokens)
+        wanted = torch.empty(2, 32, 32)
+        for b, t in itertools.product(range(2), range(32)):
+            pair = 96
+            if t:
+                pair = (36313 * int(tokens[b, t]) ^ 27191 * int(tokens[b, t - 1])) % 96
+            assert rows[0][0][b, t] == pair
+            hashed = model.bigram_proj.weight @ model.bigram.weight[pair] * model.bigram_scale
+            wanted[b, t] = tg.rms_norm(model.tok_emb.weight[tokens[b, t]] + hashed)
+    torch.testing.assert_close(embedded[0][0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_smear_gate_mixes_neighbours_of_a_document(run_of: Run) -> None:
+    model = stirred(run_of(("smear_gate",), SMEAR_GATE=1))
+    embedded = inputs_of(model.blocks[0])
+    tokens = tokens_of(2, 32)
+    tokens[0, 7] = 1
+    with torch.no_grad():
+        model.logits(tokens)
+        plain = tg.rms_norm(model.tok_emb.weight[tokens])
+        gate = 1 / (1 + (-model.smear).exp())
+        for b, t in itertools.product(range(2), range(32)):
+            before = plain[b, t - 1] if t else torch.zeros(32)
+            wanted = (1 - gate) * plain[b, t] + gate * before
+            wanted = plain[0, 7] if (b, t) == (0, 7) else wanted
+            torch.testing.assert_close(embedded[0][0][b, t], wanted, rtol=1e-5, atol=1e-6)
+    assert embedded[0][0] is embedded[0][1], "x0 is mixed, too"
+
+
+def test_partial_rope_rotates_only_the_first_channels(run_of: Run) -> None:
+    run = run_of(("partial_rope",), ROPE_DIMS=4)
+    module = sys.modules[type(run).__module__]
+    x = torch.randn(1, 32, 2, 16, generator=torch.Generator().manual_seed(1))
+    rotated = module.rotate(x, run.model.cos, run.model.sin)
+    assert torch.equal(rotated[..., 4:], x[..., 4:])
+    for t, pair in itertools.product(range(32), range(2)):
+        angle = torch.tensor(t * 10_000.0 ** (-2 * pair / 4))
+        left, right = x[0, t, :, pair], x[0, t, :, pair + 2]
+        wanted = left * angle.cos() + right * angle.sin()
+        torch.testing.assert_close(rotated[0, t, :, pair], wanted, rtol=1e-4, atol=1e-5)
+        wanted = right * angle.cos() - left * angle.sin()
+        torch.testing.assert_close(rotated[0, t, :, pair + 2], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [3, 18])
+def test_rejects_rope_dims_that_do_not_fit(dims: int, run_of: Run) -> None:
+    with pytest.raises(Exception, match=f"ROPE_DIMS={dims}: set an even number up to 16"):
+        run_of(("partial_rope",), ROPE_DIMS=dims)
+
+
+def test_xsa_removes_the_own_value_in_the_last_blocks(run_of: Run) -> None:
+    run = run_of(("xsa",), XSA_LAST_N=2, NUM_HEADS=4, NUM_KV_HEADS=2)
+    model = stirred(run)
+    assert [block.attn.xsa for block in model.blocks] == [False, True, True]
+    heads = [inputs_of(block.attn.proj) for block in model.blocks]
+    values = [inputs_of(block.attn.c_v) for block in model.blocks]
+    with torch.no_grad():
+        model.logits(tokens_of(1, 32))
+        for layer, block in enumerate(model.blocks):
+            y = heads[layer][0][0].unflatten(-1, (4, 8))
+            v = block.attn.c_v(values[layer][0][0]).unflatten(-1, (2, 8))
+            along = torch.stack([(y[..., h, :] * v[..., h // 2, :]).sum(-1) for h in range(4)])
+            assert (along.abs().max() < 1e-4) == (layer > 0)
+    wide = run_of(("xsa",), XSA_LAST_N=99).model
+    assert all(block.attn.xsa for block in wide.blocks)
+
+
+def test_xsa_removes_only_the_part_along_the_value(script: Callable) -> None:
+    random = torch.Generator().manual_seed(1)
+    y, v = (torch.randn(1, 5, heads, 8, generator=random) for heads in (4, 2))
+    less = script("xsa").without_own_value(y, v)
+    for t, head in itertools.product(range(5), range(4)):
+        one, own = y[0, t, head], v[0, t, head // 2]
+        torch.testing.assert_close(less[0, t, head], one - (one @ own) / (own @ own) * own)
+
+
+def test_leaky_relu2_squares_scaled_negative_inputs(run_of: Run) -> None:
+    mlp = stirred(run_of(("leaky_relu2",), LEAKY_SLOPE=0.5)).blocks[0].mlp
+    squared = inputs_of(mlp.proj)
+    x = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        mlp(x, torch.ones(32))
+        inner = x @ mlp.fc.weight.T
+    wanted = torch.where(inner > 0, inner**2, 0.25 * inner**2)
+    torch.testing.assert_close(squared[0][0], wanted)
+
+
+def test_longer_rows_double_in_equal_parts_and_are_those_of_the_shards(
+    run_of: Run, data: SimpleNamespace
+) -> None:
+    settings = {"SHORT_ROW_LEN": 8, "SHORT_ROW_SHARE": 0.6, "ITERATIONS": 10, "WARMUP_STEPS": 3}
+    run = run_of(("longer_rows",), **settings)
+    seen = []
+    run.model.register_forward_pre_hook(lambda _, inputs: seen.append([t.clone() for t in inputs]))
+    run.train()
+    shapes = [tuple(x.shape) for x, _ in seen[: 4 * 13 : 4]]  # 4 micro-steps
+    assert shapes[:3] == [(64, 8), (32, 16), (16, 32)], "each length is primed"
+    assert shapes[3:] == 3 * [(64, 8)] + 3 * [(32, 16)] + 4 * [(16, 32)]
+    x, y = seen[12]  # the first micro-step that counts: two spans of 257 tokens
+    for half in range(2):
+        span = torch.from_numpy(data.train[257 * half : 257 * half + 257].astype(np.int64))
+        assert torch.equal(x[32 * half : 32 * half + 32].flatten(), span[:-1])
+        assert torch.equal(y[32 * half : 32 * half + 32].flatten(), span[1:])
+    with pytest.raises(Exception, match="SHORT_ROW_LEN=12: set 0, or 32 halved up to 6 times"):
+        run_of(("longer_rows",), SHORT_ROW_LEN=12).train()
+    with pytest.raises(Exception, match="SHORT_ROW_LEN=1: set 0, or 128 halved up to 6 times"):
+        run_of(("longer_rows",), SHORT_ROW_LEN=1, TRAIN_SEQ_LEN=128).train()
+
+
+def batches_of(run: Any, steps: int, first: int = 0) -> list[torch.Tensor]:
+    """The rows (x and the last y) of the next steps' batches of one rank."""
+    run.step = first
+    rows = []
+    with tg.closing(run.batches()) as batches:
+        for batch in itertools.islice(batches, steps * run.runtime.micro_steps):
+            rows.append(torch.cat((batch.x, batch.y[:, -1:]), dim=1))
+    return rows
+
+
+def test_shuffled_order_reads_every_span_once_per_epoch(run_of: Run, data: SimpleNamespace) -> None:
+    run = run_of(("shuffled_order",), SHUFFLE_SPANS=1)
+    spans = len(data.train) // 257  # of 256 targets
+    steps = 2 * spans // 8 - 1
+    rows = torch.cat(batches_of(run, steps)).unflatten(0, (-1, 8))  # (spans, rows, tokens)
+    drawn = torch.cat((rows[:, :, :-1].flatten(1), rows[:, -1, -1:]), dim=1).tolist()
+    plain = data.train[: 257 * spans].reshape(-1, 257).tolist()
+    assert sorted(drawn[:spans]) == sorted(plain) and drawn[:spans] != plain
+    second = drawn[spans:]
+    assert all(span in plain for span in second) and second != drawn[: len(second)]
+    other = run_of(("shuffled_order",), SHUFFLE_SPANS=1, SEED=2)
+    assert not torch.equal(batches_of(other, 1)[0], batches_of(run, 1)[0])
+    later = batches_of(run, 2, first=30)  # RESUME begins there
+    assert torch.equal(torch.cat(later), rows.flatten(0, 1)[30 * 64 : 32 * 64])
+
+
+def test_document_rows_begin_documents(run_of: Run, data: SimpleNamespace) -> None:
+    run = run_of(("document_rows",), ROW_START_TOKEN=1)
+    starts = []
+    at = 0
+    while at + 32 < len(data.train):
+        if data.train[at] == 1:
+            starts.append(at)
+            at += 32
+        else:
+            at += 1
+    assert run.shards.starts.tolist() == starts
+    steps = len(starts) // 64 + 2  # into the next epoch
+    rows = torch.cat(batches_of(run, steps)).numpy()
+    for number, row in enumerate(rows):
+        start = starts[number % len(starts)]
+        assert row[0] == 1 and row.tolist() == data.train[start : start + 33].tolist()
+    with pytest.raises(Exception, match="ROW_START_TOKEN=3: no row begins with it"):
+        run_of(("document_rows",), ROW_START_TOKEN=3)
+
+
+@pytest.mark.parametrize("name", ["shuffled_order", "document_rows"])
+def test_an_order_of_complete_shards_refuses_a_growing_set(
+    name: str, run_of: Run, data: SimpleNamespace
+) -> None:
+    producing = data.folder / ".producing"
+    producing.write_text('{"val_complete": true}', encoding="utf-8")
+    try:
+        with pytest.raises(Exception, match="is being made: wait"):
+            run_of((name,), **on(name))
+    finally:
+        producing.unlink()

@@ -1,0 +1,260 @@
+"""What the tests share: the trainer as a module, shards of known tokens, a small corpus,
+the script run as users do."""
+
+import dataclasses
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import train_gpt
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {f.name.upper() for f in dataclasses.fields(train_gpt.Config)}
+Call = Callable[..., tuple[int, str, str]]  # a tool's main: exit code, output, errors
+SMALL_MODEL = {
+    "NUM_LAYERS": 2,
+    "MODEL_DIM": 32,
+    "NUM_HEADS": 2,
+    "NUM_KV_HEADS": 1,
+    "VOCAB_SIZE": 300,
+    "TRAIN_SEQ_LEN": 32,
+    "TRAIN_BATCH_TOKENS": 2048,
+    "VAL_BATCH_SIZE": 4096,
+    "GRAD_ACCUM_STEPS": 1,
+    "WARMUP_STEPS": 0,
+    "MAX_WALLCLOCK_SECONDS": 0,
+    "ITERATIONS": 10,
+    "WARMDOWN_ITERS": 5,
+    "DEVICE": "cpu",
+    "TORCH_COMPILE": 0,
+}
+
+
+def write_shard(path: Path, tokens: np.ndarray) -> Path:
+    """A shard in the challenge's format: 256 little-endian int32 words,
+    then the tokens as uint16."""
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
+    return path
+
+
+def write_split(folder: Path, split: str, tokens: np.ndarray, sizes: list[int]) -> None:
+    """`tokens` as shards of the given sizes (the last one takes the rest)."""
+    for number, part in enumerate(np.split(tokens, np.cumsum(sizes))):
+        if len(part):
+            write_shard(folder / f"fineweb_{split}_{number:06d}.bin", part)
+
+
+@dataclasses.dataclass
+class Corpus:
+    folder: Path
+    tokenizer: Path
+    train: np.ndarray
+    val: np.ndarray
+    val_text_bytes: int
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"DATA_PATH": str(self.folder), "TOKENIZER_PATH": str(self.tokenizer)}
+
+
+@dataclasses.dataclass
+class Finished:
+    """A run of the script: what it printed, what it logged, how it ended."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        """The text log without the script's source."""
+        return self.log_path.read_text(encoding="utf-8").split("=" * 100 + "\n", 2)[-1]
+
+    @property
+    def log_path(self) -> Path:
+        return next(path for path in (self.folder / "logs").glob("*.txt"))
+
+    def values(self, word: str) -> list[str]:
+        """Every value of `word:` in the lines that begin with step: or final_, in order."""
+        lines = [line for line in self.text.splitlines() if line.startswith(("step:", "final_"))]
+        return [match for line in lines for match in re.findall(rf"(?:^| ){word}:(\S+)", line)]
+
+
+def clean_environment(**settings: object) -> dict[str, str]:
+    """This process' environment without trainer settings and ranks, plus `settings`."""
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in SETTINGS | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+    }
+    return {**env, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in settings.items()}}
+
+
+def run_trainer(
+    folder: Path,
+    *,
+    ranks: int = 0,
+    args: tuple[str, ...] = (),
+    timeout: float = 240,
+    script: Path | None = None,
+    **settings: object,
+) -> Finished:
+    """Runs the script in `folder` by subprocess: plain python for ranks=0,
+    else under torch.distributed.run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    launcher = (
+        [
+            "-m",
+            "torch.distributed.run",
+            f"--nproc_per_node={ranks}",
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=localhost:{free_port()}",
+        ]
+        if ranks
+        else []
+    )
+    command = [sys.executable, *launcher, str(script or ROOT / "train_gpt.py"), *args]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        text=True,
+        env=clean_environment(**settings),
+        capture_output=True,
+        timeout=timeout,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr, folder)
+
+
+def heed_interrupts() -> None:
+    """For a child's start: what a background job starts ignores SIGINT, and Python keeps that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def config_of(**settings: object) -> train_gpt.Config:
+    """A Config from environment-style names, as the script would read it;
+    raises on values of a wrong type."""
+    config, faults = train_gpt.read_config({k: str(v) for k, v in settings.items()})
+    assert not faults, faults
+    return config
+
+
+def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) -> dict[str, str]:
+    """A byte tokenizer, one shard of each split in `folder`, and the settings that use them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "byte.json").write_text('{"kind": "byte", "offset": 4}', encoding="utf-8")
+    for split, count in (("train", train_tokens), ("val", val_tokens)):
+        write_split(folder, split, np.random.default_rng(count).integers(1, 260, count), [])
+    return {
+        "DATA_PATH": str(folder),
+        "TOKENIZER_PATH": str(folder / "byte.json"),
+        "VOCAB_SIZE": "260",
+    }
+
+
+def runtime_of(
+    config: train_gpt.Config, rank: int = 0, world_size: int = 1, trainer: Any = train_gpt
+) -> train_gpt.Runtime:
+    """A rank's Runtime, without signals and a process group. `trainer`: whose, the script's or an
+    edited one's."""
+    return trainer.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+
+
+def open_pipeline(
+    config: train_gpt.Config, split: str = "train", step: int = 0, **replaced: Any
+) -> train_gpt.Pipeline:
+    """The pipeline of a split as the trainer builds it; `replaced`: some of its arguments."""
+    runtime = replaced.pop("runtime", None) or runtime_of(config)
+    shards = replaced.pop("shards", None) or train_gpt.Shards(config, split)
+    if split == "train":
+        plan = train_gpt.BatchPlan.train(config, runtime, step)
+    else:
+        plan = train_gpt.BatchPlan.val(config, runtime, shards.ends[-1])
+    overlap = replaced.pop("overlap", None) or train_gpt.Overlap.of(config, split, runtime.cuda)
+    return train_gpt.Pipeline(shards, plan, overlap, runtime, **replaced)
+
+
+# For small tensors a second thread only waits, and slows other processes down.
+train_gpt.torch.set_num_threads(1)
+
+
+class Recorder(train_gpt.RunLog):
+    """A log that writes no file: what was logged is in `lines` and `events`."""
+
+    def __init__(self) -> None:
+        super().__init__("recorder", enabled=False)
+        self.lines: list[str] = []
+        self.events: list[dict[str, Any]] = []
+
+    def line(self, text: str) -> None:
+        self.lines += text.splitlines()
+
+    def event(self, name: str, **values: Any) -> None:
+        self.events.append({"event": name, **values})
+
+
+class SimulatedRanks:
+    """Ranks that are threads of this process: their sums and broadcasts meet at a barrier.
+
+    Before `run`, Trainers are made one after the other, each with its own equal weights.
+    """
+
+    def __init__(self, config: train_gpt.Config, count: int, trainer: Any = train_gpt) -> None:
+        self.runtimes = [runtime_of(config, rank, count, trainer) for rank in range(count)]
+        self.barrier, self.given = threading.Barrier(count), [None] * count
+        self.running = False
+        self.sums = [0] * count  # how often each rank has reduced
+        for runtime in self.runtimes:
+            runtime.all_reduce = partial(self.all_reduce, runtime.rank)
+            runtime.broadcast = partial(self.broadcast, runtime.rank)
+
+    def gathered(self, rank: int, value: Any) -> list[Any]:
+        self.given[rank] = value
+        self.barrier.wait(60)
+        everyone = list(self.given)
+        self.barrier.wait(60)
+        return everyone
+
+    def all_reduce(self, rank: int, tensor: train_gpt.torch.Tensor) -> train_gpt.torch.Tensor:
+        self.sums[rank] += 1
+        return tensor.copy_(sum(self.gathered(rank, tensor.clone())))
+
+    def broadcast(self, rank: int, value: Any, source: int = 0) -> Any:
+        return self.gathered(rank, value)[source] if self.running else value
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """What `work(rank)` returns, or the HaltError that it raises, on every rank."""
+
+        def attempt(rank: int) -> Any:
+            try:
+                return work(rank)
+            except train_gpt.HaltError as halt:
+                return halt
+            except Exception:
+                self.barrier.abort()  # or the others would wait
+                raise
+
+        self.running = True
+        with ThreadPoolExecutor(len(self.runtimes)) as pool:
+            return list(pool.map(attempt, range(len(self.runtimes))))

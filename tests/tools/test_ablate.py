@@ -1,0 +1,278 @@
+"""tools/ablate.py: the plan, runs of a stand-in trainer and of ours, what is kept, what is
+concluded."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ablate
+import pytest
+from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, heed_interrupts
+from significance import paired
+
+TOOL = ROOT / "tools" / "ablate.py"
+TWO = ("--vary", "KNOB=0,1", "--out", "out")
+# Writes events as train_gpt.py does; its figures follow from settings. FAKE_*: how to misbehave.
+FAKE = r"""
+import json, os, signal, sys
+from pathlib import Path
+E = os.environ
+KNOWN = {"knob": 0.0, "mlp_mult": 2.0, "train_prefetch": True, "seed": 1337, "iterations": 20,
+         "max_wallclock_seconds": 600.0}
+config = {k: type(v)(float(E[k.upper()])) if k.upper() in E else v for k, v in KNOWN.items()}
+if sys.argv[1:] == ["--print-config"]:
+    if E.get("KNOB") == "99":
+        sys.exit("fake: nothing was started, settings are wrong:\n  KNOB=99: set less")
+    print(json.dumps({k: {"value": v, "source": "default"} for k, v in config.items()}))
+    sys.exit(0)
+run, seed, knob, N = E["RUN_ID"], config["seed"], config["knob"], config["iterations"]
+with open("journal", "a") as journal:
+    print(json.dumps({**E, "script": sys.argv[0]}), file=journal)
+started = len(open("journal").readlines())
+log = open(f"logs/{run}.jsonl", "x")
+def event(name, **fields):
+    print(json.dumps({"event": name, "time": 1000.0 + started, **fields}), file=log, flush=True)
+def end(status, code):
+    event("end", status=status, exit_code=code, error="")
+    sys.exit(code)
+event("run", run_id=run)
+event("config", **config, run_id=run)
+event("made_of", script="aa", fineweb_val_000000="x")
+event("hardware", device="x86_64", cpus=1, torch="2.13.0", python="3.12.0", world_size=1)
+if E.get("FAKE_REFUSE"):
+    print("fake: settings are wrong:\n  HEADS=3: set 4", file=sys.stderr)
+    sys.exit(2)
+if run == E.get("FAKE_FAIL"):
+    print("working\nboom: the disk is full", file=sys.stderr)
+    end("failed", 1)
+if run == E.get("FAKE_WAIT"):
+    Path("waiting").touch()
+    try: signal.pause()
+    except KeyboardInterrupt: end("interrupted", 130)
+off = not config["train_prefetch"]
+pace = 50 + knob * 10 + seed % 7 * 0.3 + started * float(E.get("FAKE_DRIFT", 1e-4))
+pace += seed * knob % 3 * 0.01
+loss = 2 + seed % 10 / 100
+for step in range(1, N + 1):
+    event("step", step=step, train_loss=loss + 10 / step, train_time_ms=step * pace, data_crc="a")
+event("validation", step=N, val_loss=loss, val_bpb=loss / 2, train_time_ms=N * pace)
+wait = N * ((1, 12)[off] + seed % 3 / 10)
+event("input", timing_train_loop_ms=N * pace, timing_val_total_ms=70, total_ms=wait,
+      share_percent=1, epochs=0.1)
+event("artifact", artifact_bytes=3000, code_bytes=900)
+event("score", val_loss=loss, val_bpb=loss / 2, eval_time_ms=5)
+end("finished", 0)
+"""
+
+
+class Place:
+    """A folder in which a user works with a trainer; what the trainer was started with."""
+
+    def __init__(self, folder: Path, call: Call) -> None:
+        self.folder, self.call = folder, call
+        self.script = folder / "fake.py"
+        self.script.write_text(FAKE)
+
+    def __call__(self, *words: str, **variables: str) -> tuple[int, str, str]:
+        """The tool on the trainer, with these variables in its environment."""
+        with mock.patch.dict(os.environ, variables):
+            return self.call(ablate.main, *words, "--", "python3", "fake.py")
+
+    def starts(self) -> list[dict[str, Any]]:
+        journal = self.folder / "journal"
+        text = journal.read_text() if journal.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def started(self) -> list[str]:
+        return [start["RUN_ID"] for start in self.starts()]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ablate.picture, "attempt", lambda *_: "no picture in tests")
+    return Place(tmp_path, call)
+
+
+def verdict_of(out: str) -> str:
+    return out.split("Verdict")[1].split("\n\n")[0].split("\n", 1)[1].strip()
+
+
+def row_of(out: str, quantity: str) -> str:
+    """The line of a quantity in the table of differences."""
+    table = out.split("Differences from")[1].split("\n\n")[0]
+    return next(line for line in table.splitlines() if quantity in line)
+
+
+USAGE = """
+--vary SEED=1,2                         | use --seeds
+--vary ITERATIONS=5,6 --steps 5         | --steps sets it
+--vary TRAIN_PREFTECH=0,1               | did you mean TRAIN_PREFETCH
+--vary LEARNING_RATE=1,2                | fake.py has no such setting: its --help lists all of them
+--vary KNOB=0,99                        | KNOB=99: set less
+--vary KNOB=0,1 --                      | after --
+--vary KNOB=0,1 -- A=1 python3          | A=1: settings go in front of the tool, not after
+"""
+
+
+@pytest.mark.parametrize("row", USAGE.strip().splitlines())
+def test_wrong_usage_is_told_before_anything_runs(place: Place, row: str) -> None:
+    given, reason = row.split("|", 1)
+    words = shlex.split(given)
+    words += [] if "--" in words else ["--", "python3", "fake.py"]
+    code, _, err = place.call(ablate.main, *words)
+    assert code == 2 and reason.strip() in err and err.count("\n") == 1 + err.count("\n  ")
+    assert not place.starts()
+
+
+def test_runs_take_turns_and_are_paired_by_seed(place: Place) -> None:
+    words = ("--vary", "KNOB=0,1,2", "--out", "out", "--seeds", "3", "--steps", "30")
+    code, out, err = place(*words, SEED="40", RUN_ID="mine")
+    order = ["0-40", "1-40", "2-40", "1-41", "2-41", "0-41", "2-42", "0-42", "1-42"]
+    ids = [f"out-{pair.replace('-', '-seed')}" for pair in order]
+    assert (code, err) == (0, "") and place.started() == ids
+    for start in place.starts():
+        assert start["RUN_ID"] == f"out-{start['KNOB']}-seed{start['SEED']}"
+        assert (start["ITERATIONS"], start["MAX_WALLCLOCK_SECONDS"]) == ("30", "0")
+        assert (place.folder / "logs" / f"{start['RUN_ID']}.jsonl").exists(), "as any run's"
+    assert out.index("Verdict") < out.index("Differences") < out.index("What differs")
+    assert (place.folder / "out" / "report.txt").read_text().strip() in out
+
+
+def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
+    seeds = (1337, 1341, 1350)
+    code, out, _ = place(*TWO, "--seeds", ",".join(map(str, seeds)), FAKE_DRIFT="0")
+    test = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
+    figures = f"{test.difference:+.4g} ms", f"{test.low:+.4g} to {test.high:+.4g}", "measurable"
+    assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-3:] == [*figures]
+    verdict = verdict_of(out)
+    assert verdict.startswith(f"KNOB=1 against KNOB=0: step time {figures[0]} ({figures[1]})")
+    assert "; not measurable: loss, " in verdict
+    assert verdict.endswith("losses are equal to the digit: what was varied computes the same")
+    out = place("--vary", "TRAIN_PREFETCH=1,0", "--out", "other")[1]
+    assert "input wait +11 ms per step" in verdict_of(out)
+    out = place(*TWO[:3], "one", "--seeds", "1")[1]
+    assert "one seed cannot tell a difference from chance: add --seeds 3" in verdict_of(out)
+
+
+def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
+    """Refused settings end everything."""
+    code, out, _ = place(*TWO, "--seeds", "3", FAKE_FAIL="out-1-seed1338")
+    assert code == 1 and len(place.starts()) == 6
+    assert "FAILED (exit code 1)" in out and "    boom: the disk is full" in out
+    assert "KNOB=1 seed 1338: exit code 1" in out.split("Failed\n")[1]
+    assert row_of(out, "step time").split()[3] == "2", "two pairs"
+    code, out, _ = place(*TWO, "--seeds", "3")
+    assert code == 0 and place.started()[6:] == ["out-1-seed1338"]
+    assert "5 of 6 runs are finished and kept" in out
+    code, out, err = place("--vary", "KNOB=0,1", "--out", "other", FAKE_REFUSE="1")
+    assert code == 2 and len(place.starts()) == 8, "the others would be refused, too"
+    assert "HEADS=3: set 4" in out and "nothing more was run" in err
+
+
+def test_only_what_is_missing_runs_again(place: Place) -> None:
+    assert place(*TWO, "--seeds", "2")[0] == 0
+    begun = len(place.starts())
+    assert place(*TWO, "--seeds", "2")[0] == 0 and len(place.starts()) == begun
+    log = place.folder / "logs" / "out-1-seed1337.jsonl"
+    log.write_text(log.read_text().split('{"event": "end"')[0])
+    assert place(*TWO, "--seeds", "2")[0] == 0 and place.started()[begun:] == ["out-1-seed1337"]
+    assert place("--vary", "KNOB=0,1,2", "--out", "out", "--seeds", "3")[0] == 0
+    new = [f"out-2-seed{seed}" for seed in (1337, 1338, 1339)]
+    new += ["out-0-seed1339", "out-1-seed1339"]
+    assert sorted(place.started()[begun + 1 :]) == sorted(new)
+
+
+def test_another_ablation_is_not_mixed_in(place: Place) -> None:
+    """Nor are logs touched that are not the tool's."""
+    assert place(*TWO, "--seeds", "1")[0] == 0
+    begun = len(place.starts())
+    assert "otherwise (ITERATIONS was not set, is 9; MAX_W" in place(*TWO, "--steps", "9")[2]
+    err = place(*TWO, MLP_MULT="4")[2]
+    assert (
+        "made otherwise (MLP_MULT was not set, is 4): change that back, or name another --" in err
+    )
+    place.script.write_text(FAKE + "# changed\n")
+    code, _, err = place(*TWO)
+    assert code == 2 and "script was" in err and "name another --out" in err
+    (place.folder / "logs" / "mine-0-seed1337.jsonl").write_text("precious")
+    code, _, err = place("--vary", "KNOB=0,1", "--out", "mine")
+    assert code == 2 and "mine-0-seed1337.jsonl: not a run of mine: name another --out" in err
+    assert len(place.starts()) == begun
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
+    run = "out-1-seed1338"
+    command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = {"env": {**os.environ, "FAKE_WAIT": run}, "preexec_fn": heed_interrupts}
+    with subprocess.Popen(command, **streams, **started) as process:
+        deadline = time.monotonic() + 60
+        while not (place.folder / "waiting").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in out
+    assert "2 of 4 runs are finished and kept" in out
+    events = (place.folder / "logs" / f"{run}.jsonl").read_text()
+    assert json.loads(events.splitlines()[-1])["status"] == "interrupted", "it was asked to end"
+    assert place(*TWO, "--seeds", "2")[0] == 0
+    assert len(place.starts()) == 5 and place.started()[2:4] == [run, run]
+
+
+def test_scripts_take_turns_as_settings_do(place: Place) -> None:
+    (place.folder / "ema.py").write_text(FAKE.replace("pace = 50", "pace = 70"))
+    words = ("--script", "fake.py,ema.py", "--vary", "KNOB=0,1", "--out", "out", "--seeds", "2")
+    code, out, err = place(*words)
+    ids = [f"out-{name}-seed1337" for name in ("fake-0", "fake-1", "ema-0", "ema-1")]
+    assert (code, err) == (0, "") and place.started()[:4] == ids
+    assert [start["script"] for start in place.starts()[:3:2]] == ["fake.py", "ema.py"]
+    verdicts = [line.strip() for line in verdict_of(out).splitlines()]
+    assert [line.split(" against ")[0] for line in verdicts] == [
+        *("fake.py KNOB=1", "ema.py KNOB=0", "ema.py KNOB=1")
+    ]
+    assert "step time +20 ms" in verdicts[1]
+
+
+def test_a_wrapper_is_given_the_script_as_its_own_option(place: Place) -> None:
+    """As data/quickstart.py is, which sets sizes for a laptop."""
+    for name in ("a.py", "b.py"):
+        (place.folder / name).write_text(FAKE)
+    start = 'import os, sys\nat = sys.argv.index("--script")\n'
+    start += "os.execv(sys.executable, [sys.executable, sys.argv[at + 1]])\n"
+    (place.folder / "quick.py").write_text(start)
+    words = ("--script", "a.py,b.py", "--seeds", "1", "--", "python3", "quick.py")
+    assert place.call(ablate.main, *words)[0] == 0
+    assert [start["script"] for start in place.starts()] == ["a.py", "b.py"]
+
+
+@pytest.mark.slow
+def test_our_trainer_is_ablated(tmp_path: Path) -> None:
+    """Overlap changes nothing, and nothing differs between the runs but seed and overlap. A picture
+    is drawn."""
+    (tmp_path / "train_gpt.py").symlink_to(ROOT / "train_gpt.py")
+    data = byte_data(tmp_path / "d") | {"DATA_PATH": "d", "TOKENIZER_PATH": "d/byte.json"}
+    variables = clean_environment(**SMALL_MODEL | {"TRAIN_BATCH_TOKENS": 512} | data)
+    words = ("--vary", "TRAIN_PREFETCH=1,0", "--seeds", "2", "--steps", "6", "--", "train_gpt.py")
+    streams = {"capture_output": True, "text": True, "timeout": 200}
+    done = subprocess.run([sys.executable, TOOL, *words], cwd=tmp_path, env=variables, **streams)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert row_of(done.stdout, "loss").endswith("  equal")
+    assert re.search(r"Same data: yes, data_crc at step 6 .*: [0-9a-f]{8}: 1-4\n", done.stdout)
+    differs = re.search(r"What differs.*\n((.+\n)+)", done.stdout)[1]
+    rows = "seed 1337: 1-2 | 1338: 3-4 train_prefetch True: 1, 4 | False: 2-3"
+    assert " ".join(differs.split()) == rows
+    folder = tmp_path / "logs" / "ablate-train_prefetch"
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,350 @@
+"""tools/compare.py and its picture: what differs, same data, A against B with its refusals."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import compare
+import picture
+import pytest
+import significance
+from configuration import seed_groups, telling
+from made_logs import TOKENS, bpb_of, event_lines, log_text, read_text
+from running import ROOT, Call
+from runs import read_logs
+
+A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
+
+
+def write_log(path: Path, **changed: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(log_text(**{"nats": 2.05, "code": 48000} | changed))
+    return path
+
+
+def arm(folder: Path, name: str, results: list[float], **changed: Any) -> list[str]:
+    return [
+        str(write_log(folder / f"{name}_seed{seed}.log", seed=seed, nats=nats, **changed))
+        for seed, nats in enumerate(results, 1)
+    ]
+
+
+def block(out: str, title: str) -> list[str]:
+    """The lines below a title, to the next empty line."""
+    return next(part for part in out.split("\n\n") if part.startswith(title)).splitlines()[1:]
+
+
+def edited(path: str | Path, change: Callable[[str], str]) -> str:
+    Path(path).write_text(change(Path(path).read_text()))
+    return str(path)
+
+
+def add_line(path: str | Path, line: str) -> None:
+    edited(path, lambda log: f"{log}{line}\n")
+
+
+# --- tables ---
+
+
+def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) -> None:
+    """Runs that differ only in their seed are a group."""
+    values, other = [2.05, 2.06, 2.07], {"matrix_lr": 0.02, "code": 48100}
+    logs = arm(tmp_path, "a", values) + arm(tmp_path, "b", [2.04, 2.08], **other)
+    code, out, err = call(compare.main, *logs)
+    assert (code, err) == (0, "") and out.startswith("What differs")
+    rows = [line.split(None, 1) for line in block(out, "What differs")]
+    assert rows == [
+        ["seed", "1: 1, 4 | 2: 2, 5 | 3: 3"],
+        ["matrix_lr", "0.04: 1-3 | 0.02: 4-5"],
+        ["code_bytes", "48000: 1-3 | 48100: 4-5"],
+    ]
+    group = significance.summary(values)
+    said = f"Runs 1-3, equal but for the seed: nats {group.mean:.5f} std {group.std:.5f}, bits per"
+    assert said in out and "\nRuns 4-5, equal but for the seed" in out
+
+
+def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> None:
+    write_log(tmp_path / "train_seed9.log", seed=3, nats=2.0601, code=302_114)
+    code, out, _ = call(compare.main, tmp_path)
+    head, row = block(out, "Time")
+    times = ["43.50", "599.9", "2.1"]
+    assert row.split() == ["1", "train_seed9.log", "finished", "3", "13,790", *times]
+    names = ["#", "log", "status", "seed", "steps", "ms/step"]
+    assert re.split(r"  +", head) == [*names, "train s", "eval s"]
+    assert block(out, "Results")[1].split() == [
+        *("1", "train_seed9.log", "2.0608", "2.0501", f"{bpb_of(2.0601):.5f}"),
+        *("2.06010", "302,114", "15,700,000", "16,002,114", "-2,114"),
+    ]
+    said = ["  1: its name says seed 9, its log 3", "  1: 2,114 bytes over the cap of 16,000,000"]
+    assert block(out, "Remarks") == said and code == 0
+
+
+def test_what_may_change_a_result(tmp_path: Path) -> None:
+    """Not where data lie, nor how often lines are printed, nor what one log alone tells."""
+    first = {"data_path": "/a/x", "val_every": 1, "odd": 1, "run_id": "a", "iterations": 9}
+    second = {"data_path": "/b/x", "val_every": 2, "run_id": "b", "iterations": 8}
+    texts = [log_text(code=9, **first), log_text(code=9, world=4, **second)]
+    runs = [read_text(tmp_path, text).runs[0] for text in texts]
+    names = ["iterations", "world_size"]
+    assert telling(runs) == names and telling(runs, ["ITERATIONS", "WORLD_SIZE"]) == []
+    assert seed_groups(runs) == [[0], [1]] and seed_groups(runs, names) == [[0, 1]]
+
+
+def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
+    first = write_log(tmp_path / "1.log", crc=0xA0000000)
+    second = write_log(tmp_path / "2.log", crc=0xA0000000, steps=13_800, seed=2)
+    other = write_log(tmp_path / "3.log", crc=0xB0000000, seed=3)
+    none = write_log(tmp_path / "4.log", seed=4)
+    at = "data_crc at step 10000 (the last common one): a0002710: 1-2"
+    for logs, answer in (
+        ((first, second), f"Same data: yes, {at}\n"),
+        ((first, second, other, none), f"Same data: NO, {at} | b0002710: 3; no data_crc: 4\n"),
+    ):
+        assert answer in call(compare.main, *logs)[1]
+
+
+# --- A against B ---
+
+
+def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> None:
+    """Groups are named by their logs, or by their folders."""
+    a, b = arm(tmp_path / "a", "a", A), arm(tmp_path / "b", "b", B, matrix_lr=0.02)
+    code, out, _ = call(compare.main, "--a", tmp_path / "a", "--b", tmp_path / "b")
+    test, lines = significance.welch(A, B, margin=0.005), block(out, "A against B")
+    assert code == 0 and out.startswith("A against B")
+    assert lines[0] == f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01"
+    assert lines[1].startswith(f"  A is {test.difference:.5f} nats lower (95 % interval")
+    group = significance.summary(A)
+    assert lines[2] == f"  A: 3 runs, {group.mean:.5f} nats, std {group.std:.5f}"
+    notes = [line for line in lines if "note" in line]
+    assert notes == ["  note: A and B differ in matrix_lr: which is better is tested, not why"]
+    out = call(compare.main, "--a", *b, "--b", *a)[1]
+    assert "not shown that A is better" in out and "nats higher" in out
+    assert "no measurable difference" not in out
+
+
+def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> None:
+    """Each reason is one line."""
+    a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B)
+    mixed = [*a[:2], *arm(tmp_path, "m", [2.0607], matrix_lr=0.02)]
+    copy, gone = str(write_log(tmp_path / "copy.log", nats=A[0])), str(tmp_path / "gone.log")
+    [cut] = arm(tmp_path, "cut", [2.07])
+    edited(cut, lambda log: log.split("step:10000/")[0])
+    [diverged] = arm(tmp_path, "n", [math.nan])
+    parts = arm(tmp_path, "p", B, partial=" partial_val:1")
+    say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
+    for ours, theirs, reasons in (
+        (mixed, b, [f"A mixes configurations: matrix_lr differ: {say}"]),
+        (a[:1], b, ["A has 1 run: a test needs two per group at least, better three"]),
+        ([*a, copy], b, ["A: copy.log repeats another run's seed and result: one run counts once"]),
+        (
+            a,
+            [*b, a[0]],
+            ["A and B share a run (equal to the digit): each run belongs to one of th"],
+        ),
+        ([*a, cut], b, ["cut_seed1.log (unfinished, step 1000) has no result to compare"]),
+        ([a[0], a[2], gone], b, [f"no run was read from {gone}"]),
+        (a, [*b, diverged], ["n_seed1.log (finished, step 13790) has no result to compare"]),
+        (a, parts, ["some runs scored a part of the validation split: run again without VAL_TOKE"]),
+        (parts[:2], parts[2:] + a[:1], ["B mixes configurations: partial_val", "some runs scored"]),
+    ):
+        code, out, _ = call(compare.main, "--a", *ours, "--b", *theirs)
+        lines = [line.removeprefix("  refused: ") for line in block(out, "A against B")]
+        assert code == 1 and "Welch" not in out and len(lines) == len(reasons), lines
+        assert all(line.startswith(reason) for line, reason in zip(lines, reasons, strict=True))
+    _, _, err = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "matrix_rl")
+    assert err.endswith("matrix_rl: no run has this condition: did you mean matrix_lr?\n")
+    more = arm(tmp_path, "q", A, partial=" partial_val:1")
+    code, out, _ = call(compare.main, "--a", *more, "--b", *parts, "--allow", "partial_val")
+    assert code == 0 and "1-6: validated on a part of the split" in out, "one remark for all"
+    code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
+    assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
+
+
+def own_arm(folder: Path, name: str, **changed: Any) -> list[Path]:
+    """Runs of our trainer."""
+    paths = [folder / f"{name}{seed}.jsonl" for seed in (1, 2)]
+    for seed, path in enumerate(paths, 1):
+        path.write_text(event_lines(seed, score=1.2 + seed / 100, ms=ord(name), **changed))
+    return paths
+
+
+def test_runs_on_other_validation_shards_are_not_compared(tmp_path: Path, call: Call) -> None:
+    """made_of knows them by checksums."""
+    shard = {"fineweb_val_000000.bin": "5000 tokens, 0000dead"}
+    a, b = own_arm(tmp_path, "a"), own_arm(tmp_path, "b", made_of=shard, matrix_lr=0.02)
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
+    assert code == 1 and "refused: the validation shards differ (checksums in made_of)" in out
+    assert "validation_shards" in "".join(block(out, "What differs"))
+
+
+def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -> None:
+    """Also where no log tells its tokens: the bytes a token follow from the results."""
+    a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)  # as many tokens: another text
+    assert code == 1 and "texts: a_seed2.log 151,080,362 bytes and b_seed1.log 249,282,598" in out
+    for path in (*a, *b):
+        edited(path, lambda log: log.replace(f" tokens:{TOKENS}", ""))
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
+    assert code == 0 and "note: tokenizers differ: compared in bits per byte" in out
+    assert "A is better than B by more than 0.0018 bits per byte" in out
+
+
+MODDED = """import torch
+def f(): pass
+{rule}
+Running Python 3.12.7
+step:0/1670 val_loss:10.8258 train_time:0ms step_avg:0.01ms
+step:1500/1670 val_loss:3.3100 train_time:79000ms step_avg:52.67ms
+step:1670/1670 val_loss:{loss} train_time:88000ms step_avg:52.69ms
+peak memory allocated: 29000 MiB reserved: 30000 MiB
+"""
+
+
+def test_logs_of_modded_nanogpt_are_finished_runs(tmp_path: Path, call: Call) -> None:
+    """Their result is the last validation."""
+    for path in ("a/3.2771", "a/3.2780", "a/3.2776", "b/3.2861", "b/3.2880", "b/3.2866"):
+        log = write_log(tmp_path / f"{path}.txt")
+        log.write_text(MODDED.format(rule="=" * 100, loss=path[2:]))
+    command = ("--a", tmp_path / "a", "--b", tmp_path / "b")
+    code, out, _ = call(compare.main, *command)
+    assert code == 0 and "A is 0.00933 nats lower" in out and "52.69" in block(out, "Time")[1]
+
+
+def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
+    a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", A, ms=43.6)
+    waits = (2.52, 2.61, 2.53, 152.47, 150.71, 152.09)
+    for path, wait in zip(a + b, waits, strict=True):
+        io = f"train_io:prefetch:{wait < 9} copy_stream:False(no_cuda)\nseed:"
+        edited(path, lambda log, io=io: log.replace("seed:", io, 1))
+        add_line(path, f"input_wait total:{13_790 * wait}ms share:0.1% max:9ms epochs:0.5")
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
+    assert code == 0 and "A and B differ in train_prefetch: which is better" in out
+    lines, low = block(out, "A against B"), significance.welch(waits[:3], waits[3:]).low
+    assert lines[1].startswith("  A and B have the same mean (95 % interval of the difference -")
+    start = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
+    assert lines[3].startswith(f"{start} {low:+.2f} to +151.4")
+
+
+# Arguments, the exit code, words of the error.
+FAULTS = """
+ | 2 | name logs, such as logs/*.txt
+x --a y --b z | 2 | name logs, such as logs/*.txt
+--a x | 2 | belong together
+x --plto y.png | 2 | unrecognized arguments: --plto y.png: --help lists
+x --margin nan | 2 | nan: write a number from 0 on, such as 0.5
+x --margin 0.1 | 2 | --margin does nothing without --a: give both
+none.log | 1 | error: none.log: cannot be read: No such file or directory
+"""
+
+
+@pytest.mark.parametrize("row", FAULTS.strip("\n").splitlines())
+def test_what_cannot_be_done_is_one_line(call: Call, row: str) -> None:
+    arguments, code, reason = row.split(" | ")
+    status, out, err = call(compare.main, *arguments.split())
+    assert status == int(code) and reason in err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert out == ""
+
+
+# --- pictures ---
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that would be saved."""
+    figures: list[Any] = []
+    monkeypatch.setattr(picture, "save", lambda figure, path: figures.append(figure))
+    return figures
+
+
+def legend_of(figure: Any) -> tuple[list[str], str]:
+    """The names in the legend, and the note above them."""
+    legend = figure.legends[0]
+    names = [text.get_text() for text in legend.get_texts()]
+    return names, " ".join(legend.get_title().get_text().split())
+
+
+def three_arms(folder: Path) -> list[str]:
+    logs = arm(folder, "lr1", A, matrix_lr=0.01) + arm(folder, "lr2", B, matrix_lr=0.02)
+    return logs + arm(folder, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
+
+
+def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) -> None:
+    """It has a title; each arm has a colour and a line of the legend."""
+    assert call(compare.main, *three_arms(tmp_path), "--plot", "x.svg")[0] == 0
+    figure = drawn[0]
+    curves, dots = figure.axes
+    assert figure.get_suptitle() == "MATRIX_LR: 3 arms, 3 seeds each"
+    assert legend_of(figure)[0] == ["MATRIX_LR=0.01", "MATRIX_LR=0.02", "MATRIX_LR=0.03"]
+    assert len(curves.lines) == 3 == len({line.get_color() for line in curves.lines})
+    assert [len(line.get_xdata()) for line in curves.lines] == [5, 5, 5]
+    mean = sum(bpb_of(nats - 0.01) for nats in A) / 3
+    assert curves.lines[0].get_ydata()[-1] == pytest.approx(mean, abs=1e-4), "the seeds' mean"
+    assert len(curves.collections) == 3, "a band an arm"
+    [[_, place]] = dots.containers[0].lines[0].get_xydata()
+    assert place == pytest.approx(sum(map(bpb_of, A)) / 3) and not dots.patches, "no bar"
+    assert [len(row.get_offsets()) for row in dots.collections[::2]] == [3, 3, 3], "a dot per seed"
+
+
+def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], call: Call) -> None:
+    """Parts of the split, other data, runs that are left out, in lines that fit; the wait where
+    arms differ in it by more than half a percent of a step."""
+    a, b = arm(tmp_path, "a", A, partial=" partial_val:1"), arm(tmp_path, "b", B, matrix_lr=0.2)
+    for path, wait in [(path, 1) for path in a] + [(path, 9) for path in b]:
+        add_line(path, f"input_wait total:{13_790 * wait}ms share:1% slowest:1 epochs:0.5")
+    edited(b[0], lambda log: log.split("step:13790/")[0])
+    for path in b:
+        edited(path, lambda log: log.replace("fineweb10B_sp1024", "mine"))
+    assert call(compare.main, *a, *b, "--plot", "x.png")[0] == 0
+    note = legend_of(drawn[0])[1]
+    assert note.startswith("Note: 1 unfinished run left out; some runs scored a part of the vali")
+    assert note.endswith("the runs have different data: fineweb10B_sp1024, mine")
+    lines = drawn[0].legends[0].get_title().get_text().split("\n")
+    assert max(map(len, lines)) <= 13 * drawn[0].get_figwidth()
+    wait = drawn[0].axes[2]
+    means = [bar.lines[0].get_ydata()[0] for bar in wait.containers]
+    assert wait.get_ylabel() == "waiting for input, ms per step" and means == pytest.approx([1, 9])
+
+
+def test_arms_that_differ_in_more_than_settings_are_told_apart(
+    tmp_path: Path, drawn: list[Any], call: Call
+) -> None:
+    """By the names of their logs. Losses of two tokenizers are
+    not drawn together."""
+    logs = [
+        write_log(tmp_path / f"f{n}" / f"train_seed{n}.log", code=n, nats=2 + n, factor=1 + n)
+        for n in (1, 2)
+    ]
+    for path in logs:
+        edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
+    assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
+    names, note = legend_of(drawn[0])
+    assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
+    assert "no curves: not all runs have 3 points" in note
+
+
+def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
+    """A seed that is there twice is not a seed of one arm: this record's logs do not tell how slow
+    its disk was."""
+    folder = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
+    runs = read_logs([folder]).runs
+    arms = seed_groups(runs)
+    assert [len(arm) for arm in arms] == [3] * 6
+
+
+def test_a_picture_is_written_also_into_a_pipe_that_closes(tmp_path: Path, call: Call) -> None:
+    logs, path = three_arms(tmp_path), tmp_path / "out.png"
+    command = [sys.executable, ROOT / "tools" / "compare.py", *logs, "--plot", path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env={**os.environ})
+    process.stdout.close()
+    process.wait(60)
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG") and len(data) > 20_000
+    code, _, err = call(compare.main, *logs, "--plot", tmp_path / "none" / "out.png")
+    assert code == 1 and err.startswith("error: --plot ") and len(err.splitlines()) == 1

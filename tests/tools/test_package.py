@@ -1,0 +1,179 @@
+"""tools/package.py: from logs to a folder that check.py accepts; the packed form of a script."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import check
+import package
+import pytest
+from facts import OPEN, RECORD
+from made_logs import ARTIFACT, NAME, RULE, SCRIPT, record_log
+from packed import packed_form
+from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, run_trainer
+
+Make = Callable[..., tuple[int, str, str, Path]]
+NATS = {1: 1.9, 42: 1.901, 1337: 1.9005}
+BY_HAND = "--name|Wider MLP|--author|Ada|--github-id|ada|--description|Wider.|--date|2026-04-01"
+
+
+@pytest.fixture
+def make(tmp_path: Path, call: Call) -> Make:
+    """package.py, called with logs: exit code, output, errors, and the folder that was to be."""
+
+    def run(*arguments: object, track: str = RECORD) -> tuple[int, str, str, Path]:
+        records = tmp_path / "records"
+        words = ["--track", track, *BY_HAND.split("|"), "--records", records, *arguments]
+        return *call(package.main, *words), records / track / NAME
+
+    return run
+
+
+def seeds(tmp_path: Path, **changed: Any) -> list[Path]:
+    """Logs of three seeds on 8 H100s under the names that a run gives them."""
+    values = {seed: {"seed": seed, "nats": nats} for seed, nats in NATS.items()}
+    texts = {tmp_path / f"run{seed}.txt": record_log(**values[seed] | changed) for seed in values}
+    for path, text in texts.items():
+        path.write_text(text)
+    return [*texts]
+
+
+def test_a_record_is_made_whole_and_accepted(tmp_path: Path, make: Make) -> None:
+    logs = seeds(tmp_path)
+    done, out, err, folder = make(*logs)
+    assert (done, err) == (0, "") and f"made {folder}" in out
+    names = ["train_seed1.log", "train_seed42.log", "train_seed1337.log"]
+    assert {path.name for path in folder.glob("*.log")} == {*names}
+    assert [(folder / name).read_bytes() for name in names] == [log.read_bytes() for log in logs]
+    assert (folder / "train_gpt.py").read_text() == SCRIPT
+    assert [path.name for path in folder.parent.parent.iterdir()] == [RECORD], "nothing else stays"
+    readme = (folder / "README.md").read_text()
+    assert "TODO: the log does not say all settings" in readme
+    (folder / "README.md").write_text(readme.replace(package.TODO, "Done: "))
+    report = check.check_folder(folder)
+    assert report.findings == ()
+    found = json.loads((folder / "submission.json").read_text())
+    results = found.pop("seed_results")
+    assert {int(seed): values["val_loss"] for seed, values in results.items()} == NATS
+    assert results["1"]["steps"] == 13_790 and results["1"]["artifact_bytes"] == ARTIFACT
+    assert found == {
+        "author": "Ada", "github_id": "ada", "name": "Wider MLP", "blurb": "Wider.",
+        "date": "2026-04-01", "track": "10min_16mb", "seeds": [1, 42, 1337],
+        "val_loss": 1.9005, "val_loss_std": 0.0005,
+        "val_bpb": pytest.approx(1.12558, abs=1e-5),
+        "val_bpb_std": pytest.approx(0.0003, abs=1e-5),
+        "bytes_total": ARTIFACT + len(SCRIPT), "bytes_code": len(SCRIPT),
+        "hardware": "8x NVIDIA H100 80GB HBM3", "pytorch_version": "2.9.1+cu128",
+    }  # fmt: skip
+
+
+def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> None:
+    """check.py judges it: what it refuses is not made, and leaves no trace."""
+    logs, script = seeds(tmp_path), tmp_path / "mine.py"
+    script.write_text(SCRIPT + "# more\n")
+    done, out, err, folder = make(*logs, "--script", script)
+    assert done == 1 and re.search(r"\n  refused .*another script: line 11", out)
+    assert "was not made" in err and not folder.parent.exists()
+    for path in logs:
+        path.write_text(path.read_text().split(f"{RULE}\n", 1)[1])
+    assert "--script FILE" in make(*logs)[2]
+    script.write_text(SCRIPT)
+    done, _, _, folder = make(*logs, "--script", script)
+    assert done == 0 and (folder / "train_gpt.py").read_text() == SCRIPT
+
+
+# A change of the third log, or an option: the exit code and the words.
+REFUSED = {
+    "1 : unfinished: it ends before the result": lambda text: text.split("Serialized model i")[0],
+    "1 does not say its seed": lambda text: text.replace("seed:1337\n", ""),
+    "1 no training log": lambda text: "",
+    "1 run it with another SEED, or leave": lambda text: text.replace("seed:1337\n", "seed:1\n"),
+    "1 missing.txt: cannot be read: No such file or directory": ("missing.txt",),
+    "2 needed: --author, --github-id": ("--author", " ", "--github-id", ""),
+}
+
+
+@pytest.mark.parametrize("expected", REFUSED)
+def test_what_cannot_be_packaged(expected: str, tmp_path: Path, make: Make) -> None:
+    logs, wrong = seeds(tmp_path), REFUSED[expected]
+    if callable(wrong):
+        logs[2].write_text(wrong(logs[2].read_text()))
+    done, out, err, _ = make(*logs, *(() if callable(wrong) else wrong))
+    assert (done, out) == (int(expected[0]), "") and expected[2:] in err and err.count("\n") == 1
+    assert not (tmp_path / "records").exists()
+
+
+def test_no_folder_is_overwritten_or_half_written(tmp_path: Path, make: Make) -> None:
+    logs = seeds(tmp_path)
+    full = OSError(28, "No space left on device")
+    with mock.patch.object(package.os, "rename", side_effect=full):
+        done, _, err, folder = make(*logs)
+    assert done == 1 and "No space left on device" in err and not folder.exists()
+    make(*logs)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    done, _, err, _ = make(*logs[:2])
+    assert done == 1 and f"{folder}: exists: remove it, or give another --name" in err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Make) -> None:
+    """To the digit; its log holds it and its size. It becomes a record, and that record's README
+    has the command which, as it stands, runs it again."""
+    data = byte_data(tmp_path / "data" / "datasets" / "small set")
+    data["TOKENIZER_PATH"] = byte_data(tmp_path / "data" / "tokenizers")["TOKENIZER_PATH"]
+    small = SMALL_MODEL | data | {"ITERATIONS": 4, "VAL_LOSS_EVERY": 2, "SEED": 2}
+    script, packed = tmp_path / "train_gpt.py", tmp_path / "train_gpt_packed.py"
+    script.write_bytes((ROOT / "train_gpt.py").read_bytes())
+    assert package.main(["--pack", str(script)]) == 0
+    assert packed.stat().st_size < script.stat().st_size / 2
+    runs = [
+        run_trainer(tmp_path / one.stem, script=one, ranks=ranks, **small)
+        for one in (script, packed)
+    ]
+    assert [run.code for run in runs] == [0, 0], runs[1].err
+    for word in ("train_loss", "val_loss", "val_bpb", "data_crc"):
+        assert len(runs[0].values(word)) > 2 and runs[0].values(word) == runs[1].values(word)
+    assert f"Code size: {packed.stat().st_size} bytes" in runs[1].text
+    made, out, err, folder = make(runs[1].log_path, track=OPEN)
+    assert (made, err) == (0, ""), out
+    assert (folder / "train_gpt.py").read_bytes() == packed.read_bytes()
+    assert package.main(["--unpack", str(packed), "--output", str(tmp_path / "back.py")]) == 0
+    assert (tmp_path / "back.py").read_bytes() == script.read_bytes()
+    lines = re.search(r"```bash\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    lines = lines.replace("python3", sys.executable)
+    lines = lines.replace("torchrun", f"{sys.executable} -m torch.distributed.run")
+    again = subprocess.run(["bash", "-c", lines], cwd=folder, env=clean_environment())
+    last = (folder / "logs" / "seed2.txt").read_text().splitlines()[-1]
+    assert again.returncode == 0 and last.startswith("final_int8_zlib_roundtrip_exact")
+    assert last == runs[1].text.splitlines()[-1]
+
+
+def test_the_packed_script_shows_its_readable_lines(tmp_path: Path) -> None:
+    """A traceback has the line that fails, as inspect.getsource and torch.compile have theirs."""
+    path = tmp_path / "train_gpt.py"
+    fails = b"try:\n    import traceback\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"
+    path.write_bytes(packed_form(fails))
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert f'{path}", line 3, in <module>\n    1 / 0\n' in done.stderr
+
+
+def test_files_of_others_are_kept(tmp_path: Path, call: Call) -> None:
+    path, other = tmp_path / "a.py", tmp_path / "a_packed.py"
+    path.write_text("x = 1\n")
+    other.write_text("mine\n")
+    done, _, err = call(package.main, "--pack", path)
+    assert done == 1 and "name another --output" in err and other.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("text", [b"def f(:\n", packed_form(b"import os\n" * 500)])
+def test_broken_or_packed_text_is_not_packed(text: bytes, tmp_path: Path, call: Call) -> None:
+    path = tmp_path / "a.py"
+    path.write_bytes(text)
+    assert call(package.main, "--pack", path)[0] == 1 and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,200 @@
+"""tools/recipe.py: recipes are merged, shown where they cannot be, made and made again; stacks."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import recipe
+from running import Call
+
+# A script of a few lines with the same kind of Config as the trainer's.
+SCRIPT = '''"""A script."""
+import json
+import os
+import sys
+
+Fixed = {float: float, bool: bool, str: str}
+
+
+class Config:
+    logit_softcap: Fixed[float] = 30.0  # logits; the cap
+    run_id: str = "a"  # text; the name
+    tie: Fixed[bool] = True  # 0/1; one matrix
+
+
+def forward(x):
+    # first line
+    head = x
+    # second line
+    return head * 30
+'''
+MAIN = """
+if "--print-config" in sys.argv:
+    values = {n: {"value": os.environ.get(n.upper(), "default")} for n in Config.__annotations__}
+    if os.environ.get("CAP_MORE") == "9":
+        sys.exit("error: CAP_MORE=9: set 0 or 1")
+    print(json.dumps(values))
+"""
+HEADER = "# It does this.\n# source: none\n# effect: none\n"
+HEAD, RETURN = "    head = x\n", "    return head * 30\n"
+CAP = "    cap_more: Fixed[bool] = False  # 0/1; a cap\n"
+OPTION = "    logit_softcap: Fixed[float] = 30.0  # logits; the cap\n"
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of its own: train_gpt.py, recipes, stacks."""
+    for name in ("recipes", "stacks"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(recipe, "FOLDER", tmp_path / "recipes")
+    monkeypatch.setattr(recipe, "STACKS", tmp_path / "stacks")
+    monkeypatch.setattr(recipe, "TRAINER", tmp_path / "root.py")
+    (tmp_path / "root.py").write_text(SCRIPT + MAIN)
+    recipe.patched.cache_clear()
+    return tmp_path
+
+
+def make(name: str, old: str, new: str, header: str = HEADER) -> None:
+    """A recipe that replaces some lines of the script."""
+    assert SCRIPT.count(old) == 1
+    diff = recipe.difference(SCRIPT + MAIN, (SCRIPT + MAIN).replace(old, new))
+    (recipe.FOLDER / f"{name}.diff").write_text(header + diff)
+
+
+def make_caps() -> None:
+    header = HEADER.replace("# source", "# setting: CAP_MORE=0, on: CAP_MORE=1\n# source")
+    make("caps", OPTION, CAP + OPTION, header)
+
+
+def test_what_cannot_be_merged_is_shown_with_both_sides(call: Call, own: Path) -> None:
+    make("one", RETURN, "    return head\n")
+    make("two", RETURN, "    return 2 * head\n")
+    code, out, err = call(recipe.main, "apply", "one", "two", "--to", own / "x.py")
+    assert (code, out) == (1, "") and not (own / "x.py").exists()
+    assert err.startswith(
+        "error: one and two change the same lines:\n<<<<<<< one\n    return head\n"
+    )
+    assert RETURN in err and "    return 2 * head\n>>>>>>> two\n" in err
+
+
+def test_lines_added_at_one_place_stand_in_the_order_named(call: Call, own: Path) -> None:
+    """Also directly before or after a line that the other changes."""
+    make("one", HEAD, HEAD + "    # one\n")
+    make("two", HEAD, HEAD + "    # two\n")
+    make("three", HEAD, "    head = 2 * x\n")
+    make("four", HEAD, "    # four\n" + HEAD)
+    order = "two", "three", "one", "four"
+    assert call(recipe.main, "apply", *order, "--to", own / "x.py")[0] == 0
+    text = (own / "x.py").read_text()
+    assert "    # four\n    head = 2 * x\n    # two\n    # one\n" in text
+    assert text.startswith(recipe.MADE_BY + "two, three, one, four\n")
+
+
+def test_a_combination_that_is_not_python_is_refused(call: Call, own: Path) -> None:
+    make("one", HEAD, HEAD + "    if head:\n")
+    code, _, err = call(recipe.main, "apply", "one", "--to", own / "x.py")
+    assert code == 1 and "one: line 20 of what they make: expected an indented block" in err
+    assert not (own / "x.py").exists()
+
+
+def test_new_makes_a_recipe_of_an_edited_copy(call: Call, own: Path) -> None:
+    edited = own / "mine.py"
+    edited.write_text((SCRIPT + MAIN).replace(OPTION, CAP + OPTION))
+    assert call(recipe.main, "new", "caps", "--from", edited)[0] == 0
+    made = recipe.load("caps")
+    assert made.settings == {"CAP_MORE": ("0", "TODO")} and made.count("+") == 1
+    code, _, err = call(recipe.main, "check")
+    assert code == 1 and "caps: its header has a TODO" in err
+    assert call(recipe.main, "apply", "caps", "--to", own / "x.py")[0] == 0
+    assert (own / "x.py").read_text().split("\n", 1)[1] == edited.read_text()
+    # What was applied can be edited and made the same recipe again: its header is kept.
+    make_caps()
+    (own / "x.py").write_text((own / "x.py").read_text().replace(RETURN, "    return head\n"))
+    code, _, err = call(recipe.main, "new", "caps", "--from", own / "x.py")
+    assert code == 1 and "caps.diff exists: name another, or --again" in err
+    assert call(recipe.main, "new", "caps", "--from", own / "x.py", "--again")[0] == 0
+    again = recipe.load("caps")
+    assert (again.count("+"), again.count("-")) == (2, 1) and again.sentence == "It does this."
+    assert call(recipe.main, "check") == (0, "1 of 1 recipes apply to train_gpt.py\n", "")
+
+
+def test_a_recipe_of_another_train_gpt_does_not_apply(call: Call, own: Path) -> None:
+    make("one", RETURN, "    return head\n")
+    recipe.TRAINER.write_text((SCRIPT + MAIN).replace("    # second line\n", "    # new\n"))
+    code, _, err = call(recipe.main, "apply", "one", "--to", own / "x.py")
+    assert code == 1 and "one does not apply: train_gpt.py has other lines near line " in err
+    assert "git checkout train_gpt.py" in err and err.count("\n") == 1
+
+
+def test_set_makes_values_the_defaults(call: Call, own: Path) -> None:
+    make_caps()
+    apply = "apply", "caps", "--to", own / "x.py", "--set"
+    for value, words in {
+        "CAP_MORE=9": "--set: error: CAP_MORE=9: set 0 or 1",
+        "CAP_MOER=1": "--set CAP_MOER: no such setting of these recipes or train_gpt.py",
+    }.items():
+        code, out, err = call(recipe.main, *apply, value)
+        assert (code, out) == (1, "") and words in err and not (own / "x.py").exists()
+    code, out, _ = call(recipe.main, *apply, "RUN_ID=a-b")
+    assert code == 0 and "caps is off until it is set: CAP_MORE=1" in out
+    assert '    run_id: str = "a-b"  # text; the name\n' in (own / "x.py").read_text()
+
+
+STACK = {
+    "recipes": ["caps", "one"],
+    "settings": {"CAP_MORE": 1, "LOGIT_SOFTCAP": 15},
+    "data": "python3 data/cached_challenge_fineweb.py",
+    "launch": "torchrun --standalone --nproc_per_node=8",
+    "source": "PR 1",
+    "score": "1.2 bits per byte",
+}
+
+
+def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
+    """In its order, also with another recipe and another value."""
+    make_caps()
+    make("one", RETURN, "    return head\n")
+    make("two", HEAD, HEAD + "    # two\n")
+    (own / "stacks" / "first.json").write_text(json.dumps(STACK))
+    code, out, err = call(recipe.main, "apply", "--stack", "first", "--to", own / "x.py")
+    assert (code, err) == (0, "") and out.splitlines()[1:] == [
+        "  1.2 bits per byte (PR 1)",
+        "data: python3 data/cached_challenge_fineweb.py",
+        f"run:  torchrun --standalone --nproc_per_node=8 {own / 'x.py'}",
+    ]
+    text = (own / "x.py").read_text()
+    assert text.startswith(recipe.MADE_BY + "caps, one\n") and "    return head\n" in text
+    assert '    cap_more: Fixed[bool] = "1"  # 0/1; a cap\n' in text
+    assert '    logit_softcap: Fixed[float] = "15"  # logits; the cap\n' in text
+    more = "apply", "two", "--stack", "first", "--to", own / "y.py", "--set", "LOGIT_SOFTCAP=20"
+    assert call(recipe.main, *more)[0] == 0
+    text = (own / "y.py").read_text()
+    assert text.startswith(recipe.MADE_BY + "caps, one, two\n") and 'float] = "20"' in text
+    assert call(recipe.main, "check")[0] == 0
+
+
+def test_refusals_are_one_line(call: Call, own: Path) -> None:
+    make_caps()
+    (own / "foreign.py").write_text("import torch\n")
+    file = own / "x.py"
+    for command, words in {
+        f"apply cap --to {file}": "cap: no such recipe in recipes: did you mean caps?",
+        f"apply caps --to {own / 'foreign.py'}": "exists, and stays as it is",
+        f"new foreign --from {own / 'foreign.py'}": "not an edited copy of train_gpt.py",
+    }.items():
+        code, out, err = call(recipe.main, *command.split())
+        assert (code, out) == (1, "") and words in err.replace(str(recipe.FOLDER), "recipes"), err
+        assert err.count("\n") == 1 and not file.exists()
+
+
+def test_it_works_inside_another_repository(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There `git apply` would silently skip files that the repository does not know."""
+    make_caps()
+    subprocess.run(["git", "init", "-q", own], check=True)
+    (own / "sub").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(own / "sub"))
+    assert call(recipe.main, "apply", "caps", "--to", own / "x.py")[0] == 0
+    assert CAP in (own / "x.py").read_text()

@@ -1,0 +1,141 @@
+"""tools/sample.py: the tokens are those of a plain loop over `logits`, the model is that of the run
+that is named, and what is wrong is one line."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cli
+import pytest
+import sample
+import sentencepiece
+import torch
+from packed import packed_form
+from running import ROOT, SMALL_MODEL, Corpus, byte_data, config_of, run_trainer, train_gpt
+
+pytestmark = pytest.mark.timeout(200)
+RUN = {**SMALL_MODEL, "ITERATIONS": 4, "VAL_LOSS_EVERY": 0, "RUN_ID": "r", "TRAIN_SEQ_LEN": 16}
+RUN |= {"MATRIX_LR": 0.2, "TIED_EMBED_LR": 0.5, "TRAIN_BATCH_TOKENS": 1024, "VAL_TOKENS": 64}
+Trained = tuple[Path, dict]
+Sample = Callable[..., tuple[int, str, str]]
+
+
+def train(folder: Path, script: Path | None = None, **settings: object) -> Trained:
+    run = run_trainer(folder, script=script, **{**RUN, **settings})
+    assert run.code == 0, run.err
+    artifact = folder / "logs" / "r.int8.ptz"
+    if not artifact.exists():
+        shutil.copy(folder / "final_model.int8.ptz", artifact)
+    return folder, {**RUN, **settings}
+
+
+@pytest.fixture(scope="module")
+def byte_run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("bytes")
+    return train(folder, **byte_data(folder / "data"))
+
+
+@pytest.fixture
+def write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sample:
+    """Runs sample.py in a folder: exit code, text, error."""
+
+    def run(folder: Path, *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
+        code = cli.run(lambda: sample.main([str(word) for word in arguments]))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def plain_loop(run: Trained, tokens: list[int], length: int) -> list[int]:
+    """The most likely tokens after the first one, by the trainer's own model."""
+    folder, settings = run
+    config = config_of(**settings)
+    model = train_gpt.GPT(config, torch.float32)
+    data = (folder / "logs" / "r.int8.ptz").read_bytes()
+    model.load_state_dict(train_gpt.unpack(data, model.state_dict()))
+    for _ in range(length):
+        logits = model.logits(torch.tensor([tokens[-config.train_seq_len :]]))
+        tokens = [*tokens, int(logits[0, -1].argmax())]
+    found = tokens[1:]
+    return found[: found.index(1)] if 1 in found else found  # the model ends the document there
+
+
+def test_greedy_text_is_that_of_a_plain_loop(byte_run: Trained, write: Sample) -> None:
+    """Longer than a row. The label names the run, its score and its file."""
+    prompt = "def é"
+    tokens = plain_loop(byte_run, [1, *(byte + 4 for byte in prompt.encode())], 40)
+    text = bytes(i - 4 for i in tokens if i >= 4).decode("utf-8", "replace")
+    for log in ("logs/r.txt", "logs/r.jsonl"):
+        options = (log, "--temperature", 0, "--length", 40, "--prompt", prompt)
+        code, out, said = write(byte_run[0], *options)
+        assert (code, out) == (0, sample.printable(text) + "\n") and len(tokens) > 20
+        assert said.startswith("run r, val_bpb ") and said.endswith(", logs/r.int8.ptz\n")
+
+
+def test_pieces_become_text_also_with_a_packed_script(
+    tmp_path: Path, corpus: Corpus, write: Sample
+) -> None:
+    script = tmp_path / "packed_form.py"
+    script.write_bytes(packed_form((ROOT / "train_gpt.py").read_bytes()))
+    run = train(tmp_path, script, **corpus.env, VOCAB_SIZE=300, NUM_LAYERS=3)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(corpus.tokenizer))
+    tokens = plain_loop(run, [1, *pieces.encode("def ")], 30)
+    options = ("logs/r.txt", "--temperature", 0, "--length", 30, "--prompt", "def ")
+    code, out, _ = write(tmp_path, *options)
+    assert code == 0 and out == sample.printable(pieces.decode(tokens)) + "\n"
+    assert out.startswith("def ") and len(out) > 10
+
+
+def test_a_seed_gives_its_text_and_another_seed_another(byte_run: Trained, write: Sample) -> None:
+    def text(seed: int) -> str:
+        return write(byte_run[0], "--seed", seed, "--length", 30, "--temperature", 2)[1]
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_the_newest_run_is_meant_where_none_is_named(
+    byte_run: Trained, tmp_path: Path, write: Sample
+) -> None:
+    shutil.copytree(byte_run[0], tmp_path, dirs_exist_ok=True)
+    for old in [*(tmp_path / "logs").iterdir()]:
+        shutil.copy(old, old.with_name("newer" + old.name.removeprefix("r")))
+    os.utime(tmp_path / "logs" / "newer.jsonl", (time.time() + 9,) * 2)
+    assert "run newer, " in write(tmp_path)[2]
+
+
+# What is named, what is done to the run, words of the error.
+FAULTS = {
+    "no run here": ((), lambda logs: shutil.rmtree(logs), "logs/: no run is here: train first"),
+    "no artifact": (
+        ("logs/r.txt",),
+        lambda logs: (logs / "r.int8.ptz").unlink(),
+        "logs/r.int8.ptz: no such artifact: the run is finished, or it was moved",
+    ),
+    "damaged": (
+        ("logs/r.txt",),
+        lambda logs: (logs / "r.int8.ptz").write_bytes(b"x" * (logs / "r.int8.ptz").stat().st_size),
+        "logs/r.txt: its script does not build logs/r.int8.ptz: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_what_is_wrong_is_one_line(
+    byte_run: Trained, tmp_path: Path, write: Sample, case: str
+) -> None:
+    arguments, change, words = FAULTS[case]
+    shutil.copytree(byte_run[0], tmp_path, dirs_exist_ok=True)
+    change(tmp_path / "logs")
+    code, out, error = write(tmp_path, *arguments)
+    assert (code, out, error.count("\n")) == (1, "", 1) and error.startswith("error: ")
+    assert words in error
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
+    assert sample.printable("a\x1b[2J\tb\n\x9b\u202e") == "a\\x1b[2J\tb\n\\x9b\\u202e"

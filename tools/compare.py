@@ -1,0 +1,109 @@
+"""Compare runs: how do they differ, how long did they take, is one better?
+It reads logs of the parameter-golf family and of modded-nanogpt.
+
+    # tables; a LOG is a file or a folder of logs
+    python3 tools/compare.py LOG...
+    # a picture for a pull request (.png or .svg)
+    python3 tools/compare.py LOG... --plot runs.svg
+    # is A's loss lower than B's by more than --margin?
+    python3 tools/compare.py --a LOG... --b LOG...
+
+A and B are runs of one configuration each, with several seeds. Their results are compared by
+Welch's one-sided test, in nats per token, or in bits per byte if tokenizers differ. The time spent
+waiting for input is compared, too. The test is refused, with one line for each reason, if a group
+mixes configurations (--allow NAME says that a difference in NAME does not matter), if runs are
+missing, unfinished or the same, if validation data differ, or if a part of them was scored.
+
+Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import cli
+import picture
+from configuration import conditions, seed_groups
+from runs import Logs, Run, read_logs
+from significance import Comparison, Question, compare_groups
+from tables import report
+
+
+def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[list[Run]]]:
+    """All logs named; A against B where they are given; the arms of a picture."""
+    if not options.a:
+        logs = read_logs(options.logs)
+        numbers = seed_groups(logs.runs, options.allow)
+        return logs, None, [[logs.runs[i] for i in group] for group in numbers]
+    a, b = read_logs(options.a), read_logs(options.b)
+    paths = [path for path in (*options.a, *options.b) if not read_logs([path]).runs]
+    unread = [f"no run was read from {path}" for path in paths]
+    question = Question(options.margin, allow=options.allow)
+    everything = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
+    return everything, compare_groups(a.runs, b.runs, question, unread), [a.runs, b.runs]
+
+
+# --- command line ---
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs")
+    add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
+    add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
+    help_text = "by how much A must be better, in the unit compared (default: 0.005 nats)"
+    add("--margin", type=cli.number(float, 0), help=help_text)
+    help_text = "a condition in which runs of one group may differ; may be repeated"
+    add("--allow", action="append", default=[], metavar="NAME", help=help_text)
+    add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
+    options = parser.parse_intermixed_args(arguments)
+    if fault := fault_of_options(options):
+        parser.exit(2, f"error: {fault}\n")
+    return options
+
+
+def fault_of_options(options: argparse.Namespace) -> str:
+    """What is wrong with the options, in words; nothing: empty."""
+    if bool(options.a) != bool(options.b):
+        return "--a and --b belong together: name the logs of both groups"
+    if bool(options.logs) == bool(options.a):
+        return "name logs, such as logs/*.txt, or those of two groups with --a and --b"
+    if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
+        return f"--plot {options.plot}: name a file that ends in .png or .svg"
+    return cli.alone(options, {"a": ("margin",)})
+
+
+def fault_of_allowed(allow: Sequence[str], runs: Sequence[Run]) -> str:
+    """A name of --allow that is not a condition of any run, in words; none: empty."""
+    known = {name.lower() for run in runs for name in conditions(run)}
+    for name in allow:
+        if runs and name.lower() not in known:
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "the tables name them"
+            return f"--allow {name}: no run has this condition: {remedy}"
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    logs, comparison, arms = gather(options)
+    if fault := fault_of_allowed(options.allow, logs.runs):
+        print(f"error: {fault}", file=sys.stderr)
+        return 2
+    problems = [] if logs.runs else logs.problems
+    if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
+        fault = picture.attempt(arms, options.plot)
+        problems = [fault] if fault else []
+    if logs.runs or comparison:
+        print("\n".join(report(logs, comparison, options.allow)))
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return int(bool(problems or comparison and comparison.refusals))
+
+
+if __name__ == "__main__":
+    cli.end_with_the_reader()
+    sys.exit(cli.run(main))

@@ -1,0 +1,283 @@
+"""Make a record's folder, complete and checked, from the logs of its seeds.
+
+    python3 tools/package.py logs/s1.txt logs/s2.txt logs/s3.txt \\
+        --track track_10min_16mb --name "Wider MLP" --author "Ada Lovelace" --github-id ada \\
+        --description "MLP three times as wide, 8 layers." [--date 2026-04-01] [--script FILE]
+
+This makes records/<track>/<date>_WiderMLP/ with the script of the logs (or --script), the logs,
+submission.json, and a README.md with a TODO that you must replace. A folder that tools/check.py
+would refuse is not made, and no folder is overwritten.
+
+    python3 tools/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
+    python3 tools/package.py --unpack FILE            the readable script inside FILE
+
+The packed script gives the same results to the digit, and its log counts its own size.
+
+Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import cli
+from check import check_folder, lines
+from facts import TRACKS
+from packed import is_ours
+from results import headline
+from rules import TODO, parsed_date
+from runs import Run, read_log
+from script import look, pack
+
+RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
+TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
+OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # written otherwise
+
+
+class RefusedError(Exception):
+    """What stands against making the folder, in one line."""
+
+
+def slug(name: str) -> str:
+    """A folder's Description from a title: its words joined."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", plain)
+    return "".join(word[0].upper() + word[1:] for word in words)[:80]
+
+
+# --- the logs ---
+
+
+def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
+    """The run of each seed. Raises RefusedError for a log that cannot be submitted."""
+    runs: dict[int, Run] = {}
+    for given in paths:
+        path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
+        log = read_log(path)
+        if not (found := log.runs):
+            raise RefusedError(f"{path}: {log.problems[0]}: name logs/<RUN_ID>.txt")
+        run, seed = found[-1], found[-1].known_seed
+        if headline(run) is None:
+            why = run.error or "it ends before the result"
+            raise RefusedError(f"{path}: {run.status}: {why}: name a finished run")
+        if seed is None:
+            raise RefusedError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
+        if seed in runs:
+            words = "run it with another SEED, or leave it out"
+            raise RefusedError(f"{path}: seed {seed} again, as {runs[seed].path}: {words}")
+        runs[seed] = run
+    return runs
+
+
+def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
+    """The script of --script, else that of the logs. check.py compares it with each log's."""
+    if script is not None:
+        return script.read_bytes()
+    if sources := [run.source for run in runs if run.source is not None]:
+        return sources[0]
+    raise RefusedError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
+
+
+def settings_of(run: Run) -> dict[str, str] | None:
+    """What the run took from its environment, as its .jsonl says; None: not known."""
+    events = Path(run.path).with_suffix(".jsonl")
+    for line in events.read_bytes().splitlines() if events.is_file() else ():
+        if line.startswith(b'{"event": "run"'):
+            return json.loads(line).get("settings")
+    return None
+
+
+# --- the files ---
+
+
+def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes) -> dict[str, Any]:
+    """submission.json from the logs."""
+    results = {str(seed): result_of(run, source) for seed, run in runs.items()}
+    means = {}
+    for key in ("val_loss", "val_bpb"):
+        values = [result[key] for result in results.values() if key in result]
+        means[key] = round(fmean(values), 8) if len(values) == len(runs) else None
+        means[f"{key}_std"] = round(stdev(values), 8) if means[key] and len(runs) > 1 else None
+    first = [*runs.values()][0]
+    device = first.hardware.get("device")
+    totals = [result.get("bytes_total", 0) for result in results.values()]
+    values = {
+        "author": options.author.strip(),
+        "github_id": options.github_id.strip(),
+        "name": options.name.strip(),
+        "blurb": options.description.strip(),
+        "date": str(options.day),
+        "track": options.track.removeprefix("track_"),
+        **means,
+        "bytes_total": max(totals) or None,
+        "bytes_code": len(source),
+        "seeds": [*runs],
+        "seed_results": results,
+        "hardware": device and f"{first.world_size or 1}x {device}",
+        "pytorch_version": first.versions.get("torch"),
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def result_of(run: Run, source: bytes) -> dict[str, Any]:
+    result, artifact = headline(run), run.sizes.artifact
+    values = {
+        "val_loss": result.val_loss,
+        "val_bpb": result.val_bpb,
+        "bytes_total": artifact and artifact + len(source),
+        "artifact_bytes": artifact,
+        "steps": run.last_step,
+        "train_time_ms": run.train_time_ms,
+        "eval_time_ms": result.eval_ms,
+    }
+    return {k: round(v, 8 if k.startswith("val") else 0) for k, v in values.items() if v}
+
+
+def command(runs: dict[int, Run]) -> list[str]:
+    """The shell lines that run it again, in the record's folder."""
+    run = [*runs.values()][0]
+    settings = settings_of(run)
+    words = [f"{TODO}the log does not say all settings: add them below.\n"] * (settings is None)
+    words += ["```bash", f"for seed in {' '.join(map(str, runs))}; do"]
+    words += ['  RUN_ID="seed$seed" SEED="$seed" \\']
+    for name, folder in (("data_path", "datasets"), ("tokenizer_path", "tokenizers")):
+        last = Path(str(run.config.get(name) or "")).name or f"<{name}>"
+        words.append(f"  {name.upper()}=../../../data/{folder}/{shlex.quote(last)} \\")
+    for name, value in (settings or {}).items():
+        if name not in OF_ONE_RUN:
+            words.append(f"  {name}={shlex.quote(value)} \\")
+    ranks = run.world_size or 1
+    launch = f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3"
+    return [*words, f"  {launch} train_gpt.py", "done", "```"]
+
+
+def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, Any]) -> str:
+    """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
+    results = values["seed_results"]
+    head = ["seed", *next(iter(results.values()))]
+    rows = [head, ["---"] * len(head)]
+    rows += [[seed, *map(str, result.values())] for seed, result in results.items()]
+    return "\n".join(
+        [
+            f"# {values['name']}\n\n{values['blurb']}\n",
+            f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}.\n",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            f"\nMean: val_loss {values.get('val_loss')}, val_bpb {values.get('val_bpb')}.",
+            f"\n## What was done\n\n{TODO}what was changed against which record, why it helps, "
+            "what failed.\n\n## Run it again\n\nIn this folder:\n",
+            *command(runs),
+            "",
+        ]
+    )
+
+
+def make(options: argparse.Namespace) -> int:
+    """Makes the folder, whole or not at all."""
+    runs = read_runs(options.logs)
+    source = source_to_ship([*runs.values()], options.script)
+    target = options.records / options.track / f"{options.day}_{slug(options.name)}"
+    if os.path.lexists(target):
+        raise RefusedError(f"{target}: exists: remove it, or give another --name or --date")
+    values = submission(options, runs, source)
+    names = {seed: f"train_seed{seed}.log" if len(runs) > 1 else "train.log" for seed in runs}
+    files = {names[seed]: Path(run.path).read_bytes() for seed, run in runs.items()}
+    files |= {
+        "train_gpt.py": source,
+        "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
+        "README.md": readme(options, runs, values).encode(),
+    }
+    temporary = options.records / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        for name, data in files.items():
+            (temporary / name).write_bytes(data)
+        report = check_folder(temporary, options.track, place=target)
+        if report.verdict != "refused":
+            target.parent.mkdir(exist_ok=True)
+            os.rename(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    print("\n".join(lines(report, target)))
+    if report.verdict == "refused":
+        raise RefusedError(f"{target} was not made: see what was refused above")
+    print(f"made {target}: write its README's TODO, then: git add {target}")
+    return 0
+
+
+def write_form(options: argparse.Namespace) -> int:
+    """--pack and --unpack."""
+    given = options.pack or options.unpack
+    suffix = "packed" if options.pack else "readable"
+    target = options.output or given.with_name(f"{given.stem}_{suffix}.py")
+    text = given.read_bytes()
+    if options.unpack and not look(text).packed:
+        raise RefusedError(f"{given}: not a packed script: it is readable as it is")
+    if target.exists() and not (target.is_file() and is_ours(target.read_bytes())):
+        raise RefusedError(f"{target}: exists and is not a packed script: name another --output")
+    try:
+        result = pack(text) if options.pack else look(text).text
+        target.write_bytes(result)
+    except ValueError as error:
+        raise RefusedError(f"{given}: {error}") from error
+    print(f"{target}: {len(text):,} bytes became {len(result):,}")
+    return 0
+
+
+# --- command line ---
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
+    add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
+    add("--unpack", type=Path, metavar="SCRIPT", help="write the script inside a packed one")
+    add("--output", type=Path, metavar="FILE", help="file to write (default: SCRIPT_packed.py)")
+    add("--track", choices=TRACKS, help="the track's folder below records/")
+    add("--name", help="the title; its words make the folder's name")
+    add("--author", help="your name as it will be shown")
+    add("--github-id", help="your GitHub login")
+    add("--description", help="a sentence or two")
+    add("--date", help="YYYY-MM-DD (default: today)", default=str(datetime.date.today()))
+    add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
+    add("--records", type=Path, default=RECORDS, metavar="DIR", help="folder of the tracks")
+    options = parser.parse_args(arguments)
+    if options.pack or options.unpack:
+        return options
+    if not options.logs:
+        parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
+    lacking = [name for name in TYPED if not (getattr(options, name) or "").strip()]
+    if lacking:
+        parser.error(f"needed: --{', --'.join(lacking)}".replace("_", "-"))
+    options.day = parsed_date(options.date)
+    if options.day is None:
+        parser.error(f"--date {options.date}: YYYY-MM-DD is expected")
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,39}", options.github_id.strip()):
+        parser.error(f"--github-id {options.github_id}: write the login alone, such as ada")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    try:
+        return write_form(options) if options.pack or options.unpack else make(options)
+    except RefusedError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}: name another file"
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,282 @@
+"""The picture of compare.py and ablate.py, for a pull request.
+
+    attempt(arms, path) -> ""     writes it, or says in one line why it cannot
+
+It shows each arm's mean over its seeds against steps, with a band; the results; and the time spent
+waiting for input where arms differ in it: a dot per seed with the mean and its 95 % interval. An
+arm is a list of runs that differ only in their seed. A note below says what a reader must know:
+a part of the split, other data, runs that were left out, missing curves.
+"""
+
+import math
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cli import missing
+from configuration import FACTS, conditions, label, telling
+from results import headline
+from runs import Run
+from significance import BITS, NATS, faults_of_split, interval, other_tokenizers, some, value_of
+from tables import labels
+
+# Okabe and Ito's colours, told apart with any colour vision, without the yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+DASHES = ("-", "--", ":", "-.")
+FEW = 3  # points that each run needs for a curve
+LINE = 72  # characters of an arm's name
+SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
+LATE = 0.2  # the range of y shows an arm from this share of its run on
+SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
+QUANTITIES = {  # of a curve: its lines and the axis
+    "val_bpb": ("validations", "validation, bits per byte"),
+    "val_loss": ("validations", "validation, nats per token"),
+    "train_loss": ("steps", "training loss, nats per token"),
+}
+
+
+@dataclass
+class Arm:
+    """Runs that differ only in their seed, under one name and colour."""
+
+    name: str
+    runs: list[Run]
+    colour: str
+    dashes: str
+
+
+# --- arms and what is to be said of them ---
+
+
+def named(groups: Sequence[Sequence[Run]]) -> list[Arm]:
+    """The arms with their names: the settings that differ, or their logs' names."""
+    firsts = [group[0] for group in groups]
+    names = setting_names(firsts) or log_names(firsts)
+    looks = [(COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % 4]) for i in range(len(groups))]
+    return [
+        Arm(name[:LINE], list(group), *look)
+        for name, group, look in zip(names, groups, looks, strict=True)
+    ]
+
+
+def setting_names(firsts: Sequence[Run]) -> list[str]:
+    """TRAIN_PREFETCH=1 for each arm; nothing where settings are not all that differs."""
+    different = telling(firsts)
+    if len(firsts) < 2 or not 0 < len(different) <= SETTINGS_IN_NAME or FACTS & {*different}:
+        return []
+    if any(name not in conditions(run) for run in firsts for name in different):
+        return []
+    names = [label(run, different) for run in firsts]
+    return names if len(set(names)) == len(names) else []
+
+
+def log_names(firsts: Sequence[Run]) -> list[str]:
+    """The names of logs, without their seeds where that tells them apart."""
+    names = labels(firsts)
+    short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
+    return short if len(set(short)) == len(short) else names
+
+
+def title_of(arms: Sequence[Arm]) -> str:
+    least, most = (count(len(arm.runs) for arm in arms) for count in (min, max))
+    seeds = f"{most} seed{'s' * (most != 1)}" if least == most else f"{least} to {most} seeds"
+    if len(arms) == 1:
+        return f"{arms[0].name}, {seeds}"
+    firsts = [arm.runs[0] for arm in arms]
+    varied = f"{' and '.join(map(str.upper, telling(firsts)))}: " if setting_names(firsts) else ""
+    return f"{varied}{len(arms)} arms, {seeds} each"
+
+
+def finished(groups: Sequence[Sequence[Run]]) -> tuple[list[list[Run]], list[str]]:
+    """A run without a result is not a seed of an arm that has results."""
+    kept = [[run for run in group if headline(run)] or list(group) for group in groups if group]
+    left_out = sum(map(len, groups)) - sum(map(len, kept))
+    notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
+    return kept, notes
+
+
+def notes_on(runs: Sequence[Run]) -> list[str]:
+    """What a reader must know before comparing."""
+    notes = list(faults_of_split(runs, ["partial_val"]))
+    parts = sum(run.partial_val for run in runs)
+    if parts == len(runs):
+        notes.append("all runs were validated on a part of the split")
+    datasets = sorted({run.dataset for run in runs if run.dataset})
+    if len(datasets) > 1:
+        notes.append(f"the runs have different data: {some(datasets, 4)}")
+    return notes
+
+
+# --- curves ---
+
+
+def curves_of(arms: Sequence[Arm]) -> tuple[list[Any], str]:
+    """A table for each arm, a row for each step and a column for each run, and the axis: of the
+    first quantity that all runs have. None: empty."""
+    results = [headline(run) for arm in arms for run in arm.runs]
+    names = ["val_bpb"] if other_tokenizers(results) else list(QUANTITIES)
+    for name in names:
+        curves = [curve_of(arm.runs, name) for arm in arms]
+        if all(curve is not None for curve in curves):
+            return curves, QUANTITIES[name][1]
+    return [], ""
+
+
+def curve_of(runs: Sequence[Run], quantity: str) -> Any | None:
+    """All runs at all steps, between their own points and never beyond them. Without the validation
+    before the first step: the line from it to the next one shows nothing."""
+    import pandas  # optional, and slow to import
+
+    columns = []
+    for run in runs:
+        lines = [line for line in getattr(run, QUANTITIES[quantity][0]) if line.step > 0]
+        values = {line.step: getattr(line, quantity) for line in lines}
+        columns.append(pandas.Series(values, dtype=float))
+    points = pandas.concat(columns, axis=1).replace([math.inf, -math.inf], math.nan).sort_index()
+    curve = points.interpolate("index", limit_area="inside").dropna()
+    return curve if points.count().min() >= FEW and len(curve) > 1 else None
+
+
+def draw_curves(axis: Any, arms: Sequence[Arm], curves: list[Any], words: str) -> None:
+    for arm, curve in zip(arms, curves, strict=True):
+        mean = curve.mean(axis=1)
+        marker = "o" if len(curve) < 25 else None
+        style = {"color": arm.colour, "linestyle": arm.dashes, "marker": marker, "markersize": 3}
+        axis.plot(curve.index, mean, linewidth=1.6, **style)
+        if len(arm.runs) > 1:
+            low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
+            axis.fill_between(curve.index, low, high, color=arm.colour, alpha=0.2, linewidth=0)
+    band = any(len(arm.runs) > 1 for arm in arms)
+    title = "mean over seeds, band: one standard deviation" if band else ""
+    axis.set_title(title, fontsize=9)
+    axis.set(xlabel="training step", ylabel=words)
+    axis.set_ylim(*limits(curves))
+    axis.set_xlim(left=0)
+
+
+def limits(curves: Sequence[Any]) -> tuple[float, float]:
+    """A range of y that shows how each curve ends, not the fall of the first steps."""
+    late = [curve[curve.index >= LATE * curve.index[-1]] for curve in curves]
+    values = np.concatenate([curve.to_numpy().ravel() for curve in late])
+    low, high = values.min(), np.quantile(values, 0.98)
+    room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
+    return low - room, high + room
+
+
+# --- a number of each run ---
+
+
+def result_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
+    """Results in bits per byte; in nats where no log has bits."""
+    for unit, words in ((BITS, "result, bits per byte"), (NATS, "result, nats per token")):
+        known = [[value_of(headline(run), unit) for run in arm.runs] for arm in arms]
+        values = [[value for value in arm if value is not None] for arm in known]
+        if any(values):
+            return values, words
+    return [], ""
+
+
+def wait_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
+    """Milliseconds per step spent waiting for input, where two arms differ in it by more than their
+    seeds do, and by more than half a percent of a step."""
+    waits = [[run.input_wait_per_step() for run in arm.runs] for arm in arms]
+    if any(value is None for values in waits for value in values):
+        return [], ""
+    ordered = sorted(waits, key=lambda values: sum(values) / len(values))
+    step = min(run.step_ms or 0 for arm in arms for run in arm.runs)
+    differ = min(ordered[-1]) - max(ordered[0]) > 0.005 * step
+    return (waits, "waiting for input, ms per step") if differ else ([], "")
+
+
+def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: str) -> None:
+    reached = []
+    for place, (arm, given) in enumerate(zip(arms, values, strict=True)):
+        if not given:
+            axis.text(place, 0.02, "no result", ha="center", transform=axis.get_xaxis_transform())
+            continue
+        mean, reach = sum(given) / len(given), interval(given) if len(given) > 1 else 0.0
+        if len(given) > 1:
+            places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
+            axis.scatter(places, given, color=arm.colour, s=16, alpha=0.55)
+        look = {"fmt": "D", "color": arm.colour, "markersize": 6, "capsize": 6, "elinewidth": 1.8}
+        axis.errorbar(place, mean, yerr=reach or None, **look)
+        top = max(mean + reach, *given)
+        style = {"textcoords": "offset points", "ha": "center"}
+        axis.annotate(f"{mean:#.5g}", (place, top), (0, 5), fontsize=8, **style)
+        reached += [mean - reach, top, *given]
+    low, high = min(reached), max(reached)
+    room = (high - low) or 0.01 * abs(low) or 0.01
+    axis.set_ylim(low - 0.15 * room, high + 0.2 * room)
+    axis.set_xlim(-0.6, len(arms) - 0.2)
+    axis.set_xticks([])
+    axis.locator_params(axis="y", nbins=6)
+    axis.set_ylabel(words)
+    several = any(len(given) > 1 for given in values)
+    axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
+
+
+# --- the whole ---
+
+
+def attempt(groups: Sequence[Sequence[Run]], path: Path) -> str:
+    """Writes the picture; returns in one line why there is none, else nothing."""
+    try:
+        return draw(groups, path)
+    except ImportError as error:
+        return f"{path}: not drawn: {missing(error.name or '', 'matplotlib pandas scipy')}"
+    except OSError as error:
+        return f"--plot {path}: cannot be written: {error.strerror or error}: name another folder"
+
+
+def draw(groups: Sequence[Sequence[Run]], path: Path) -> str:
+    from matplotlib.figure import Figure  # optional, and slow to import
+
+    kept, notes = finished(groups)
+    arms = named(kept)
+    curves, words = curves_of(arms)
+    panels: list[Callable[[Any], None]] = []
+    if curves:
+        panels.append(lambda axis: draw_curves(axis, arms, curves, words))
+    for values, about in (result_values(arms), wait_values(arms)):
+        if values:
+            panels.append(lambda axis, v=values, w=about: draw_dots(axis, arms, v, w))
+    if not panels:
+        return f"--plot {path}: no run has a result or a curve"
+    notes += notes_on([run for arm in arms for run in arm.runs])
+    if not curves:
+        notes.append(f"no curves: not all runs have {FEW} points of a quantity to compare")
+    widths = [3 if curves and not i else 2 for i in range(len(panels))]
+    width = 2.6 + 2.1 * sum(widths) * (0.8 if len(panels) > 1 else 1)
+    note = textwrap.fill(f"Note: {'; '.join(notes)}", int(13 * width)) if notes else ""
+    lines = len(arms) + note.count("\n")
+    figure = Figure(figsize=(width, 4.6 + 0.2 * lines), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        panel(axis)
+        axis.grid(color="#dddddd", linewidth=0.6, axis="y")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    draw_legend(figure, arms, note)
+    figure.suptitle(title_of(arms))
+    save(figure, path)
+    return ""
+
+
+def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=arm.colour, linestyle=arm.dashes, marker="D", label=arm.name)
+        for arm in arms
+    ]
+    place = {"loc": "outside lower center", "frameon": False}
+    legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
+    legend.get_title().set_color("#a00000")
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,420 @@
+"""Recipes: changes of train_gpt.py as tested patches, in records/recipes/<name>.diff.
+
+    python3 tools/recipe.py list                             all recipes and stacks
+    python3 tools/recipe.py apply ema int6 --to x.py         train_gpt.py with these two
+    python3 tools/recipe.py apply ema --to x.py --set EMA_DECAY=0.997
+    python3 tools/recipe.py apply --stack NAME --to x.py     recipes and values that belong together
+    python3 tools/recipe.py new wider --from mine.py         a recipe from an edited train_gpt.py
+    python3 tools/recipe.py check                            do all of them apply today?
+
+A recipe is off until you switch it on with its setting: EMA_DECAY=0.997 python3 x.py. `--set`
+makes a value the default in the written file, as a stack (records/stacks/<name>.json) does.
+Recipes are merged by git. If two changes cannot be merged, both are shown and nothing is written.
+
+Exit code: 0 done, 1 refused, with the reason, 2 wrong usage.
+"""
+
+import argparse
+import ast
+import difflib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAINER = ROOT / "train_gpt.py"
+FOLDER = ROOT / "records" / "recipes"
+STACKS = ROOT / "records" / "stacks"
+STACK_KEYS = {"recipes", "settings", "data", "launch", "source", "score"}
+NEEDED = "source", "effect"
+TODO = "TODO"
+EDITED = "if you edited it, keep your copy and take the committed one: git checkout train_gpt.py"
+MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
+# A line that a diff adds to Config.
+ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILINE)
+# git's conflict: what ours, the base and theirs have
+CONFLICT = re.compile(
+    r"^<{7} [^\n]*\n(.*?)^[|]{7} [^\n]*\n(.*?)^={7}\n(.*?)^>{7} [^\n]*\n", re.MULTILINE | re.DOTALL
+)
+
+
+class RecipeError(Exception):
+    """A refusal, in words for the user."""
+
+
+# Recipes as files
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A header of comment lines, and a unified diff against train_gpt.py."""
+
+    name: str
+    header: str
+    diff: str
+
+    @property
+    def sentence(self) -> str:
+        """What it does: the header's lines up to its first field."""
+        text = re.split(r"\n# (?:setting|source|effect|cost):", self.header)[0]
+        return " ".join(line.removeprefix("#").strip() for line in text.splitlines())
+
+    def field(self, name: str) -> list[str]:
+        """The field's lines. An indented line continues the one before it."""
+        whole = re.sub(r"\n#   +", " ", self.header)
+        return re.findall(rf"^# {name}: *(.+)$", whole, re.MULTILINE)
+
+    @property
+    def settings(self) -> dict[str, tuple[str, str]]:
+        """{NAME: (its default, a value that switches it on)}"""
+        pattern = r"([A-Z0-9_]+)=(\S*), on: \1=(\S+)"
+        matches = (re.match(pattern, text) for text in self.field("setting"))
+        return {match[1]: (match[2], match[3]) for match in matches if match}
+
+    def count(self, sign: str) -> int:
+        """Lines added (+) or removed (-)."""
+        return sum(line.startswith(sign) for line in self.diff.splitlines()[2:])
+
+    def faults(self) -> list[str]:
+        """What is missing in its header."""
+        faults = [f"its header has no `# {name}:`" for name in NEEDED if not self.field(name)]
+        if not self.sentence:
+            faults.append("its header does not begin with a sentence")
+        if TODO in self.header:
+            faults.append(f"its header has a {TODO}")
+        if len(self.settings) != len(self.field("setting")):
+            faults.append("a setting's line is not `# setting: NAME=default, on: NAME=value`")
+        if sorted(self.settings) != sorted(name.upper() for name, _ in ADDED.findall(self.diff)):
+            faults.append("its header's settings are not those that it adds to Config")
+        return faults
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.diff"))
+
+
+def load(name: str) -> Recipe:
+    path = FOLDER / f"{name}.diff"
+    if not path.is_file():
+        near = difflib.get_close_matches(name.lower(), names(), 1, 0.75)
+        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
+        raise RecipeError(f"{name}: no such recipe in {FOLDER}: {remedy}")
+    text = path.read_text(encoding="utf-8")
+    header, separator, diff = text.partition("\n--- ")
+    if not separator:
+        raise RecipeError(f"{path}: no unified diff: it has no line that begins with ---")
+    return Recipe(name, header + "\n", "--- " + diff)
+
+
+# Stacks as files
+
+
+def stack(name: str) -> dict[str, Any]:
+    """Recipes in their order with their settings, and how they are run."""
+    path = STACKS / f"{name}.json"
+    if not path.is_file():
+        raise RecipeError(f"{name}: no such stack in {STACKS}: recipe.py list shows all")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if set(values) != STACK_KEYS or not values["recipes"]:
+            raise ValueError(f"its keys must be {', '.join(sorted(STACK_KEYS))}")
+    except (ValueError, TypeError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+    return values
+
+
+# What git does
+
+
+def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
+    """Runs git in a folder of no repository, without the user's configuration."""
+    program = shutil.which("git")
+    if not program:
+        raise RecipeError("git is missing, which applies and merges recipes: install git")
+    env = {
+        **os.environ,
+        "GIT_CEILING_DIRECTORIES": str(folder.parent),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "LC_ALL": "C",
+    }
+    return subprocess.run(
+        [program, *arguments], cwd=folder, env=env, input=given, capture_output=True, text=True
+    )
+
+
+@cache
+def patched(base: str, recipe: Recipe) -> str:
+    """`base` with one recipe; RecipeError where its lines are not found."""
+    with tempfile.TemporaryDirectory(prefix="recipe") as name:
+        folder = Path(name).resolve()
+        (folder / "train_gpt.py").write_text(base, encoding="utf-8")
+        done = git(folder, "apply", "-", given=recipe.diff)
+        if done.returncode:
+            line = re.search(r"train_gpt\.py:(\d+)", done.stderr)
+            place = f"near line {line[1]}" if line else "than it expects"
+            words = f"train_gpt.py has other lines {place}: {EDITED}"
+            raise RecipeError(f"{recipe.name} does not apply: {words}")
+        return (folder / "train_gpt.py").read_text(encoding="utf-8")
+
+
+def difference(before: str, after: str) -> str:
+    """A unified diff, with the names that `git apply` wants."""
+    lines = (text.splitlines(keepends=True) for text in (before, after))
+    return "".join(difflib.unified_diff(*lines, "a/train_gpt.py", "b/train_gpt.py"))
+
+
+def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
+    """Both changes of `base`, each a name and a text. RecipeError shows what cannot be merged."""
+    with tempfile.TemporaryDirectory(prefix="recipe") as name:
+        folder = Path(name).resolve()
+        for file, text in (("ours", ours[1]), ("base", base), ("theirs", theirs[1])):
+            (folder / file).write_text(text, encoding="utf-8")
+        labels = "-L", ours[0], "-L", "train_gpt.py", "-L", theirs[0]
+        done = git(folder, "merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs")
+    if done.returncode > 127:
+        raise RecipeError(f"git merge-file failed: {done.stderr.strip()}")
+    shown: list[str] = []
+
+    def both(conflict: re.Match[str]) -> str:
+        lines = joined(*(part.splitlines(keepends=True) for part in conflict.groups()))
+        if lines is None:
+            shown.append(conflict[0])
+        return "".join(lines or [])
+
+    text = CONFLICT.sub(both, done.stdout)
+    if shown:
+        raise RecipeError(f"{ours[0]} and {theirs[0]} change the same lines:\n" + "".join(shown))
+    return text
+
+
+def joined(ours: list[str], base: list[str], theirs: list[str]) -> list[str] | None:
+    """Both, where one of them only adds lines before or after those that the other changes."""
+    size = len(base)
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if other[:size] == base:
+            return one + other[size:]
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if other[-size:] == base:
+            return other[:-size] + one
+    return None
+
+
+def combined(base: str, recipes: Sequence[Recipe]) -> str:
+    """`base` with all recipes."""
+    text = base
+    done: list[str] = []
+    for recipe in recipes:
+        other = patched(base, recipe)
+        try:
+            mine = (" + ".join(done), text)
+            text = merged(mine, base, (recipe.name, other)) if done else other
+        except RecipeError as error:
+            message = f"{str(error).rstrip()}\nThey do not combine: leave one out"
+            raise RecipeError(message) from error
+        done.append(recipe.name)
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        reason = f"line {error.lineno} of what they make: {error.msg}"
+        raise RecipeError(f"{' + '.join(done)}: {reason}") from error
+    return text
+
+
+# Settings
+
+
+def with_defaults(text: str, assigned: dict[str, str]) -> str:
+    """The script with other defaults. The script itself says which values a setting may have."""
+    if not assigned:
+        return text
+    with tempfile.TemporaryDirectory(prefix="recipe") as name:
+        script = Path(name, "train_gpt.py")
+        script.write_text(text, encoding="utf-8")
+        env = {"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1", **assigned}
+        command = [sys.executable, str(script), "--print-config"]
+        done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RecipeError(f"--set: {(done.stderr or done.stdout).strip()}")
+    values = json.loads(done.stdout)
+    for setting in assigned:
+        field = setting.lower()
+        if field not in values:
+            raise RecipeError(f"--set {setting}: no such setting of these recipes or train_gpt.py")
+        line = re.compile(rf"^(    {field}: [^=\n]+ = )(.+?)(  # )", re.MULTILINE)
+        value = repr(values[field]["value"]).replace("'", '"')
+        text, count = line.subn(lambda match, value=value: match[1] + value + match[3], text, 1)
+        if not count:
+            raise RecipeError(f"--set {setting}: its line in Config is not found")
+    return text
+
+
+def assignments(arguments: Iterable[str]) -> dict[str, str]:
+    for argument in arguments:
+        if not re.fullmatch(r"[A-Z0-9_]+=.+", argument):
+            raise RecipeError(f"--set {argument}: write NAME=VALUE, the name in capital letters")
+    return dict(argument.split("=", 1) for argument in arguments)
+
+
+# The commands
+
+
+def root_text() -> str:
+    return TRAINER.read_text(encoding="utf-8")
+
+
+def list_recipes(options: argparse.Namespace) -> None:
+    for name in names():
+        recipe = load(name)
+        lines = f"+{recipe.count('+')} -{recipe.count('-')}"
+        print(f"{name:18} {lines:>8}  {recipe.sentence}")
+        for setting, (default, on) in recipe.settings.items():
+            print(f"{'':28} {setting}={default}, on: {setting}={on}")
+    for path in sorted(STACKS.glob("*.json")):
+        values = stack(path.stem)
+        print(f"--stack {path.stem}: {', '.join(values['recipes'])}: {values['score']}")
+
+
+def apply_recipes(options: argparse.Namespace) -> None:
+    target = Path(options.to)
+    chosen = stack(options.stack) if options.stack else {"recipes": [], "settings": {}}
+    wanted = [*chosen["recipes"], *options.names]
+    if not wanted:
+        raise RecipeError("no recipe is named: write the names in front: apply ema --to x.py")
+    if len(set(wanted)) < len(wanted):
+        raise RecipeError("a recipe is named twice: name it once")
+    if fault := cli.fault_of_script_name(target.name):
+        raise RecipeError(f"--to {target}: {fault}")
+    if target.exists():
+        own = "an edit of your own can be made a recipe: recipe.py new NAME --from FILE"
+        raise RecipeError(f"{target} exists, and stays as it is: name another file; {own}")
+    recipes = [load(name) for name in wanted]
+    assigned = {name: str(value) for name, value in chosen["settings"].items()}
+    assigned |= assignments(options.set or [])
+    text = with_defaults(combined(root_text(), recipes), assigned)
+    target.write_text(f"{MADE_BY}{', '.join(wanted)}\n{text}", encoding="utf-8")
+    added = sum(recipe.count("+") for recipe in recipes)
+    removed = sum(recipe.count("-") for recipe in recipes)
+    print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{added} -{removed} lines)")
+    for recipe in recipes:
+        off = {name: on for name, (_, on) in recipe.settings.items() if name not in assigned}
+        if recipe.settings and len(off) == len(recipe.settings):
+            settings = " ".join(f"{name}={on}" for name, on in off.items())
+            print(f"  {recipe.name} is off until it is set: {settings}")
+    if options.stack:
+        print(f"  {chosen['score']} ({chosen['source']})")
+        print(f"data: {chosen['data']}\nrun:  {chosen['launch']} {target}")
+
+
+def new_recipe(options: argparse.Namespace) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", options.name):
+        raise RecipeError(f"{options.name}: a name has small letters, digits and _: wider_mlp")
+    path = FOLDER / f"{options.name}.diff"
+    if path.exists() and not options.again:
+        raise RecipeError(f"{path} exists: name another, or --again: it gets these lines instead")
+    text = Path(options.source).read_text(encoding="utf-8", errors="replace")
+    if text.startswith(MADE_BY):
+        text = text.split("\n", 1)[1]
+    root = root_text()
+    diff = difference(root, text)
+    if not diff:
+        raise RecipeError(f"{options.source} is train_gpt.py: there is nothing to make a recipe of")
+    if 2 * Recipe(options.name, "", diff).count("-") > root.count("\n"):
+        raise RecipeError(f"{options.source}: not an edited copy of train_gpt.py: name one")
+    if path.exists():
+        path.write_text(load(options.name).header + diff, encoding="utf-8")
+        print(f"{path}: its header is kept; now: python3 tools/recipe.py check")
+        return
+    digits = {"False": "0", "True": "1"}
+    settings = [
+        f"# setting: {name.upper()}={digits.get(default, default.strip(chr(34)))}, "
+        f"on: {name.upper()}={TODO}"
+        for name, default in ADDED.findall(diff)
+    ]
+    header = [
+        f"# {TODO}: what it does, in one sentence.",
+        *settings,
+        f"# source: {TODO}: a paper or a pull request",
+        f"# effect: {TODO}: the published effect, with its number",
+        f"# cost: {TODO}: bytes of the artifact, milliseconds a step; or remove this line",
+    ]
+    path.write_text("\n".join(header) + "\n" + diff, encoding="utf-8")
+    print(f"{path}: fill in its header, then: python3 tools/recipe.py check")
+
+
+def check_recipes(options: argparse.Namespace) -> None:
+    base = root_text()
+    faults = []
+    good = 0
+    for name in names():
+        recipe = load(name)
+        faults += [f"{name}: {fault}" for fault in recipe.faults()]
+        try:
+            combined(base, [recipe])
+            good += 1
+        except RecipeError as error:
+            faults.append(f"{error}: make it again: recipe.py new {name} --from FILE --again")
+    print(f"{good} of {len(names())} recipes apply to train_gpt.py")
+    for path in sorted(STACKS.glob("*.json")):
+        try:
+            values = stack(path.stem)
+            text = combined(base, [load(name) for name in values["recipes"]])
+            with_defaults(text, {n: str(value) for n, value in values["settings"].items()})
+        except RecipeError as error:
+            faults.append(f"--stack {path.stem}: {error}")
+    if faults:
+        raise RecipeError("\n".join(faults))
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add = commands.add_parser
+    command = add("list", help="list name, lines, sentence and settings of each recipe")
+    command.set_defaults(run=list_recipes)
+    command = add("apply", help="write train_gpt.py with some recipes to another file")
+    command.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
+    command.add_argument("--stack", metavar="NAME", help="recipes and values of records/stacks")
+    command.add_argument("--to", required=True, metavar="FILE", help="file to write")
+    text = "make these values the defaults"
+    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help=text)
+    command.set_defaults(run=apply_recipes)
+    command = add("new", help="make a recipe from an edited copy of train_gpt.py")
+    command.add_argument("name", metavar="NAME", help="the recipe's name")
+    text = "edited copy of train_gpt.py"
+    command.add_argument("--from", dest="source", required=True, metavar="FILE", help=text)
+    text = "replace the recipe's lines and keep its header"
+    command.add_argument("--again", action="store_true", help=text)
+    command.set_defaults(run=new_recipe)
+    command = add("check", help="do all recipes apply to today's train_gpt.py?")
+    command.set_defaults(run=check_recipes)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parsed(arguments)
+    try:
+        options.run(options)
+    except RecipeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}: name another file"
+        print(f"error: {message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    cli.end_with_the_reader()
+    sys.exit(main())

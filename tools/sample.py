@@ -1,0 +1,148 @@
+"""Print text that a trained model writes.
+
+    python3 tools/sample.py                                 the newest run in logs/
+    python3 tools/sample.py logs/quickstart.txt --prompt "def " --temperature 1.0 --seed 7
+
+The model is the run's artifact, logs/<RUN_ID>.int8.ptz. The script that builds it is the text at
+the beginning of the log, which is run as Python: use only logs that you trust.
+
+Each token is drawn from the model's distribution among the 50 most likely ones: --temperature 0
+takes the most likely one, a higher temperature takes unlikely ones more often. The same command
+with the same --seed prints the same text. Text ends after --length tokens, or when the model ends
+the document. The model sees the last TRAIN_SEQ_LEN tokens.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cli import ROOT, Parser, ToolError, number, run
+from results import headline
+from runs import Run, read_file, read_logs
+
+TOP_K = 50
+BYTE_BOS = 1
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """A model may write anything: control characters do not reach the terminal."""
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def run_of(log: Path | None) -> Run:
+    """What the log says, or the newest one in logs/."""
+    logs = sorted(Path("logs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    if log is None and not logs:
+        raise ToolError("logs/: no run is here: train first, or name a log: logs/<RUN_ID>.txt")
+    log = (log or logs[-1]).with_suffix(".txt")
+    known = read_logs([log])
+    if known.runs and known.runs[0].source and "vocab_size" in known.runs[0].config:
+        return known.runs[0]
+    why = known.problems[0] if known.problems else f"{log}: no script and no settings in it"
+    raise ToolError(f"{why}: name the log of a run of train_gpt.py")
+
+
+def load(log: Run) -> tuple[Any, Any]:
+    """(model, config) of a run, made by its own script, also if that is packed."""
+    import torch
+
+    path = Path(log.path).with_suffix(".int8.ptz")
+    if not path.exists():
+        raise ToolError(f"{path}: no such artifact: the run is {log.status}, or it was moved")
+    data = read_file(path)
+    script = types.ModuleType("sampled_script")
+    script.__file__ = log.path
+    sys.modules[script.__name__] = script  # dataclasses look for it there
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        exec(compile(log.source, log.path, "exec"), script.__dict__)
+        names = {field.name for field in dataclasses.fields(script.Config)}
+        known = {name.upper(): log.config[name] for name in names & log.config.keys()}
+        texts = {k: str(int(v) if isinstance(v, bool) else v) for k, v in known.items()}
+        config, faults, *_ = script.read_config(texts)
+        if faults:
+            raise ValueError(faults[0])
+        model = script.GPT(config, torch.bfloat16 if device == "cuda" else torch.float32)
+        model.load_state_dict(script.unpack(data, model.state_dict()))
+    except (Exception, SystemExit) as error:  # whatever the script or a damaged file raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ToolError(f"{log.path}: its script does not build {path}: {reason}") from error
+    return model.to(device).eval(), config
+
+
+def coder_of(log: Run, path: Path) -> tuple[Callable, Callable, int]:
+    """encode, decode and BOS of the run's tokenizer: a SentencePiece .model or a byte .json."""
+    path = path if path.exists() else ROOT / path  # runs are started here, or in the repository
+    data = read_file(path)
+    if log.made_of.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
+        raise ToolError(f"{path}: not the run's tokenizer: it has changed since the run")
+    if path.suffix != ".json":
+        import sentencepiece
+
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=data)
+        return pieces.encode, pieces.decode, pieces.bos_id()
+    form = json.loads(data)
+    offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
+
+    def decode(ids: list[int]) -> str:
+        known = bytes(i - offset for i in ids if offset <= i < offset + 256)
+        return known.decode("utf-8", "replace")
+
+    return lambda text: [byte + offset for byte in text.encode()], decode, BYTE_BOS
+
+
+def write(model: Any, tokens: list[int], config: Any, options: argparse.Namespace) -> list[int]:
+    """The tokens with those that the model writes after them, until it begins a new document."""
+    import torch
+
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(options.seed)
+    for _ in range(options.length):
+        seen = torch.tensor([tokens[-config.train_seq_len :]], device=device)
+        with torch.inference_mode():
+            best = model.logits(seen)[0, -1].float().cpu().topk(min(TOP_K, config.vocab_size))
+        chances = (best.values / max(options.temperature, 1e-6)).softmax(-1)
+        token = int(best.indices[torch.multinomial(chances, 1, generator=generator)])
+        if token == tokens[0]:
+            break
+        tokens = [*tokens, token]
+    return tokens
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("log", type=Path, nargs="?", help="logs/<RUN_ID>.txt or .jsonl (default: the newest one)")
+    add("--prompt", default="", help="text to continue (default: a new document)")
+    add("--length", type=number(int, 1), default=200, metavar="N", help="tokens (default: 200)")
+    heat = "0: the most likely token (default: 0.8)"
+    add("--temperature", type=number(float, 0), default=0.8, metavar="T", help=heat)
+    seed = "seed of the random draws (default: 1337)"
+    add("--seed", type=number(int, 0), default=1337, metavar="N", help=seed)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    log = run_of(options.log)
+    model, config = load(log)
+    encode, decode, bos = coder_of(log, Path(config.tokenizer_path))
+    tokens = write(model, [bos, *encode(options.prompt)], config, options)
+    result, path = headline(log), Path(log.path)
+    score = f"val_bpb {result.val_bpb:.4f}" if result else f"no score ({log.status})"
+    print(f"run {path.stem}, {score}, {path.with_suffix('.int8.ptz')}", file=sys.stderr)
+    sys.stdout.reconfigure(errors="backslashreplace")
+    print(printable(decode(tokens[1:])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

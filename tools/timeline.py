@@ -1,0 +1,219 @@
+"""Show what ran when in a trace of train_gpt.py (TRACE_STEPS=N): the share of time in which each
+lane was busy, and a picture.
+
+    python3 tools/timeline.py logs/<RUN_ID>.trace.json.gz [--picture FILE.svg]
+    python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg  # one time axis
+
+Lanes: reader (disk_read), copy (uploads of 1 KiB and more), compute (the device's kernels; on the
+CPU the main thread's phases), and input wait: compute is idle, and the host asks for a batch or an
+upload runs. A lane in which nothing ran is not drawn. The picture shows the three steps after the
+first one. ui.perfetto.dev shows the same file in a browser.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cli
+from cli import ToolError
+
+MAX_BYTES = 1_000_000_000  # of an unpacked trace
+PICTURE_STEPS = 3  # so few that single reads are seen
+MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
+LANES = {"disk_read": "reader", "input_wait": "asked"}  # the trainer's names, and ours
+LANES |= dict.fromkeys(("forward", "backward", "reduce", "grad_clip", "optimizer"), "phases")
+COLOURS = {"reader": "#e69f00", "copy": "#7a5195", "compute": "#0072b2", "input wait": "#d00000"}
+SHORT = 0.002  # of the time drawn: shorter waits have no bar, for a bar would look like a wait
+Span = tuple[float, float]
+
+
+@dataclass
+class Trace:
+    """Milliseconds from the first step's begin; a row's spans are in order, without overlap."""
+
+    file: str
+    steps: list[tuple[float, int]]  # where each begins, and its number
+    end: float
+    device: str
+    rows: dict[str, list[Span]]
+
+    @property
+    def name(self) -> str:
+        first, last = self.steps[0][1], self.steps[-1][1]
+        steps = f"steps {first} to {last}" if first < last else f"step {first}"
+        return f"{self.file}, {steps} on the {self.device}"
+
+    def part(self, first: float, last: float) -> "Trace":
+        """The steps from number `first` to `last` alone."""
+        steps = [step for step in self.steps if first <= step[1] <= last]
+        begin = steps[0][0]
+        end = min((time for time, _ in self.steps if time > steps[-1][0]), default=self.end)
+        rows = {
+            name: [(a - begin, b - begin) for a, b in common(spans, [(begin, end)])]
+            for name, spans in self.rows.items()
+        }
+        marks = [(time - begin, number) for time, number in steps]
+        return Trace(self.file, marks, max(end - begin, 1e-6), self.device, rows)
+
+    def said(self) -> dict[str, str]:
+        """What is to be said of each row."""
+        ms = {name: sum(b - a for a, b in spans) for name, spans in self.rows.items()}
+        text = {name: f"busy {100 * time / self.end:.2f} %" for name, time in ms.items()}
+        share = f"{100 * ms['input wait'] / self.end:.2f} %"
+        text["input wait"] = f"{share}, {ms['input wait']:.2f} ms"
+        if ms.get("reader"):
+            hidden = common(self.rows["reader"], self.rows["compute"])
+            part = 100 * sum(b - a for a, b in hidden) / ms["reader"]
+            text["reader"] += f", {part:.0f} % of it under compute"
+        return text
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The same time in order and without overlap."""
+    out: list[Span] = []
+    for begin, end in sorted(spans):
+        if out and begin <= out[-1][1]:
+            out[-1] = out[-1][0], max(out[-1][1], end)
+        else:
+            out.append((begin, end))
+    return out
+
+
+def common(left: list[Span], right: list[Span]) -> list[Span]:
+    """The time that lies in both, each of them in order and without overlap."""
+    out, i, j = [], 0, 0
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if begin < end:
+            out.append((begin, end))
+        i, j = (i + 1, j) if left[i][1] < right[j][1] else (i, j + 1)
+    return out
+
+
+def keep_drawn(record: dict) -> object:
+    """Of each JSON object what is drawn, (lane, span): the rest shall take no memory."""
+    lane, name, category = "", str(record.get("name")), record.get("cat")
+    if category == "user_annotation":
+        lane = name if name.startswith("ProfilerStep#") else LANES.get(name, "")
+    elif category == "kernel":
+        lane = "kernels"
+    elif category == "gpu_memcpy" and "HtoD" in name:
+        lane = "copy" if record["args"]["bytes"] >= MIN_COPY_BYTES else ""
+    if not lane:
+        return record if "traceEvents" in record or "bytes" in record else None
+    begin, length = record["ts"] / 1e3, record["dur"] / 1e3
+    if length < 0 or not math.isfinite(begin + length):
+        raise ValueError("a wrong time")
+    return lane, (begin, begin + length)
+
+
+def read_trace(path: Path) -> Trace:
+    """A file of torch.profiler's; nothing in it is executed."""
+    try:
+        with open(path, "rb") as file:
+            opener = gzip.open if file.read(2) == b"\x1f\x8b" else open
+        with opener(path, "rb") as file:
+            records = json.loads(file.read(MAX_BYTES), object_hook=keep_drawn)["traceEvents"]
+        events = [event for event in records if isinstance(event, tuple)]
+    except Exception as error:  # whatever a damaged or hostile file comes up with
+        why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
+        raise ToolError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error
+    found: dict[str, list[Span]] = {"reader": [], "copy": [], "asked": [], "phases": []}
+    steps = []
+    for label, span in events:
+        if mark := re.fullmatch(r"ProfilerStep#(\d{1,9})", label):
+            steps.append((*span, int(mark[1])))
+        else:
+            found.setdefault(label, []).append(span)
+    if not steps or not found["phases"]:
+        missing = "phases" if steps else "ProfilerStep marks"
+        raise ToolError(f"{path}: not a trace of this trainer: it has no {missing}")
+    kernels = found.get("kernels", [])
+    cuda = bool(kernels or found["copy"])
+    # With CUDA the host's phases are when work was issued, not when it was done.
+    compute = merged(kernels if cuda else found["phases"])
+    end = max(stop for _, stop, *_ in [*steps, *kernels])
+    edges = [(-math.inf, -math.inf), *compute, (end, end)]
+    idle = [(a[1], b[0]) for a, b in zip(edges, edges[1:], strict=False)]
+    wait = common(idle, merged(found["asked"] + found["copy"]))
+    rows = {"reader": merged(found["reader"]), "copy": merged(found["copy"])}
+    rows = {name: spans for name, spans in rows.items() if spans}
+    rows |= {"compute": compute, "input wait": wait}
+    marks = sorted((begin, number) for begin, _, number in steps)
+    file, device = path.name.removesuffix(".trace.json.gz"), "GPU" if cuda else "CPU"
+    return Trace(file, marks, end, device, rows).part(-math.inf, math.inf)
+
+
+def draw(traces: Sequence[Trace], path: Path) -> None:
+    """The timelines, one above the other on one time axis; the same traces give the same file."""
+    import matplotlib  # optional, and slow to import
+    from matplotlib.figure import Figure
+
+    end = max(trace.end for trace in traces)
+    heights = [len(trace.rows) + 1.6 for trace in traces]
+    figure = Figure(figsize=(8, 0.45 * sum(heights) + 0.5), dpi=200, layout="constrained")
+    grid = figure.subplots(len(traces), sharex=True, squeeze=False, height_ratios=heights)
+    for trace, axes in zip(traces, grid[:, 0], strict=True):
+        draw_rows(axes, trace, end)
+        axes.set_title(trace.name, loc="left", weight="bold", pad=18)
+    axes.set_xlabel(f"milliseconds (waits below {SHORT * end:.2f} ms are not drawn)")
+    with matplotlib.rc_context({"svg.hashsalt": "timeline"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+
+
+def draw_rows(axes: Any, trace: Trace, end: float) -> None:
+    said, pixel = trace.said(), end / 560
+    axes.barh(range(len(trace.rows)), trace.end, 0.7, color="#f0f0f0")
+    for row, (name, spans) in enumerate(trace.rows.items()):
+        if name == "input wait":
+            spans = [span for span in spans if span[1] - span[0] >= SHORT * end]
+        least = 3 * pixel if name == "reader" else pixel  # a short read is seen, too
+        wide = merged((min(a, trace.end - least), max(b, a + least)) for a, b in spans)
+        bars = [(a, b - a) for a, b in wide]
+        axes.broken_barh(bars, (row - 0.35, 0.7), lw=0, color=COLOURS[name])
+        axes.text(1.01 * end, row, said[name].replace(", ", "\n", 1), size=9, va="center")
+    for begin, number in trace.steps[:: 1 + len(trace.steps) // 40]:
+        axes.axvline(begin, color="#606060", lw=1, ls="--")
+        axes.text(begin, -0.6, f"step {number}", size=9)
+    axes.set(xlim=(0, end), ylim=(len(trace.rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(trace.rows)), list(trace.rows))
+    axes.tick_params(left=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    help_text = "a file that TRACE_STEPS wrote; several are drawn one above the other"
+    add("files", type=Path, nargs="+", metavar="FILE", help=help_text)
+    add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
+    options = parser.parse_args(arguments)
+    if options.picture and options.picture.suffix not in (".svg", ".png"):
+        parser.exit(2, f"error: --picture {options.picture}: must end in .svg or .png\n")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    traces = []
+    for trace in map(read_trace, options.files):
+        few = options.picture and trace.steps[1 : 1 + PICTURE_STEPS] or trace.steps
+        traces.append(trace.part(few[0][1], few[-1][1]))
+    if options.picture:
+        draw(traces, options.picture)
+    for trace in traces:
+        print(f"{trace.name}: {trace.end:.0f} ms")
+        print(*(f"  {name:10}  {words}" for name, words in trace.said().items()), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.end_with_the_reader()
+    sys.exit(cli.run(main))

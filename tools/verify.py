@@ -1,0 +1,382 @@
+"""Prove an edit: does a changed train_gpt.py still do what a run promises?
+
+    python3 tools/verify.py mine.py EMA_DECAY=0.9 ...    with the settings that turn your edit on
+
+It runs the script at a tiny size on the CPU, on data that it makes, and compares the runs. It
+prints a line for each property: `ok`, `note` (for you to judge) or `FAULT`. The exit code is 1 if
+there is a fault or the script does not run, else 0.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from cli import Parser
+from tinyruns import (
+    VAL_ROWS,
+    Lab,
+    Run,
+    ScriptError,
+    call_main,
+    find_script,
+    load,
+    read_shard,
+    run_all,
+    run_command,
+    write_shard,
+)
+
+CAP = 16_000_000  # bytes of script and artifact
+ROUNDING = 0.01  # nats: two ranks add in another order
+RANDOM = 0.3  # nats: the same where ranks draw other random numbers, as for dropout
+MEANS = {  # what a fault means, and where to look
+    "repeatable": "something random does not depend on SEED and step alone, or goes by time",
+    "resume": "state is not in checkpoints: make it an attribute of Trainer",
+    "priming": "a step changes something that priming does not put back: see resume",
+    "validation": "a validation must leave weights, state and train mode as they were",
+    "overlap": "results depend on when batches are read: see Pipeline and BatchPlan",
+    "ranks": "a step is the mean over the rows of all ranks: see train_step and BatchPlan",
+    "replicas": "what follows all_reduce must be the same on all ranks, random numbers too",
+    "model": "the edited script cannot be looked at: see above",
+    "trained": "no optimizer has it, or it gets no gradient: see make_optimizers",
+    "look-ahead": "the score is too good: hide later tokens from earlier ones",
+    "score": "by hand: artifact, eval mode, plain rows, bytes of the text; or use --score-differs",
+    "sum": "tokens are scored with what is learned from them, or by numbers that are no shares",
+    "artifact": "stored, but the logits do not depend on it: leave it out of the artifact",
+    "bytes": f"script and artifact may have {CAP:,} bytes",
+}
+
+
+# === Inside a new process ===
+def run_main(script):
+    """The same without the time for imports. Notes after each step what ranks must have alike."""
+    module = load(script)
+    step = module.Trainer.train_step
+    seed_step = module.seed_step
+    seeded = []
+
+    def seed_and_note(*arguments):
+        seed_step(*arguments)
+        seeded[:] = random_state()
+
+    def train_step(run, *rest):
+        step(run, *rest)
+        drawn = seeded != random_state()  # in this step
+        weights = itertools.chain(run.model.parameters(), run.model.buffers())
+        crc = zlib.crc32(b"".join(t.detach().numpy().tobytes() for t in weights))
+        with open(f"steps{run.runtime.rank}.txt", "a") as file:
+            print(f"{crc} {drawn}", file=file)
+
+    module.seed_step = seed_and_note
+    module.Trainer.train_step = train_step
+    return module.main([], os.environ)
+
+
+def random_state():
+    return [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+def look_inside(script, look, full):
+    """Writes facts.json: what look(module, run) finds with the artifact of `full` in the model."""
+    module = load(script)
+
+    @torch.no_grad()
+    def train(run):
+        begun = {name: p.clone() for name, p in run.model.named_parameters() if p.requires_grad}
+        trained = torch.load(full / "final_model.pt", "cpu", weights_only=True)
+        kinds = {name: torch.zeros_like(t) for name, t in trained.items()}  # without their values
+        stored = module.unpack((full / "final_model.int8.ptz").read_bytes(), kinds)
+        run.model.load_state_dict(stored, strict=False)
+        facts = look(module, run, stored)
+        both = begun.keys() & trained.keys()
+        same = [name for name in both if torch.equal(begun[name], trained[name])]
+        facts["untrained"] = sorted(name for name in same if begun[name].numel())
+        Path("facts.json").write_text(json.dumps(facts))
+        os._exit(0)
+
+    module.Trainer.train = train
+    return module.main([], os.environ)
+
+
+def find_facts(module, run, stored):
+    model = run.model
+    model.eval()
+    tokens = torch.from_numpy(read_shard(val_path(run)).astype(np.int64))
+    x, y = tokens[:-1].view(VAL_ROWS, -1), tokens[1:].view(VAL_ROWS, -1)
+    logits = torch.cat([model.logits(row[None]) for row in x])
+    nats = F.cross_entropy(logits.flatten(0, 1).double(), y.flatten()).item()
+    torch.manual_seed(0)
+    for p in model.parameters():  # zeros would hide what depends on what
+        p.add_(torch.randn_like(p), alpha=0.3)
+    leaks = find_leaks(model, x[:2], run.config.vocab_size)
+    unused = find_unused(model, x[:2], stored)
+    sizes = {"targets": y.numel(), "tensors": len(stored)}
+    return {"nats": nats, "leaks": leaks, "unused": unused, **sizes}
+
+
+def val_path(run):
+    return Path(run.config.data_path, "fineweb_val_000000.bin")
+
+
+def find_leaks(model, x, vocab_size):
+    """The positions whose logits change with later tokens, also with those of later rows."""
+    plain = model.logits(x).flatten(0, 1)
+    leaks = []
+    for end in range(1, x.numel(), max(1, x.numel() // 64)):
+        changed = x.flatten().clone()
+        changed[end:] = torch.randint(vocab_size, (x.numel() - end,))
+        gap = model.logits(changed.view_as(x)).flatten(0, 1)[:end] - plain[:end]
+        if not gap.abs().max() < 1e-5:  # also where it is nan
+            leaks.append(end - 1)
+    return leaks
+
+
+def find_unused(model, x, stored):
+    """{name: about how many bytes} of the stored tensors that no logit depends on."""
+    unused = {}
+    plain = model.logits(x)
+    for name, t in model.state_dict().items():
+        if name in stored and t.is_floating_point() and t.numel():
+            was = t.clone()
+            t.copy_(torch.randn_like(t))
+            if torch.equal(model.logits(x), plain):
+                unused[name] = len(zlib.compress(stored[name].half().numpy().tobytes()))
+            t.copy_(was)
+    return unused
+
+
+def add_shares(module, run, stored):
+    """What the score gives to all values of the validation's last token, added up.
+
+    Who predicts the token from those before it gives it shares of 1, whatever the method.
+    """
+    widen = module.BatchPlan.widen
+    path = val_path(run)
+    targets = {}
+    hidden = -1
+
+    def widen_and_count(plan, rows, tokens, x, y):
+        widen(plan, rows, tokens, x, y)
+        y[y == hidden] = -100
+        targets[rows.start] = int((y >= 0).sum())
+
+    def nats_with(token):
+        with open(path, "r+b") as file:
+            file.seek(-2, os.SEEK_END)
+            file.write(np.uint16(token).tobytes())
+        run.model.load_state_dict(stored, strict=False)
+        return run.evaluate(module.FINAL)[0] * sum(targets.values())
+
+    module.BatchPlan.widen = widen_and_count
+    every = range(run.config.vocab_size)
+    totals = np.array([nats_with(token) for token in every])
+    hidden = min({*every} - {*read_shard(path)[:-1].tolist()})
+    return {"sum": float(np.exp(nats_with(hidden) - totals).sum())}
+
+
+# === Verdicts: (property, "ok", "note" or "FAULT", text) ===
+def differences(a, b, nats=0.0, with_score=True):
+    """What of two runs differs, in words: by more than `nats`, or, if that is 0, in any bit."""
+    if a.error or b.error:
+        return a.error or b.error
+    steps = sorted(a.steps.keys() & b.steps.keys())
+    if not steps or ("RESUME" in b.env and 1 in steps):
+        return "it has no step lines, or did not resume"
+    rows = [step for step in steps if a.steps[step][1] != b.steps[step][1]]
+    gaps = {step: abs(a.steps[step][0] - b.steps[step][0]) for step in steps}
+    apart = [step for step in steps if not gaps[step] <= nats]
+    score = abs(a.score["val_loss"] - b.score["val_loss"])
+    words = [f"the rows of step {rows[0]}"] if rows else []
+    words += [f"losses from step {apart[0]} on, by up to {max(gaps.values()):.2g}"] if apart else []
+    words += [f"score by {score:.2g}"] if with_score and not score <= nats else []
+    if nats == 0:
+        words += ["artifact"] if with_score and a.artifact != b.artifact else []
+        words += weight_differences(a.weights, b.weights)
+    return ", ".join(words)
+
+
+def weight_differences(a, b):
+    if {name: t.shape for name, t in a.items()} != {name: t.shape for name, t in b.items()}:
+        return ["names or shapes of weights"]
+    most = max((a[name].double() - b[name].double()).norm(math.inf).item() for name in a)
+    return [f"weights by up to {most:.2g}"] if most else []
+
+
+def verdict(name, fault, good):
+    return name, "FAULT" if fault else "ok", fault or good
+
+
+def alike(name, full, others, with_score=True):
+    gaps = {run.name: differences(full, run, with_score=with_score) for run in others}
+    fault = "; ".join(f"{other} differs: {gap}" for other, gap in gaps.items() if gap)
+    what = "losses, score and weights" if with_score else "losses and weights"
+    return verdict(name, fault, f"{' and '.join(gaps)}: the same {what}")
+
+
+def verify(lab, base, quick, score_differs):
+    """Yields the verdicts. ScriptError for a script that does not run."""
+    full = Run(lab, "full", run_main, CHECKPOINT_EVERY=1, CHECKPOINT_KEEP=lab.steps + 1)
+    again = Run(lab, "again", run_main if quick else run_command)
+    alone = Run(lab, "not-primed", run_main, WARMUP_STEPS=0)
+    two = Run(lab, "two-ranks", run_main, ranks=2, GRAD_ACCUM_STEPS=1, WARMUP_STEPS=0)
+    often = Run(lab, "validated-each-step", run_main, VAL_LOSS_EVERY=1)
+    runs = [two, full, again, alone, often]
+    if not quick:
+        runs.append(Run(lab, "not-read-ahead", run_main, TRAIN_PREFETCH=0, VAL_PREFETCH=0))
+    if base:
+        runs.append(Run(lab, "base", call_main, script=find_script(base)))
+    run_all(runs)
+    for run in runs:
+        run.read()
+    if full.error:
+        raise ScriptError(f"{lab.script} does not run at a tiny size: {full.error}")
+    repeatable = alike("repeatable", full, [again], with_score=quick)  # it quantizes less
+    yield repeatable
+    if "FAULT" in repeatable:
+        return  # no run can be compared with another
+    yield alike("priming", full, [alone])
+    yield alike("validation", full, [often])
+    if not quick:
+        yield alike("overlap", full, runs[5:6])
+    yield from two_rank_verdicts(alone, two, score_differs)
+    yield from late_verdicts(lab, full, score_differs)
+    if base:
+        what = "the edit changes " if not runs[-1].error else ""
+        seen = differences(runs[-1], full) or "nothing, bit for bit: is it about speed alone?"
+        yield "effect", "note", f"{what}{seen}"
+
+
+def two_rank_verdicts(alone, two, score_differs):
+    sums = [path.read_text().splitlines() for path in sorted(two.folder.glob("steps?.txt"))]
+    drawn = sums and sums[0][0].endswith("True")
+    nats = RANDOM if drawn else ROUNDING
+    # With --score-differs without the score: a rank may learn from what it has scored.
+    gap = differences(alone, two, nats, with_score=not score_differs)
+    what = f"two are as one within {nats} nats{', scores left out' if score_differs else ''}"
+    yield verdict("ranks", gap and f"two ranks differ: {gap}", what)
+    apart = [step for step, pair in enumerate(zip(*sums, strict=False), 1) if len({*pair}) > 1]
+    fault = f"the weights of two ranks differ after step {apart[0]}" if apart else ""
+    fault = fault if len(sums) == 2 else "two ranks did not run"
+    yield verdict("replicas", fault, "both ranks have the same weights after each step")
+
+
+def late_verdicts(lab, full, score_differs):
+    """Those that need the checkpoints and the artifact of `full`."""
+    points = lab.steps // 3, 5 * lab.steps // 6
+    files = [f"{full.folder}/checkpoints/full/step_{step:08d}.pt" for step in points]
+    pairs = zip(points, files, strict=True)
+    resumed = [Run(lab, f"from-step-{step}", run_main, RESUME=file) for step, file in pairs]
+    model = Run(lab, "model", look_inside, find_facts, full.folder)
+    inside = [model]
+    if score_differs:
+        short = lab.folder / "short"
+        short.mkdir()
+        for path in lab.folder.glob("fineweb_*.bin"):
+            shutil.copy(path, short)
+        val = short / "fineweb_val_000000.bin"
+        write_shard(val, read_shard(val)[: 3 * lab.seq_len + 1])
+        inside.append(Run(lab, "sum", look_inside, add_shares, full.folder, DATA_PATH=short))
+    run_all([*inside, *resumed])
+    for run in resumed:
+        run.read()
+    yield alike("resume", full, resumed)
+    for run in inside:
+        path = run.folder / "facts.json"
+        facts = json.loads(path.read_text()) if path.exists() else {}
+        if not facts:
+            yield verdict("model", run.error or "no facts", "")
+        elif run is model:
+            yield from model_verdicts(lab, full, facts, score_differs)
+        else:
+            total = facts["sum"]
+            seen = f"the score gives all values of the last token {total:.6f} together"
+            yield verdict("sum", "" if abs(total - 1) < 2e-4 else seen, seen)
+
+
+def model_verdicts(lab, full, facts, score_differs):
+    yield verdict("trained", ", ".join(facts["untrained"]), "training changes every weight")
+    seen = facts["leaks"]
+    fault = f"logits of {len(seen)} positions change with later tokens, first {seen[:1]}"
+    yield verdict("look-ahead", seen and fault, "no logit depends on later tokens")
+    fault = ", ".join(f"{name} (about {n} bytes)" for name, n in facts["unused"].items())
+    yield verdict("artifact", fault, f"logits depend on each of {facts['tensors']} tensors")
+    bits = facts["targets"] / math.log(2)
+    hand = facts["nats"], facts["nats"] * bits / lab.val_bytes
+    printed = full.score["val_loss"], full.score["val_bpb"]
+    seen = "printed {:.6f} nats {:.6f} bpb, by hand {:.6f} {:.6f}".format(*printed, *hand)
+    if score_differs:
+        counted = f"counts {printed[0] * bits / printed[1]:.0f} of {lab.val_bytes} bytes"
+        left = "left to you: is each token scored once, is so much plausible?"
+        yield "score", "note", f"{seen}; {counted}; {left}"
+    else:
+        equal = np.allclose(hand, printed, rtol=0, atol=2e-5)  # one sum, added in another order
+        yield verdict("score", "" if equal else seen, seen)
+    code, model = len(lab.script.read_bytes()), len(full.artifact)
+    kind = "FAULT" if code + model > CAP else "note"
+    seen = f"script {code:,} + tiny artifact {model:,} of {CAP:,}: weigh a real run's artifact"
+    yield "bytes", kind, seen
+
+
+def verdicts(script, settings, base=None, quick=False, score_differs=False):
+    with tempfile.TemporaryDirectory(prefix="verify-") as folder:
+        yield from verify(Lab(Path(folder), script, settings), base, quick, score_differs)
+
+
+def check(script, settings, **options):
+    """[(property, "ok", "note" or "FAULT", text)] of a script; ScriptError if it does not run.
+
+    options: base (a path), quick, score_differs, as those of the command
+    """
+    return list(verdicts(script, settings, **options))
+
+
+def main(arguments):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script")
+    parser.add_argument("settings", nargs="*", metavar="NAME=value")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="do not start the plain command, nor the run that reads no batch ahead",
+    )
+    differs = "the score is on purpose not that of plain rows (windows, test-time training)"
+    parser.add_argument("--score-differs", action="store_true", help=differs)
+    parser.add_argument("--base", metavar="FILE", help="say what changes against this script")
+    options = vars(parser.parse_intermixed_args(arguments))
+    script = options.pop("script")
+    settings = {}
+    for pair in options.pop("settings"):
+        name, equals, settings[name] = pair.partition("=")
+        if not equals:
+            parser.error(f"{pair}: settings are NAME=value")
+    faults = 0
+    try:
+        for name, kind, text in verdicts(script, settings, **options):
+            print(f"{kind:5} {name:10} {text}", flush=True)
+            if kind == "FAULT":
+                faults += 1
+                print(f"{'':16} {MEANS[name]}", flush=True)
+    except ScriptError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"{faults} faults" if faults else "no fault")
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main(sys.argv[1:]))
