@@ -28,6 +28,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -455,8 +456,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    return launch.run_tool(lambda: ablate(options, Trainer(options.command)))
+    signal.signal(signal.SIGTERM, launch.interrupt)
+    return cli.run(lambda: ablate(options, Trainer(options.command)), refused=2)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    sys.exit(main())

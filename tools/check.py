@@ -6,7 +6,7 @@
 
 refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for your
 information. The last line names what could not be checked.
-SCORE is in bits per byte (1.1228) or in nats (1.8957nats).
+SCORE is in bits per byte: 1.1228.
 
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.
 """
@@ -26,7 +26,7 @@ from lines import Result
 from rules import RULES, RUN_RULES, Said, some
 from significance import ALPHA, CAP_BYTES, Question, Sample, compare_samples
 
-SCORE = re.compile(r"(\d{0,4}\.?\d{1,12})\s*(nats|bpb)?")
+SCORE = re.compile(r"\d{0,4}\.?\d{1,12}")
 
 # What is to be beaten: its name, and the results of its seeds, or one number twice.
 Previous = tuple[str, list[Result]]
@@ -125,12 +125,10 @@ def read_previous(given: str) -> Previous:
         if not results:
             raise ValueError(f"--previous {given}: no finished log in it: give its score: 1.1228")
         return facts.place.name, results * 2 if len(results) == 1 else results
-    score = SCORE.fullmatch(given)
-    if not score or not float(score[1]) > 0:
-        words = "neither a folder nor a score, such as 1.1228 or 1.8957nats"
+    if not SCORE.fullmatch(given) or not float(given) > 0:
+        words = "neither a folder nor a score in bits per byte, such as 1.1228"
         raise ValueError(f"--previous {given}: {words}")
-    key = "val_loss" if score[2] == "nats" else "val_bpb"
-    return given, [Result("other", "previous", **{key: float(score[1])})] * 2
+    return given, [Result("other", "previous", val_bpb=float(given))] * 2
 
 
 def significance(facts: Facts, name: str, results: list[Result]) -> Said:
@@ -144,10 +142,6 @@ def significance(facts: Facts, name: str, results: list[Result]) -> Said:
     for note in comparison.notes:
         yield "note", f"{name}: {note}"
     test = comparison.test
-    if test is None:
-        words = "is in nats, these logs are not: give a score in bits per byte"
-        yield "warned", f"{name} {words}"
-        return
     side = "better" if test.difference >= 0 else "worse"
     words = f"{abs(test.difference):.5f} {comparison.unit} {side} than {name}"
     words += f"; better by {test.margin:.5f}: p = {test.p:.2g}"

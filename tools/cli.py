@@ -3,24 +3,23 @@
 Parser                 wrong usage is one line, exit code 2
 number(kind, lowest)   the type of an option that is a number
 fault_of_script_name   what a script must not be called, in words
-alone(options, needs)  an option that does nothing without another one, in words
 ToolError              what is wrong, in one line with the remedy
 run(main)              a tool's main: a ToolError or a missing package is one line, exit code 1
 missing(package)       what to do about a package that is not installed
-cell, table, ranges    tables as text
+cell, table, counted   tables as text
 """
 
 import argparse
-import importlib.util
 import math
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
+PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
 
 class ToolError(Exception):
@@ -51,36 +50,26 @@ def number(kind: type, lowest: float = -math.inf) -> Callable[[str], Any]:
     return parse
 
 
-def alone(options: argparse.Namespace, needs: Mapping[str, Sequence[str]]) -> str:
-    """Which option is given without the one that it needs ({needed: options}); none: empty."""
-    for needed, names in needs.items():
-        for name in names:
-            if getattr(options, name) not in (None, []) and not getattr(options, needed):
-                return f"--{name} does nothing without --{needed}: give both, or neither"
-    return ""
-
-
 def fault_of_script_name(name: str) -> str:
     """Why a script cannot be run under this name, in words; nothing: empty. Python looks for
     modules in the script's folder first, so its name must not be that of one that it imports."""
-    path = Path(name)
-    if path.suffix != ".py":
+    stem, dot, suffix = name.rpartition(".")
+    if dot + suffix != ".py":
         return "a script of Python is expected, such as ema.py"
-    spec = None if path.stem in sys.stdlib_module_names else importlib.util.find_spec(path.stem)
-    own = spec and spec.origin and Path(spec.origin).resolve().parent.parent == ROOT
-    if path.stem in sys.stdlib_module_names or spec and not own:
-        return (
-            f"{path.stem} is the name of a module that a trainer may import: give it another name"
-        )
+    if stem in sys.stdlib_module_names or stem in PACKAGES:
+        return f"{stem} is the name of a module that a trainer imports: give it another name"
     return ""
 
 
-def run(main: Callable[[], int]) -> int:
-    """A tool's exit code. What goes wrong is one line."""
+def run(main: Callable[[], int], refused: int = 1) -> int:
+    """A tool's exit code, `refused` after a ToolError. What goes wrong is one line."""
     try:
         return main()
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
+        return refused
+    except KeyboardInterrupt:
+        return 130
     except OSError as error:
         where = error.filename or "system"
         print(f"error: {where}: {error.strerror or error}: name another one", file=sys.stderr)
@@ -97,15 +86,10 @@ def end_with_the_reader() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-def in_own(package: str) -> bool:
-    """Does the project's own environment have this package?"""
-    return any(ROOT.glob(f".venv/lib/python3*/site-packages/{package}"))
-
-
 def missing(package: str, install: str = "", python: str = sys.executable) -> str:
     """What to do about a package that a Python lacks, in one line."""
     package = package.partition(".")[0]
-    own = f"it with {OWN}, which has it, or " if in_own(package) else ""
+    own = f"it with {OWN}, or " if OWN.exists() and python != str(OWN) else ""
     return f"{package} is missing: run {own}{python} -m pip install {install or package}"
 
 
@@ -126,12 +110,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> 
     ]
 
 
-def ranges(indices: Sequence[int]) -> str:
-    """Numbers from 1, with ranges: 1-3, 5."""
-    parts: list[list[int]] = []
-    for index in sorted(indices):
-        if parts and parts[-1][1] == index:
-            parts[-1][1] = index + 1
-        else:
-            parts.append([index + 1, index + 1])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+def counted(indices: Sequence[int]) -> str:
+    """Indices from 0 as people count: 1, 2, 5."""
+    return ", ".join(str(index + 1) for index in sorted(indices))

@@ -73,7 +73,9 @@ def fault_of_options(options: argparse.Namespace) -> str:
         return "name logs, such as logs/*.txt, or those of two groups with --a and --b"
     if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
         return f"--plot {options.plot}: name a file that ends in .png or .svg"
-    return cli.alone(options, {"a": ("margin",)})
+    if options.margin is not None and not options.a:
+        return "--margin does nothing without --a and --b: give them, or leave it out"
+    return ""
 
 
 def fault_of_allowed(allow: Sequence[str], runs: Sequence[Run]) -> str:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +118,6 @@ def last_lines(output: Path) -> str:
     return "\n".join(f"      {line}" for line in lines) or "      it printed nothing"
 
 
-def run_tool(work: Callable[[], int]) -> int:
-    """A tool's exit code; what goes wrong is one line. SIGTERM ends it as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        return work()
-    except ToolError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
+def interrupt(*_: object) -> None:
+    """For SIGTERM: it ends the tool as Ctrl-C does."""
+    raise KeyboardInterrupt

@@ -317,10 +317,10 @@ PATTERNS = (
     Pattern(
         read_settings,
         r"(?P<split>train|val)_io:",
-        "train_io:prefetch:True copy_stream:False(no_cuda) prefetch_queue:2 gpu_prefetch:0",
+        "train_io:prefetch:True copy_stream:False prefetch_queue:2 gpu_prefetch:0",
         (
             Fact("config.train_prefetch", True),
-            Fact("config.train_copy_stream", "False(no_cuda)"),
+            Fact("config.train_copy_stream", False),
             Fact("config.train_prefetch_queue", 2),
         ),
     ),

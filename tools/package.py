@@ -32,6 +32,7 @@ from typing import Any
 
 import cli
 from check import check_folder, lines
+from cli import ToolError
 from facts import TRACKS
 from packed import is_ours
 from results import headline
@@ -42,10 +43,6 @@ from script import look, pack
 RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
 OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # written otherwise
-
-
-class RefusedError(Exception):
-    """What stands against making the folder, in one line."""
 
 
 def slug(name: str) -> str:
@@ -59,22 +56,22 @@ def slug(name: str) -> str:
 
 
 def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
-    """The run of each seed. Raises RefusedError for a log that cannot be submitted."""
+    """The run of each seed. Raises ToolError for a log that cannot be submitted."""
     runs: dict[int, Run] = {}
     for given in paths:
         path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
         log = read_log(path)
         if not (found := log.runs):
-            raise RefusedError(f"{path}: {log.problems[0]}: name logs/<RUN_ID>.txt")
+            raise ToolError(f"{path}: {log.problems[0]}: name logs/<RUN_ID>.txt")
         run, seed = found[-1], found[-1].known_seed
         if headline(run) is None:
             why = run.error or "it ends before the result"
-            raise RefusedError(f"{path}: {run.status}: {why}: name a finished run")
+            raise ToolError(f"{path}: {run.status}: {why}: name a finished run")
         if seed is None:
-            raise RefusedError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
+            raise ToolError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
         if seed in runs:
             words = "run it with another SEED, or leave it out"
-            raise RefusedError(f"{path}: seed {seed} again, as {runs[seed].path}: {words}")
+            raise ToolError(f"{path}: seed {seed} again, as {runs[seed].path}: {words}")
         runs[seed] = run
     return runs
 
@@ -85,7 +82,7 @@ def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
         return script.read_bytes()
     if sources := [run.source for run in runs if run.source is not None]:
         return sources[0]
-    raise RefusedError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
+    raise ToolError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
 
 
 def settings_of(run: Run) -> dict[str, str] | None:
@@ -187,7 +184,7 @@ def make(options: argparse.Namespace) -> int:
     source = source_to_ship([*runs.values()], options.script)
     target = options.records / options.track / f"{options.day}_{slug(options.name)}"
     if os.path.lexists(target):
-        raise RefusedError(f"{target}: exists: remove it, or give another --name or --date")
+        raise ToolError(f"{target}: exists: remove it, or give another --name or --date")
     values = submission(options, runs, source)
     names = {seed: f"train_seed{seed}.log" if len(runs) > 1 else "train.log" for seed in runs}
     files = {names[seed]: Path(run.path).read_bytes() for seed, run in runs.items()}
@@ -209,7 +206,7 @@ def make(options: argparse.Namespace) -> int:
         shutil.rmtree(temporary, ignore_errors=True)
     print("\n".join(lines(report, target)))
     if report.verdict == "refused":
-        raise RefusedError(f"{target} was not made: see what was refused above")
+        raise ToolError(f"{target} was not made: see what was refused above")
     print(f"made {target}: write its README's TODO, then: git add {target}")
     return 0
 
@@ -221,14 +218,14 @@ def write_form(options: argparse.Namespace) -> int:
     target = options.output or given.with_name(f"{given.stem}_{suffix}.py")
     text = given.read_bytes()
     if options.unpack and not look(text).packed:
-        raise RefusedError(f"{given}: not a packed script: it is readable as it is")
+        raise ToolError(f"{given}: not a packed script: it is readable as it is")
     if target.exists() and not (target.is_file() and is_ours(target.read_bytes())):
-        raise RefusedError(f"{target}: exists and is not a packed script: name another --output")
+        raise ToolError(f"{target}: exists and is not a packed script: name another --output")
     try:
         result = pack(text) if options.pack else look(text).text
         target.write_bytes(result)
     except ValueError as error:
-        raise RefusedError(f"{given}: {error}") from error
+        raise ToolError(f"{given}: {error}") from error
     print(f"{target}: {len(text):,} bytes became {len(result):,}")
     return 0
 
@@ -269,15 +266,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    try:
-        return write_form(options) if options.pack or options.unpack else make(options)
-    except RefusedError as error:
-        message = str(error)
-    except OSError as error:
-        message = f"{error.filename}: {error.strerror}: name another file"
-    print(f"error: {message}", file=sys.stderr)
-    return 1
+    work = write_form if options.pack or options.unpack else make
+    return cli.run(lambda: work(options))
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    sys.exit(main())

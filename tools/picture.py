@@ -262,7 +262,7 @@ def draw(groups: Sequence[Sequence[Run]], path: Path) -> str:
         axis.spines[["top", "right"]].set_visible(False)
     draw_legend(figure, arms, note)
     figure.suptitle(title_of(arms))
-    save(figure, path)
+    figure.savefig(path, dpi=150)
     return ""
 
 
@@ -276,7 +276,3 @@ def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
     place = {"loc": "outside lower center", "frameon": False}
     legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
     legend.get_title().set_color("#a00000")
-
-
-def save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=150)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import cli
+from cli import ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINER = ROOT / "train_gpt.py"
@@ -47,10 +48,6 @@ ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILI
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(.*?)^[|]{7} [^\n]*\n(.*?)^={7}\n(.*?)^>{7} [^\n]*\n", re.MULTILINE | re.DOTALL
 )
-
-
-class RecipeError(Exception):
-    """A refusal, in words for the user."""
 
 
 # Recipes as files
@@ -109,11 +106,11 @@ def load(name: str) -> Recipe:
     if not path.is_file():
         near = difflib.get_close_matches(name.lower(), names(), 1, 0.75)
         remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
-        raise RecipeError(f"{name}: no such recipe in {FOLDER}: {remedy}")
+        raise ToolError(f"{name}: no such recipe in {FOLDER}: {remedy}")
     text = path.read_text(encoding="utf-8")
     header, separator, diff = text.partition("\n--- ")
     if not separator:
-        raise RecipeError(f"{path}: no unified diff: it has no line that begins with ---")
+        raise ToolError(f"{path}: no unified diff: it has no line that begins with ---")
     return Recipe(name, header + "\n", "--- " + diff)
 
 
@@ -124,13 +121,13 @@ def stack(name: str) -> dict[str, Any]:
     """Recipes in their order with their settings, and how they are run."""
     path = STACKS / f"{name}.json"
     if not path.is_file():
-        raise RecipeError(f"{name}: no such stack in {STACKS}: recipe.py list shows all")
+        raise ToolError(f"{name}: no such stack in {STACKS}: recipe.py list shows all")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if set(values) != STACK_KEYS or not values["recipes"]:
             raise ValueError(f"its keys must be {', '.join(sorted(STACK_KEYS))}")
     except (ValueError, TypeError) as error:
-        raise RecipeError(f"{path}: {error}") from error
+        raise ToolError(f"{path}: {error}") from error
     return values
 
 
@@ -141,7 +138,7 @@ def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.C
     """Runs git in a folder of no repository, without the user's configuration."""
     program = shutil.which("git")
     if not program:
-        raise RecipeError("git is missing, which applies and merges recipes: install git")
+        raise ToolError("git is missing, which applies and merges recipes: install git")
     env = {
         **os.environ,
         "GIT_CEILING_DIRECTORIES": str(folder.parent),
@@ -155,7 +152,7 @@ def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.C
 
 @cache
 def patched(base: str, recipe: Recipe) -> str:
-    """`base` with one recipe; RecipeError where its lines are not found."""
+    """`base` with one recipe; ToolError where its lines are not found."""
     with tempfile.TemporaryDirectory(prefix="recipe") as name:
         folder = Path(name).resolve()
         (folder / "train_gpt.py").write_text(base, encoding="utf-8")
@@ -164,7 +161,7 @@ def patched(base: str, recipe: Recipe) -> str:
             line = re.search(r"train_gpt\.py:(\d+)", done.stderr)
             place = f"near line {line[1]}" if line else "than it expects"
             words = f"train_gpt.py has other lines {place}: {EDITED}"
-            raise RecipeError(f"{recipe.name} does not apply: {words}")
+            raise ToolError(f"{recipe.name} does not apply: {words}")
         return (folder / "train_gpt.py").read_text(encoding="utf-8")
 
 
@@ -175,7 +172,7 @@ def difference(before: str, after: str) -> str:
 
 
 def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
-    """Both changes of `base`, each a name and a text. RecipeError shows what cannot be merged."""
+    """Both changes of `base`, each a name and a text. ToolError shows what cannot be merged."""
     with tempfile.TemporaryDirectory(prefix="recipe") as name:
         folder = Path(name).resolve()
         for file, text in (("ours", ours[1]), ("base", base), ("theirs", theirs[1])):
@@ -183,7 +180,7 @@ def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
         labels = "-L", ours[0], "-L", "train_gpt.py", "-L", theirs[0]
         done = git(folder, "merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs")
     if done.returncode > 127:
-        raise RecipeError(f"git merge-file failed: {done.stderr.strip()}")
+        raise ToolError(f"git merge-file failed: {done.stderr.strip()}")
     shown: list[str] = []
 
     def both(conflict: re.Match[str]) -> str:
@@ -194,7 +191,7 @@ def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
 
     text = CONFLICT.sub(both, done.stdout)
     if shown:
-        raise RecipeError(f"{ours[0]} and {theirs[0]} change the same lines:\n" + "".join(shown))
+        raise ToolError(f"{ours[0]} and {theirs[0]} change the same lines:\n" + "".join(shown))
     return text
 
 
@@ -219,15 +216,15 @@ def combined(base: str, recipes: Sequence[Recipe]) -> str:
         try:
             mine = (" + ".join(done), text)
             text = merged(mine, base, (recipe.name, other)) if done else other
-        except RecipeError as error:
+        except ToolError as error:
             message = f"{str(error).rstrip()}\nThey do not combine: leave one out"
-            raise RecipeError(message) from error
+            raise ToolError(message) from error
         done.append(recipe.name)
     try:
         ast.parse(text)
     except SyntaxError as error:
         reason = f"line {error.lineno} of what they make: {error.msg}"
-        raise RecipeError(f"{' + '.join(done)}: {reason}") from error
+        raise ToolError(f"{' + '.join(done)}: {reason}") from error
     return text
 
 
@@ -245,24 +242,24 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
         command = [sys.executable, str(script), "--print-config"]
         done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise RecipeError(f"--set: {(done.stderr or done.stdout).strip()}")
+        raise ToolError(f"--set: {(done.stderr or done.stdout).strip()}")
     values = json.loads(done.stdout)
     for setting in assigned:
         field = setting.lower()
         if field not in values:
-            raise RecipeError(f"--set {setting}: no such setting of these recipes or train_gpt.py")
+            raise ToolError(f"--set {setting}: no such setting of these recipes or train_gpt.py")
         line = re.compile(rf"^(    {field}: [^=\n]+ = )(.+?)(  # )", re.MULTILINE)
         value = repr(values[field]["value"]).replace("'", '"')
         text, count = line.subn(lambda match, value=value: match[1] + value + match[3], text, 1)
         if not count:
-            raise RecipeError(f"--set {setting}: its line in Config is not found")
+            raise ToolError(f"--set {setting}: its line in Config is not found")
     return text
 
 
 def assignments(arguments: Iterable[str]) -> dict[str, str]:
     for argument in arguments:
         if not re.fullmatch(r"[A-Z0-9_]+=.+", argument):
-            raise RecipeError(f"--set {argument}: write NAME=VALUE, the name in capital letters")
+            raise ToolError(f"--set {argument}: write NAME=VALUE, the name in capital letters")
     return dict(argument.split("=", 1) for argument in arguments)
 
 
@@ -290,14 +287,12 @@ def apply_recipes(options: argparse.Namespace) -> None:
     chosen = stack(options.stack) if options.stack else {"recipes": [], "settings": {}}
     wanted = [*chosen["recipes"], *options.names]
     if not wanted:
-        raise RecipeError("no recipe is named: write the names in front: apply ema --to x.py")
-    if len(set(wanted)) < len(wanted):
-        raise RecipeError("a recipe is named twice: name it once")
+        raise ToolError("no recipe is named: write the names in front: apply ema --to x.py")
     if fault := cli.fault_of_script_name(target.name):
-        raise RecipeError(f"--to {target}: {fault}")
+        raise ToolError(f"--to {target}: {fault}")
     if target.exists():
         own = "an edit of your own can be made a recipe: recipe.py new NAME --from FILE"
-        raise RecipeError(f"{target} exists, and stays as it is: name another file; {own}")
+        raise ToolError(f"{target} exists, and stays as it is: name another file; {own}")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     assigned |= assignments(options.set or [])
@@ -318,19 +313,19 @@ def apply_recipes(options: argparse.Namespace) -> None:
 
 def new_recipe(options: argparse.Namespace) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", options.name):
-        raise RecipeError(f"{options.name}: a name has small letters, digits and _: wider_mlp")
+        raise ToolError(f"{options.name}: a name has small letters, digits and _: wider_mlp")
     path = FOLDER / f"{options.name}.diff"
     if path.exists() and not options.again:
-        raise RecipeError(f"{path} exists: name another, or --again: it gets these lines instead")
+        raise ToolError(f"{path} exists: name another, or --again: it gets these lines instead")
     text = Path(options.source).read_text(encoding="utf-8", errors="replace")
     if text.startswith(MADE_BY):
         text = text.split("\n", 1)[1]
     root = root_text()
     diff = difference(root, text)
     if not diff:
-        raise RecipeError(f"{options.source} is train_gpt.py: there is nothing to make a recipe of")
+        raise ToolError(f"{options.source} is train_gpt.py: there is nothing to make a recipe of")
     if 2 * Recipe(options.name, "", diff).count("-") > root.count("\n"):
-        raise RecipeError(f"{options.source}: not an edited copy of train_gpt.py: name one")
+        raise ToolError(f"{options.source}: not an edited copy of train_gpt.py: name one")
     if path.exists():
         path.write_text(load(options.name).header + diff, encoding="utf-8")
         print(f"{path}: its header is kept; now: python3 tools/recipe.py check")
@@ -362,7 +357,7 @@ def check_recipes(options: argparse.Namespace) -> None:
         try:
             combined(base, [recipe])
             good += 1
-        except RecipeError as error:
+        except ToolError as error:
             faults.append(f"{error}: make it again: recipe.py new {name} --from FILE --again")
     print(f"{good} of {len(names())} recipes apply to train_gpt.py")
     for path in sorted(STACKS.glob("*.json")):
@@ -370,10 +365,10 @@ def check_recipes(options: argparse.Namespace) -> None:
             values = stack(path.stem)
             text = combined(base, [load(name) for name in values["recipes"]])
             with_defaults(text, {n: str(value) for n, value in values["settings"].items()})
-        except RecipeError as error:
+        except ToolError as error:
             faults.append(f"--stack {path.stem}: {error}")
     if faults:
-        raise RecipeError("\n".join(faults))
+        raise ToolError("\n".join(faults))
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -403,16 +398,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
-    try:
-        options.run(options)
-    except RecipeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        message = f"{error.filename}: {error.strerror}: name another file"
-        print(f"error: {message}", file=sys.stderr)
-        return 1
-    return 0
+    return cli.run(lambda: options.run(options) or 0)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from packed import packed_form
 from results import headline, is_number
 from runs import Run
 from script import look
-from significance import CAP_BYTES
+from significance import CAP_BYTES, some
 
 Said = Iterator[tuple[str, str]]
 RULES: list[Callable[[Facts], Said]] = []
@@ -63,10 +63,6 @@ BYTES_OFF, BYTES_WRONG = 1e-3, 1e-2  # shares of a split's bytes: asked about, a
 def rule(function: Callable[..., Said]) -> Callable[..., Said]:
     (RUN_RULES if function.__code__.co_argcount == 2 else RULES).append(function)
     return function
-
-
-def some(items: list[str], most: int = 4) -> str:
-    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 # --- files ---

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,14 +22,15 @@ from typing import Any
 
 import lines
 from lines import SUBMITTED, Event, Fact, Result, Step, Validation
-from scripts import scripts
 
-MAX_BYTES = 64 << 20  # of one file
 MAX_LINE = 1 << 12  # characters of one line
 LOG_SUFFIXES = {".txt", ".log"}
 PROSE_SUFFIXES = {".md", ".rst", ".py", ".json"}  # they quote lines of logs
 # Said by the text of our logs alone.
 HEADER = ("source", "model_params", "dataset", "train_shards", "val_tokens", "grad_accum_steps")
+VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
+# The first line of a script: an import, a comment or a string.
+START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
 CUT = re.compile(r"[:=][ ]?\d*\.?\d{0,3}\Z")  # the end of a log that ends inside a number
 
 
@@ -209,11 +209,8 @@ def read_log(path: str | os.PathLike[str]) -> Logs:
 
 def read_file(path: Path) -> bytes:
     """The file's bytes. A pipe is refused unopened."""
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):
+    if path.exists() and not path.is_file():
         raise ValueError("not a file")
-    if about.st_size > MAX_BYTES:
-        raise ValueError(f"{about.st_size:,} bytes: name a log of {MAX_BYTES:,} at most")
     return path.read_bytes()
 
 
@@ -310,10 +307,20 @@ def validation_of(event: dict[str, Any]) -> Validation:
 # --- text: from the lines' events to a run ---
 
 
+def scripts_in(text: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of each script's text, which stands in front of a rule and the versions in the
+    logs of the challenge's scripts and of modded-nanogpt. Nothing of it is executed."""
+    at = 0
+    for versions in VERSIONS.finditer(text):
+        if start := START.search(text, at, versions.start()):
+            yield start.start(), versions.start()
+        at = versions.end()
+
+
 def events_of(text: str) -> Iterator[tuple[int, Event]]:
     """The events of a log, each with the number of its line. The text of a script is one event."""
     at = 0
-    for begin, end in [*scripts(text), (len(text), len(text))]:
+    for begin, end in [*scripts_in(text), (len(text), len(text))]:
         first = 1 + text.count("\n", 0, at)
         for number, line in enumerate(text[at:begin].splitlines(), first):
             for event in lines.events(line[:MAX_LINE].rstrip()):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli import cell, ranges, table
+from cli import cell, counted, table
 from configuration import differences, same_data, seed_groups, trace
 from results import evaluation_ms, headline, passed_over, score
 from runs import Logs, Run
@@ -82,7 +82,7 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
         seeds.setdefault(run.known_seed, []).append(index)
     rows = [("seed", value_words(list(seeds.items())))]
     for d in conditions[:MOST_ROWS]:
-        unknown = f" | not known: {ranges(d.unknown)}" if d.unknown else ""
+        unknown = f" | not known: {counted(d.unknown)}" if d.unknown else ""
         rows.append((d.name + " (harmless)" * d.harmless, value_words(d.values) + unknown))
     lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
@@ -95,7 +95,7 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def value_words(values: Sequence[tuple[Any, Sequence[int]]], most: int = 6) -> str:
-    parts = [f"{cell(value)[:40]}: {ranges(numbers)}" for value, numbers in values[:most]]
+    parts = [f"{cell(value)[:40]}: {counted(numbers)}" for value, numbers in values[:most]]
     if len(values) > most:
         parts.append(f"{len(values) - most} more values")
     return " | ".join(parts)
@@ -163,18 +163,18 @@ def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
                 group = summary(values)
                 parts.append(f"{unit} {group.mean:.5f} std {group.std:.5f}")
         if parts:
-            lines.append(f"Runs {ranges(numbers)}, equal but for the seed: {', '.join(parts)}")
+            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {', '.join(parts)}")
     return lines
 
 
 def data_line(runs: Sequence[Run]) -> str:
     without = [index for index, run in enumerate(runs) if not run.crc_at()]
-    missing = f"; no data_crc: {ranges(without)}" if without else ""
+    missing = f"; no data_crc: {counted(without)}" if without else ""
     common = same_data(runs)
     if common is None:
         return f"Same data: not known (no common step with a data_crc{missing})"
     step, crcs = common
-    text = " | ".join(f"{crc}: {ranges(numbers)}" for crc, numbers in crcs.items())
+    text = " | ".join(f"{crc}: {counted(numbers)}" for crc, numbers in crcs.items())
     answer = "yes" if len(crcs) == 1 else "NO"
     return f"Same data: {answer}, data_crc at step {step} (the last common one): {text}{missing}"
 
@@ -191,7 +191,7 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
             said.append(f"{same}: the same run?")
         for remark in said:
             remarks.setdefault(remark, []).append(index)
-    lines = [f"  {ranges(numbers)}: {remark}" for remark, numbers in remarks.items()]
+    lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
     return ["Remarks", *lines] if lines else []
 
 

@@ -97,21 +97,23 @@ def common(left: list[Span], right: list[Span]) -> list[Span]:
     return out
 
 
-def keep_drawn(record: dict) -> object:
-    """Of each JSON object what is drawn, (lane, span): the rest shall take no memory."""
-    lane, name, category = "", str(record.get("name")), record.get("cat")
+def lane_of(event: dict) -> str:
+    """The lane in which an event is drawn; none: empty."""
+    name, category = str(event.get("name")), event.get("cat")
+    if category == "kernel":
+        return "kernels"
+    if category == "gpu_memcpy" and "HtoD" in name and event["args"]["bytes"] >= MIN_COPY_BYTES:
+        return "copy"
     if category == "user_annotation":
-        lane = name if name.startswith("ProfilerStep#") else LANES.get(name, "")
-    elif category == "kernel":
-        lane = "kernels"
-    elif category == "gpu_memcpy" and "HtoD" in name:
-        lane = "copy" if record["args"]["bytes"] >= MIN_COPY_BYTES else ""
-    if not lane:
-        return record if "traceEvents" in record or "bytes" in record else None
-    begin, length = record["ts"] / 1e3, record["dur"] / 1e3
+        return name if name.startswith("ProfilerStep#") else LANES.get(name, "")
+    return ""
+
+
+def span_of(event: dict) -> Span:
+    begin, length = event["ts"] / 1e3, event["dur"] / 1e3
     if length < 0 or not math.isfinite(begin + length):
         raise ValueError("a wrong time")
-    return lane, (begin, begin + length)
+    return begin, begin + length
 
 
 def read_trace(path: Path) -> Trace:
@@ -120,8 +122,9 @@ def read_trace(path: Path) -> Trace:
         with open(path, "rb") as file:
             opener = gzip.open if file.read(2) == b"\x1f\x8b" else open
         with opener(path, "rb") as file:
-            records = json.loads(file.read(MAX_BYTES), object_hook=keep_drawn)["traceEvents"]
-        events = [event for event in records if isinstance(event, tuple)]
+            records = json.loads(file.read(MAX_BYTES))["traceEvents"]
+        drawn = [event for event in records if isinstance(event, dict) and lane_of(event)]
+        events = [(lane_of(event), span_of(event)) for event in drawn]
     except Exception as error:  # whatever a damaged or hostile file comes up with
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
         raise ToolError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 import torch
+from cli import ToolError
 
 SECONDS = 300  # a run that takes longer is ended
 VAL_ROWS = 41  # odd: the last batch is short
@@ -30,10 +31,6 @@ TINY = {  # a step has 8 spans of 2 rows; the last of 3 layers has no skip conne
 OURS = "DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME", "CHECKPOINT_EVERY", "VAL_TOKENS"
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 PRELOADED = "numpy", "sentencepiece", "torch", "torch._dynamo", "torch.profiler"
-
-
-class ScriptError(Exception):
-    """What keeps a script from being run, in one line."""
 
 
 # === Data: a text that every Python has, a SentencePiece model of it, shards ===
@@ -49,7 +46,7 @@ def make_data(folder, seq_len, vocab_size):
             model_type="bpe", byte_fallback=True, normalization_rule_name="identity", minloglevel=2,
         )  # fmt: skip
     except RuntimeError as error:
-        raise ScriptError(f"VOCAB_SIZE={vocab_size}: no tokenizer of this size: set 512") from error
+        raise ToolError(f"VOCAB_SIZE={vocab_size}: no tokenizer of this size: set 512") from error
     Path(folder, "tiny.model").write_bytes(model.getvalue())
     tokenizer = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     begin = tokenizer.bos_id()
@@ -87,18 +84,18 @@ class Lab:
         asked = Run(self, "settings", call_main, ["--print-config"])
         run_all([asked])
         if asked.error:
-            raise ScriptError(f"{script} does not start: {asked.error}")
+            raise ToolError(f"{script} does not start: {asked.error}")
         printed = asked.output()
         printed = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
         config = {name.upper(): pair["value"] for name, pair in printed.items()}
         for name in given:
             if name not in config:
-                raise ScriptError(f"{name}: {script} has no such setting: see its --print-config")
+                raise ToolError(f"{name}: {script} has no such setting: see its --print-config")
             if name in OURS:
-                raise ScriptError(f"{name} cannot be given: each run has its own")
+                raise ToolError(f"{name} cannot be given: each run has its own")
         self.steps = config["ITERATIONS"]
         if self.steps < 6:
-            raise ScriptError(f"ITERATIONS={self.steps}: set at least 6")
+            raise ToolError(f"ITERATIONS={self.steps}: set at least 6")
         self.seq_len = config["TRAIN_SEQ_LEN"]
         self.val_bytes = make_data(folder, self.seq_len, config["VOCAB_SIZE"])
         self.env = {name: value for name, value in env.items() if name not in config}
@@ -110,7 +107,7 @@ class Lab:
 def find_script(name):
     path = Path(name).resolve()
     if not path.is_file():
-        raise ScriptError(f"{name}: no such file")
+        raise ToolError(f"{name}: no such file")
     return path
 
 

@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cli import Parser
+from cli import Parser, ToolError
+from cli import run as run_tool
 from tinyruns import (
     VAL_ROWS,
     Lab,
     Run,
-    ScriptError,
     call_main,
     find_script,
     load,
@@ -226,7 +226,7 @@ def alike(name, full, others, with_score=True):
 
 
 def verify(lab, base, quick, score_differs):
-    """Yields the verdicts. ScriptError for a script that does not run."""
+    """Yields the verdicts. ToolError for a script that does not run."""
     full = Run(lab, "full", run_main, CHECKPOINT_EVERY=1, CHECKPOINT_KEEP=lab.steps + 1)
     again = Run(lab, "again", run_main if quick else run_command)
     alone = Run(lab, "not-primed", run_main, WARMUP_STEPS=0)
@@ -241,7 +241,7 @@ def verify(lab, base, quick, score_differs):
     for run in runs:
         run.read()
     if full.error:
-        raise ScriptError(f"{lab.script} does not run at a tiny size: {full.error}")
+        raise ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
     repeatable = alike("repeatable", full, [again], with_score=quick)  # it quantizes less
     yield repeatable
     if "FAULT" in repeatable:
@@ -335,7 +335,7 @@ def verdicts(script, settings, base=None, quick=False, score_differs=False):
 
 
 def check(script, settings, **options):
-    """[(property, "ok", "note" or "FAULT", text)] of a script; ScriptError if it does not run.
+    """[(property, "ok", "note" or "FAULT", text)] of a script; ToolError if it does not run.
 
     options: base (a path), quick, score_differs, as those of the command
     """
@@ -361,18 +361,17 @@ def main(arguments):
         name, equals, settings[name] = pair.partition("=")
         if not equals:
             parser.error(f"{pair}: settings are NAME=value")
+    return run_tool(lambda: prove(script, settings, **options))
+
+
+def prove(script, settings, **options):
+    """Prints the verdicts; returns the exit code."""
     faults = 0
-    try:
-        for name, kind, text in verdicts(script, settings, **options):
-            print(f"{kind:5} {name:10} {text}", flush=True)
-            if kind == "FAULT":
-                faults += 1
-                print(f"{'':16} {MEANS[name]}", flush=True)
-    except ScriptError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    for name, kind, text in verdicts(script, settings, **options):
+        print(f"{kind:5} {name:10} {text}", flush=True)
+        if kind == "FAULT":
+            faults += 1
+            print(f"{'':16} {MEANS[name]}", flush=True)
     print(f"{faults} faults" if faults else "no fault")
     return int(faults > 0)
 

@@ -329,5 +329,5 @@ def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_says_why_an_edit_does_not_run(tmp_path: Path) -> None:
     script = edited(tmp_path, [(BEGIN, "        self.average = object()\n" + BEGIN)])
-    with pytest.raises(verify.ScriptError, match=r"tiny size: .*Trainer\['average'\] is a object"):
+    with pytest.raises(verify.ToolError, match=r"tiny size: .*Trainer\['average'\] is a object"):
         verify.check(script, {}, quick=True)
