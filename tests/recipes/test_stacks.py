@@ -1,13 +1,17 @@
 """Each stack of records/stacks as a whole: it applies, keeps what a run promises, and packs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import package
 import pytest
 import recipe
+import torch
 import verify
 from running import ROOT
+from script import pack
+from significance import CAP_BYTES
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = sorted(path.stem for path in (ROOT / "records" / "stacks").glob("*.json"))
@@ -40,3 +44,27 @@ def test_a_stack_packs_into_a_small_script(
     assert all(value in text for value in values.values())
     assert package.main(["--pack", "frontier.py"]) == 0
     assert 20_000 < Path("frontier_packed.py").stat().st_size < 45_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stack_of_full_size_is_within_the_limit(name: str, script: Callable) -> None:
+    """Random weights are an upper estimate: trained ones of this shape are easier to compress."""
+    module = script("--stack", name)
+    config, faults = module.read_config({"DEVICE": "cpu"})
+    assert not faults
+    torch.manual_seed(0)
+    kinds = module.GPT(config, torch.float32).state_dict()
+    state = {key: 0.02 * torch.randn_like(t) for key, t in kinds.items()}
+    quantized = {}
+    for key, t in state.items():
+        if hasattr(module, "gptq") and module.storage(key, t, config) == "int8":
+            embedding = key == "tok_emb.weight"
+            bits = config.embed_bits if embedding else config.matrix_bits
+            sigmas = config.embed_clip_sigmas if embedding else config.matrix_clip_sigmas
+            inputs = torch.randn(2 * t.size(1), t.size(1))
+            quantized[key] = module.gptq(t, inputs.T @ inputs, 2 ** (bits - 1) - 1, sigmas)
+    packed = module.pack(state, config, *([quantized] if quantized else []))
+    source = pack(Path(module.__file__).read_bytes())
+    assert len(packed.data) + len(source) <= CAP_BYTES
