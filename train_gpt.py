@@ -303,7 +303,7 @@ class GPT(nn.Module):
         return (self.softcap * torch.tanh(logits / self.softcap)).float()
 
     def forward(self, x, y):
-        """The training loss: the mean nats of y after x, both (B, T); y = -100 is no target."""
+        """The training loss: the mean nats of y after x, both (B, T); y = -100 is not a target."""
         return F.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
 
 
@@ -988,7 +988,7 @@ LEAST_SCALE = 1 / 127
 
 
 def storage(name, t, config):
-    """How a tensor is stored: "int8", "float32", "float16", or "as it is" if it is no float."""
+    """How a tensor is stored: "int8", "float32", "float16", or "as it is" if it is not a float."""
     if not t.is_floating_point():
         return "as it is"
     if t.numel() > SMALL:

@@ -159,7 +159,8 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
         names += [f"{folder}/fineweb_{split}_{i:06d}.bin" for i in range(count)]
     foreign = [name for name in names if not re.fullmatch(FILE_NAMES, str(name))]
     if foreign:
-        raise DataError(f"{path}: {variant} has {foreign[0]!r}, which is no shard or tokenizer")
+        what = f"has {foreign[0]!r}, which is neither a shard nor a tokenizer"
+        raise DataError(f"{path}: {variant} {what}")
     return names, len(names) - wanted
 
 

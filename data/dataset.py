@@ -125,7 +125,7 @@ def sha256_of(path: str | Path) -> str:
 
 
 def shard_tokens(path: Path) -> int:
-    """How many tokens a shard has. Raises DataError for a file that is no whole shard."""
+    """How many tokens a shard has. Raises DataError for a file that is not a whole shard."""
     with open(path, "rb") as file:
         words = [int.from_bytes(file.read(4), "little") for _ in range(3)]
     size = path.stat().st_size

@@ -171,7 +171,7 @@ def passage_end(data: bytes, start: int) -> int:
 
 
 def input_files(paths: list[str]) -> list[str]:
-    """The files to read, those of folders in order. Raises DataError for what is no file."""
+    """The files to read, those of folders in order. Raises DataError for what is not a file."""
     files = []
     for path in paths:
         if os.path.isdir(path):

@@ -100,7 +100,7 @@ def decoded(literal: bytes) -> Iterator[bytes]:
 
 
 def inflated(data: bytes) -> bytes | None:
-    """Decompressed UTF-8 text of at most MAX_UNPACKED bytes; None: the data is no such text."""
+    """Decompressed UTF-8 text of at most MAX_UNPACKED bytes; None: the data is not such a text."""
     raw = [{"id": lzma.FILTER_LZMA2}]
     ways: list[Callable[[], bytes]] = [
         lambda: lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, MAX_UNPACKED),

@@ -225,7 +225,7 @@ def test_what_the_hub_cannot_give_is_one_line(place: Place, fault: str) -> None:
     else:
         content = place.hub.files[manifest]
         place.hub.files[manifest] = content.replace(TOKENIZER[0].encode(), b"../../secret.bin")
-        words = "has '../../secret.bin', which is no shard or tokenizer"
+        words = "has '../../secret.bin', which is neither a shard nor a tokenizer"
     said = place.run(code=2, **env)
     assert words in said and said.count("\n") == 1, said
     assert not list(place.data.glob("datasets/*/*.bin"))

@@ -235,38 +235,6 @@ def test_text_without_blank_lines_is_cut_by_size(tmp_path: Path, separator: str)
         assert list(source.documents(documents[number].place)) == documents[number:]
 
 
-# === FAULTS =======================================================================================
-
-REFUSALS = {
-    "no file": (["nix.txt"], "no such file; name text files"),
-    "twice": (["novel.txt", "./novel.txt"], "named twice"),
-    "not UTF-8": (["latin.txt", "novel.txt", "--bytes"], "iconv -f WINDOWS-1252 -t UTF-8"),
-    "binary": (["a.png", "novel.txt", "--bytes"], "a binary file, no text; name text files"),
-    "no JSON": (["docs.jsonl", "--bytes"], "docs.jsonl:31: not an object"),
-    "half a character": (["half.jsonl", "--bytes"], "half.jsonl:1: not an object"),
-    "too few": (["novel.txt", "--bytes", "--num-val-docs", 9], "set --num-val-docs 1"),
-    "large vocabulary": (["novel.txt", "--vocab-size", 9000], "or less, or give more text"),
-    "no model": (["novel.txt", "--model", "novel.txt"], "no SentencePiece model"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_wrong_input_is_one_line_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("novel.txt").write_text("word " * 5000 + "\n\n" + "text " * 3000)
-    Path("latin.txt").write_bytes(b"one\ncaf\xe9")
-    Path("docs.jsonl").write_text('{"text": "good"}\n' * 30 + "{text: 1}\n")
-    Path("half.jsonl").write_text('{"text": "\\ud83d"}\n')
-    Path("a.png").write_bytes(b"\x89PNG\0\0")
-    arguments, words = REFUSALS[case]
-    with pytest.raises(dataset.DataError) as refusal:
-        run(*arguments, "--out", tmp_path)
-    assert words in str(refusal.value) and "\n" not in str(refusal.value)
-    assert not list(tmp_path.rglob("fineweb_*.bin"))
-
-
 # === INPUT THAT CHANGES, RESTART ==================================================================
 
 

@@ -232,27 +232,6 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     assert lines[3].startswith(f"{start} {low:+.2f} to +151.4")
 
 
-# Arguments, the exit code, words of the error.
-FAULTS = """
- | 2 | name logs, such as logs/*.txt
-x --a y --b z | 2 | name logs, such as logs/*.txt
---a x | 2 | belong together
-x --plto y.png | 2 | unrecognized arguments: --plto y.png: --help lists
-x --margin nan | 2 | nan: write a number from 0 on, such as 0.5
-x --margin 0.1 | 2 | --margin does nothing without --a
-none.log | 1 | error: none.log: cannot be read: No such file or directory
-"""
-
-
-@pytest.mark.parametrize("row", FAULTS.strip("\n").splitlines())
-def test_what_cannot_be_done_is_one_line(call: Call, row: str) -> None:
-    arguments, code, reason = row.split(" | ")
-    status, out, err = call(compare.main, *arguments.split())
-    assert status == int(code) and reason in err
-    assert err.startswith("error: ") and err.count("\n") == 1
-    assert out == ""
-
-
 # --- pictures ---
 
 

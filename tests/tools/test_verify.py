@@ -245,20 +245,6 @@ def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatc
     assert verdicts.keys() == every
 
 
-@pytest.mark.parametrize(
-    ("script", "setting", "said"),
-    [
-        ("train_gpt.py", "MUON_BETA=1", "train_gpt.py has no such setting"),
-        ("train_gpt.py", "ITERATIONS=x", "ITERATIONS=x: set a whole number"),
-        ("train_gpt.py", "VAL_TOKENS=99", "error: VAL_TOKENS cannot be given"),
-        ("tests/running.py", "SEED=1", "running.py does not start: "),
-    ],
-)
-def test_wrong_use_is_one_line(script: str, setting: str, said: str, call: Call) -> None:
-    code, out, err = call(verify.main, ROOT / script, setting)
-    assert (code, out, err.count("\n")) == (1, "", 1) and said in err
-
-
 def living(group: int) -> list[list[str]]:
     """The processes of a group."""
     listed = subprocess.check_output(["ps", "-e", "-o", "pgid=,stat=,args="], text=True)

@@ -1,0 +1,93 @@
+"""Wrong use of each program, as users meet it: one line with the remedy, an exit code, no files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import ROOT, clean_environment
+
+# Program and arguments, exit code, words of the line.
+ROWS = """
+data/quickstart.py --script none.py | 2 | --script none.py: there is no such file
+data/quickstart.py --steps 5 | 2 | unrecognized arguments: --steps 5
+data/cached_challenge_fineweb.py --train-shards x | 2 | --train-shards
+data/audit.py --data docs.jsonl --tokenizer x.model | 2 | x.model: not a usable tokenizer
+data/tokenize_docs.py none.txt | 2 | no such file; name text files
+data/tokenize_docs.py novel.txt ./novel.txt | 2 | named twice
+data/tokenize_docs.py latin.txt novel.txt --bytes | 2 | iconv -f WINDOWS-1252 -t UTF-8
+data/tokenize_docs.py a.png novel.txt --bytes | 2 | a binary file, no text; name text files
+data/tokenize_docs.py docs.jsonl --bytes | 2 | docs.jsonl:31: not an object
+data/tokenize_docs.py half.jsonl --bytes | 2 | half.jsonl:1: not an object
+data/tokenize_docs.py novel.txt --bytes --num-val-docs 9 | 2 | set --num-val-docs 1
+data/tokenize_docs.py novel.txt --vocab-size 9000 | 2 | or less, or give more text
+data/tokenize_docs.py novel.txt --model novel.txt | 2 | no SentencePiece model
+tools/compare.py | 2 | name logs, such as logs/*.txt
+tools/compare.py x --a y --b z | 2 | name logs, such as logs/*.txt
+tools/compare.py --a x | 2 | belong together
+tools/compare.py x --plto y.png | 2 | unrecognized arguments: --plto y.png: --help lists
+tools/compare.py x --plot y.pdf | 2 | --plot y.pdf: name a file that ends in .png or .svg
+tools/compare.py x --margin nan | 2 | nan: write a number from 0 on, such as 0.5
+tools/compare.py x --margin 0.1 | 2 | --margin does nothing without --a
+tools/compare.py none.log | 1 | error: none.log: cannot be read: No such file or directory
+tools/ablate.py | 2 | nothing varies: name --vary NAME=v1,v2
+tools/ablate.py --vary MLP_MULT=2,4 -- pyton3 x.py | 2 | pyton3: no such program
+tools/ablate.py --vary MLP_MULT=2,4 -- python3 none.py | 2 | none.py: no such script in
+tools/timeline.py none.json.gz | 1 | error: none.json.gz: No such file or directory
+tools/timeline.py novel.txt | 1 | novel.txt: damaged or no trace
+tools/timeline.py novel.txt --picture p.pdf | 2 | p.pdf: must end in .svg or .png
+tools/sample.py | 1 | logs/: no run is here: train first
+tools/sample.py logs/none.txt | 1 | logs/none.txt: cannot be read
+tools/verify.py none.py | 1 | none.py: no such file
+tools/verify.py broken.py | 1 | broken.py does not start: SyntaxError
+tools/verify.py train_gpt.py ITERATIONS | 2 | ITERATIONS: settings are NAME=value
+tools/verify.py {root}/train_gpt.py MUON_BETA=1 | 1 | train_gpt.py has no such setting
+tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be given
+tools/recipe.py apply emma --to x.py | 1 | emma: no such recipe in {root}/records/recipes
+tools/recipe.py apply ema --to novel.txt | 1 | --to novel.txt: a script of Python is expected
+tools/recipe.py apply ema --to random.py | 1 | random is the name of a module that a trainer imports
+tools/recipe.py new ema2 --from broken.py | 1 | broken.py: not an edited copy of train_gpt.py
+tools/package.py | 2 | no log is named: name logs/<RUN_ID>.txt of each seed
+tools/package.py logs/none.txt --track track_10min_16mb | 2 | needed: --name, --author, --github-id
+tools/package.py --pack broken.py | 1 | broken.py: it does not compile: line 1
+tools/package.py --unpack broken.py | 1 | broken.py: not a packed script
+tools/check.py . --track 10min | 2 | invalid choice: '10min'
+tools/check.py . --previous 0 | 2 | --previous 0: neither a folder nor a score in bits per byte
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a user works."""
+    (tmp_path / "novel.txt").write_text("word " * 5000 + "\n\n" + "text " * 3000)
+    (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9")
+    (tmp_path / "docs.jsonl").write_text('{"text": "good"}\n' * 30 + "{text: 1}\n")
+    (tmp_path / "half.jsonl").write_text('{"text": "\\ud83d"}\n')
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("row", ROWS.strip().splitlines())
+def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
+    command, code, words = row.replace("{root}", str(ROOT)).split(" | ")
+    program, *arguments = command.split()
+    arguments += ["--out", "made"] if "tokenize_docs" in program else []
+    done = subprocess.run(
+        [sys.executable, ROOT / program, *arguments],
+        cwd=folder,
+        env=clean_environment(OMP_NUM_THREADS=1),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == int(code), done.stderr
+    assert done.stdout == "" or "tokenize_docs" in program, "its progress"
+    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made(folder))
+
+
+def made(folder: Path) -> list[Path]:
+    """Files that were not there before."""
+    given = {"novel.txt", "latin.txt", "docs.jsonl", "half.jsonl", "a.png", "broken.py"}
+    return [Path(top, name) for top, _, names in os.walk(folder) for name in {*names} - given]
