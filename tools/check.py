@@ -24,8 +24,9 @@ import cli
 from facts import LEVELS, TRACKS, Facts, facts_of, list_folder, plain
 from lines import Result
 from rules import RULES, RUN_RULES, Said, some
-from significance import ALPHA, CAP_BYTES, Question, Sample, compare_samples
+from significance import ALPHA, CAP_BYTES, compare_samples
 
+UNSEEN = "what the script computes, and what other lines of the logs say"
 SCORE = re.compile(r"\d{0,4}\.?\d{1,12}")
 
 # What is to be beaten: its name, and the results of its seeds, or one number twice.
@@ -111,7 +112,7 @@ def lines(report: Report, shown: object) -> list[str]:
         else:
             subject = f"{some(list(finding.logs))}: " if finding.logs else ""
             result.append(plain(f"  {finding.level:8}{subject}{finding.message}"))
-    return [*result, f"  not checked: {'; '.join([*unseen, 'what the script computes'])}"]
+    return [*result, f"  not checked: {'; '.join([*unseen, UNSEEN])}"]
 
 
 # --- better than the record before? ---
@@ -137,8 +138,7 @@ def significance(facts: Facts, name: str, results: list[Result]) -> Said:
         words = f"runs: {len(facts.judged)}: a test against {name} needs three seeds"
         yield facts.serious, words
         return
-    ours = Sample([one.result for one in facts.judged])
-    comparison = compare_samples(ours, Sample(results), Question())
+    comparison = compare_samples([one.result for one in facts.judged], results)
     for note in comparison.notes:
         yield "note", f"{name}: {note}"
     test = comparison.test

@@ -27,7 +27,7 @@ import cli
 import picture
 from configuration import conditions, seed_groups
 from runs import Logs, Run, read_logs
-from significance import Comparison, Question, compare_groups
+from significance import Comparison, compare_groups
 from tables import report
 
 
@@ -40,9 +40,9 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
     a, b = read_logs(options.a), read_logs(options.b)
     paths = [path for path in (*options.a, *options.b) if not read_logs([path]).runs]
     unread = [f"no run was read from {path}" for path in paths]
-    question = Question(options.margin, allow=options.allow)
     everything = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
-    return everything, compare_groups(a.runs, b.runs, question, unread), [a.runs, b.runs]
+    comparison = compare_groups(a.runs, b.runs, options.margin, options.allow, unread)
+    return everything, comparison, [a.runs, b.runs]
 
 
 # --- command line ---

@@ -35,14 +35,14 @@ def plain(text: str) -> str:
 
 def list_folder(folder: Path) -> tuple[dict[str, int], list[str]]:
     """The files below a folder by their path in it, with their sizes, and links that lead out of
-    it, which are never followed. Hidden files are left out."""
+    it, which are never followed."""
     sizes: dict[str, int] = {}
     outside: list[str] = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
             outside.append(name)
-        elif path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+        elif path.is_file() and not name.startswith(".git/"):
             sizes[name] = path.stat().st_size
     return sizes, outside
 
@@ -128,7 +128,7 @@ def read_logs(root: Path, files: Sequence[str]) -> tuple[list[LoggedRun], dict[s
     runs: dict[object, LoggedRun] = {}
     problems: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (name.count("/"), len(name), name)):
-        log = read_log(root / name)
+        log = read_log(root / name, events=False)  # the reviewer reads the text
         if not log.runs:
             problems[name] = "; ".join(log.problems[:1]) or "no run in it"
         for run in log.runs:
@@ -208,7 +208,8 @@ class Facts:
         while todo:
             by, script = todo.pop()
             for name in self.files.keys() - needed.keys() - {self.script_name}:
-                if script.needs(name) and not name.endswith((".model", ".vocab")):
+                tokenizer = name.endswith((".model", ".vocab")) and self.files[name] < 1e6
+                if script.needs(name) and not tokenizer:
                     needed[name] = by
                     if name.endswith(".py"):
                         todo.append((name, look((self.root / name).read_bytes())))

@@ -225,11 +225,11 @@ def read_settings(match: re.Match[str], text: str) -> list[Event]:
     """Words of name:value; which overlap is in effect has the names of the settings."""
     split = f"{match['split']}_" if "split" in match.groupdict() else ""
     result = []
-    for name, value in re.findall(r"\b([a-z_]\w{0,60}): ?(\S+)", text[match.end() :]):
+    for name, value in re.findall(r"\b([A-Za-z_]\w{0,60})(?:: ?|=)(\S+)", text[match.end() :]):
         if split and value == "0":
             continue  # not used
         known = name in FIELDS and type(typed(value)) is int
-        result.append(Fact(name if known else f"config.{split}{name}", typed(value)))
+        result.append(Fact(name if known else f"config.{split}{name.lower()}", typed(value)))
     return result
 
 
@@ -313,6 +313,18 @@ PATTERNS = (
         r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)(?: partial_val:(?P<partial_val>1))?",
         "val_loader:shards pattern=./data/fineweb_val_*.bin tokens:62021632",
         (Fact("val_tokens", 62_021_632),),
+    ),
+    Pattern(
+        read_settings,
+        r"settings:",
+        "settings: EMA_DECAY=0.997",
+        (Fact("config.ema_decay", 0.997),),
+    ),
+    Pattern(
+        read_facts,
+        r"resumed: step:(?P<resumed>\d{1,12})\b",
+        "resumed: step:6000 resumed_from:checkpoints/r/step_00006000.pt",
+        (Fact("resumed", 6000),),
     ),
     Pattern(
         read_settings,

@@ -86,8 +86,6 @@ class Recipe:
     def faults(self) -> list[str]:
         """What is missing in its header."""
         faults = [f"its header has no `# {name}:`" for name in NEEDED if not self.field(name)]
-        if not self.sentence:
-            faults.append("its header does not begin with a sentence")
         if TODO in self.header:
             faults.append(f"its header has a {TODO}")
         if len(self.settings) != len(self.field("setting")):

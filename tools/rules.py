@@ -94,8 +94,11 @@ def place_and_submission(facts: Facts) -> Said:
     if track_named(given) not in (facts.track, None):
         yield "warned", f"submission.json says track {shown(given)}: it is {facts.track}"
     date, _, description = facts.place.name.partition("_")
-    if not parsed_date(date) or not description:
+    day, stated = parsed_date(date), parsed_date(str(facts.stated.get("date")))
+    if not day or not description:
         yield "warned", f"{facts.place.name}: name the folder YYYY-MM-DD_Description"
+    elif stated and abs((day - stated).days) > 31:
+        yield "warned", f"submission.json says date {stated}, the folder {day}"
     yield from facts.of_submission
 
 
@@ -186,7 +189,7 @@ def wrong_result(facts: Facts, key: str, given: object) -> tuple[str, str] | Non
     if abs(stated - right) <= printed + (rounding if enough else 0):
         return None
     if abs(stated - right) <= CLOSE:
-        return "note", "off in the last digits"
+        return ("note" if stated > right else "warned"), "off in the last digits"
     if abs(stated - fmean(facts.results("val_bpb") or [0])) <= CLOSE:
         return "warned", "the bits per byte"
     for one in facts.runs:
@@ -208,12 +211,10 @@ def judged_run(facts: Facts, one: LoggedRun) -> Said:
     """submission.json may choose a result that is not the last one, or not the artifact's."""
     if one.run.resumed_at:
         yield facts.serious, f"resumed at step {one.run.resumed_at[-1]:,}"
-    result, last = one.result, headline(one.run)
-    said = f"submitted is {result.tag} {result.val_bpb}"
-    if result.kind not in SUBMITTED and result != last:
+    result = one.result
+    if result.kind not in SUBMITTED and result != headline(one.run):
+        said = f"submitted is {result.tag} {result.val_bpb}"
         yield facts.serious, f"{said}, not a result of the decoded artifact"
-    elif last is not None and last.val_bpb != result.val_bpb:
-        yield "note", f"{said}, the last result is {last.tag} {last.val_bpb}"
 
 
 # --- size ---
@@ -318,6 +319,9 @@ def time_and_machine(facts: Facts, one: LoggedRun) -> Said:
         yield "refused", f"trained for {trained / 1e3:,.1f} s, not 600"
     elif not trained:
         yield "not checked", "the training time"
+    cap = run.config.get("max_wallclock_seconds")
+    if is_number(cap) and not 0 < cap <= CAP_MS / 1e3:
+        yield "warned", f"its header says max_wallclock_seconds:{cap:g}, not 600"
     if evaluated is None:
         yield "not checked", "the evaluation time"
     elif evaluated > CAP_MS:
@@ -335,9 +339,9 @@ def longest_time(run: Run) -> float:
     lines agree that it was longer."""
     times = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
     longest = max(filter(is_number, times), default=0.0)
-    averages = [s.step_avg_ms * s.step for s in run.steps if s.step_avg_ms and s.step >= 200]
-    late = [ms for ms in averages if ms > 1.06 * longest]
-    return max(late) if len(late) >= FEW_LINES else longest
+    averages = {s.step_avg_ms * s.step: s.train_time_ms for s in run.steps if s.step_avg_ms}
+    late = [ms for ms, said in averages.items() if ms > 1.001 * (said or longest) + 100.0]
+    return max(longest, *late) if len(late) >= FEW_LINES else longest
 
 
 @rule

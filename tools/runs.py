@@ -178,16 +178,16 @@ def logs_in(folder: Path) -> list[Path]:
     return sorted(logs + [p for p in alone if p.with_suffix(".log") not in logs])
 
 
-def read_log(path: str | os.PathLike[str]) -> Logs:
-    """One file. Never raises for what the file is or contains: its problems say it."""
+def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
+    """One file; the .jsonl beside it counts if `events`. Raises nothing: its problems say it."""
     log, path = Logs(), Path(path)
     if path.suffix.lower() in PROSE_SUFFIXES:
         log.problems.append("no log by its name: name the .txt or .log file of a run")
         return log
-    events = path.with_suffix(".jsonl")
+    beside = path.with_suffix(".jsonl")
     try:
-        text = "" if path == events else text_of(read_file(path))
-        logged = read_file(events) if events.is_file() or path == events else b""
+        text = "" if path == beside else text_of(read_file(path))
+        logged = read_file(beside) if events and beside.is_file() or path == beside else b""
     except (OSError, ValueError) as error:
         log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         return log
@@ -396,6 +396,8 @@ def take_fact(run: Run, name: str, value: Any) -> None:
     elif kind == "device":
         run.hardware["device"] = value
         run.hardware["gpus"] = run.hardware.get("gpus", 0) + 1
+    elif kind == "resumed":
+        run.resumed_at.append(value + 1)
     elif kind == "eval_total_s":
         run.eval_total_ms = 1e3 * value
     elif kind != "begin":

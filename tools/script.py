@@ -53,7 +53,11 @@ class Script:
         stems = {".".join(path.with_suffix("").parts), path.stem, path.parts[0]}
         if path.suffix in (".py", ".so") and stems & self.modules:
             return True
-        patterns = [pattern for pattern in self.paths if "*" in pattern and len(pattern) > 2]
+        patterns = [
+            pattern
+            for pattern in self.paths
+            if "*" in pattern and len(re.sub(r"\W", "", pattern)) > 1
+        ]
         return path.name in self.paths or any(fnmatch(path.name, one) for one in patterns)
 
 
@@ -102,7 +106,9 @@ def facts_of_tree(tree: ast.Module, text: bytes) -> Script:
         words = [word for name in [*found, called(node)] for word in name.split(".")]
         for word in filter(REACHING.fullmatch, words):
             reaching.setdefault(word, node.lineno)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.BinOp) and is_text(node.left) and is_text(node.right):
+            reaching.setdefault("a text made of pieces", node.lineno)
+        if is_text(node):
             paths.add(PurePosixPath(node.value[:MAX_TEXT]).name)
             if COMMAND.fullmatch(node.value):
                 reaching.setdefault(" ".join(node.value.split()[:2]), node.lineno)
@@ -113,6 +119,10 @@ def facts_of_tree(tree: ast.Module, text: bytes) -> Script:
         validation=validation_trained_on(tree),
         paths=frozenset(paths),
     )
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def imported(node: ast.AST) -> list[str]:

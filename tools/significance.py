@@ -1,8 +1,8 @@
 """Is one group of runs better than another? Welch's and the paired t-test (scipy's), the unit, the
 margin, and the reasons why there is no answer. One definition for all tools.
 
-    compare_groups(a, b, question)    two groups of runs: a Comparison, tested or refused
-    compare_samples(a, b, question)   two samples of results, where the runs are not at hand
+    compare_groups(a, b)              two groups of runs: a Comparison, tested or refused
+    compare_samples(a, b)             two samples of results, where the runs are not at hand
     value_of(result, unit)            a result in nats or in bits per byte
     welch, paired                     tests of numbers, two per sample at least
     summary, interval                 mean, standard deviation, half of the 95 % interval
@@ -29,6 +29,7 @@ ALPHA = 0.01
 SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 NATS, BITS = "nats", "bits per byte"
+Results = Sequence[Result | None]  # of the runs of one configuration
 USUAL_RATE = 2.5  # bytes per token, where no log tells them
 
 
@@ -114,29 +115,11 @@ def quietly(function: Callable[..., Any], *samples: Any, **options: Any) -> Any:
 
 
 @dataclass
-class Sample:
-    """Results of the runs of one configuration, whose names are for messages."""
-
-    results: list[Result | None]
-    names: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Question:
-    """What is asked: is A better than B by more than the margin?"""
-
-    margin: float | None = None  # None: 0.005 nats, or as many bits per byte
-    alpha: float = ALPHA
-    allow: Sequence[str] = ()  # conditions in which the runs of a group may differ
-
-
-@dataclass
 class Comparison:
     """A against B: refused for `refusals`, or tested."""
 
     unit: str = NATS
     margin: float = MARGIN
-    alpha: float = ALPHA
     a: Group | None = None
     b: Group | None = None
     test: Test | None = None
@@ -147,7 +130,7 @@ class Comparison:
 
     @property
     def shown(self) -> bool:
-        return self.test is not None and self.test.p < self.alpha
+        return self.test is not None and self.test.p < ALPHA
 
 
 def value_of(result: Result | None, unit: str) -> float | None:
@@ -176,59 +159,62 @@ def margin_in(unit: str, results: Sequence[Result | None]) -> float:
     return MARGIN if unit == NATS else float(f"{MARGIN / math.log(2) / rate:.2g}")
 
 
-def compare_samples(a: Sample, b: Sample, question: Question) -> Comparison:
-    """Welch's test of A's results against B's, or the reasons why there is none."""
-    results = [*a.results, *b.results]
+def compare_samples(
+    a: Results, b: Results, margin: float | None = None, names: Sequence[str] = ()
+) -> Comparison:
+    """Welch's test of A's results against B's, or the reasons why there is none. The margin is
+    0.005 nats, or as many bits per byte, where none is given; `names` of the runs: for messages."""
+    results = [*a, *b]
     unit = unit_of(results)
-    usual = margin_in(unit, [*b.results, *a.results])
-    margin = usual if question.margin is None else question.margin
-    comparison = Comparison(unit, margin, question.alpha)
+    comparison = Comparison(unit, margin_in(unit, [*b, *a]) if margin is None else margin)
     if other_tokenizers(results):
         comparison.notes.append(
             "tokenizers differ: compared in bits per byte, not in nats per token"
         )
     for name, sample in (("A", a), ("B", b)):
-        count = len(sample.results)
+        count = len(sample)
         if count < 2:
             runs = f"{count} run{'s' * (count != 1)}"
             comparison.refusals.append(
                 f"{name} has {runs}: a test needs two per group at least, better three"
             )
-    names = [*a.names, *b.names] or [f"result {n}" for n in range(1, len(results) + 1)]
+    names = names or [f"result {n}" for n in range(1, len(results) + 1)]
     for name, result in zip(names, results, strict=True):
         if value_of(result, unit) is None:
             comparison.refusals.append(
                 f"{name} has no result to compare: leave it out, or let it end"
             )
     if not comparison.refusals:
-        values = [[value_of(r, unit) for r in sample.results] for sample in (a, b)]
+        values = [[value_of(result, unit) for result in sample] for sample in (a, b)]
         comparison.a, comparison.b = map(summary, values)
-        comparison.test = welch(*values, margin=margin)
+        comparison.test = welch(*values, margin=comparison.margin)
     return comparison
 
 
 def compare_groups(
-    a: Sequence[Run], b: Sequence[Run], question: Question, unread: Sequence[str] = ()
+    a: Sequence[Run],
+    b: Sequence[Run],
+    margin: float | None = None,
+    allow: Sequence[str] = (),
+    unread: Sequence[str] = (),
 ) -> Comparison:
     """Two groups of runs: refused also where a group is not a sample of one configuration.
-    `unread`: further reasons to refuse."""
+    `allow`: conditions in which the runs of a group may differ; `unread`: more refusals."""
     if {trace(run) for run in a} & {trace(run) for run in b} - {None}:
         reason = "A and B share a run (equal to the digit): each run belongs to one of them"
         return Comparison(refusals=[*unread, reason])
-    samples = [
-        Sample([headline(run) for run in group], [described(run) for run in group])
-        for group in (a, b)
-    ]
-    comparison = compare_samples(*samples, question)
-    reasons = [*unread, *faults_of_group("A", a, question), *faults_of_group("B", b, question)]
-    reasons += [*comparison.refusals, *faults_of_split([*a, *b], question.allow)]
+    samples = [[headline(run) for run in group] for group in (a, b)]
+    names = [described(run) for run in (*a, *b)]
+    comparison = compare_samples(*samples, margin, names)
+    reasons = [*unread, *faults_of_group("A", a, allow), *faults_of_group("B", b, allow)]
+    reasons += [*comparison.refusals, *faults_of_split([*a, *b], allow)]
     comparison.refusals = list(dict.fromkeys(reasons))
     if comparison.refusals:
         comparison.a = comparison.b = comparison.test = None
     else:
         compare_waits(a, b, comparison)
     if a and b:
-        comparison.notes += notes_on(a, b, question)
+        comparison.notes += notes_on(a, b, allow)
     return comparison
 
 
@@ -262,13 +248,13 @@ def described(run: Run) -> str:
     return f"{run.name} ({run.status}, step {run.last_step})"
 
 
-def faults_of_group(name: str, group: Sequence[Run], question: Question) -> Iterator[str]:
+def faults_of_group(name: str, group: Sequence[Run], allow: Sequence[str]) -> Iterator[str]:
     """Reasons why some runs are not a sample of one configuration."""
-    if mixed := telling(group, question.allow):
-        allow = " ".join(f"--allow {word}" for word in mixed[:3])
+    if mixed := telling(group, allow):
+        options = " ".join(f"--allow {word}" for word in mixed[:3])
         yield (
             f"{name} mixes configurations: {some(mixed)} differ: name the runs of one, or say that "
-            f"it does not matter: {allow}"
+            f"it does not matter: {options}"
         )
     traces = [trace(run) for run in group]
     for index, run in enumerate(group):
@@ -278,14 +264,14 @@ def faults_of_group(name: str, group: Sequence[Run], question: Question) -> Iter
             yield f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}"
 
 
-def notes_on(a: Sequence[Run], b: Sequence[Run], question: Question) -> list[str]:
+def notes_on(a: Sequence[Run], b: Sequence[Run], allow: Sequence[str]) -> list[str]:
     runs, notes = [*a, *b], []
     kinds = sorted({result.kind for run in runs if (result := headline(run))})
     if len(kinds) > 1:
         text = f"the results come from different evaluations ({', '.join(kinds)})"
         notes.append(f"{text}: their difference is the model's and the evaluation's")
-    if question.allow:
-        notes.append(f"--allow: the runs of a group may differ in {some(list(question.allow))}")
+    if allow:
+        notes.append(f"--allow: the runs of a group may differ in {some(allow)}")
     apart = telling(runs)
     if apart:
         notes.append(f"A and B differ in {some(apart)}: which is better is tested, not why")
@@ -319,9 +305,9 @@ def verdict(comparison: Comparison) -> str:
     measured += f" (95 % interval of the difference {test.low:+.5f} to {test.high:+.5f})"
     claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
     if comparison.shown:
-        return f"{claim} < {comparison.alpha:g}; {measured}"
+        return f"{claim} < {ALPHA:g}; {measured}"
     none = "" if test.measurable else "; no measurable difference"
-    return f"not shown that {claim}, not below {comparison.alpha:g}; {measured}{none}"
+    return f"not shown that {claim}, not below {ALPHA:g}; {measured}{none}"
 
 
 def wait_words(comparison: Comparison) -> str:

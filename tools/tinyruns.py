@@ -223,8 +223,3 @@ def load(script):
 
 def call_main(script, arguments=()):
     return load(script).main(list(arguments), os.environ)
-
-
-def run_command(script):
-    """As a user starts it."""
-    os.execv(sys.executable, [sys.executable, str(script)])

@@ -34,7 +34,6 @@ from tinyruns import (
     load,
     read_shard,
     run_all,
-    run_command,
     write_shard,
 )
 
@@ -218,17 +217,16 @@ def verdict(name, fault, good):
     return name, "FAULT" if fault else "ok", fault or good
 
 
-def alike(name, full, others, with_score=True):
-    gaps = {run.name: differences(full, run, with_score=with_score) for run in others}
+def alike(name, full, others):
+    gaps = {run.name: differences(full, run) for run in others}
     fault = "; ".join(f"{other} differs: {gap}" for other, gap in gaps.items() if gap)
-    what = "losses, score and weights" if with_score else "losses and weights"
-    return verdict(name, fault, f"{' and '.join(gaps)}: the same {what}")
+    return verdict(name, fault, f"{' and '.join(gaps)}: the same losses, score and weights")
 
 
 def verify(lab, base, quick, score_differs):
     """Yields the verdicts. ToolError for a script that does not run."""
     full = Run(lab, "full", run_main, CHECKPOINT_EVERY=1, CHECKPOINT_KEEP=lab.steps + 1)
-    again = Run(lab, "again", run_main if quick else run_command)
+    again = Run(lab, "again", run_main)
     alone = Run(lab, "not-primed", run_main, WARMUP_STEPS=0)
     two = Run(lab, "two-ranks", run_main, ranks=2, GRAD_ACCUM_STEPS=1, WARMUP_STEPS=0)
     often = Run(lab, "validated-each-step", run_main, VAL_LOSS_EVERY=1)
@@ -242,7 +240,7 @@ def verify(lab, base, quick, score_differs):
         run.read()
     if full.error:
         raise ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
-    repeatable = alike("repeatable", full, [again], with_score=quick)  # it quantizes less
+    repeatable = alike("repeatable", full, [again])
     yield repeatable
     if "FAULT" in repeatable:
         return  # no run can be compared with another
@@ -349,7 +347,7 @@ def main(arguments):
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="do not start the plain command, nor the run that reads no batch ahead",
+        help="leave out the run that reads no batch ahead",
     )
     differs = "the score is on purpose not that of plain rows (windows, test-time training)"
     parser.add_argument("--score-differs", action="store_true", help=differs)

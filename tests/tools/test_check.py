@@ -43,7 +43,7 @@ def test_a_record_in_order_is_accepted(place: Path, call: Call) -> None:
         f"{place}: accepted as track_10min_16mb",
         "  val_bpb 1.12558 +- 0.00030, val_loss 1.90050 +- 0.00050, seeds 1, 1337, 42",
         f"  code {len(SCRIPT)} + model 15,700,000 = {total:,} bytes, {16_000_000 - total:,} left",
-        "  not checked: what the script computes",
+        "  not checked: " + check.UNSEEN,
     ]
 
 
@@ -70,6 +70,11 @@ def add(name: str, text: str = "x", **changed: Any) -> Build:
 def rewrite(old: str, new: str) -> Build:
     """Other words in the log of seed 1."""
     return edit(first=(old, new))
+
+
+def headed(line: str) -> Build:
+    """Another line in each log's header."""
+    return edit(each=partial(re.sub, r"(?m)^seed:(\d+)", rf"seed:\1\n{line}\n"))
 
 
 def ships(more: str, **changed: Any) -> Build:
@@ -155,7 +160,6 @@ FAULTS: dict[str, Build] = {
     "refused: val_bpb 1.1187 is in no log: the mean of the logs is 1.125": says(val_bpb=1.1187),
     "refused: val_bpb 1.0 and val_loss 1.0 are in no": says(val_bpb=1.0, val_loss=1.0),
     "warned: val_bpb 1.1387 is in no log": says(val_bpb=1.1387),
-    "warned: val_loss 1.1256 is the bits per byte": says(val_loss=round(bpb_of(1.9005), 4)),
     f"refused: val_bpb {FLOAT} is validation 13,790 of": says(val_bpb=FLOAT, seed_results=None),
     f"refused: {LOG}: submitted is validation": says(
         val_bpb=FLOAT, seeds=None, seed_results={"1": {"val_bpb": FLOAT}}
@@ -220,6 +224,21 @@ FAULTS: dict[str, Build] = {
         "cap train_time:599865", "cap train_time:601200"
     ),
     f"refused: {LOG}: trained for 780.0 s": rewrite(LAST, TIMES + LAST),
+    "warned: its header says max_wallclock_seconds:1200, not 600": headed(
+        r"train_batch_tokens:1 max_wallclock_seconds:1200"
+    ),
+    "warned: val_loss 1.1256 is the bits per byte": says(val_loss=round(bpb_of(1.9005), 4)),
+    "warned: submission.json says date 2031-01-09, the folder": says(date="2031-01-09"),
+    "refused: train_seed1.log: resumed at step 6,001": rewrite(
+        LAST, "resumed: step:6000 resumed_from:checkpoints/x/step_00006000.pt\n" + LAST
+    ),
+    "warned: the runs differ in configuration: ema_decay": headed(r"settings: EMA_DECAY=0.\1"),
+    "warned: train_gpt.py can fetch or run what is not in its text: a text made of pieces": ships(
+        'import subprocess\nsubprocess.run(["cu" + "rl", "x"])\n'
+    ),
+    "refused: train_gpt.py needs .prior (400,000 bytes), which nobody counts": ships(
+        'open(".prior")\n', files={".prior": "x" * 400_000}
+    ),
     "not checked: the training time": add(
         "a.md", each=partial(re.sub, r"train_time:\S+ ?|step_avg:\S+", "")
     ),
