@@ -19,10 +19,10 @@ a setting          a line in Config; Fixed[...] if it decides shapes or data
 a parameter        create it in the model; make_optimizers says which optimizer trains it
 new state          an attribute of Trainer: modules, optimizers, tensors and numbers that it holds,
                    also in lists and dicts, are saved in checkpoints and restored
-a step             Trainer.train_step
+a step             Trainer.train_step; it takes micro_steps batches, or RESUME reads others
 the training loss  GPT.forward; the score is computed from GPT.logits, whatever forward does
 an optimizer       any of torch's, an attribute of Trainer; it is stepped and scheduled with others
-a schedule         lr_multiplier; progress() is the share of the run that is over
+a schedule         lr_multiplier, times base_lr; by progress(), as the clock may end the run
 what is scored     BatchPlan.widen: a target of -100 is ignored, in nats and in bytes
 how it is stored   storage() chooses the type, quantize() makes the numbers
 the step line      log_step: a value added there is in the .jsonl file, too
@@ -1305,7 +1305,7 @@ class Exchange:
     def backward(self, loss):
         """Adds a loss's gradients to p.grad at once; loss.backward() would add them one by one."""
         # Keep them: freed at a random moment by autograd's thread, they would raise peak memory.
-        self.kept = torch.autograd.grad(loss, self.params)
+        self.kept = torch.autograd.grad(loss, self.params, materialize_grads=True)
         torch._foreach_add_([p.grad for p in self.params], self.kept)
 
     def all_reduce(self, step, wait_ms, crc, loss):
@@ -1605,7 +1605,7 @@ def state_of(place, part):
         return copy.deepcopy(part.state_dict())
     if torch.is_tensor(part):
         return part.detach().clone()
-    if part is None or isinstance(part, (bool, int, float, str)):
+    if type(part) in (type(None), bool, int, float, str):
         return part
     what = f"Trainer{keystr(place)} is a {type(part).__name__}"
     raise RunError(f"{what}: checkpoints need its state_dict and load_state_dict")
@@ -1724,8 +1724,6 @@ def prime(run):
             run.train_step(batches)
             run.exchange.read(run.step)
             run.log.line(f"warmup_step:{done}/{run.config.warmup_steps}")
-            if run.exchange.signum:  # the first real step tells all ranks again
-                break
     if run.runtime.cuda or run.config.torch_compile == "1":  # a validation's graph, too
         slot = Slot(run.validation.plan, run.runtime)
         run.model.eval()
@@ -1809,8 +1807,8 @@ def log_score(run, loss, bpb, ms):
 def log_input(run, batches, begun_ms):
     """What the run and its input have cost since its start or RESUME, at `begun_ms`."""
     ms = run.clock.total_ms
-    micro_steps = run.runtime.micro_steps
-    waits = np.reshape(batches.waits_ms or [0.0] * micro_steps, (-1, micro_steps)).sum(1)
+    each = batches.waits_ms or [0.0]
+    waits = np.add.reduceat(each, range(0, len(each), run.runtime.micro_steps))
     total_ms = max(float(waits.sum()), run.exchange.longest_wait_ms())
     percent = 100 * total_ms / max(ms - begun_ms, 1e-9)
     step_tokens = run.config.train_batch_tokens + SPANS_PER_STEP
@@ -2025,7 +2023,9 @@ def rules(config, env):
     least = seq_len * micro_batches  # a row for each
     log = Path("logs", f"{config.run_id}.txt")
     name = re.fullmatch(r"\w[\w.-]*", config.run_id)
-    taken = name and not config.resume and (log.exists() or checkpoint_files(config.run_id))
+    saved = name and checkpoint_files(config.run_id)
+    taken = name and not config.resume and (log.exists() or saved)
+    over = config.resume == "auto" and not saved and log.with_suffix(".int8.ptz").exists()
     gpus = torch.cuda.device_count() if config.device != "cpu" else 0
     blind = config.device == "cuda" or (config.device == "auto" and Path("/dev/nvidiactl").exists())
     few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
@@ -2040,6 +2040,8 @@ def rules(config, env):
         ("VAL_TOKENS", 0 < config.val_tokens <= seq_len, f"set 0, or more than {seq_len}"),
         ("RUN_ID", not name, "it names files: set letters, digits, '.', '_', '-'"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
+        ("RUN_ID", log.parent.is_file(), f"{log.parent} is a file: move it"),
+        ("RESUME", over, f"{log} has ended, and has no checkpoint: set another RUN_ID"),
         ("RESUME", config.resume == "auto" and not env.get("RUN_ID"), "set RUN_ID, too"),
         ("DEVICE", blind and not gpus, f"no GPU for {build}: install another, or set cpu"),
         ("DEVICE", few, f"{gpus} GPUs are fewer than processes: see --nproc_per_node"),
@@ -2103,9 +2105,6 @@ def log_header(run, backends):
         f"val_io:overlap:{val.queue > 0 or val.copy_stream} {val.words()} "
         f"bytecount_device:{config.val_bytecount_device}"
     )
-    if config.max_wallclock_seconds <= 0 and config.warmdown_iters > config.iterations:
-        share = config.iterations / config.warmdown_iters
-        log.line(f"WARNING: WARMDOWN_ITERS is above ITERATIONS: rates begin at {share:.1%}")
     log.event("config", **asdict(config))
     log.event("made_of", **made_of(run))
     device = torch.cuda.get_device_name() if runtime.cuda else os.uname().machine
@@ -2115,7 +2114,7 @@ def log_header(run, backends):
 
 
 def resume(run, checkpoint):
-    """Restores a checkpoint. What this run's optimizers were made with (rates, betas) is kept."""
+    """Restores a checkpoint. Rates and betas stay this run's; what steps have changed does not."""
     path, state = checkpoint
     differ = differences(made_of(run), state["made_of"])
     if [text for text in differ if not text.startswith("script: ")]:
@@ -2124,18 +2123,16 @@ def resume(run, checkpoint):
     for text in differ:
         run.log.line(f"WARNING: RESUME continues with another {text}")
     run.shards.expected = state["made_of"]
-    own = [
-        {name: group[name] for name in ("lr", *optimizer.defaults)}
-        for optimizer in run.optimizers
-        for group in optimizer.param_groups
-    ]
+    own = [group["made_with"] for group in run.groups]
     try:
         restore(run, state)
     except Exception as error:  # whatever other names or shapes raise
         reason = " ".join(str(error).split())
         raise RunError(f"RESUME={path}: made by another script: {reason}") from error
     for group, mine in zip(run.groups, own, strict=True):
-        group.update(mine)
+        was = group["made_with"]
+        changed = {name for name in was if name != "lr" and group[name] != was[name]}
+        group.update({name: mine[name] for name in mine.keys() - changed}, made_with=mine)
     run.log.line(f"resumed: step:{run.step} resumed_from:{path}")
     run.log.event("checkpoint", step=run.step, resumed_from=str(path))
 
@@ -2147,6 +2144,8 @@ def run_to_the_end(config, runtime, log, checkpoint):
     torch.compiler.config.cache_key_tag = names  # or its cache would not tell them apart
     with sdpa_kernel(list(backends.values()), set_priority=True):
         run = Trainer(config, runtime, log)
+        for group in run.groups:
+            group["made_with"] = {name: group[name] for name in group if name != "params"}
         log_header(run, names)
         differ = differences(made_of(run), runtime.broadcast(made_of(run)))
         if differ:

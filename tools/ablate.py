@@ -28,6 +28,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -259,6 +260,7 @@ class Ablation:
         run_id = self.run_id(run)
         for path in Path("logs").glob(f"{run_id}.*"):
             path.unlink()
+        shutil.rmtree(Path("checkpoints", run_id), ignore_errors=True)
         self.save(run, {})  # it is ours, and not finished
         output = self.folder / f"{run_id}.out"
         code = launch.run_child(self.trainers[run.arm.script], self.settings(run), output)

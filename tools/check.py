@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import cli
-from facts import LEVELS, TRACKS, Facts, facts_of, list_folder, plain
+from facts import LEVELS, TRACKS, Facts, facts_of, plain
 from lines import Result
 from rules import RULES, RUN_RULES, Said, some
 from significance import ALPHA, CAP_BYTES, compare_samples
@@ -66,10 +66,6 @@ def check_folder(
     nothing = Facts(folder, lies)
     if not folder.is_dir():
         return Report(nothing, (Finding("refused", "not a folder: name the folder of a record"),))
-    inside = [name for name in list_folder(folder)[0] if name.endswith("/submission.json")]
-    if inside and not list(folder.glob("submission*.json")):
-        words = f"a folder of records: name those, as {(folder / inside[0]).parent}"
-        return Report(nothing, (Finding("refused", words),))
     try:
         facts = facts_of(folder, lies, track)
         said = [(one, "") for rule in RULES for one in rule(facts)]

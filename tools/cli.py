@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,11 +74,18 @@ def run(main: Callable[[], int], refused: int = 1) -> int:
     except OSError as error:
         where = error.filename or "system"
         print(f"error: {where}: {error.strerror or error}: name another one", file=sys.stderr)
-    except ImportError as error:
-        if not error.name:
-            raise
-        print(f"error: {missing(error.name)}", file=sys.stderr)
     return 1
+
+
+def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What ends a tool while it is imported: a missing package is one line, Ctrl-C none."""
+    if isinstance(error, ImportError) and error.name:
+        print(f"error: {missing(error.name)}", file=sys.stderr)
+    elif not isinstance(error, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = say
 
 
 def end_with_the_reader() -> None:

@@ -129,19 +129,13 @@ def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[i
     for index, run in enumerate(runs):
         known = conditions(run)
         groups.setdefault(tuple(known.get(name) for name in names), []).append(index)
-    return sorted(part for group in groups.values() for part in by_name(runs, group))
-
-
-def by_name(runs: Sequence[Run], group: list[int]) -> list[list[int]]:
-    """A group that has a seed twice is several: logs do not tell all that differs, such as how slow
-    a disk was. The names of the logs, without their seeds, tell them apart."""
-    seeds = [runs[index].known_seed for index in group]
-    if len(set(seeds)) == len(seeds):
-        return [group]
-    parts: dict[tuple[str, str], list[int]] = {}
-    for index in group:
-        parts.setdefault(arm_of(runs[index]), []).append(index)
-    return list(parts.values())
+    parts: dict[tuple[Any, ...], list[int]] = {}
+    for setup, group in groups.items():
+        # With a seed twice it is several: logs do not tell all, such as how slow a disk was.
+        twice = len({runs[index].known_seed for index in group}) < len(group)
+        for index in group:
+            parts.setdefault((setup, twice and arm_of(runs[index])), []).append(index)
+    return sorted(parts.values())
 
 
 def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:

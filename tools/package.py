@@ -80,7 +80,10 @@ def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
     """The script of --script, else that of the logs. check.py compares it with each log's."""
     if script is not None:
         return script.read_bytes()
-    if sources := [run.source for run in runs if run.source is not None]:
+    sources = [run.source for run in runs if run.source is not None]
+    if len({*sources}) > 1:
+        raise ToolError("the logs hold different scripts: package runs of one script")
+    if sources:
         return sources[0]
     raise ToolError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
 

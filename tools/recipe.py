@@ -283,7 +283,7 @@ def list_recipes(options: argparse.Namespace) -> None:
 def apply_recipes(options: argparse.Namespace) -> None:
     target = Path(options.to)
     chosen = stack(options.stack) if options.stack else {"recipes": [], "settings": {}}
-    wanted = [*chosen["recipes"], *options.names]
+    wanted = [*dict.fromkeys([*chosen["recipes"], *options.names])]
     if not wanted:
         raise ToolError("no recipe is named: write the names in front: apply ema --to x.py")
     if fault := cli.fault_of_script_name(target.name):

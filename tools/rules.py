@@ -94,11 +94,8 @@ def place_and_submission(facts: Facts) -> Said:
     if track_named(given) not in (facts.track, None):
         yield "warned", f"submission.json says track {shown(given)}: it is {facts.track}"
     date, _, description = facts.place.name.partition("_")
-    day, stated = parsed_date(date), parsed_date(str(facts.stated.get("date")))
-    if not day or not description:
+    if not parsed_date(date) or not description:
         yield "warned", f"{facts.place.name}: name the folder YYYY-MM-DD_Description"
-    elif stated and abs((day - stated).days) > 31:
-        yield "warned", f"submission.json says date {stated}, the folder {day}"
     yield from facts.of_submission
 
 

@@ -20,11 +20,10 @@ import tempfile
 import zlib
 from pathlib import Path
 
+import cli
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cli import Parser, ToolError
-from cli import run as run_tool
 from tinyruns import (
     VAL_ROWS,
     Lab,
@@ -42,7 +41,7 @@ ROUNDING = 0.01  # nats: two ranks add in another order
 RANDOM = 0.3  # nats: the same where ranks draw other random numbers, as for dropout
 MEANS = {  # what a fault means, and where to look
     "repeatable": "something random does not depend on SEED and step alone, or goes by time",
-    "resume": "state is not in checkpoints: make it an attribute of Trainer",
+    "resume": "not in checkpoints: make it an attribute of Trainer; rows: the batches of each step",
     "priming": "a step changes something that priming does not put back: see resume",
     "validation": "a validation must leave weights, state and train mode as they were",
     "overlap": "results depend on when batches are read: see Pipeline and BatchPlan",
@@ -50,8 +49,8 @@ MEANS = {  # what a fault means, and where to look
     "replicas": "what follows all_reduce must be the same on all ranks, random numbers too",
     "model": "the edited script cannot be looked at: see above",
     "trained": "no optimizer has it, or it gets no gradient: see make_optimizers",
-    "look-ahead": "the score is too good: hide later tokens from earlier ones",
-    "score": "by hand: artifact, eval mode, plain rows, bytes of the text; or use --score-differs",
+    "look-ahead": "later tokens, or random numbers, change logits: the score is too good",
+    "score": "by hand: artifact, eval mode, plain rows, no flag set by a step; or --score-differs",
     "sum": "tokens are scored with what is learned from them, or by numbers that are no shares",
     "artifact": "stored, but the logits do not depend on it: leave it out of the artifact",
     "bytes": f"script and artifact may have {CAP:,} bytes",
@@ -191,7 +190,7 @@ def differences(a, b, nats=0.0, with_score=True):
     if a.error or b.error:
         return a.error or b.error
     steps = sorted(a.steps.keys() & b.steps.keys())
-    if not steps or ("RESUME" in b.env and 1 in steps):
+    if 1 in steps if "RESUME" in b.env else not steps:
         return "it has no step lines, or did not resume"
     rows = [step for step in steps if a.steps[step][1] != b.steps[step][1]]
     gaps = {step: abs(a.steps[step][0] - b.steps[step][0]) for step in steps}
@@ -224,7 +223,7 @@ def alike(name, full, others):
 
 
 def verify(lab, base, quick, score_differs):
-    """Yields the verdicts. ToolError for a script that does not run."""
+    """Yields the verdicts. cli.ToolError for a script that does not run."""
     full = Run(lab, "full", run_main, CHECKPOINT_EVERY=1, CHECKPOINT_KEEP=lab.steps + 1)
     again = Run(lab, "again", run_main)
     alone = Run(lab, "not-primed", run_main, WARMUP_STEPS=0)
@@ -239,7 +238,7 @@ def verify(lab, base, quick, score_differs):
     for run in runs:
         run.read()
     if full.error:
-        raise ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
+        raise cli.ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
     repeatable = alike("repeatable", full, [again])
     yield repeatable
     if "FAULT" in repeatable:
@@ -258,21 +257,21 @@ def verify(lab, base, quick, score_differs):
 
 def two_rank_verdicts(alone, two, score_differs):
     sums = [path.read_text().splitlines() for path in sorted(two.folder.glob("steps?.txt"))]
+    apart = [step for step, pair in enumerate(zip(*sums, strict=False), 1) if len({*pair}) > 1]
+    fault = f"the weights of two ranks differ after step {apart[0]}" if apart else ""
+    fault = fault if len(sums) == 2 else "two ranks did not run"
+    yield verdict("replicas", fault, "both ranks have the same weights after each step")
     drawn = sums and sums[0][0].endswith("True")
     nats = RANDOM if drawn else ROUNDING
     # With --score-differs without the score: a rank may learn from what it has scored.
     gap = differences(alone, two, nats, with_score=not score_differs)
     what = f"two are as one within {nats} nats{', scores left out' if score_differs else ''}"
     yield verdict("ranks", gap and f"two ranks differ: {gap}", what)
-    apart = [step for step, pair in enumerate(zip(*sums, strict=False), 1) if len({*pair}) > 1]
-    fault = f"the weights of two ranks differ after step {apart[0]}" if apart else ""
-    fault = fault if len(sums) == 2 else "two ranks did not run"
-    yield verdict("replicas", fault, "both ranks have the same weights after each step")
 
 
 def late_verdicts(lab, full, score_differs):
     """Those that need the checkpoints and the artifact of `full`."""
-    points = lab.steps // 3, 5 * lab.steps // 6
+    points = lab.steps // 3, 5 * lab.steps // 6, lab.steps
     files = [f"{full.folder}/checkpoints/full/step_{step:08d}.pt" for step in points]
     pairs = zip(points, files, strict=True)
     resumed = [Run(lab, f"from-step-{step}", run_main, RESUME=file) for step, file in pairs]
@@ -333,7 +332,7 @@ def verdicts(script, settings, base=None, quick=False, score_differs=False):
 
 
 def check(script, settings, **options):
-    """[(property, "ok", "note" or "FAULT", text)] of a script; ToolError if it does not run.
+    """[(property, "ok", "note" or "FAULT", text)] of a script; cli.ToolError if it does not run.
 
     options: base (a path), quick, score_differs, as those of the command
     """
@@ -341,7 +340,7 @@ def check(script, settings, **options):
 
 
 def main(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script")
     parser.add_argument("settings", nargs="*", metavar="NAME=value")
     parser.add_argument(
@@ -359,7 +358,7 @@ def main(arguments):
         name, equals, settings[name] = pair.partition("=")
         if not equals:
             parser.error(f"{pair}: settings are NAME=value")
-    return run_tool(lambda: prove(script, settings, **options))
+    return cli.run(lambda: prove(script, settings, **options))
 
 
 def prove(script, settings, **options):

@@ -19,9 +19,7 @@ OPTIMIZER = '''class Rows(torch.optim.Optimizer):
     """Adagrad with one number for each row; the rate depends on `k`, the steps so far."""
 
     def __init__(self, params, lr=0.01, power=0.5):
-        super().__init__(params, {"lr": lr, "power": power})
-        for group in self.param_groups:
-            group["k"] = 0
+        super().__init__(params, {"lr": lr, "power": power, "k": 0})
 
     @torch.no_grad()
     def step(self):
@@ -269,6 +267,18 @@ def test_a_run_id_whose_log_or_checkpoints_exist_is_refused(
         assert run.end() == [2]
         words = "RUN_ID=r: logs/r.txt or its checkpoints exist: set another RUN_ID, or RESUME=auto"
         assert words in run.err and run.checkpoints() == [4, 8, 12, 16, 20]
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_trained_again(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    before = (folder / "logs" / "r.int8.ptz").read_bytes()
+    run = Live(folder, **data | {"RESUME": "auto"})
+    assert run.end() == [2]
+    assert "logs/r.txt has ended, and has no checkpoint: set another RUN_ID" in run.err
+    assert (folder / "logs" / "r.int8.ptz").read_bytes() == before
 
 
 def test_an_older_checkpoint_is_refused_while_later_ones_exist(
