@@ -154,7 +154,7 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None
         written.setdefault(event["event"], set()).update(event.keys() - {"event", "time"})
     assert written.keys() == documented.keys()
     for name in written.keys() - {"made_of"}:
-        optional = {"partial_val", "mfu_percent", "resumed_from"}
+        optional = {"partial_val", "resumed_from"}
         assert written[name] == documented[name] - optional, name
 
 

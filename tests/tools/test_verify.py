@@ -185,6 +185,14 @@ FAULTS = {  # what each edit breaks; the trainer itself says nothing, or only on
             ),
         ],
     ),
+    "an export that depends on what the last step has set": (
+        {"resume"},
+        [
+            (BEGIN, "        self.model.late = False\n" + BEGIN),
+            (END, "        self.model.late = self.step > 6\n" + END),
+            (EXPORT, EXPORT + '        state["skip_weights"] *= 1 + self.model.late\n'),
+        ],
+    ),
     "a parameter in no optimizer": (
         {"trained"},
         [('{"params": others, ', '{"params": others[1:], ')],
