@@ -267,7 +267,8 @@ def take_events(run: Run, events: Iterable[dict[str, Any]]) -> None:
             known[name] = {**known.get(name, {}), **event}
     config, machine, end = (known.get(name, {}) for name in ("config", "hardware", "end"))
     typed = {k: v for k, v in config.items() if isinstance(v, (str, int, float))}
-    run.config = typed | run.config  # as the text says it, which a log alone has
+    numbers = {k: v for k, v in run.config.items() if not isinstance(v, str)}
+    run.config = typed | numbers  # those in effect, which a text log alone has, too
     run.seed, run.world_size = config.get("seed"), machine.get("world_size")
     run.made_of = {name: str(value) for name, value in known.get("made_of", {}).items()}
     run.versions = {k: str(machine[k]) for k in ("torch", "cuda", "python") if machine.get(k)}

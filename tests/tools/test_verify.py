@@ -140,7 +140,7 @@ FAULTS = {  # what each edit breaks; the trainer itself says nothing, or only on
         ],
     ),
     "a validation that trains": (
-        {"validation", "score", "ranks"},
+        {"validation", "score", "ranks", "resume"},
         learning(first=False, restored=False),
     ),
     "a validation that turns dropout off": (
@@ -148,7 +148,7 @@ FAULTS = {  # what each edit breaks; the trainer itself says nothing, or only on
         [DROPOUT, (EVALUATE, EVALUATE.replace("self.model.train()", "self.model.eval()"))],
     ),
     "a score with dropout": (
-        {"score"},
+        {"score", "resume"},
         [DROPOUT, (EVALUATE, EVALUATE.replace(".eval()", ".train()"))],
     ),
     "a score of weights that are not quantized": (
@@ -323,5 +323,7 @@ def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_says_why_an_edit_does_not_run(tmp_path: Path) -> None:
     script = edited(tmp_path, [(BEGIN, "        self.average = object()\n" + BEGIN)])
-    with pytest.raises(verify.ToolError, match=r"tiny size: .*Trainer\['average'\] is a object"):
+    with pytest.raises(
+        verify.cli.ToolError, match=r"tiny size: .*Trainer\['average'\] is a object"
+    ):
         verify.check(script, {}, quick=True)
