@@ -6,9 +6,9 @@ All settings; their values now:  python3 train_gpt.py --help | --print-config
 
 Settings are environment variables in front of the command: ITERATIONS=100 python3 train_gpt.py
 
-Data loading always runs while the device computes: a thread reads tokens, a copy stream uploads
-them, the compute stream trains on them. One Pipeline class does this for training and validation;
-settings turn overlap off; there is no second loader.
+Data loading runs while the device computes: a thread reads tokens, a copy stream uploads them, the
+compute stream trains on them. One Pipeline class does this for training and validation; settings
+turn overlap off in it, and results stay the same.
 
 What you change comes first: CONFIG MODEL OPTIMIZERS DATA EVALUATION ARTIFACT TRAINING.
 Then comes MACHINERY, which an experiment need not change: EXCHANGE RUNTIME CHECKPOINTS
@@ -19,12 +19,12 @@ a setting          a line in Config; Fixed[...] if it decides shapes or data
 a parameter        create it in the model; make_optimizers says which optimizer trains it
 new state          an attribute of Trainer: modules, optimizers, tensors and numbers that it holds,
                    also in lists and dicts, are saved in checkpoints and restored
-a step             Trainer.train_step; it takes micro_steps batches, or RESUME reads others
+a step             Trainer.train_step; it must take micro_steps batches, for RESUME
 the training loss  GPT.forward; the score is computed from GPT.logits, whatever forward does
 an optimizer       any of torch's, an attribute of Trainer; it is stepped and scheduled with others
 a schedule         lr_multiplier, times base_lr; by progress(), as the clock may end the run
 what is scored     BatchPlan.widen: a target of -100 is ignored, in nats and in bytes
-how it is stored   storage() chooses the type, quantize() makes the numbers
+how it is stored   storage() chooses the type, pack() then calls quantize()
 the step line      log_step: a value added there is in the .jsonl file, too
 the order of data  Shards for shards, BatchPlan.rows for batches
 
@@ -61,13 +61,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the slow imports in silence
 try:
     SOURCE = Path(__file__).read_bytes()  # before the slow imports: the text that really runs
     import numpy as np
     import sentencepiece
     import torch
 except ImportError as error:
-    sys.exit(f"train_gpt.py: {error.name} is missing: python3 -m pip install -r requirements.txt")
+    install = f"{sys.executable} -m pip install -r requirements.txt"
+    sys.exit(f"train_gpt.py: {error.name} is missing: {install}")
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -96,7 +99,7 @@ SPANS_PER_STEP = 8  # the challenge's order of data is made for 8 ranks, see DAT
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run, and their defaults: the challenge's."""
+    """The settings of a run, and their defaults."""
 
     # data
     data_path: str = "./data/datasets/fineweb10B_sp1024"  # folder; holds fineweb_*.bin
@@ -171,8 +174,11 @@ class Config:
     def micro_steps(self, world_size):
         return self.grad_accum_steps or max(1, SPANS_PER_STEP // world_size)
 
+    def fixed(self):
+        return {name: str(getattr(self, name.lower())) for name in sorted(FIXED)}
 
-# === MODEL: the challenge's baseline; B sequences, T tokens, D channels ===
+
+# === MODEL; in shapes: B sequences, T tokens, D channels ===
 # The order of construction is the challenge's, so that a SEED gives the same initial weights.
 # Parameters are float32. Where one meets activations x, cast it with p.to(x.dtype), or everything
 # after it becomes float32.
@@ -442,13 +448,13 @@ def muon_momentum(config, step):
 #               reader thread      (uint16)   copy stream   (uint16) compute stream  (int64)
 # On a CPU there is no copy, and the reader widens, too.
 #
-# The order of data is the challenge's. A step's tokens are 8 spans, one after the other. In a span,
+# The challenge's order of data: a step's tokens are 8 spans, one after the other. In a span,
 # x is all but the last token and y all but the first; both are cut into rows. So a span of n
 # targets takes n + 1 tokens from the shards, and neighbouring rows of a span share one token.
 # With rows of 4 tokens and spans of 2 rows, a span takes 9 tokens:
 #    row 0: tokens 0-4   row 1: tokens 4-8   |   row 2: tokens 9-13   row 3: tokens 13-17   | ...
 HEADER_BYTES = 1024  # of a shard: 256 int32 (magic, version, tokens, ...); then uint16 tokens
-GET_DATA = "make shards by quickstart.py, cached_challenge_fineweb.py or tokenize_docs.py in data/"
+GET_DATA = "set the folder that cached_challenge_fineweb.py or tokenize_docs.py in data/ prints"
 
 
 class Shards:
@@ -483,7 +489,8 @@ class Shards:
         self.growing = self.producing() is not None
         found = sorted(self.folder.glob(f"fineweb_{self.split}_*.bin"))
         if not found and not self.growing:
-            raise RunError(f"DATA_PATH={self.folder}: no fineweb_{self.split}_*.bin: {GET_DATA}")
+            kind = f"{self.split}_*" if any(self.folder.glob("fineweb_*.bin")) else "*"
+            raise RunError(f"DATA_PATH={self.folder}: no fineweb_{kind}.bin: {GET_DATA}")
         first = int(bool(found) and found[0].stem.endswith("_000001"))  # numbers begin at 0 or 1
         for path in found[len(self.paths) :]:
             number = f"{first + len(self.paths):06d}"
@@ -724,8 +731,7 @@ class Pipeline:
             self.copy.wait_event(self.compute.record_event())
         self.batches_left = plan.num_batches - plan.first_batch
         self.bytes_read = 0
-        self.waits_ms = []  # per batch: how long the device (on a CPU, the host) waited for it
-        self.total_wait_ms = 0.0
+        self.total_wait_ms = 0.0  # that the device (on a CPU, the host) has waited for batches
         self.wait_events = deque()  # (asked, there): events around each wait, not all reached yet
         self.closed = threading.Event()  # ends the reader
         self.error = None  # what ended the reader
@@ -765,7 +771,7 @@ class Pipeline:
                 except queue.Empty:
                     self._check_reader()
         if not self.runtime.cuda:
-            self._note_wait(1e3 * (time.perf_counter() - start))
+            self.total_wait_ms += 1e3 * (time.perf_counter() - start)
         return slot
 
     def _check_reader(self):
@@ -799,11 +805,7 @@ class Pipeline:
     def _measure_waits(self):
         while self.wait_events and self.wait_events[0][1].query():  # True: it is over
             asked, there = self.wait_events.popleft()
-            self._note_wait(asked.elapsed_time(there))
-
-    def _note_wait(self, ms):
-        self.waits_ms.append(ms)
-        self.total_wait_ms += ms
+            self.total_wait_ms += asked.elapsed_time(there)
 
     def close(self):
         """Ends the reader; one that is stuck in a read is left alone after half a second."""
@@ -1126,7 +1128,7 @@ class Trainer:
             with phase("forward"), torch.enable_grad():
                 loss = self.model(batch.x, batch.y) / micro_batches  # their sum is the mean
             with phase("backward"):
-                exchange.backward(loss)  # as loss.backward(), with fewer kernels
+                exchange.backward(loss)
             loss_sum += loss.detach()
             self.crc = (self.crc + batch.summary.data_crc) & 0xFFFFFFFF
         with phase("reduce"):
@@ -1186,7 +1188,8 @@ class Trainer:
 
     def checkpoint(self, last=False):
         """A checkpoint every CHECKPOINT_EVERY steps, and always one after the last step."""
-        if is_due(self.config.checkpoint_every, self.step) != last:
+        due = is_due(self.config.checkpoint_every, self.step)
+        if due != last:  # one that was due after the last step is there
             self.clock.stop()  # writing is not training time
             save(self)
             self.clock.start()
@@ -1517,7 +1520,8 @@ def write_atomic(path, data):
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()  # of a full disk
-        raise RunError(f"{path}: {first_line(error)}: not written") from error
+        remedy = "not written: mend that; RESUME=auto continues"
+        raise RunError(f"{path}: {first_line(error)}: {remedy}") from error
 
 
 def identify_shard(path):
@@ -1533,8 +1537,7 @@ def identify_shard(path):
     magic, version, tokens = np.frombuffer(header, "<i4").tolist()
     if (magic, version, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
         begins = f"{magic}, {version}, {tokens} tokens in {size} bytes"
-        remedy = "download it again or delete it"
-        raise RunError(f"{path}: truncated or corrupt shard ({begins}): {remedy}")
+        raise RunError(f"{path}: truncated or corrupt shard ({begins}): make it again")
     return tokens, f"{tokens} tokens, {checksum:08x}"
 
 
@@ -1574,11 +1577,10 @@ def torch_bytes(thing):
 # === CHECKPOINTS: all that a run needs to continue, and what it is made of ===
 def made_of(run):
     """{name: text} of script, tokenizer, shards and fixed settings: they decide the result."""
-    settings = {name: str(getattr(run.config, name.lower())) for name in sorted(FIXED)}
     files = {"script": sha256(SOURCE), "tokenizer": run.validation.tokenizer}
     if run.shards.growing:
         files["growing"] = "more shards will come"
-    return files | run.validation.shards.identities | run.shards.identities | settings
+    return files | run.validation.shards.identities | run.shards.identities | run.config.fixed()
 
 
 def differences(here, there):
@@ -1685,7 +1687,8 @@ def read_checkpoint(config):
         state["made_of"], state["held"]  # torch.load also reads other files, such as weights
     except Exception as error:  # whatever a bad file raises
         reason = "not a checkpoint" if path.is_file() else first_line(error)
-        raise RunError(f"RESUME={path}: {reason}: set auto, or a step_<n>.pt") from error
+        remedy = "remove it" if config.resume == "auto" else "set auto, or a step_<n>.pt"
+        raise RunError(f"RESUME={path}: {reason}: {remedy}") from error
     if config.resume != "auto" and any(other.name > path.name for other in files):
         raise RunError(f"RESUME={path}: RUN_ID={config.run_id} has later ones: set another RUN_ID")
     return path, state
@@ -1693,6 +1696,8 @@ def read_checkpoint(config):
 
 def is_finished(config, state):
     """Has the run of a checkpoint trained all its steps, and did it end well after their score?"""
+    if not config.fixed().items() <= state["made_of"].items():
+        return False  # another run
     step = state["step"]
     log = Path("logs", f"{config.run_id}.jsonl")
     text = log.read_text("utf-8") if log.exists() else ""
@@ -1744,8 +1749,6 @@ FORMATS = {
     "eval_time_ms": "eval_time:{:.0f}ms",
     "total_ms": "total:{:.3f}ms",
     "share_percent": "share:{:.3f}%",
-    "p99_ms": "p99:{:.3f}ms",
-    "max_ms": "max:{:.3f}ms",
     "epochs": "epochs:{:.3f}",
 }
 
@@ -1807,17 +1810,12 @@ def log_score(run, loss, bpb, ms):
 def log_input(run, batches, begun_ms):
     """What the run and its input have cost since its start or RESUME, at `begun_ms`."""
     ms = run.clock.total_ms
-    each = batches.waits_ms or [0.0]
-    waits = np.add.reduceat(each, range(0, len(each), run.runtime.micro_steps))
-    total_ms = max(float(waits.sum()), run.exchange.longest_wait_ms())
+    total_ms = max(batches.total_wait_ms, run.exchange.longest_wait_ms())
     percent = 100 * total_ms / max(ms - begun_ms, 1e-9)
     step_tokens = run.config.train_batch_tokens + SPANS_PER_STEP
     values = {
         "total_ms": total_ms,
         "share_percent": percent,
-        "p99_ms": float(np.percentile(waits, 99)),
-        "max_ms": float(waits.max()),
-        "slowest": int(run.step - len(waits) + waits.argmax() + 1),
         "read_bytes": batches.bytes_read,
         "epochs": run.step * step_tokens / run.shards.ends[-1],
     }
@@ -1909,9 +1907,7 @@ class Phases:
         steps = self.config.trace_steps
         if steps == 0 or self.runtime.rank > 0:
             return
-        threads = None
-        with suppress(AttributeError, TypeError):  # private names: else a trace without the reader
-            threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         self.profiler = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1),
             on_trace_ready=self.write_trace,
@@ -2009,7 +2005,7 @@ def find_faults(config, env):
             make(config)
         except RunError as error:
             faults.append(str(error))
-    return faults
+    return list(dict.fromkeys(faults))
 
 
 def rules(config, env):
@@ -2020,7 +2016,12 @@ def rules(config, env):
     micro_batches = ranks * config.micro_steps(ranks)
     split = SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP
     unit = seq_len * math.lcm(SPANS_PER_STEP, micro_batches)
-    least = seq_len * micro_batches  # a row for each
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need = 0  # bytes: float32 weights, gradients and two moments
+    if config.model_dim % (2 * heads) == 0:
+        with suppress(Exception), torch.device("meta"):  # an edited model may need values
+            need = 16 * sum(p.numel() for p in GPT(config, torch.float32).parameters())
+    large = f"needs {need >> 30} GiB, there are {memory >> 30}: lower it, or NUM_LAYERS"
     log = Path("logs", f"{config.run_id}.txt")
     name = re.fullmatch(r"\w[\w.-]*", config.run_id)
     saved = name and checkpoint_files(config.run_id)
@@ -2031,12 +2032,11 @@ def rules(config, env):
     few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
     build = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
     return (
+        ("MODEL_DIM", need > memory and not gpus, large),
         ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of {2 * heads}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
-        ("VOCAB_SIZE", config.vocab_size > 65536, "shards hold uint16: set at most 65536"),
         ("GRAD_ACCUM_STEPS", split, f"times {ranks} ranks must divide 8 or be a multiple: set 8"),
         ("TRAIN_BATCH_TOKENS", config.train_batch_tokens % unit, f"set a multiple of {unit}"),
-        ("VAL_BATCH_SIZE", config.val_batch_size < least, f"set at least {least}"),
         ("VAL_TOKENS", 0 < config.val_tokens <= seq_len, f"set 0, or more than {seq_len}"),
         ("RUN_ID", not name, "it names files: set letters, digits, '.', '_', '-'"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
@@ -2179,7 +2179,7 @@ def execute(config, env):
     log = RunLog(run_id, runtime.rank == 0)
     if runtime.broadcast(checkpoint and is_finished(config, checkpoint[1])):
         if runtime.rank == 0:
-            tell(f"nothing to do: {checkpoint[0]} is finished and scored: see {log.path}")
+            tell(f"nothing to do: {checkpoint[0]} is finished: see {log.path}, or raise ITERATIONS")
         return 0
     settings = given_settings(env)
     log_source(log)

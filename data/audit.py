@@ -114,7 +114,8 @@ def read_table(path: Path, size: int) -> Table:
         return Table(base.astype(np.int64), space.astype(bool), boundary.astype(bool))
     except Exception as error:  # whatever a damaged file raises
         reason = f"not a table ({one_line(error)})"
-        raise DataError(f"{path}: {reason}; give an .npz with {', '.join(COLUMNS)}") from None
+        columns = ", ".join(COLUMNS)
+        raise DataError(f"{path}: {reason}; give an .npz or .json with {columns}") from None
 
 
 class Split(NamedTuple):
@@ -128,7 +129,8 @@ class Split(NamedTuple):
         paths = sorted(folder.glob("fineweb_val_*.bin"))
         tokens = sum(map(shard_tokens, paths))
         if not tokens:
-            raise DataError(f"{folder}: no tokens in fineweb_val_*.bin; give a data set's folder")
+            fault = "no tokens in fineweb_val_*.bin" if folder.is_dir() else "no such folder"
+            raise DataError(f"{folder}: {fault}; give a data set's folder, data/datasets/...")
         return cls(paths, tokens)
 
     def documents(self, bos: int) -> Iterator[np.ndarray]:

@@ -222,9 +222,10 @@ def verify(folder: Path) -> None:
 def main() -> None:
     parser = dataset.Parser(__doc__)
     add = parser.add_argument
-    add("number", nargs="?", type=int, metavar="TRAIN_SHARDS", help="as --train-shards")
+    number = dataset.natural
+    add("number", nargs="?", type=number, metavar="TRAIN_SHARDS", help="as --train-shards")
     shards = "training shards, 200 MB each (default: 80, or all there are)"
-    add("--train-shards", type=int, metavar="N", help=shards)
+    add("--train-shards", type=number, metavar="N", help=shards)
     add("--variant", default="sp1024", help="sp1024, sp8192, byte260 ... (default: sp1024)")
     add("--with-docs", action="store_true", help=f"also {' and '.join(DOCS)}, about 48 GB")
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
@@ -233,7 +234,7 @@ def main() -> None:
     at_once = "files fetched at once (default: 8)"
     add("--jobs", type=dataset.positive, default=8, metavar="N", help=at_once)
     tries = "retries after a fault (default: 6)"
-    add("--retries", type=int, default=6, metavar="N", help=tries)
+    add("--retries", type=number, default=6, metavar="N", help=tries)
     options = parser.parse_args()
     options.train_shards = options.train_shards if options.number is None else options.number
     logging.set_verbosity_error()

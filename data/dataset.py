@@ -23,8 +23,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,9 +48,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {one_line(message)}; see --help\n")
 
 
+def natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 on")
+    return int(text)
+
+
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
     return int(text)
 
 
@@ -65,13 +72,26 @@ def run_tool(main: Callable[[], int | None]) -> NoReturn:
         stream.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
     try:
         sys.exit(main())
-    except (DataError, OSError) as error:
+    except DataError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        where = error.filename or "system"
+        print(f"error: {one_line(where)}: {error.strerror}; name another", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\ninterrupted: the same command continues where it stopped", file=sys.stderr)
         sys.stdout.flush()
         os._exit(130)  # without waiting for threads, which may wait for a network
+
+
+def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C while a tool is imported ends it without a traceback."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = end
 
 
 def missing_package(error: ImportError) -> str:
@@ -101,12 +121,18 @@ def how_to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
 
 def write_atomic(path: Path, *chunks: Any) -> None:
     """Writes a file that appears complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-    os.replace(partial, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()  # of a full disk
+        remedy = "make room there, or name another folder; the same command continues"
+        raise DataError(f"{path}: {error.strerror}; {remedy}") from None
 
 
 def write_json(path: Path, value: object) -> None:

@@ -184,7 +184,7 @@ def data_settings(environment: dict[str, str]) -> dict[str, str]:
             raise DataError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
         tokenizer = str(recorded[1])
     size = tokenize_docs.Tokenizer(Path(tokenizer)).vocab_size
-    return {"TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
+    return {"DATA_PATH": own, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
 
 
 # === TRAINING =====================================================================================
@@ -313,7 +313,9 @@ def main() -> int:
         command = f"{command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
         raise DataError(f"quickstart.py starts torchrun itself; run {command}")
     if options.prepare_only:
-        print(how_to_train(*prepare(Path(sysconfig.get_path("stdlib"))), VOCAB_SIZE))
+        data = data_settings(dict(os.environ))
+        paths = Path(data["DATA_PATH"]), Path(data["TOKENIZER_PATH"])
+        print(how_to_train(*paths, data["VOCAB_SIZE"]))
         return 0
     if importlib.util.find_spec("torch") is None:
         sys.exit(missing_package(ImportError("No module named 'torch'")))

@@ -313,6 +313,7 @@ class Tokenizer:
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
             kind = type(error) is RuntimeError
             reason = "no SentencePiece model" if kind else one_line(error)
+            reason = getattr(error, "strerror", "") or reason
             remedy = "give a SentencePiece .model, or a byte tokenizer's .json"
             raise DataError(f"{path}: not a usable tokenizer ({reason}); {remedy}") from None
         if self.bos_id < 0 or self.vocab_size > 1 << 16:

@@ -173,7 +173,7 @@ class Event:
 class NoInput:
     """Batches without an end and without a thread."""
 
-    waits_ms, total_wait_ms, bytes_read, rows, x, y = (), 0.0, 0, range(1), None, None
+    total_wait_ms, bytes_read, rows, x, y = 0.0, 0, range(1), None, None
     summary = tg.Summary()
 
     def __iter__(self) -> Iterator["NoInput"]:

@@ -121,26 +121,22 @@ def test_a_trace_is_of_exactly_so_many_steps_and_changes_no_digit(
 # What input has cost
 
 REPORT = re.compile(
-    r"^input_wait total:(?P<total>\S+)ms share:(?P<share>\S+)% p99:(?P<p99>\S+)ms "
-    r"max:(?P<max>\S+)ms slowest:(?P<slowest>\d+) read_bytes:(?P<read_bytes>\d+) .*\n"
+    r"^input_wait total:(?P<total>\S+)ms share:(?P<share>\S+)% read_bytes:(?P<read_bytes>\d+) .*\n"
     r"input cost (?P<said>\d+\.\d\d) % of training$",
     re.MULTILINE,
 )
 
 
 @pytest.mark.parametrize("settings", [{"TRAIN_PREFETCH": 0}, {"TRAIN_PREFETCH_QUEUE": 1}])
-def test_a_wait_for_input_is_reported_with_its_step(
-    data: dict, tmp_path: Path, settings: dict
-) -> None:
+def test_a_wait_for_input_is_reported(data: dict, tmp_path: Path, settings: dict) -> None:
     """The second micro-batch of step 7 takes a second to read."""
     settings |= {"TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0}
     line = "        first, length, _ = self.plan.tokens(rows)\n        tokens = slot"
     slow = "        time.sleep(rows.start == 13 * 32 and self.plan.first_row == 0)\n"
     run = Live(tmp_path, 0, {line: slow + line}, **data | settings).finish()
     report = REPORT.search(run.log)
-    assert report["slowest"] == "7"
-    worst, total, share = (float(report[name]) for name in ("max", "total", "share"))
-    assert 700 < worst <= total and float(report["p99"]) <= worst
+    total, share = float(report["total"]), float(report["share"])
+    assert total > 700
     [event] = run.events("input")
     assert share == pytest.approx(100 * total / event["timing_train_loop_ms"], abs=0.1)
     assert float(report["said"]) == pytest.approx(share, abs=0.01)
@@ -158,7 +154,7 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     run = train_gpt.Trainer(config, runtime_of(config), Recorder())
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
     run.exchange.messages = [message._replace(wait_ms=slowest) for message in run.exchange.messages]
-    waits = SimpleNamespace(waits_ms=[5.0, 0.0], bytes_read=0)
+    waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)
     train_gpt.log_input(run, waits, 900.0)
     assert run.log.events[-1]["share_percent"] == percent
 

@@ -12,7 +12,7 @@ from running import ROOT, clean_environment
 ROWS = """
 data/quickstart.py --script none.py | 2 | --script none.py: there is no such file
 data/quickstart.py --steps 5 | 2 | unrecognized arguments: --steps 5
-data/cached_challenge_fineweb.py --train-shards x | 2 | --train-shards
+data/cached_challenge_fineweb.py --train-shards -1 | 2 | --train-shards: -1 is not a whole number
 data/audit.py --data docs.jsonl --tokenizer x.model | 2 | x.model: not a usable tokenizer
 data/tokenize_docs.py none.txt | 2 | no such file; name text files
 data/tokenize_docs.py novel.txt ./novel.txt | 2 | named twice
@@ -37,10 +37,13 @@ tools/ablate.py --vary MLP_MULT=2,4 -- python3 none.py | 2 | none.py: no such sc
 tools/timeline.py none.json.gz | 1 | error: none.json.gz: No such file or directory
 tools/timeline.py novel.txt | 1 | novel.txt: damaged or no trace
 tools/timeline.py novel.txt --picture p.pdf | 2 | p.pdf: must end in .svg or .png
-tools/sample.py | 1 | logs/: no run is here: train first
-tools/sample.py logs/none.txt | 1 | logs/none.txt: cannot be read
-tools/verify.py none.py | 1 | none.py: no such file
-tools/verify.py broken.py | 1 | broken.py does not start: SyntaxError
+tools/sample.py | 1 | logs/<RUN_ID>.txt: no such file: train first
+tools/sample.py logs/none.jsonl | 1 | logs/none.jsonl: no such file
+tools/verify.py none.py | 1 | none.py: no file of this name
+tools/verify.py broken.py | 1 | broken.py: line 1: invalid syntax
+tools/verify.py novel.txt | 1 | a script of Python is expected
+tools/verify.py {root}/tools/cli.py | 1 | cli.py: no class Trainer
+tools/ablate.py --vary MLP_MULT 2,4 -- python3 x.py | 2 | --vary MLP_MULT: write NAME=value,value
 tools/verify.py train_gpt.py ITERATIONS | 2 | ITERATIONS: settings are NAME=value
 tools/verify.py {root}/train_gpt.py MUON_BETA=1 | 1 | train_gpt.py has no such setting
 tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be given

@@ -53,7 +53,7 @@ step:60/60 train_loss:<.4f> train_time:<n>ms step_avg:<.2f>ms tok_s:<n> input_wa
 step:60/60 val_loss:<.4f> val_bpb:<.4f> train_time:<n>ms step_avg:<.2f>ms
 val_stage_time_ms:<n>ms step:60/60
 timing_train_loop_ms:<n>ms timing_val_total_ms:<n>ms
-input_wait total:<.3f>ms share:<.3f>% p99:<.3f>ms max:<.3f>ms slowest:<n> read_bytes:<n>
+input_wait total:<.3f>ms share:<.3f>% read_bytes:<n>
 input cost <.2f> % of training
 peak memory allocated: <n> MiB reserved: <n> MiB
 Serialized model: <n> bytes

@@ -42,7 +42,7 @@ def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: 
     path = tmp_path / f"fineweb_{split}_000001.bin"
     path.write_bytes(content)
     [said] = [fault for fault in train_gpt.find_faults(config, {}) if str(path) in fault]
-    for word in [*words, "truncated or corrupt shard", "download it again or delete it"]:
+    for word in [*words, "truncated or corrupt shard", "make it again"]:
         assert word in said.replace(str(path), ""), said
     assert "\n" not in said
 
@@ -66,5 +66,5 @@ def test_the_stream_has_no_end(tmp_path: Path, sizes: list[int]) -> None:
 
 def test_missing_data_is_one_fault_with_the_command_that_gets_it(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(train_gpt.RunError, match=f"DATA_PATH={folder}: no fineweb_val_"):
+        with pytest.raises(train_gpt.RunError, match=rf"DATA_PATH={folder}: no fineweb_\*.bin"):
             train_gpt.Shards(config_of(DATA_PATH=folder), "val")

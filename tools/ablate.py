@@ -138,10 +138,10 @@ class Ablation:
     """What is run, and where its report lies: report.txt, picture.png, what each run printed, and
     manifest.json, which says how each run was made. Logs are logs/<RUN_ID>.*, as always."""
 
-    def __init__(self, options: argparse.Namespace, trainer: Trainer) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         self.vary = parse_vary(options.vary)
         self.seeds = parse_seeds(options.seeds)
-        self.trainers = parse_scripts(options.script, trainer)
+        self.trainers = parse_scripts(options.script, Trainer(options.command))
         steps = {"ITERATIONS": str(options.steps), "MAX_WALLCLOCK_SECONDS": "0"}
         self.fixed = steps if options.steps else {}
         if twice := [name for name in self.vary if name in self.fixed]:
@@ -250,6 +250,8 @@ class Ablation:
             print(f"{place}: FAILED (exit code {code}){unfinished}")
             print(launch.last_lines(self.folder / f"{self.run_id(run)}.out"), flush=True)
             failures.append(f"{run.label}: exit code {code}{unfinished}")
+            if code == 0 and not self.log(run).exists():
+                raise ToolError(f"{self.log(run)} was not written: name a command that trains")
             if code == 2:
                 reason = "the trainer refuses its settings (above): nothing more was run"
                 raise ToolError(f"{run.label}: {reason}")
@@ -412,10 +414,10 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     return int(bool(failures or any(map(results.refusals, results.others))))
 
 
-def ablate(options: argparse.Namespace, trainer: Trainer) -> int:
+def ablate(options: argparse.Namespace) -> int:
     import scipy  # noqa: F401  (before hours of runs)
 
-    ablation = Ablation(options, trainer)
+    ablation = Ablation(options)
     ablation.check_settings()
     words = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds: {len(ablation.runs)} runs"
     print(f"{' and '.join(ablation.varied)}: {words}")
@@ -459,7 +461,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGTERM, launch.interrupt)
-    return cli.run(lambda: ablate(options, Trainer(options.command)), refused=2)
+    return cli.run(lambda: ablate(options), refused=2)
 
 
 if __name__ == "__main__":

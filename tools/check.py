@@ -65,7 +65,8 @@ def check_folder(
     lies = Path(os.path.abspath(place or folder))
     nothing = Facts(folder, lies)
     if not folder.is_dir():
-        return Report(nothing, (Finding("refused", "not a folder: name the folder of a record"),))
+        words = "not a folder" if folder.exists() else "no such folder"
+        return Report(nothing, (Finding("refused", f"{words}: name the folder of a record"),))
     try:
         facts = facts_of(folder, lies, track)
         said = [(one, "") for rule in RULES for one in rule(facts)]

@@ -1,13 +1,4 @@
-"""What the command-line tools share.
-
-Parser                 wrong usage is one line, exit code 2
-number(kind, lowest)   the type of an option that is a number
-fault_of_script_name   what a script must not be called, in words
-ToolError              what is wrong, in one line with the remedy
-run(main)              a tool's main: a ToolError or a missing package is one line, exit code 1
-missing(package)       what to do about a package that is not installed
-cell, table, counted   tables as text
-"""
+"""What the command-line tools share: options, errors of one line, tables as text."""
 
 import argparse
 import math

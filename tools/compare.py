@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
         fault = picture.attempt(arms, options.plot)
         problems = [fault] if fault else []
-    if logs.runs or comparison:
+    if logs.runs:
         print("\n".join(report(logs, comparison, options.allow)))
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""Runs a trainer's command for ablate.py: found, asked about its settings, watched, and ended with
-whoever started it."""
+"""Starts training commands for ablate.py: finds the program, reads its settings, runs it, and stops
+it when ablate.py is stopped."""
 
 import contextlib
 import importlib.util
@@ -66,7 +66,7 @@ class Trainer:
         if lacks := re.search(r"No module named '(\w+)", said):
             said = missing(lacks[1], python=self.python)
         if done.returncode:
-            raise ToolError(said)
+            raise ToolError(said.removeprefix("error: "))
         try:
             return dict(json.loads(done.stdout[done.stdout.index("{") :]))
         except (ValueError, TypeError) as error:

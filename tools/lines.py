@@ -46,7 +46,6 @@ NAMES = (
     ("roundtrip", r"round_?trip|quant|int\d|zlib|zstd|lzma|brotli|decoded|artifact"),
     ("other", r""),
 )
-KINDS = ("pre_quant", "diagnostic", "roundtrip", "sliding", "ttt", "other", "validation")
 SUBMITTED = ("roundtrip", "sliding", "ttt", "other")  # kinds that may be submitted
 _NAMES = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in NAMES)
 
@@ -83,7 +82,7 @@ class Validation:
 class Result:
     """A result after training."""
 
-    kind: str  # one of KINDS
+    kind: str  # one of NAMES, or validation
     name: str  # as the log calls it
     val_loss: float | None = None
     val_bpb: float | None = None
@@ -183,7 +182,7 @@ BPB = re.compile(
 
 
 def result_kind(name: str) -> str:
-    """What a log calls a result: one of KINDS, or progress."""
+    """What a log calls a result: a kind of NAMES."""
     return next(kind for kind, pattern in _NAMES if pattern.search(name))
 
 
@@ -293,7 +292,7 @@ PATTERNS = (
     Pattern(
         read_facts,
         r"input_wait total:(?P<input_wait_ms>[\d.]{1,18})ms ",
-        "input_wait total:1.198ms share:0.004% p99:0.120ms max:0.253ms slowest:1 epochs:0.027",
+        "input_wait total:1.198ms share:0.004% epochs:0.027",
         (Fact("input_wait_ms", 1.198),),
     ),
     Pattern(

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAINER = ROOT / "train_gpt.py"
 FOLDER = ROOT / "records" / "recipes"
 STACKS = ROOT / "records" / "stacks"
-STACK_KEYS = {"recipes", "settings", "data", "launch", "source", "score"}
+STACK_KEYS = {"recipes", "settings", "data", "launch", "verify", "source", "score"}
 NEEDED = "source", "effect"
 TODO = "TODO"
 EDITED = "if you edited it, keep your copy and take the committed one: git checkout train_gpt.py"
@@ -295,7 +295,8 @@ def apply_recipes(options: argparse.Namespace) -> None:
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     assigned |= assignments(options.set or [])
     text = with_defaults(combined(root_text(), recipes), assigned)
-    target.write_text(f"{MADE_BY}{', '.join(wanted)}\n{text}", encoding="utf-8")
+    made_by = f"{MADE_BY}{', '.join(wanted)}" + f"; stack {options.stack}" * bool(options.stack)
+    target.write_text(f"{made_by}\n{text}", encoding="utf-8")
     added = sum(recipe.count("+") for recipe in recipes)
     removed = sum(recipe.count("-") for recipe in recipes)
     print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{added} -{removed} lines)")
@@ -306,7 +307,8 @@ def apply_recipes(options: argparse.Namespace) -> None:
             print(f"  {recipe.name} is off until it is set: {settings}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
-        print(f"data: {chosen['data']}\nrun:  {chosen['launch']} {target}")
+        print(f"data:  {chosen['data']}\nrun:   {chosen['launch']} {target}")
+        print(f"prove: python3 tools/verify.py {target} --score-differs {chosen['verify']}")
 
 
 def new_recipe(options: argparse.Namespace) -> None:

@@ -40,9 +40,10 @@ def printable(text: str) -> str:
 def run_of(log: Path | None) -> Run:
     """What the log says, or the newest one in logs/."""
     logs = sorted(Path("logs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-    if log is None and not logs:
-        raise ToolError("logs/: no run is here: train first, or name a log: logs/<RUN_ID>.txt")
-    log = (log or logs[-1]).with_suffix(".txt")
+    log = log or (logs[-1] if logs else Path("logs", "<RUN_ID>.txt"))
+    if not log.is_file():
+        raise ToolError(f"{log}: no such file: train first, or name the log of a run")
+    log = log.with_suffix(".txt") if log.suffix == ".jsonl" else log
     known = read_logs([log])
     if known.runs and known.runs[0].source and "vocab_size" in known.runs[0].config:
         return known.runs[0]
@@ -56,7 +57,7 @@ def load(log: Run) -> tuple[Any, Any]:
 
     path = Path(log.path).with_suffix(".int8.ptz")
     if not path.exists():
-        raise ToolError(f"{path}: no such artifact: the run is {log.status}, or it was moved")
+        raise ToolError(f"{path}: no such artifact (the run is {log.status}): name another run")
     data = read_file(path)
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path

@@ -1,8 +1,4 @@
-"""Runs as text: what differs, how long, how good, on the same data. For compare.py and ablate.py.
-
-report(logs, comparison=None, allow=())   the lines of all tables
-labels(runs)                              names of the logs that tell them apart
-"""
+"""Runs as text, for compare.py and ablate.py: what differs, how long, how good, on what data."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path

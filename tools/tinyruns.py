@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 import torch
-from cli import ToolError
+from cli import ToolError, fault_of_script_name
 
 SECONDS = 300  # a run that takes longer is ended
 VAL_ROWS = 41  # odd: the last batch is short
@@ -107,7 +107,16 @@ class Lab:
 def find_script(name):
     path = Path(name).resolve()
     if not path.is_file():
-        raise ToolError(f"{name}: no such file")
+        raise ToolError(f"{name}: no file of this name: name an edited copy of train_gpt.py")
+    if fault := fault_of_script_name(path.name):
+        raise ToolError(f"{name}: {fault}")
+    try:
+        text = path.read_text("utf-8")
+        compile(text, name, "exec")
+    except (SyntaxError, ValueError) as error:
+        raise ToolError(f"{name}: line {getattr(error, 'lineno', 1)}: {error}") from error
+    if "class Trainer" not in text:
+        raise ToolError(f"{name}: no class Trainer: name an edited copy of train_gpt.py")
     return path
 
 

@@ -223,7 +223,6 @@ def alike(name, full, others):
 
 
 def verify(lab, base, quick, score_differs):
-    """Yields the verdicts. cli.ToolError for a script that does not run."""
     full = Run(lab, "full", run_main, CHECKPOINT_EVERY=1, CHECKPOINT_KEEP=lab.steps + 1)
     again = Run(lab, "again", run_main)
     alone = Run(lab, "not-primed", run_main, WARMUP_STEPS=0)
@@ -327,16 +326,9 @@ def model_verdicts(lab, full, facts, score_differs):
 
 
 def verdicts(script, settings, base=None, quick=False, score_differs=False):
+    """Yields (property, "ok", "note" or "FAULT", text); cli.ToolError for one that does not run."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         yield from verify(Lab(Path(folder), script, settings), base, quick, score_differs)
-
-
-def check(script, settings, **options):
-    """[(property, "ok", "note" or "FAULT", text)] of a script; cli.ToolError if it does not run.
-
-    options: base (a path), quick, score_differs, as those of the command
-    """
-    return list(verdicts(script, settings, **options))
 
 
 def main(arguments):

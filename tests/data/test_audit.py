@@ -253,7 +253,7 @@ def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
     [
         ("--data", "give a data set's folder"),
         ("--tokenizer", "give a SentencePiece .model"),
-        ("--table", "give an .npz with base_bytes"),
+        ("--table", "give an .npz or .json with base_bytes"),
     ],
 )
 def test_wrong_use_is_one_line_with_a_remedy(world, option: str, words: str) -> None:

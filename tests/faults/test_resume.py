@@ -199,9 +199,11 @@ def test_resume_of_a_finished_run_says_so_and_changes_no_file(
     for ranks in (0, 2):
         run = Live(folder, ranks, **data | {"RESUME": "auto"})
         assert set(run.end()) == {0}
-        said = "nothing to do: checkpoints/r/step_00000020.pt is finished and scored: see logs/r."
-        assert run.out == f"{said}txt\n"
+        said = "nothing to do: checkpoints/r/step_00000020.pt is finished: see logs/r.txt, or raise"
+        assert run.out == f"{said} ITERATIONS\n"
         assert files() == before
+    run = Live(folder, **data | {"RESUME": "auto", "SEED": 9})
+    assert run.end() == [1] and "is of other things: SEED: 9 here, 1337 there" in run.err
 
 
 def test_an_error_in_quantize_costs_no_step(tmp_path: Path, data: dict) -> None:

@@ -365,6 +365,6 @@ def test_verify_finds_no_fault(names: list[str], script: Callable) -> None:
     wanted = {"MODEL_DIM": 64} | wanted | {n: v for n, v in TINY.items() if n in wanted}
     whole = len(names) > 1
     file = script(*names).__file__
-    found = verify.check(file, wanted, quick=not whole, score_differs=whole)
+    found = list(verify.verdicts(file, wanted, quick=not whole, score_differs=whole))
     assert {name for name, _, _ in found} >= {"resume", "ranks", "replicas", "trained"}
     assert [(name, text) for name, kind, text in found if kind == "FAULT"] == []

@@ -278,7 +278,9 @@ def test_the_artifact_holds_the_rounded_average(script: Callable, data: dict) ->
         levels, sigmas = (63, 4.0) if name == "tok_emb.weight" else (31, 3.0)
         q, scale = module.gptq(state[name], hessian, levels, sigmas)
         assert torch.equal(stored[name], module.dequantize(q, scale)), name
-    assert any(line.startswith("gptq: 19 matrices, mean error") for line in run.log.lines)
+    assert any(
+        line.startswith("gptq: 19 matrices, 6 bits (head: 7), mean error") for line in run.log.lines
+    )
 
 
 def test_a_matrix_without_inputs_is_stored_as_in_the_root(script: Callable, data: dict) -> None:
@@ -436,3 +438,13 @@ def test_without_steps_it_is_sliding_window(script: Callable, data: dict) -> Non
     assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
     ends = [finish(trainer(script(r.name), data, EVAL_STRIDE=8)) for r in (alone, sliding)]
     assert ends[0].score == ends[1].score != finish(trainer(script(), data)).score
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "score_first_ttt"])
+def test_windows_are_scored_by_the_compiled_function(
+    name: str, script: Callable, data: dict
+) -> None:
+    module = script(name)
+    run = trainer(module, data, EVAL_STRIDE=8, TORCH_COMPILE=1)
+    assert run.windows is not run.validation
+    assert run.windows.mean_nats is run.validation.mean_nats is not module.mean_nats

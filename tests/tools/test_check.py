@@ -378,6 +378,6 @@ def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -
 
 def test_a_folder_that_cannot_be_judged_is_named(place: Path, call: Call) -> None:
     make_record(place)
-    assert "refused not a folder" in call(check.main, place / "none")[1]
+    assert "refused no such folder" in call(check.main, place / "none")[1]
     code, _, err = call(check.main, place, "--previous", "0")
     assert code == 2 and "neither a folder nor a score" in err

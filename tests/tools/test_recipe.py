@@ -145,6 +145,7 @@ STACK = {
     "recipes": ["caps", "one"],
     "settings": {"CAP_MORE": 1, "LOGIT_SOFTCAP": 15},
     "data": "python3 data/cached_challenge_fineweb.py",
+    "verify": "CAPS=1",
     "launch": "torchrun --standalone --nproc_per_node=8",
     "source": "PR 1",
     "score": "1.2 bits per byte",
@@ -160,17 +161,23 @@ def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
     code, out, err = call(recipe.main, "apply", "--stack", "first", "--to", own / "x.py")
     assert (code, err) == (0, "") and out.splitlines()[1:] == [
         "  1.2 bits per byte (PR 1)",
-        "data: python3 data/cached_challenge_fineweb.py",
-        f"run:  torchrun --standalone --nproc_per_node=8 {own / 'x.py'}",
+        "data:  python3 data/cached_challenge_fineweb.py",
+        f"run:   torchrun --standalone --nproc_per_node=8 {own / 'x.py'}",
+        f"prove: python3 tools/verify.py {own / 'x.py'} --score-differs CAPS=1",
     ]
     text = (own / "x.py").read_text()
-    assert text.startswith(recipe.MADE_BY + "caps, one\n") and "    return head\n" in text
+    assert (
+        text.startswith(recipe.MADE_BY + "caps, one; stack first\n") and "    return head\n" in text
+    )
     assert '    cap_more: Fixed[bool] = "1"  # 0/1; a cap\n' in text
     assert '    logit_softcap: Fixed[float] = "15"  # logits; the cap\n' in text
     more = "apply", "two", "--stack", "first", "--to", own / "y.py", "--set", "LOGIT_SOFTCAP=20"
     assert call(recipe.main, *more)[0] == 0
     text = (own / "y.py").read_text()
-    assert text.startswith(recipe.MADE_BY + "caps, one, two\n") and 'float] = "20"' in text
+    assert (
+        text.startswith(recipe.MADE_BY + "caps, one, two; stack first\n")
+        and 'float] = "20"' in text
+    )
     assert call(recipe.main, "check")[0] == 0
 
 

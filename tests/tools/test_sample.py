@@ -111,11 +111,15 @@ def test_the_newest_run_is_meant_where_none_is_named(
 
 # What is named, what is done to the run, words of the error.
 FAULTS = {
-    "no run here": ((), lambda logs: shutil.rmtree(logs), "logs/: no run is here: train first"),
+    "no run here": (
+        (),
+        lambda logs: shutil.rmtree(logs),
+        "logs/<RUN_ID>.txt: no such file: train first",
+    ),
     "no artifact": (
         ("logs/r.txt",),
         lambda logs: (logs / "r.int8.ptz").unlink(),
-        "logs/r.int8.ptz: no such artifact: the run is finished, or it was moved",
+        "logs/r.int8.ptz: no such artifact (the run is finished): name another run",
     ),
     "damaged": (
         ("logs/r.txt",),

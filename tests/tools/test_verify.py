@@ -294,12 +294,12 @@ def test_interrupt_ends_all_processes(temporary: Path) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_names_what_an_edit_breaks(name: str, tmp_path: Path) -> None:
     broken, replacements = FAULTS[name]
-    assert faults_of(verify.check(edited(tmp_path, replacements), {}, quick=True)) == broken
+    assert faults_of(verify.verdicts(edited(tmp_path, replacements), {}, quick=True)) == broken
 
 
 @pytest.mark.slow
 def test_is_silent_about_right_edits(tmp_path: Path) -> None:
-    assert faults_of(verify.check(edited(tmp_path, RIGHT), {}, quick=True)) == set()
+    assert faults_of(verify.verdicts(edited(tmp_path, RIGHT), {}, quick=True)) == set()
 
 
 @pytest.mark.slow
@@ -308,14 +308,14 @@ def test_learning_before_a_score_is_a_fault_and_after_it_is_none(
     first: bool, broken: set[str], tmp_path: Path
 ) -> None:
     script = edited(tmp_path, learning(first, restored=True))
-    assert faults_of(verify.check(script, {}, quick=True, score_differs=True)) == broken
+    assert faults_of(verify.verdicts(script, {}, quick=True, score_differs=True)) == broken
 
 
 @pytest.mark.slow
 def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
     rate = '        self.adam.param_groups[0]["lr"] = 0.001\n'  # the next step sets it again
     script = edited(tmp_path, [(END, rate + END)])
-    rows = verify.check(script, {}, base=ROOT / "train_gpt.py", quick=True)
+    rows = list(verify.verdicts(script, {}, base=ROOT / "train_gpt.py", quick=True))
     assert rows[-1][:2] == ("effect", "note")
     assert rows[-1][2].startswith("the edit changes nothing, bit for bit")
 
@@ -326,4 +326,4 @@ def test_says_why_an_edit_does_not_run(tmp_path: Path) -> None:
     with pytest.raises(
         verify.cli.ToolError, match=r"tiny size: .*Trainer\['average'\] is a object"
     ):
-        verify.check(script, {}, quick=True)
+        list(verify.verdicts(script, {}, quick=True))
