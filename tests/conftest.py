@@ -1,5 +1,4 @@
-"""What the tests share: the trainer as a module, shards of known tokens, a small corpus,
-the script run as users do."""
+"""Fixtures of all tests: a small corpus with its tokenizer, and calls of a tool's main."""
 
 import argparse
 import ast

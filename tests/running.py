@@ -1,5 +1,4 @@
-"""What the tests share: the trainer as a module, shards of known tokens, a small corpus,
-the script run as users do."""
+"""What tests share: a small model, shards, train_gpt.py run as users do, several ranks."""
 
 import dataclasses
 import os

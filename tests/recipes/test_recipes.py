@@ -48,7 +48,7 @@ FRONTIER = {
     "score_first_ttt",
     "skip_gates",
     "warmdown_share",
-}  # in test_frontier.py and test_frontier_quant.py
+}  # in test_records_of_april.py and test_records_of_april_export.py
 COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
 ALL = [name for name in recipe.names() if name not in FRONTIER]
 

@@ -1,4 +1,4 @@
-"""Recipes of the frontier that store and score: each against a plain reference.
+"""Recipes of the records of April 2026 that store and score: each against a plain reference.
 
 The references are written from what the records of 2026-04-05 and 2026-04-09 do, in words.
 """

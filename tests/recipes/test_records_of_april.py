@@ -1,4 +1,4 @@
-"""Recipes of the frontier: each against a plain reference, and all of them together.
+"""Recipes of the records of April 2026: each against a plain reference, and all of them together.
 
 The references are written from what the records of 2026-04-05 and 2026-04-09 do, in words.
 """

@@ -1,4 +1,4 @@
-"""The recipes for a faster step: on they are the same run, and at work."""
+"""Recipes for a faster step: each is at work when on, and changes results by rounding at most."""
 
 import importlib
 from collections.abc import Callable, Iterator
