@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -257,3 +258,13 @@ class SimulatedRanks:
         self.running = True
         with ThreadPoolExecutor(len(self.runtimes)) as pool:
             return list(pool.map(attempt, range(len(self.runtimes))))
+
+
+def log_of(module: ModuleType) -> train_gpt.RunLog:
+    """A log that writes no file: what was logged is in `lines` and `events`."""
+    log = module.RunLog("r", enabled=False)
+    log.lines = []
+    log.events = []
+    log.line = lambda text: log.lines.extend(text.splitlines())
+    log.event = lambda name, **values: log.events.append({"event": name, **values})
+    return log

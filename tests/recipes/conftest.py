@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import recipe
-from running import SMALL_MODEL, SimulatedRanks, runtime_of, write_split
+from running import SMALL_MODEL, SimulatedRanks, log_of, runtime_of, write_split
 from running import train_gpt as tg
 
 SETTINGS = SMALL_MODEL | {
@@ -78,13 +78,3 @@ def run_of(
         return [module.Trainer(config, one, log_of(module)) for one in together.runtimes], together
 
     return make
-
-
-def log_of(module: ModuleType) -> tg.RunLog:
-    """A log that writes no file: what was logged is in `lines` and `events`."""
-    log = module.RunLog("r", enabled=False)
-    log.lines = []
-    log.events = []
-    log.line = lambda text: log.lines.extend(text.splitlines())
-    log.event = lambda name, **values: log.events.append({"event": name, **values})
-    return log

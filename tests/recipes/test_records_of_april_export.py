@@ -3,7 +3,6 @@
 The references are written from what the records of 2026-04-05 and 2026-04-09 do, in words.
 """
 
-import importlib.util
 import math
 import shutil
 import sys
@@ -16,7 +15,15 @@ import numpy as np
 import pytest
 import recipe
 import torch
-from running import SMALL_MODEL, SimulatedRanks, byte_data, run_trainer, runtime_of, write_split
+from running import (
+    SMALL_MODEL,
+    SimulatedRanks,
+    byte_data,
+    log_of,
+    run_trainer,
+    runtime_of,
+    write_split,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,22 +46,14 @@ ON = GPTQ | TTT | {"ARTIFACT_BROTLI": 1}
 MORE_ON = ON | {"EMA_DECAY": 0.8, "MUON_WD": 0.5, "XSA_LAST_N": 2, "LEAKY_SLOPE": 0.5}
 
 
-@pytest.fixture(scope="session")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
+@pytest.fixture
+def script(script: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     """The script with some recipes, as a module. In it small matrices are quantized, too."""
-    folder = tmp_path_factory.mktemp("scripts")
-    made: dict[tuple[str, ...], ModuleType] = {}
 
     def make(*names: str) -> ModuleType:
-        if names not in made:
-            text = recipe.combined(recipe.root_text(), [recipe.load(name) for name in names])
-            path = folder / f"script_{len(made)}.py"
-            path.write_text(text.replace("SMALL = 65_536", "SMALL = 500"), encoding="utf-8")
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            made[names] = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = made[names]
-            spec.loader.exec_module(made[names])
-        return made[names]
+        module = script(*names)
+        monkeypatch.setattr(module, "SMALL", 500)
+        return module
 
     return make
 
@@ -83,15 +82,6 @@ def trainers(module: ModuleType, data: dict, ranks: int, **settings: Any) -> tup
         made.append(module.Trainer(config, runtime, log_of(module)))
         runtime.broadcast = meeting
     return made, together
-
-
-def log_of(module: ModuleType) -> Any:
-    log = module.RunLog("r", enabled=False)
-    log.lines = []
-    log.events = []
-    log.line = lambda text: log.lines.extend(text.splitlines())
-    log.event = lambda name, **values: log.events.append({"event": name, **values})
-    return log
 
 
 def finish(run: Any) -> SimpleNamespace:
