@@ -11,19 +11,18 @@ compute stream trains on them. One Pipeline class does this for training and val
 turn overlap off in it, and results stay the same.
 
 What you change comes first: CONFIG MODEL OPTIMIZERS DATA EVALUATION ARTIFACT TRAINING.
-Then comes MACHINERY, which an experiment need not change: EXCHANGE RUNTIME CHECKPOINTS
-INSTRUMENTS SETTINGS MAIN.
+Then comes MACHINERY: EXCHANGE RUNTIME CHECKPOINTS INSTRUMENTS SETTINGS MAIN.
 
 To change          edit
 a setting          a line in Config; Fixed[...] if it decides shapes or data
 a parameter        create it in the model; make_optimizers says which optimizer trains it
-new state          an attribute of Trainer: modules, optimizers, tensors and numbers that it holds,
-                   also in lists and dicts, are saved in checkpoints and restored
+new state          an attribute of Trainer, made whole in __init__: modules, optimizers, tensors,
+                   numbers, also in lists and dicts, are saved in checkpoints and restored
 a step             Trainer.train_step; it must take micro_steps batches, for RESUME
 the training loss  GPT.forward; the score is computed from GPT.logits, whatever forward does
 an optimizer       any of torch's, an attribute of Trainer; it is stepped and scheduled with others
-a schedule         lr_multiplier, times base_lr; by progress(), as the clock may end the run
-what is scored     BatchPlan.widen: a target of -100 is ignored, in nats and in bytes
+a schedule         lr_multiplier, times base_lr; a new one by progress(): the clock ends runs
+what is scored     BatchPlan.widen, of both splits: a target of -100 counts nowhere
 how it is stored   storage() chooses the type, pack() then calls quantize()
 the step line      log_step: a value added there is in the .jsonl file, too
 the order of data  Shards for shards, BatchPlan.rows for batches
@@ -89,7 +88,7 @@ Fraction = Annotated[float, (0, 1, "a number >= 0, < 1")]
 # needs the checkpoint's value of it. All other settings may change on RESUME.
 Fixed = Annotated[TypeVar("Kind"), "fixed"]
 # A block's tensor whose name contains one of these is trained by Adam and, if small, stored in
-# float32. Some of the names occur only in the challenge's other scripts.
+# float32. The names are the challenge's default.
 CONTROLS = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
     "skip_weights"
@@ -705,7 +704,6 @@ class Pipeline:
       may read the next ones over those that were copied.
       `widened`, on the compute stream: then the copy stream may overwrite the device's tokens.
     x and y need no event: they are written and read on the compute stream alone, in its order.
-    (On a CPU the reader writes them, and the queues alone hand a slot over.)
     Each use records a new event, because a wait for an old event returns at once.
     """
 
@@ -1189,7 +1187,7 @@ class Trainer:
     def checkpoint(self, last=False):
         """A checkpoint every CHECKPOINT_EVERY steps, and always one after the last step."""
         due = is_due(self.config.checkpoint_every, self.step)
-        if due != last:  # one that was due after the last step is there
+        if due != last:  # where it was due after the last step, it is there
             self.clock.stop()  # writing is not training time
             save(self)
             self.clock.start()
@@ -1644,9 +1642,12 @@ def snapshot(run):
 def restore(run, state):
     """Continues from a snapshot."""
     differ = held(run).keys() ^ state["held"].keys()
-    if differ:
-        raise ValueError(f"this Trainer differs in {', '.join(sorted(differ))}")
-    vars(run).update(tree_map(with_state, held(run), state["held"]))
+    try:
+        if differ:
+            raise ValueError(f"it differs in {', '.join(sorted(differ))}")
+        vars(run).update(tree_map(with_state, held(run), state["held"]))
+    except ValueError as error:
+        raise RunError(f"Trainer must hold its state from __init__ on: {error}") from error
     run.clock.total_ms = state["train_ms"]
     run.begin(state["step"], state["data_crc"])
 
