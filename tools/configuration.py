@@ -1,10 +1,5 @@
 """What a configuration is, in what runs differ, which runs are seeds of one.
 
-    conditions(run)           all that a run was made with and that its log tells; not the seed
-    differences(runs)         the conditions that differ, and how many are equal
-    telling(runs, allow)      the names of those that may change a result
-    seed_groups(runs)         numbers of the runs that differ in nothing but their seed
-
 What a run is made of is known by checksums (made_of) where its events tell them.
 """
 

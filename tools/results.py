@@ -1,9 +1,5 @@
 """Which result of a run counts, and what submission.json says of it.
 
-    headline(run)                         the result of one run, by the rule below
-    evaluations(run)                      the results of a run, each once
-    submitted(runs, submission=None)      run and result of each seed that was submitted
-
 A run of our trainer has one result, its score event. For the text log of another trainer:
 1. Only what was measured on the decoded artifact counts (NAMES in lines.py). Results before
    quantization, diagnostics, progress and differences never do.

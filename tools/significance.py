@@ -1,12 +1,6 @@
 """Is one group of runs better than another? Welch's and the paired t-test (scipy's), the unit, the
 margin, and the reasons why there is no answer. One definition for all tools.
 
-    compare_groups(a, b)              two groups of runs: a Comparison, tested or refused
-    compare_samples(a, b)             two samples of results, where the runs are not at hand
-    value_of(result, unit)            a result in nats or in bits per byte
-    welch, paired                     tests of numbers, two per sample at least
-    summary, interval                 mean, standard deviation, half of the 95 % interval
-
 Needs scipy for tests and intervals; without it they raise ImportError.
 """
 

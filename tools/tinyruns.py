@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 import time
@@ -29,6 +30,7 @@ TINY = {  # a step has 8 spans of 2 rows; the last of 3 layers has no skip conne
     "NUM_LAYERS": 3, "MODEL_DIM": 32, "NUM_HEADS": 2, "NUM_KV_HEADS": 1, "DEVICE": "cpu",
 }  # fmt: skip
 OURS = "DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME", "CHECKPOINT_EVERY", "VAL_TOKENS"
+OURS += ("MAX_WALLCLOCK_SECONDS",)  # runs that end by the clock cannot be equal
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 PRELOADED = "numpy", "sentencepiece", "torch", "torch._dynamo", "torch.profiler"
 
@@ -102,6 +104,16 @@ class Lab:
         self.env |= {name: value for name, value in tiny.items() if name in config}
         self.env |= {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "tiny.model")}
         self.env["OMP_NUM_THREADS"] = "1"
+
+    def with_validation(self, part):
+        """A new folder with the same data, but only a part of the validation tokens."""
+        folder = self.folder / f"data-{part}"
+        folder.mkdir()
+        for path in self.folder.glob("fineweb_*.bin"):
+            shutil.copy(path, folder)
+        val = folder / "fineweb_val_000000.bin"
+        write_shard(val, read_shard(val)[part])
+        return folder
 
 
 def find_script(name):

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -33,26 +32,27 @@ from tinyruns import (
     load,
     read_shard,
     run_all,
-    write_shard,
 )
 
+BACKWARD = slice(None, None, -1)
 CAP = 16_000_000  # bytes of script and artifact
 ROUNDING = 0.01  # nats: two ranks add in another order
 RANDOM = 0.3  # nats: the same where ranks draw other random numbers, as for dropout
 MEANS = {  # what a fault means, and where to look
-    "repeatable": "something random does not depend on SEED and step alone, or goes by time",
-    "resume": "not in checkpoints: make it an attribute of Trainer; rows: the batches of each step",
+    "repeatable": "a result depends on more than SEED and step: time, or checkpoints being written",
+    "resume": "not in checkpoints: make it an attribute of Trainer itself; rows: batches of a step",
     "priming": "a step changes something that priming does not put back: see resume",
-    "validation": "a validation must leave weights, state and train mode as they were",
+    "validation": "validations and log lines must leave weights, state and train mode as they were",
+    "unseen": "training depends on validation tokens: the score is too good",
     "overlap": "results depend on when batches are read: see Pipeline and BatchPlan",
-    "ranks": "a step is the mean over the rows of all ranks: see train_step and BatchPlan",
+    "ranks": "a step and the score are means over all ranks' rows; batches need equal targets",
     "replicas": "what follows all_reduce must be the same on all ranks, random numbers too",
     "model": "the edited script cannot be looked at: see above",
-    "trained": "no optimizer has it, or it gets no gradient: see make_optimizers",
+    "trained": "one optimizer must have it, and a gradient must reach it: see make_optimizers",
     "look-ahead": "later tokens, or random numbers, change logits: the score is too good",
-    "score": "by hand: artifact, eval mode, plain rows, no flag set by a step; or --score-differs",
+    "score": "what is scored is not what is stored, or not the mean over all rows in eval mode",
     "sum": "tokens are scored with what is learned from them, or by numbers that are no shares",
-    "artifact": "stored, but the logits do not depend on it: leave it out of the artifact",
+    "artifact": "stored twice, or no logit depends on it: leave it out of the artifact",
     "bytes": f"script and artifact may have {CAP:,} bytes",
 }
 
@@ -101,6 +101,9 @@ def look_inside(script, look, full):
         both = begun.keys() & trained.keys()
         same = [name for name in both if torch.equal(begun[name], trained[name])]
         facts["untrained"] = sorted(name for name in same if begun[name].numel())
+        held = [p for group in run.groups for p in group["params"]]
+        twice = {name for name, p in run.model.named_parameters() if sum(p is q for q in held) > 1}
+        facts["untrained"] += sorted(f"{name} (in two optimizers)" for name in twice)
         Path("facts.json").write_text(json.dumps(facts))
         os._exit(0)
 
@@ -142,16 +145,18 @@ def find_leaks(model, x, vocab_size):
 
 
 def find_unused(model, x, stored):
-    """{name: about how many bytes} of the stored tensors that no logit depends on."""
+    """{name: about how many bytes} of what is stored twice, or without an effect on logits."""
     unused = {}
+    places = set()
     plain = model.logits(x)
     for name, t in model.state_dict().items():
         if name in stored and t.is_floating_point() and t.numel():
             was = t.clone()
             t.copy_(torch.randn_like(t))
-            if torch.equal(model.logits(x), plain):
+            if torch.equal(model.logits(x), plain) or t.data_ptr() in places:
                 unused[name] = len(zlib.compress(stored[name].half().numpy().tobytes()))
             t.copy_(was)
+            places.add(t.data_ptr())  # a tensor of two names is stored twice
     return unused
 
 
@@ -223,12 +228,15 @@ def alike(name, full, others):
 
 
 def verify(lab, base, quick, score_differs):
+    if base and find_script(base).read_bytes() == lab.script.read_bytes():
+        base = None
     full = Run(lab, "full", run_main, CHECKPOINT_EVERY=1, CHECKPOINT_KEEP=lab.steps + 1)
     again = Run(lab, "again", run_main)
     alone = Run(lab, "not-primed", run_main, WARMUP_STEPS=0)
     two = Run(lab, "two-ranks", run_main, ranks=2, GRAD_ACCUM_STEPS=1, WARMUP_STEPS=0)
-    often = Run(lab, "validated-each-step", run_main, VAL_LOSS_EVERY=1)
-    runs = [two, full, again, alone, often]
+    often = Run(lab, "validated-each-step", run_main, VAL_LOSS_EVERY=1, TRAIN_LOG_EVERY=0)
+    other = Run(lab, "other-validation", run_main, DATA_PATH=lab.with_validation(BACKWARD))
+    runs = [two, full, again, alone, often, other]
     if not quick:
         runs.append(Run(lab, "not-read-ahead", run_main, TRAIN_PREFETCH=0, VAL_PREFETCH=0))
     if base:
@@ -244,14 +252,17 @@ def verify(lab, base, quick, score_differs):
         return  # no run can be compared with another
     yield alike("priming", full, [alone])
     yield alike("validation", full, [often])
+    seen = differences(full, other, with_score=False)
+    fault = seen and f"with other validation tokens: {seen}"
+    yield verdict("unseen", fault, "validation tokens do not change what is trained")
     if not quick:
-        yield alike("overlap", full, runs[5:6])
+        yield alike("overlap", full, runs[6:7])
     yield from two_rank_verdicts(alone, two, score_differs)
     yield from late_verdicts(lab, full, score_differs)
     if base:
-        what = "the edit changes " if not runs[-1].error else ""
-        seen = differences(runs[-1], full) or "nothing, bit for bit: is it about speed alone?"
-        yield "effect", "note", f"{what}{seen}"
+        what = "" if runs[-1].error else f"against {Path(base).name} the edit changes "
+        none = "nothing, bit for bit: is its setting on, is it about speed alone?"
+        yield "effect", "note", f"{what}{differences(runs[-1], full) or none}"
 
 
 def two_rank_verdicts(alone, two, score_differs):
@@ -277,12 +288,7 @@ def late_verdicts(lab, full, score_differs):
     model = Run(lab, "model", look_inside, find_facts, full.folder)
     inside = [model]
     if score_differs:
-        short = lab.folder / "short"
-        short.mkdir()
-        for path in lab.folder.glob("fineweb_*.bin"):
-            shutil.copy(path, short)
-        val = short / "fineweb_val_000000.bin"
-        write_shard(val, read_shard(val)[: 3 * lab.seq_len + 1])
+        short = lab.with_validation(slice(3 * lab.seq_len + 1))
         inside.append(Run(lab, "sum", look_inside, add_shares, full.folder, DATA_PATH=short))
     run_all([*inside, *resumed])
     for run in resumed:
@@ -313,9 +319,10 @@ def model_verdicts(lab, full, facts, score_differs):
     printed = full.score["val_loss"], full.score["val_bpb"]
     seen = "printed {:.6f} nats {:.6f} bpb, by hand {:.6f} {:.6f}".format(*printed, *hand)
     if score_differs:
-        counted = f"counts {printed[0] * bits / printed[1]:.0f} of {lab.val_bytes} bytes"
+        counted = printed[0] / math.log(2) / printed[1]
+        right = lab.val_bytes / facts["targets"]
         left = "left to you: is each token scored once, is so much plausible?"
-        yield "score", "note", f"{seen}; {counted}; {left}"
+        yield "score", "note", f"{seen}; {counted:.4f} bytes per target, in all {right:.4f}; {left}"
     else:
         equal = np.allclose(hand, printed, rtol=0, atol=2e-5)  # one sum, added in another order
         yield verdict("score", "" if equal else seen, seen)
@@ -342,7 +349,8 @@ def main(arguments):
     )
     differs = "the score is on purpose not that of plain rows (windows, test-time training)"
     parser.add_argument("--score-differs", action="store_true", help=differs)
-    parser.add_argument("--base", metavar="FILE", help="say what changes against this script")
+    base = "say what changes against this script (default: train_gpt.py)"
+    parser.add_argument("--base", metavar="FILE", default=cli.ROOT / "train_gpt.py", help=base)
     options = vars(parser.parse_intermixed_args(arguments))
     script = options.pop("script")
     settings = {}
@@ -361,7 +369,7 @@ def prove(script, settings, **options):
         if kind == "FAULT":
             faults += 1
             print(f"{'':16} {MEANS[name]}", flush=True)
-    print(f"{faults} faults" if faults else "no fault")
+    print(f"faults: {faults}")
     return int(faults > 0)
 
 
