@@ -312,7 +312,9 @@ def model_verdicts(lab, full, facts, score_differs):
     seen = facts["leaks"]
     fault = f"logits of {len(seen)} positions change with later tokens, first {seen[:1]}"
     yield verdict("look-ahead", seen and fault, "no logit depends on later tokens")
-    fault = ", ".join(f"{name} (about {n} bytes)" for name, n in facts["unused"].items())
+    unused = facts["unused"]
+    size = f"{len(unused)} tensors, about {sum(unused.values())} bytes"
+    fault = unused and f"{', '.join([*unused][:4])}: {size}"
     yield verdict("artifact", fault, f"logits depend on each of {facts['tensors']} tensors")
     bits = facts["targets"] / math.log(2)
     hand = facts["nats"], facts["nats"] * bits / lab.val_bytes

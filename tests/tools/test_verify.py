@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -197,6 +197,32 @@ FAULTS = {  # what each edit breaks; the trainer itself says nothing, or only on
         {"trained"},
         [('{"params": others, ', '{"params": others[1:], ')],
     ),
+    "a parameter in two optimizers": (
+        {"trained"},
+        [(BEGIN, "        self.sgd = torch.optim.SGD([self.model.tok_emb.weight], 0.1)\n" + BEGIN)],
+    ),
+    "training on the validation split": (
+        {"unseen"},
+        [('self.shards = Shards(config, "train")', 'self.shards = Shards(config, "val")')],
+    ),
+    "blocks that share weights, stored once for each": (
+        {"artifact"},
+        [
+            (
+                "Block(config) for _ in range(config.num_layers)",
+                "[Block(config)] * config.num_layers",
+            )
+        ],
+    ),
+    "a log line that changes weights": (
+        {"validation"},
+        [
+            (
+                "    run.logged = step, ms, wait_ms\n",
+                "    run.logged = step, ms, wait_ms\n    run.model.skip_weights.data.mul_(0.9)\n",
+            )
+        ],
+    ),
 }
 RIGHT = [  # edits that once were refused or lost, all in one script
     DROPOUT,
@@ -237,7 +263,8 @@ def edited(folder: Path, replacements: list[tuple[str, str]]) -> Path:
     return path
 
 
-def faults_of(rows: list[tuple[str, str, str]]) -> set[str]:
+def faults_of(found: Iterable[tuple[str, str, str]]) -> set[str]:
+    rows = list(found)
     print("\n".join(map(str, rows)))
     return {name for name, verdict, _ in rows if verdict == "FAULT"}
 
@@ -317,7 +344,7 @@ def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
     script = edited(tmp_path, [(END, rate + END)])
     rows = list(verify.verdicts(script, {}, base=ROOT / "train_gpt.py", quick=True))
     assert rows[-1][:2] == ("effect", "note")
-    assert rows[-1][2].startswith("the edit changes nothing, bit for bit")
+    assert rows[-1][2].startswith("against train_gpt.py the edit changes nothing, bit for bit")
 
 
 @pytest.mark.slow
