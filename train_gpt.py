@@ -850,7 +850,7 @@ class Pipeline:
                     data = data[got:]
                     left -= got
         if tokens.max() >= self.shards.vocab_size:  # it would make a CUDA context unusable
-            raise RunError(f"token {tokens.max()}: VOCAB_SIZE={self.shards.vocab_size}")
+            raise RunError(f"token {tokens.max()} is not below VOCAB_SIZE: set that of the shards")
         self.reading = "no file", math.inf
         slot.rows = rows
         slot.summary = self.summarize(self.plan, rows, tokens)
@@ -976,9 +976,9 @@ class Validation:
 
 # === ARTIFACT: the challenge's format: int8 with a scale per row, then zlib ===
 QUANT_FORMAT = "int8_clean_per_row_v1"
-FINAL = "final_int8_zlib_roundtrip"  # its log line; parsers of the challenge look for it
+FINAL = "final_int8_zlib_roundtrip"  # its log line, for parsers
 CAP = 16_000_000  # bytes of script and artifact
-SMALL = 65_536  # numbers; a tensor of at most so many is not quantized, as in the challenge
+SMALL = 65_536  # numbers; a tensor of at most so many is not quantized
 CLIP_QUANTILE = 0.9999984  # of a row's absolute values: a larger one is clipped
 LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS; at most 127
 # The least scale of a row is the challenge's: steps of at least 1/127. So a row whose largest
@@ -1535,7 +1535,7 @@ def identify_shard(path):
     magic, version, tokens = np.frombuffer(header, "<i4").tolist()
     if (magic, version, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
         begins = f"{magic}, {version}, {tokens} tokens in {size} bytes"
-        raise RunError(f"{path}: truncated or corrupt shard ({begins}): make it again")
+        raise RunError(f"{path}: truncated, or no shard ({begins}): see data/README.md")
     return tokens, f"{tokens} tokens, {checksum:08x}"
 
 
@@ -2129,7 +2129,7 @@ def resume(run, checkpoint):
         restore(run, state)
     except Exception as error:  # whatever other names or shapes raise
         reason = " ".join(str(error).split())
-        raise RunError(f"RESUME={path}: made by another script: {reason}") from error
+        raise RunError(f"RESUME={path}: of another script: {reason}: set another RUN_ID") from error
     for group, mine in zip(run.groups, own, strict=True):
         was = group["made_with"]
         changed = {name for name in was if name != "lr" and group[name] != was[name]}

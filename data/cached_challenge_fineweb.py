@@ -208,7 +208,9 @@ def verify(folder: Path) -> None:
     """Compares the files here with what was recorded. Raises DataError for what is wrong."""
     sums = read_sums(folder)
     if not sums:
-        raise DataError(f"{folder}: nothing was downloaded here; run without --verify")
+        there = len(list(folder.glob("fineweb_*.bin")))
+        fault = f"{there} shards, none of them with a checksum of a download"
+        raise DataError(f"{folder}: {fault}; run without --verify")
     wrong = [name for name in sums if dataset.sha256_of(folder / name) != sums[name]]
     write_sums(folder, {**sums, **dict.fromkeys(wrong, "0" * 64)})  # the next download fetches them
     wrong += sorted({path.name for path in folder.glob("fineweb_*.bin")} - set(sums))

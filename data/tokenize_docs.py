@@ -413,7 +413,10 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
 
 def too_small(source: Source, vocab_size: int, words: str) -> DataError:
     """SentencePiece's refusal of a vocabulary, with what to do."""
-    reason = words.rpartition("] ")[2].strip() or "they hold no text"
+    reason = words.rpartition("] ")[2].strip()
+    if not reason:
+        fault = "all training documents are empty or repeat validation documents"
+        return DataError(f"{source.files[0]}: {fault}; add others")
     most = re.search(r"<= (\d+)", reason)
     least = re.search(r"\d+ vs (\d+)", reason)
     remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
@@ -611,6 +614,9 @@ def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None
 
 def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]:
     """Makes a tokenizer and a data set, or what is missing of them."""
+    for name in options.files:
+        if os.path.isdir(name) and options.out.resolve().is_relative_to(Path(name).resolve()):
+            raise DataError(f"--out {options.out}: it is in the input {name}; name another folder")
     source = Source(options.files, options.num_val_docs)
     source.val_digests()  # refuses too few documents before a tokenizer is trained
     label, recipe = tokenizer_recipe(options)

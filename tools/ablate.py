@@ -231,6 +231,13 @@ class Ablation:
                 remedy = f"did you mean {close[0]}?" if close else "its --help lists all of them"
                 raise ToolError(f"--vary {name}: {where} has no such setting: {remedy}")
 
+    def check_values(self, run: Planned, log: Run) -> None:
+        """A command may set a variable itself: then its runs vary nothing."""
+        for name, text in run.arm.settings:
+            had = log.config.get(name.lower())
+            if isinstance(had, int | float) and had != float(text):
+                raise ToolError(f"{name}={text}: the run had {had}: the command sets it itself")
+
     def run_all(self) -> list[str]:
         """Runs what is not finished; returns the failures. Wrong settings end it (ToolError)."""
         todo = [run for run in self.runs if self.result(run) is None]
@@ -244,6 +251,7 @@ class Ablation:
             code, log = self.run_one(run)
             if code == 0 and log:
                 self.check_names(log.config, str(self.log(run)))
+                self.check_values(run, log)
                 print(f"{place}: finished in {time.monotonic() - begun:.0f} s", flush=True)
                 continue
             unfinished = f", but {self.log(run)} has no end" * (code == 0)

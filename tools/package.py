@@ -221,7 +221,7 @@ def write_form(options: argparse.Namespace) -> int:
     target = options.output or given.with_name(f"{given.stem}_{suffix}.py")
     text = given.read_bytes()
     if options.unpack and not look(text).packed:
-        raise ToolError(f"{given}: not a packed script: it is readable as it is")
+        raise ToolError(f"{given}: not a packed script, or a damaged one: pack it again")
     if target.exists() and not (target.is_file() and is_ours(target.read_bytes())):
         raise ToolError(f"{target}: exists and is not a packed script: name another --output")
     try:

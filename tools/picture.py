@@ -1,7 +1,5 @@
 """The picture of compare.py and ablate.py, for a pull request.
 
-    attempt(arms, path) -> ""     writes it, or says in one line why it cannot
-
 It shows each arm's mean over its seeds against steps, with a band; the results; and the time spent
 waiting for input where arms differ in it: a dot per seed with the mean and its 95 % interval. An
 arm is a list of runs that differ only in their seed. A note below says what a reader must know:

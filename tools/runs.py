@@ -1,10 +1,6 @@
 """Reads training logs of the parameter-golf family: a Run for each log, and in words what could
 not be read.
 
-    read_logs(paths) -> Logs     files and folders
-    read_log(path) -> Logs       one file
-    Logs.runs, Logs.problems     Run: settings, steps, validations, results in their order, sizes
-
 A run of our trainer is read from the events in its .jsonl: its figures are exact. The .txt beside
 it adds only what the events do not say. Text logs of the challenge's script and its descendants and
 of modded-nanogpt are read line by line (lines.py). If a file holds several runs, the last one is

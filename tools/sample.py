@@ -47,7 +47,9 @@ def run_of(log: Path | None) -> Run:
     known = read_logs([log])
     if known.runs and known.runs[0].source and "vocab_size" in known.runs[0].config:
         return known.runs[0]
-    why = known.problems[0] if known.problems else f"{log}: no script and no settings in it"
+    why = (
+        known.problems[0] if known.problems else f"{log}: no .jsonl beside it that has its settings"
+    )
     raise ToolError(f"{why}: name the log of a run of train_gpt.py")
 
 

@@ -1,8 +1,4 @@
-"""Static facts of a script: what it names, imports, reaches and trains on. Nothing of it is run.
-
-look(text)     the facts; of a packed script those of the script inside
-pack(text)     the submitted form of a script
-"""
+"""Static facts of a script: what it names, imports, reaches and trains on. Nothing of it is run."""
 
 import ast
 import re

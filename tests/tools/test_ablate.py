@@ -277,3 +277,10 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
     assert " ".join(differs.split()) == rows
     folder = tmp_path / "logs" / "ablate-train_prefetch"
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_command_that_sets_the_variable_itself_is_named(place: Place, call: Call) -> None:
+    Path("run.sh").write_text(f"KNOB=1 exec {sys.executable} fake.py\n")
+    code, _, err = call(ablate.main, "--vary", "KNOB=1,2", "--", "bash", "run.sh")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "KNOB=2: the run had 1.0: the command sets it itself" in err
