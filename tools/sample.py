@@ -28,7 +28,6 @@ from results import headline
 from runs import Run, read_file, read_logs
 
 TOP_K = 50
-BYTE_BOS = 1
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -57,6 +56,7 @@ def load(log: Run) -> tuple[Any, Any]:
     """(model, config) of a run, made by its own script, also if that is packed."""
     import torch
 
+    torch.set_num_threads(1)  # on a busy machine threads would wait for each other
     path = Path(log.path).with_suffix(".int8.ptz")
     if not path.exists():
         raise ToolError(f"{path}: no such artifact (the run is {log.status}): name another run")
@@ -99,7 +99,7 @@ def coder_of(log: Run, path: Path) -> tuple[Callable, Callable, int]:
         known = bytes(i - offset for i in ids if offset <= i < offset + 256)
         return known.decode("utf-8", "replace")
 
-    return lambda text: [byte + offset for byte in text.encode()], decode, BYTE_BOS
+    return lambda text: [byte + offset for byte in text.encode()], decode, 1  # its BOS
 
 
 def write(model: Any, tokens: list[int], config: Any, options: argparse.Namespace) -> list[int]:
