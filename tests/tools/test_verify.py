@@ -140,7 +140,7 @@ FAULTS = {  # what each edit breaks; the trainer itself says nothing, or only on
         ],
     ),
     "a validation that trains": (
-        {"validation", "score", "ranks", "resume"},
+        {"validation", "unseen", "score", "ranks", "resume"},
         learning(first=False, restored=False),
     ),
     "a validation that turns dropout off": (
