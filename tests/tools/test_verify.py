@@ -307,7 +307,7 @@ def test_interrupt_ends_all_processes(temporary: Path) -> None:
             assert time.monotonic() < until and run.poll() is None
             time.sleep(0.05)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does
-        out, err = run.communicate(timeout=20)
+        out, err = run.communicate(timeout=90)
         assert (run.returncode, out, err) == (130, "", "")
         time.sleep(1)  # the server of processes ends when verify.py has ended
         assert living(run.pid) == []
