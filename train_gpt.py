@@ -7,8 +7,8 @@ All settings; their values now:  python3 train_gpt.py --help | --print-config
 Settings are environment variables in front of the command: ITERATIONS=100 python3 train_gpt.py
 
 Data loading runs while the device computes: a thread reads tokens, a copy stream uploads them, the
-compute stream trains on them. One Pipeline class does this for training and validation; settings
-turn overlap off in it, and results stay the same.
+compute stream trains on them. One Pipeline class does this for training and validation. Settings
+turn overlap off; results stay the same.
 
 What you change comes first: CONFIG MODEL OPTIMIZERS DATA EVALUATION ARTIFACT TRAINING.
 Then comes MACHINERY: EXCHANGE RUNTIME CHECKPOINTS INSTRUMENTS SETTINGS MAIN.
@@ -41,7 +41,6 @@ import os
 import queue
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -573,15 +572,16 @@ class BatchPlan:
     @classmethod
     def val(cls, config, runtime, tokens):
         """The split, `tokens` long, is one span; every rank has one stretch of its rows."""
-        span_rows = (min(tokens, config.val_tokens or tokens) - 1) // config.train_seq_len
+        seq_len = config.train_seq_len
+        span_rows = (min(tokens, config.val_tokens or tokens) - 1) // seq_len
         if not span_rows:
-            raise RunError(f"TRAIN_SEQ_LEN={config.train_seq_len}: validation has {tokens} tokens")
+            raise RunError(f"TRAIN_SEQ_LEN={seq_len}: validation has {tokens} tokens: set less")
         first = span_rows * runtime.rank // runtime.world_size
         end = span_rows * (runtime.rank + 1) // runtime.world_size
         batch_tokens = config.val_batch_size // (runtime.world_size * runtime.micro_steps)
-        batch_rows = max(1, min(batch_tokens // config.train_seq_len, end - first))
+        batch_rows = max(1, min(batch_tokens // seq_len, end - first))
         return cls(
-            seq_len=config.train_seq_len,
+            seq_len=seq_len,
             span_rows=span_rows,
             first_row=first,
             stride=batch_rows,
@@ -822,8 +822,7 @@ class Pipeline:
             for k in range(self.plan.first_batch, self.plan.num_batches):
                 slot = self.to_fill.get()  # None after close()
                 rows = self.plan.rows(k)
-                # Wait for the step's last token, so that all ranks wait for a shard here
-                # and none waits in a collective.
+                # For the step's last token: so all ranks wait here, and none in a collective.
                 self.shards.wait_for(self.plan.last_token_of_step(rows), self.closed.is_set)
                 if self.closed.is_set():
                     return
@@ -981,9 +980,8 @@ CAP = 16_000_000  # bytes of script and artifact
 SMALL = 65_536  # numbers; a tensor of at most so many is not quantized
 CLIP_QUANTILE = 0.9999984  # of a row's absolute values: a larger one is clipped
 LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS; at most 127
-# The least scale of a row is the challenge's: steps of at least 1/127. So a row whose largest
-# weight is below 1 uses fewer levels; one near 0.01 uses only -1, 0 and 1. If you make weights
-# smaller (weight decay) or use fewer levels, lower it: with 2.0**-14 small rows keep their levels.
+# The least scale of a row is the challenge's. So a row whose largest weight is below 1 uses fewer
+# levels. With weight decay, or with fewer levels, lower it: with 2.0**-14 small rows use all.
 LEAST_SCALE = 1 / 127
 
 
@@ -1084,6 +1082,7 @@ class Trainer:
         self.validation = Validation(config, runtime, log, self.phase)
         self.val_ms = 0.0  # time of all validations
         self.logged = 0, 0.0, 0.0  # step, ms and input wait at the last step line
+        self.saved = -1  # the step of the last checkpoint
         self.begin(step=0, data_crc=0)
         if config.torch_compile == "1" or (config.torch_compile == "auto" and runtime.cuda):
             self.model.compile(dynamic=False)
@@ -1103,8 +1102,7 @@ class Trainer:
     def begin(self, step, data_crc):
         """Continues after `step` steps: 0, or those before priming or in a checkpoint."""
         self.step = step
-        # The checksum of the rows that this rank has trained on. Ranks' checksums are added, so
-        # that of the rows before `step`, of all ranks, is rank 0's to carry.
+        # The checksum of this rank's rows. Rank 0 carries that of all rows before `step`.
         self.crc = data_crc if self.runtime.rank == 0 else 0
         self.exchange.begin(step, self.clock.total_ms, data_crc)
 
@@ -1178,7 +1176,7 @@ class Trainer:
             self.validate()  # it starts the clock again
             clock.stop()
         if self.phase.profiler:
-            self.phase.profiler.stop()  # the run was shorter than TRACE_STEPS
+            self.phase.profiler.stop()  # the run was shorter
         if self.step < config.iterations:
             ended = f"train_time:{clock.total_ms:.0f}ms step:{self.step}/{config.iterations}"
             self.log.line(f"stopping_early: wallclock_cap {ended}")
@@ -1186,8 +1184,7 @@ class Trainer:
 
     def checkpoint(self, last=False):
         """A checkpoint every CHECKPOINT_EVERY steps, and always one after the last step."""
-        due = is_due(self.config.checkpoint_every, self.step)
-        if due != last:  # where it was due after the last step, it is there
+        if last or is_due(self.config.checkpoint_every, self.step):
             self.clock.stop()  # writing is not training time
             save(self)
             self.clock.start()
@@ -1231,7 +1228,7 @@ class Trainer:
             write_atomic(Path("final_model.int8.ptz"), data)
             write_atomic(Path("final_model.pt"), model)
         if not math.isfinite(loss):
-            raise HaltError(f"the score is {loss}")
+            raise RunError(f"the score is {loss}: lower the learning rates")
 
 
 def is_due(every, step):
@@ -1260,8 +1257,7 @@ class Message(NamedTuple):
     fault: float = 0.0  # 1: loss or gradient are not finite; filled in on the device
 
 
-LOSS = Message._fields.index("loss")
-FAULT = Message._fields.index("fault")
+LOSS, FAULT = -2, -1  # their places in a Message
 
 
 class Exchange:
@@ -1331,7 +1327,7 @@ class Exchange:
         self.unread.append((step, received, event))
 
     def read(self, before):
-        """Reads the tables of all steps before `before`; HaltError where one is not finite.
+        """Reads the tables of all steps before `before`; RunError where one is not finite.
 
         The one synchronisation point of a step, and only where the host is that far ahead.
         """
@@ -1343,7 +1339,8 @@ class Exchange:
             for rank, message in enumerate(self.messages):
                 self.signum = self.signum or int(message.signum)
                 if message.fault:
-                    raise HaltError(f"rank {rank}: step {step + 1}: loss or gradient not finite")
+                    where = f"step {step + 1}: loss or gradient of rank {rank}"
+                    raise RunError(f"{where} is not finite: lower the learning rates")
             # Steps whose events have been reached are done, too, though their tables are unread.
             later = sum(event.query() for _, _, event in self.unread if event)
             self.done_here = step + 1 + later, self.clock.now_ms()
@@ -1386,7 +1383,7 @@ class RunError(Exception):
 
 
 class HaltError(Exception):
-    """Stops all ranks at one step. Its argument: a signal's number, or what went wrong."""
+    """A signal, its number, stops all ranks at one step."""
 
 
 def first_line(error):
@@ -1398,22 +1395,24 @@ def sha256(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def as_problem(error, config, runtime):
-    """A foreseeable error in one line with its remedy; "" for all others."""
-    if isinstance(error, RunError):
-        return str(error)
+def as_problem(error, runtime):
+    """A foreseeable error as a RunError with its remedy; all others as they are."""
+    text = first_line(error)
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return f"torch.compile failed: {first_line(error)}: set TORCH_COMPILE=0"
+        return RunError(f"torch.compile failed: {text}: set TORCH_COMPILE=0")
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
         more = f"GRAD_ACCUM_STEPS={2 * runtime.micro_steps}"
-        return f"out of memory: {first_line(error)}: set {more}, or a smaller MODEL_DIM"
-    return ""
+        return RunError(f"out of memory: {text}: set {more}, or a smaller MODEL_DIM")
+    if isinstance(error, dist.DistError) or "gloo" in str(error):
+        time.sleep(5)  # the rank that has the cause speaks first
+        return RunError(f"another rank has ended, or makes other collective calls: {text}")
+    return error
 
 
 def tell(text, stream="stdout"):
     """Prints. A closed console costs the text and nothing else."""
     with suppress(OSError):
-        # One write: under torchrun's python -u two ranks' lines would run together.
+        # One write: under torchrun two ranks' lines would run together.
         print(text + "\n", end="", file=getattr(sys, stream), flush=True)
 
 
@@ -1455,8 +1454,7 @@ class Runtime:
     def hear(self, signum, frame):
         """Notes a signal. The next exchange tells all ranks: they end after the same step."""
         self.signum = self.signum or signum
-        # One process alone: a second Ctrl-C ends it at once. torchrun passes a terminal's Ctrl-C
-        # on, so that each rank hears it twice, and kills what has not ended after 30 seconds.
+        # Alone, a second Ctrl-C ends it at once. With torchrun each rank hears every one twice.
         if not dist.is_initialized():
             signal.signal(signum, signal.SIG_DFL)
 
@@ -1472,7 +1470,7 @@ class Runtime:
         return tensor
 
     def broadcast(self, value):
-        """Rank 0's value, on all ranks. Synchronisation point: at a run's ends, for log lines."""
+        """Rank 0's value, on all ranks. A synchronisation point."""
         box = [value]
         if dist.is_initialized():
             dist.broadcast_object_list(box, device=self.device)
@@ -1482,9 +1480,9 @@ class Runtime:
 class RunLog:
     """Rank 0's log: the console, logs/<RUN_ID>.txt for people, logs/<RUN_ID>.jsonl for tools."""
 
-    def __init__(self, run_id, enabled=True):
+    def __init__(self, run_id):
         self.path = Path("logs", f"{run_id}.txt")
-        self.enabled = enabled
+        self.enabled = False  # until the run has passed its checks
 
     def line(self, text):
         """For people: the console and the .txt."""
@@ -1518,8 +1516,7 @@ def write_atomic(path, data):
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()  # of a full disk
-        remedy = "not written: mend that; RESUME=auto continues"
-        raise RunError(f"{path}: {first_line(error)}: {remedy}") from error
+        raise RunError(f"{path}: {first_line(error)}: mend that, then RESUME=auto") from error
 
 
 def identify_shard(path):
@@ -1625,7 +1622,7 @@ def with_state(part, saved):
 
 
 def snapshot(run):
-    """A copy of all that a run needs to continue. A synchronisation point; HaltError after a
+    """A copy of all that a run needs to continue. A synchronisation point; RunError after a
     loss that is not finite."""
     state = tree_map_with_path(state_of, held(run))
     run.runtime.synchronize()
@@ -1654,10 +1651,15 @@ def restore(run, state):
 
 def save(run):
     """Rank 0 writes checkpoints/<RUN_ID>/step_<8 digits>.pt. The last CHECKPOINT_KEEP stay."""
-    state = snapshot(run)
     path = checkpoint_path(run.config.run_id, run.step)
+    if run.saved == run.step and path.exists():
+        return
+    run.saved = run.step
+    state = snapshot(run)
     if run.runtime.rank > 0:
         return
+    if path.exists():
+        raise RunError(f"{path}: another run with this RUN_ID wrote it: set another")
     try:
         write_atomic(path, torch_bytes(state))
     except RunError as error:  # a full disk costs a checkpoint, not the run
@@ -1680,17 +1682,18 @@ def checkpoint_files(run_id):
 def read_checkpoint(config):
     """(path, state) of what RESUME means, or None. RunError if that is not a checkpoint."""
     files = checkpoint_files(config.run_id)
-    if not config.resume or (config.resume == "auto" and not files):
+    auto = config.resume == "auto"
+    if not config.resume or (auto and not files):
         return None
-    path = files[0] if config.resume == "auto" else Path(config.resume)
+    path = files[0] if auto else Path(config.resume)
     try:
         state = torch.load(path, "cpu", weights_only=True)
         state["made_of"], state["held"]  # torch.load also reads other files, such as weights
     except Exception as error:  # whatever a bad file raises
         reason = "not a checkpoint" if path.is_file() else first_line(error)
-        remedy = "remove it" if config.resume == "auto" else "set auto, or a step_<n>.pt"
+        remedy = "remove it" if auto else "set auto, or a step_<n>.pt"
         raise RunError(f"RESUME={path}: {reason}: {remedy}") from error
-    if config.resume != "auto" and any(other.name > path.name for other in files):
+    if not auto and any(other.name > path.name for other in files):
         raise RunError(f"RESUME={path}: RUN_ID={config.run_id} has later ones: set another RUN_ID")
     return path, state
 
@@ -1706,17 +1709,13 @@ def is_finished(config, state):
     return scored and is_over(config, step, state["train_ms"] * (step + 1) / max(step, 1))
 
 
-def halt(run, reason):
+def halt(run, signum):
     """All ranks have ended after the same step. (exit code, status, problem)"""
-    if isinstance(reason, str):
-        last = next(iter(checkpoint_files(run.config.run_id)), "none")
-        problem = f"{reason}: lower the learning rates; the last checkpoint: {last}"
-        return 1, "nonfinite", problem
     run.clock.stop()
     save(run)
     run.runtime.broadcast("saved")  # all wait for the disk, or torchrun would end rank 0
     resume = f"RUN_ID={run.config.run_id} RESUME=auto <command>"
-    return 128 + reason, "interrupted", f"interrupted after step {run.step}; to resume: {resume}"
+    return 128 + signum, "interrupted", f"interrupted after step {run.step}; to resume: {resume}"
 
 
 @torch.no_grad()
@@ -1748,9 +1747,6 @@ FORMATS = {
     "input_wait_percent": "input_wait:{:.2f}%",
     "eta_s": "eta:{:.0f}s",
     "eval_time_ms": "eval_time:{:.0f}ms",
-    "total_ms": "total:{:.3f}ms",
-    "share_percent": "share:{:.3f}%",
-    "epochs": "epochs:{:.3f}",
 }
 
 
@@ -1813,23 +1809,19 @@ def log_input(run, batches, begun_ms):
     ms = run.clock.total_ms
     total_ms = max(batches.total_wait_ms, run.exchange.longest_wait_ms())
     percent = 100 * total_ms / max(ms - begun_ms, 1e-9)
+    read = batches.bytes_read
     step_tokens = run.config.train_batch_tokens + SPANS_PER_STEP
-    values = {
-        "total_ms": total_ms,
-        "share_percent": percent,
-        "read_bytes": batches.bytes_read,
-        "epochs": run.step * step_tokens / run.shards.ends[-1],
-    }
-    allocated = reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # KiB on Linux
-    if run.runtime.cuda:
-        allocated = torch.cuda.max_memory_allocated() >> 20
-        reserved = torch.cuda.max_memory_reserved() >> 20
+    epochs = run.step * step_tokens / run.shards.ends[-1]
+    allocated = torch.cuda.max_memory_allocated() >> 20  # 0 on a CPU
+    reserved = torch.cuda.max_memory_reserved() >> 20
     run.log.line(
         f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\n"
-        f"input_wait {as_words(values)}\n"
+        f"input_wait total:{total_ms:.3f}ms share:{percent:.3f}% read_bytes:{read} "
+        f"epochs:{epochs:.3f}\n"
         f"input cost {percent:.2f} % of training\n"
         f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB"
     )
+    values = {"total_ms": total_ms, "share_percent": percent, "read_bytes": read, "epochs": epochs}
     run.log.event("input", timing_train_loop_ms=ms, timing_val_total_ms=run.val_ms, **values)
 
 
@@ -1989,6 +1981,10 @@ def read_config(env):
     for name in sorted(env.keys() - SETTINGS.keys() - NOT_MEANT):
         for near in difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85):
             faults.append(f"{name}={env[name]}: no such setting: did you mean {near}?")
+    for name in vars(Config).keys() - Config.__annotations__.keys():
+        kind = type(getattr(Config, name)).__name__
+        if kind in ("bool", "int", "float", "str") and not name.startswith("_"):
+            faults.append(f"Config.{name} has no type: write {name}: {kind} = ...")
     given = [name for name in LAUNCHER if name in env]
     if given and len(given) < len(LAUNCHER):
         faults.append(f"{' '.join(given)} alone: start with torchrun, or `unset {' '.join(given)}`")
@@ -2041,7 +2037,6 @@ def rules(config, env):
         ("VAL_TOKENS", 0 < config.val_tokens <= seq_len, f"set 0, or more than {seq_len}"),
         ("RUN_ID", not name, "it names files: set letters, digits, '.', '_', '-'"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
-        ("RUN_ID", log.parent.is_file(), f"{log.parent} is a file: move it"),
         ("RESUME", over, f"{log} has ended, and has no checkpoint: set another RUN_ID"),
         ("RESUME", config.resume == "auto" and not env.get("RUN_ID"), "set RUN_ID, too"),
         ("DEVICE", blind and not gpus, f"no GPU for {build}: install another, or set cpu"),
@@ -2059,15 +2054,15 @@ def attention_backends(config):
     if wanted in ("auto", "fa3"):
         try:
             nn.attention.activate_flash_attention_impl("FA3")
-            every = {"fa3": flash, "cudnn": every["cudnn"], "math": every["math"]}
+            every = {"fa3": every.pop("flash")} | every
         except Exception as error:  # whatever a missing library raises
             if wanted == "fa3":
                 raise RunError(f"ATTENTION_BACKEND=fa3: {first_line(error)}: set auto") from error
     return every if wanted == "auto" else {wanted: every[wanted]}
 
 
-def log_source(log):
-    """The script's text and the versions: so the challenge's logs begin."""
+def log_source(log, settings):
+    """The script's text and the versions, as the challenge's logs begin, and what was set."""
     rule = "=" * 100
     smi = ""
     with suppress(OSError, subprocess.SubprocessError):
@@ -2075,6 +2070,8 @@ def log_source(log):
     versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
     log.write(".txt", f"{SOURCE.decode()}\n{rule}\n{versions}\n{smi}\n{rule}")
     log.line(str(log.path))
+    log.line(f"settings: {' '.join(f'{name}={text}' for name, text in settings.items())}")
+    log.event("run", run_id=log.path.stem, argv=sys.argv, settings=settings)
 
 
 def log_header(run, backends):
@@ -2121,8 +2118,6 @@ def resume(run, checkpoint):
     if [text for text in differ if not text.startswith("script: ")]:
         remedy = "restore that, or set another RUN_ID"
         raise RunError(f"RESUME={path} is of other things: {'; '.join(differ)}: {remedy}")
-    for text in differ:
-        run.log.line(f"WARNING: RESUME continues with another {text}")
     run.shards.expected = state["made_of"]
     own = [group["made_with"] for group in run.groups]
     try:
@@ -2134,11 +2129,17 @@ def resume(run, checkpoint):
         was = group["made_with"]
         changed = {name for name in was if name != "lr" and group[name] != was[name]}
         group.update({name: mine[name] for name in mine.keys() - changed}, made_with=mine)
+
+
+def log_resume(run, checkpoint):
+    path, state = checkpoint
+    for text in differences(made_of(run), state["made_of"]):
+        run.log.line(f"WARNING: RESUME continues with another {text}")
     run.log.line(f"resumed: step:{run.step} resumed_from:{path}")
     run.log.event("checkpoint", step=run.step, resumed_from=str(path))
 
 
-def run_to_the_end(config, runtime, log, checkpoint):
+def run_to_the_end(config, runtime, log, checkpoint, settings):
     """(exit code, status, problem): all ranks come to the same end."""
     backends = attention_backends(config)
     names = ",".join(backends)
@@ -2147,12 +2148,16 @@ def run_to_the_end(config, runtime, log, checkpoint):
         run = Trainer(config, runtime, log)
         for group in run.groups:
             group["made_with"] = {name: group[name] for name in group if name != "params"}
-        log_header(run, names)
         differ = differences(made_of(run), runtime.broadcast(made_of(run)))
         if differ:
             raise RunError(f"not the same as rank 0: {'; '.join(differ)}: copy rank 0's")
         if checkpoint:
             resume(run, checkpoint)
+        log.enabled = runtime.rank == 0  # a refused start leaves the log as it was
+        log_source(log, settings)
+        log_header(run, names)
+        if checkpoint:
+            log_resume(run, checkpoint)
         elif config.resume:
             log.line(f"WARNING: RESUME=auto: checkpoints/{config.run_id}/ is empty: step 1 is next")
         trained = run.step > 0 and is_over(config, run.step, run.exchange.elapsed_ms(run.step + 1))
@@ -2177,23 +2182,18 @@ def execute(config, env):
     checkpoint = read_checkpoint(config) if runtime.rank == 0 else None
     run_id, checkpoint = runtime.broadcast((config.run_id, checkpoint))
     config = replace(config, run_id=run_id)
-    log = RunLog(run_id, runtime.rank == 0)
+    log = RunLog(run_id)
     if runtime.broadcast(checkpoint and is_finished(config, checkpoint[1])):
         if runtime.rank == 0:
             tell(f"nothing to do: {checkpoint[0]} is finished: see {log.path}, or raise ITERATIONS")
         return 0
     settings = given_settings(env)
-    log_source(log)
-    log.line(f"settings: {' '.join(f'{name}={text}' for name, text in settings.items())}")
-    log.event("run", run_id=run_id, argv=sys.argv, settings=settings)
     try:
-        code, status, problem = run_to_the_end(config, runtime, log, checkpoint)
+        code, status, problem = run_to_the_end(config, runtime, log, checkpoint, settings)
     except Exception as error:
-        problem = as_problem(error, config, runtime)
-        log.event("end", status="failed", exit_code=1, error=problem or first_line(error))
-        if problem:
-            raise RunError(problem) from error
-        raise
+        problem = as_problem(error, runtime)
+        log.event("end", status="failed", exit_code=1, error=first_line(problem))
+        raise problem from (None if problem is error else error)
     log.event("end", status=status, exit_code=code, error=problem)
     if runtime.rank == 0:
         tell(f"{status}: see {log.path}")

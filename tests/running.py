@@ -203,7 +203,7 @@ class Recorder(train_gpt.RunLog):
     """A log that writes no file: what was logged is in `lines` and `events`."""
 
     def __init__(self) -> None:
-        super().__init__("recorder", enabled=False)
+        super().__init__("recorder")
         self.lines: list[str] = []
         self.events: list[dict[str, Any]] = []
 
@@ -262,7 +262,7 @@ class SimulatedRanks:
 
 def log_of(module: ModuleType) -> train_gpt.RunLog:
     """A log that writes no file: what was logged is in `lines` and `events`."""
-    log = module.RunLog("r", enabled=False)
+    log = module.RunLog("r")
     log.lines = []
     log.events = []
     log.line = lambda text: log.lines.extend(text.splitlines())

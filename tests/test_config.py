@@ -184,12 +184,14 @@ def test_help_shows_every_setting_with_its_default_in_groups(main: Callable[...,
 def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     [line] = re.findall(r"(?m)^    seed: .*= 1337 .*\n", inspect.getsource(train_gpt.Config))
     script = edited(
-        tmp_path / "edited.py", {line: line + "    my_rate: float = 2.5  # rate; mine\n"}
+        tmp_path / "edited.py",
+        {line: line + "    my_rate: float = 2.5  # rate; mine\n    other_rate = 1.5  # rate\n"},
     )
     settings = {"MY_RATE": "3", "MY_RATES": "3"}
     done = run_trainer(tmp_path, script=script, args=("--print-config",), **settings)
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "environment"}
     assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE?" in done.err
+    assert "Config.other_rate has no type: write other_rate: float = ..." in done.err
 
 
 # Wrong values.

@@ -19,6 +19,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def opened(run_id: str) -> train_gpt.RunLog:
+    log = train_gpt.RunLog(run_id)
+    log.enabled = True
+    return log
+
+
 def events(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -26,7 +32,7 @@ def events(path: Path) -> list[dict]:
 def test_lines_are_for_people_and_events_for_tools(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    log, start = train_gpt.RunLog("lr.0.04"), time.time()
+    log, start = opened("lr.0.04"), time.time()
     shown = "two\nlines: \u2581\n"
     log.line(shown[:-1])
     log.event("step", step=3, loss=1.23456789)
@@ -40,7 +46,7 @@ def test_lines_are_for_people_and_events_for_tools(
 
 
 def test_other_ranks_write_nothing(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    log = train_gpt.RunLog("r", enabled=False)
+    log = train_gpt.RunLog("r")
     log.line("step:3")
     log.event("step", step=3)
     assert capsys.readouterr() == ("", "") and os.listdir(".") == []
@@ -50,7 +56,7 @@ def test_a_full_disk_costs_lines_and_not_the_run(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """As long as it is full. The other file, elsewhere, has all."""
-    log, text = train_gpt.RunLog("r"), folder / "logs" / "r.txt"
+    log, text = opened("r"), folder / "logs" / "r.txt"
     log.line("first")
     text.rename(folder / "first")
     text.symlink_to("/dev/full")
@@ -66,7 +72,7 @@ def test_a_full_disk_costs_lines_and_not_the_run(
 
 def test_a_folder_without_room_for_logs_costs_lines_alone(folder: Path) -> None:
     (folder / "logs").write_text("a file")
-    log = train_gpt.RunLog("r")
+    log = opened("r")
     log.line("step:3")
     log.event("step", step=3)
     assert (folder / "logs").read_text() == "a file"

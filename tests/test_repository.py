@@ -7,7 +7,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ BANNER = "\n# ===== MACHINERY: "
 MOST = {"to the banner": 1_250, "in all": 2_250, "bytes": 105_000, "tuple assignments": 30}
 FOLDERS = {"tools": 5_600, "data": 1_900, "tests": 12_000}  # lines of Python, at most
 README_WORDS = 9_000
-FUNCTION, FUNCTION_OF_TRAINER = 60, 45  # lines, at most
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
 TOP = {".ci", ".gitignore", ".ruff.toml", "LICENSE", "README.md", "requirements.txt"}
 TOP |= {"data", "logs", "records", "tests", "tools", "train_gpt.py"}
@@ -34,18 +32,6 @@ def files(ending: str) -> list[str]:
 
 def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for name in files(".py"):
-        yield name, ast.parse(text_of(name))
-
-
-def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef, int]]:
-    """Each function, and its lines."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node, node.end_lineno - node.lineno + 1
 
 
 # How it is written
@@ -86,17 +72,6 @@ def test_folders_and_readmes_are_within_their_limits() -> None:
     assert {name: most for name, most in lines.items() if most > FOLDERS[name]} == {}
     words = {name: len(text_of(name).split()) for name in files(".md")}
     assert sum(words.values()) <= README_WORDS, words
-
-
-def test_functions_are_short() -> None:
-    most = {"train_gpt.py": FUNCTION_OF_TRAINER}
-    long = [
-        f"{name}: {function.name}: {lines}"
-        for name, tree in trees()
-        for function, lines in functions(tree)
-        if lines > most.get(name, FUNCTION)
-    ]
-    assert long == []
 
 
 # What lies where, and what it needs

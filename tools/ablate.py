@@ -152,9 +152,7 @@ class Ablation:
             for values in itertools.product(*self.vary.values())
         ]
         if len(self.arms) < 2:
-            raise ToolError(
-                "nothing varies: name two values, such as TRAIN_PREFETCH=1,0, or scripts"
-            )
+            raise ToolError("nothing varies: name two values, such as MLP_MULT=2,4, or scripts")
         self.runs = [  # each round begins one arm further, so that no arm always comes first
             Planned(self.arms[(turn + place) % len(self.arms)], seed)
             for turn, seed in enumerate(self.seeds)
@@ -417,7 +415,8 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
     arms = [list(results.of(arm).values()) for arm in ablation.arms]
     path = ablation.folder / "picture.png"
-    print(picture.attempt(arms, path) or f"picture: {path}")
+    names = [arm.label for arm in ablation.arms]
+    print(picture.attempt(arms, path, names) or f"picture: {path}")
     print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
     return int(bool(failures or any(map(results.refusals, results.others))))
 

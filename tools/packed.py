@@ -15,8 +15,11 @@ MIN_PACKED = 100  # characters of a literal that may be a packed script
 # whatever asks for them: inspect.getsource, torch.compile, Triton, tracebacks.
 PACKED = """\
 # Packed; sha256 of the readable source: {sha256}
-import base64, linecache, lzma
-_source = lzma.decompress(base64.b85decode("{literal}"))
+import base64, linecache, lzma, sys, zlib
+_data = b"{literal}"
+if zlib.crc32(_data) != {crc}:
+    sys.exit("a changed packed script: edit the readable one, then package.py --pack")
+_source = lzma.decompress(base64.b85decode(_data))
 _lines = [_line + "\\n" for _line in _source.decode().split("\\n")]
 linecache.cache[__file__] = len(_source), None, _lines, __file__
 exec(compile(_source, __file__, "exec"))
@@ -37,7 +40,8 @@ def packed_form(source: bytes, literal: bytes = b"") -> bytes:
     data = b"" if literal else lzma.compress(source, lzma.FORMAT_ALONE, filters=FILTERS)
     literal = literal or base64.b85encode(data)
     sha256 = hashlib.sha256(source).hexdigest()
-    return PACKED.format(sha256=sha256, literal=literal.decode()).encode()
+    crc = zlib.crc32(literal)
+    return PACKED.format(sha256=sha256, literal=literal.decode(), crc=crc).encode()
 
 
 def is_ours(text: bytes) -> bool:

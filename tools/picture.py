@@ -50,10 +50,10 @@ class Arm:
 # --- arms and what is to be said of them ---
 
 
-def named(groups: Sequence[Sequence[Run]]) -> list[Arm]:
-    """The arms with their names: the settings that differ, or their logs' names."""
+def named(groups: Sequence[Sequence[Run]], names: Sequence[str]) -> list[Arm]:
+    """The arms with their names: those given, the settings that differ, or their logs' names."""
     firsts = [group[0] for group in groups]
-    names = setting_names(firsts) or log_names(firsts)
+    names = names or setting_names(firsts) or log_names(firsts)
     looks = [(COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % 4]) for i in range(len(groups))]
     return [
         Arm(name[:LINE], list(group), *look)
@@ -220,21 +220,23 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
 # --- the whole ---
 
 
-def attempt(groups: Sequence[Sequence[Run]], path: Path) -> str:
-    """Writes the picture; returns in one line why there is none, else nothing."""
+def attempt(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str] = ()) -> str:
+    """Writes the picture; returns in one line why there is none, else nothing. `names`: of all
+    groups, else they are named by what differs."""
     try:
-        return draw(groups, path)
+        return draw(groups, path, names)
     except ImportError as error:
         return f"{path}: not drawn: {missing(error.name or '', 'matplotlib pandas scipy')}"
     except OSError as error:
         return f"--plot {path}: cannot be written: {error.strerror or error}: name another folder"
 
 
-def draw(groups: Sequence[Sequence[Run]], path: Path) -> str:
+def draw(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str]) -> str:
     from matplotlib.figure import Figure  # optional, and slow to import
 
     kept, notes = finished(groups)
-    arms = named(kept)
+    names = [name for name, group in zip(names, groups, strict=False) if group]
+    arms = named(kept, names)
     curves, words = curves_of(arms)
     panels: list[Callable[[Any], None]] = []
     if curves:

@@ -68,7 +68,7 @@ class Run:
     source: bytes | None = field(default=None, repr=False)  # the script's text in the log
     resumed_at: list[int] = field(default_factory=list)  # first step of each continuation
     partial_val: bool = False  # scored on a part of the validation split
-    status: str = "unfinished"  # finished, failed, interrupted, nonfinite, unfinished
+    status: str = "unfinished"  # finished, failed, interrupted, unfinished
     error: str | None = None
 
     @property

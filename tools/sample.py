@@ -46,9 +46,7 @@ def run_of(log: Path | None) -> Run:
     known = read_logs([log])
     if known.runs and known.runs[0].source and "vocab_size" in known.runs[0].config:
         return known.runs[0]
-    why = (
-        known.problems[0] if known.problems else f"{log}: no .jsonl beside it that has its settings"
-    )
+    why = [*known.problems, f"{log}: no .jsonl beside it that has its settings"][0]
     raise ToolError(f"{why}: name the log of a run of train_gpt.py")
 
 

@@ -37,9 +37,8 @@ class Script:
     stray: bool = False  # other code stands around the packed script
     error: str | None = None  # why it was not parsed
     modules: frozenset[str] = frozenset()  # imported
-    reaching: Mapping[str, int] = field(
-        default_factory=dict
-    )  # what of REACHING and COMMAND: its line
+    # what of REACHING and COMMAND: its line
+    reaching: Mapping[str, int] = field(default_factory=dict)
     validation: Mapping[str, int] = field(default_factory=dict)  # trained on: its line
     paths: frozenset[str] = frozenset()  # last parts of its texts: names of files, and patterns
 
@@ -49,11 +48,7 @@ class Script:
         stems = {".".join(path.with_suffix("").parts), path.stem, path.parts[0]}
         if path.suffix in (".py", ".so") and stems & self.modules:
             return True
-        patterns = [
-            pattern
-            for pattern in self.paths
-            if "*" in pattern and len(re.sub(r"\W", "", pattern)) > 1
-        ]
+        patterns = [one for one in self.paths if "*" in one and len(re.sub(r"\W", "", one)) > 1]
         return path.name in self.paths or any(fnmatch(path.name, one) for one in patterns)
 
 

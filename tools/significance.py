@@ -254,7 +254,7 @@ def faults_of_group(name: str, group: Sequence[Run], allow: Sequence[str]) -> It
     for index, run in enumerate(group):
         if traces[index] is not None and traces[index] in traces[:index]:
             yield f"{name}: {run.name} repeats another run's seed and result: one run counts once"
-        if run.status in ("failed", "interrupted", "nonfinite"):
+        if run.status in ("failed", "interrupted"):
             yield f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}"
 
 
@@ -291,9 +291,8 @@ def some(names: Sequence[str], most: int = 6) -> str:
 def verdict(comparison: Comparison) -> str:
     """The outcome of a comparison that was not refused, in one sentence."""
     test, unit = comparison.test, comparison.unit
-    measured = (
-        f"A is {abs(test.difference):.5f} {unit} {'lower' if test.difference > 0 else 'higher'}"
-    )
+    side = "lower" if test.difference > 0 else "higher"
+    measured = f"A is {abs(test.difference):.5f} {unit} {side}"
     if test.difference == 0:
         measured = "A and B have the same mean"
     measured += f" (95 % interval of the difference {test.low:+.5f} to {test.high:+.5f})"

@@ -23,16 +23,7 @@ import cli
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tinyruns import (
-    VAL_ROWS,
-    Lab,
-    Run,
-    call_main,
-    find_script,
-    load,
-    read_shard,
-    run_all,
-)
+from tinyruns import VAL_ROWS, Lab, Run, call_main, find_script, load, read_shard, run_all
 
 BACKWARD = slice(None, None, -1)
 CAP = 16_000_000  # bytes of script and artifact
@@ -344,11 +335,8 @@ def main(arguments):
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script")
     parser.add_argument("settings", nargs="*", metavar="NAME=value")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="leave out the run that reads no batch ahead",
-    )
+    quick = "leave out the run that reads no batch ahead"
+    parser.add_argument("--quick", action="store_true", help=quick)
     differs = "the score is on purpose not that of plain rows (windows, test-time training)"
     parser.add_argument("--score-differs", action="store_true", help=differs)
     base = "say what changes against this script (default: train_gpt.py)"

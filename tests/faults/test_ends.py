@@ -176,7 +176,7 @@ def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
 def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     tmp_path: Path, data: dict, what: str, ranks: int, late: int
 ) -> None:
-    """One line names rank, step and the last checkpoint; nothing newer is saved."""
+    """One line names rank and step; nothing newer is saved."""
     rank = max(0, ranks - 1)
     bad = (
         "loss * math.nan" if what == "loss" else "loss + (0 * self.model.skip_weights.sum()).sqrt()"
@@ -190,11 +190,11 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     edits |= {"self.steps_late = 2 if self.cuda else 0": f"self.steps_late = {late}"}
     run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
     assert run.end() == [1] * max(1, ranks), run.err
-    remedy = "lower the learning rates; the last checkpoint: checkpoints/r/step_00000009.pt"
-    line = f"rank {rank}: step 10: loss or gradient not finite: {remedy}"
-    assert run.said == [line] and "Traceback" not in run.err
+    where = f"step 10: loss or gradient of rank {rank}"
+    line = f"{where} is not finite: lower the learning rates"
+    assert run.said[0] == f"rank 0: {line}" and "Traceback" not in run.err
     [end] = run.events("end")
-    assert (end["status"], end["error"]) == ("nonfinite", line)
+    assert (end["status"], end["error"]) == ("failed", line)
     assert run.checkpoints() == [3, 6, 9]
 
 
@@ -207,7 +207,9 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict) -> N
     }
     run = Live(tmp_path, 0, edits, **data)
     assert run.end() == [1]
-    assert run.status == ("nonfinite", 1) and run.said[0].startswith("the score is nan: ")
+    assert run.status == ("failed", 1) and run.said == [
+        "rank 0: the score is nan: lower the learning rates"
+    ]
 
 
 def test_replicas_that_differ_at_the_end_are_an_error(tmp_path: Path, data: dict) -> None:
@@ -241,8 +243,15 @@ def test_an_unforeseen_error_of_one_rank_ends_the_others(tmp_path: Path, data: d
 
 def test_a_killed_rank_ends_the_others(tmp_path: Path, data: dict) -> None:
     run = Live(tmp_path, 2, at_step(5, told(signal.SIGKILL), rank=1), **data)
-    assert run.end() == [1, -signal.SIGKILL]
-    assert run.status == ("failed", 1)
+    assert run.end() == [1, -signal.SIGKILL] and "Traceback" not in run.err
+    assert run.said[0].startswith("rank 0: another rank has ended, or makes other collective calls")
+
+
+def test_two_runs_of_one_run_id_do_not_overwrite_each_others_checkpoints(
+    tmp_path: Path, data: dict
+) -> None:
+    other = "Path('checkpoints/r/step_00000008.pt').write_bytes(b'')"
+    failed(Live(tmp_path, 0, at_step(5, other), **data), "another run with this RUN_ID wrote it")
 
 
 SHARD = "fineweb_train_000001.bin"
@@ -298,7 +307,7 @@ def test_the_score_is_there_when_the_artifact_cannot_be_written(
     """One line says what is missing, and RESUME=auto writes it."""
     (tmp_path / "final_model.int8.ptz").mkdir(parents=True)
     run = Live(tmp_path, 0, **data)
-    failed(run, "final_model.int8.ptz: Is a directory: not written")
+    failed(run, "final_model.int8.ptz: Is a directory: mend that")
     assert "final_int8_zlib_roundtrip_exact" in run.out and run.checkpoints()[-1] == 20
     (tmp_path / "final_model.int8.ptz").rmdir()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()

@@ -133,7 +133,7 @@ def test_resume_on_other_data_is_refused_by_name(
         shutil.copytree(whole(0).folder, tmp_path / "run"),
         **data | paths(folder) | {"RESUME": "auto", "ITERATIONS": 24},
     )
-    assert run.end() == [1]
+    assert run.end() == [1] and run.text("logs/r.jsonl") == whole(0).text("logs/r.jsonl")
     called = "tokenizer" if name == "byte.json" else name
     was = whole(0).load(20)["made_of"][called]
     [line] = run.said

@@ -194,10 +194,10 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     assert [step.step for step in run.steps] == [1, 3] and [v.step for v in run.validations] == [0]
     assert (run.status, run.resumed_at) == ("unfinished", [3])
     assert run.config["matrix_lr"] == 0.02 and headline(run) is None
-    end = json.dumps({"event": "end", "status": "nonfinite", "error": "step 4"})
+    end = json.dumps({"event": "end", "status": "failed", "error": "step 4"})
     (tmp_path / "r.jsonl").write_text(f"{text}{end}\n{{cut")
     log = read_text(tmp_path, OWN + OWN, "r.txt")
-    assert (log.runs[0].status, log.runs[0].error) == ("nonfinite", "step 4")
+    assert (log.runs[0].status, log.runs[0].error) == ("failed", "step 4")
     assert log.problems == ["r.jsonl: 1 damaged line left out"]
 
 
