@@ -4,8 +4,6 @@
         --data data/datasets/fineweb10B_sp1024 --docs data/docs_selected.jsonl
     # without the documents: looks for mistakes, and proves nothing
     python3 data/audit.py --tokenizer M --data DIR
-    # audit another script's table
-    python3 data/audit.py --tokenizer M --data DIR --docs FILE --table table.npz
 
 Trainers count with a table of three columns, one entry per id:
 
@@ -15,16 +13,13 @@ Trainers count with a table of three columns, one entry per id:
 The tool decodes each document with the tokenizer's own library. Its text must be as long in UTF-8
 as the table says, except for a space directly after BOS, which the rule does not count, and it must
 be the text of the original document. If the tokenizer's normaliser changes text, the changed
-documents are compared, and the last line says so. A table is an .npz or .json file with the three
-columns above.
+documents are compared, and the last line says so.
 
 Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import sys
 import time
@@ -36,12 +31,12 @@ from dataset import (
     HEADER_BYTES,
     DataError,
     Parser,
-    one_line,
     positive,
     recorded_tokenizer,
     run_tool,
     sha256_of,
     shard_tokens,
+    shards_of,
 )
 from tokenize_docs import PROGRESS_SECONDS, SPACE, Source, Tokenizer
 
@@ -51,7 +46,6 @@ import numpy as np  # after tokenize_docs, which says in one line what is to be 
 # Published validation splits: tokens predicted -> bytes, worked out from logs, whose digits leave
 # one byte open.
 PUBLISHED = {62_021_632: 151_080_362, 40_540_160: 151_078_221, 45_508_608: 151_074_052}
-COLUMNS = ("base_bytes", "has_leading_space", "is_boundary")
 
 
 class Table(NamedTuple):
@@ -63,9 +57,6 @@ class Table(NamedTuple):
 
     def count(self, previous: np.ndarray, target: np.ndarray) -> np.ndarray:
         return self.base[target] + (self.space[target] & ~self.boundary[previous])
-
-    def entry(self, number: int) -> list[int]:
-        return [int(column[number]) for column in self]
 
 
 class Vocabulary:
@@ -101,23 +92,6 @@ class Vocabulary:
         return text[self.guard_length :].replace(SPACE, " ")
 
 
-def read_table(path: Path, size: int) -> Table:
-    """Another script's table. Raises DataError unless it has an entry for each of `size` ids."""
-    try:
-        data = path.read_bytes()
-        content = np.load(io.BytesIO(data)) if path.suffix == ".npz" else json.loads(data)
-        # Public scripts call the same columns base_bytes_lut and is_boundary_token_lut.
-        short = {str(name).removesuffix("_lut").removesuffix("_token"): name for name in content}
-        base, space, boundary = (np.asarray(content[short[name]]) for name in COLUMNS)
-        if min(len(base), len(space), len(boundary)) < size:
-            raise ValueError(f"the tokenizer has {size} ids, a column has fewer entries")
-        return Table(base.astype(np.int64), space.astype(bool), boundary.astype(bool))
-    except Exception as error:  # whatever a damaged file raises
-        reason = f"not a table ({one_line(error)})"
-        columns = ", ".join(COLUMNS)
-        raise DataError(f"{path}: {reason}; give an .npz or .json with {columns}") from None
-
-
 class Split(NamedTuple):
     """The validation shards."""
 
@@ -126,12 +100,8 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> Split:
-        paths = sorted(folder.glob("fineweb_val_*.bin"))
-        tokens = sum(map(shard_tokens, paths))
-        if not tokens:
-            fault = "no tokens in fineweb_val_*.bin" if folder.is_dir() else "no such folder"
-            raise DataError(f"{folder}: {fault}; give a data set's folder, data/datasets/...")
-        return cls(paths, tokens)
+        paths = shards_of(folder, "val")
+        return cls(paths, sum(map(shard_tokens, paths)))
 
     def documents(self, bos: int) -> Iterator[np.ndarray]:
         """The tokens of each document, with BOS."""
@@ -160,8 +130,8 @@ def originals(files: list[str], vocabulary: Vocabulary, sums: dict[str, int]) ->
 class Audit:
     """Compares a split's documents with the table and with the originals. `mistakes`: sentences."""
 
-    def __init__(self, vocabulary: Vocabulary, table: Table, docs: list[str]) -> None:
-        self.vocabulary, self.table = vocabulary, table
+    def __init__(self, vocabulary: Vocabulary, docs: list[str]) -> None:
+        self.vocabulary = vocabulary
         self.originals_read = {"bytes": 0, "normalised_bytes": 0, "changed": 0}
         self.originals = originals(docs, vocabulary, self.originals_read) if docs else None
         self.mistakes: list[str] = []
@@ -177,7 +147,8 @@ class Audit:
         for ids in split.documents(self.vocabulary.bos):
             self.documents += 1
             if ids.max() >= self.vocabulary.size:
-                self.find(f"id {ids.max()} is not in the vocabulary: another tokenizer made it")
+                words = "a damaged shard, or another tokenizer made it"
+                self.find(f"id {ids.max()} is not in the vocabulary: {words}")
                 return
             if ids[0] != self.vocabulary.bos:
                 self.find("it does not begin with BOS")
@@ -198,7 +169,7 @@ class Audit:
 
     def audit_document(self, ids: np.ndarray, previous: np.ndarray, predicted: int) -> None:
         rule = self.vocabulary.table
-        counted = self.table.count(previous, ids)
+        counted = rule.count(previous, ids)
         spaces = int((rule.space[ids] & rule.boundary[previous]).sum())
         text = self.vocabulary.text(ids)
         expected = len(text.encode("utf-8")) - spaces
@@ -211,21 +182,14 @@ class Audit:
         if counted.sum() != expected:
             self.wrong_documents += 1
             if self.wrong_documents == 1:
-                why = self.cause(ids, previous, counted)
+                why = self.cause(ids)
                 self.find(f"{counted.sum():,} bytes are counted, its text has {expected:,}: {why}")
         if self.originals:
             self.compare(text)
 
-    def cause(self, ids: np.ndarray, previous: np.ndarray, counted: np.ndarray) -> str:
+    def cause(self, ids: np.ndarray) -> str:
         """Why a document's bytes are not those of its text."""
-        vocabulary, rule = self.vocabulary, self.vocabulary.table
-        differ = np.flatnonzero(counted != rule.count(previous, ids))
-        if len(differ):
-            number, before = int(ids[differ[0]]), int(previous[differ[0]])
-            if self.table.entry(number) == rule.entry(number):
-                number = before
-            was, right = self.table.entry(number), rule.entry(number)
-            return f"the table has {was} for id {number} {vocabulary.pieces[number]!r}, not {right}"
+        vocabulary = self.vocabulary
         lost = ids[vocabulary.unknown[ids]]
         if len(lost):
             return f"id {lost[0]} {vocabulary.pieces[lost[0]]!r} stands for text that is lost"
@@ -246,7 +210,9 @@ class Audit:
         else:
             at = len(os.path.commonprefix([text, original]))
             here, there = text[at : at + 20], original[at : at + 20]
-            self.find(f"after {at:,} characters its text is {here!r}, the original {there!r}")
+            first = ": are --docs those of this set?" if self.documents == 1 else ""
+            words = f"after {at:,} characters its text is {here!r}, the original {there!r}"
+            self.find(words + first)
 
 
 def other_tokenizer(folder: Path, tokenizer: Path) -> str:
@@ -288,27 +254,25 @@ def main() -> int:
     add("--data", type=Path, required=True, metavar="DIR", help=folder)
     docs = "the documents that the split was made from"
     add("--docs", nargs="+", default=[], metavar="FILE", help=docs)
-    add("--table", type=Path, metavar="FILE", help="audit this table, not the trainer's")
     add("--seq-len", type=positive, default=1024, metavar="T", help="TRAIN_SEQ_LEN (default: 1024)")
     options = parser.parse_args()
     vocabulary = Vocabulary(Tokenizer(options.tokenizer))
-    table = read_table(options.table, vocabulary.size) if options.table else vocabulary.table
     split = Split.of(options.data)
     predicted = (split.tokens - 1) // options.seq_len * options.seq_len
     if predicted < 1:
         raise DataError(f"{options.data}: {split.tokens} tokens; give a --seq-len below that")
-    audit = Audit(vocabulary, table, options.docs)
+    audit = Audit(vocabulary, options.docs)
     audit.run(split, predicted)
     if other := other_tokenizer(options.data, options.tokenizer):
         audit.mistakes.append(other)
     published = PUBLISHED.get(predicted, audit.scored)
-    if abs(published - audit.scored) > 1 and not options.table:
+    if abs(published - audit.scored) > 1:
         audit.mistakes.append(f"the published split of as many tokens has {published:,} bytes")
     print(
         f"split      {audit.documents:,} documents, {split.tokens:,} tokens in {options.data}\n"
         f"predicted  {predicted:,} tokens in sequences of {options.seq_len:,}; "
         f"the last {split.tokens - 1 - predicted:,} are not\n"
-        f"counted    {audit.scored:,} bytes by {options.table or 'the rule above'}; "
+        f"counted    {audit.scored:,} bytes; "
         f"{audit.spaces_after_bos:,} spaces after BOS are not counted"
     )
     print("".join(f"found      {mistake}\n" for mistake in audit.mistakes), end="")

@@ -40,7 +40,6 @@ DATA = Path(__file__).resolve().parent
 STAGING = DATA / "datasets" / ".download"
 PREFIX, SUMS = "fineweb10B_", "sha256sums"
 DOCS = ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
-REFUSALS = (401, 403, 404)  # answers of the hub that another try does not change
 HEARTBEAT_SECONDS = 2.0
 # The files of a data set. No file of another name is written, whatever a manifest says.
 FILE_NAMES = (
@@ -60,10 +59,9 @@ class Hub:
             where = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
             entries = list(api.list_repo_tree(self.repo, self.root or None, **where))
         except Exception as error:  # the HTTP library's errors have other names in each version
-            raise DataError(
-                f"{api.endpoint}, {self.repo}: {one_line(error)[:200]}; check the network; "
-                f"to train without one: {dataset.command_of('data/quickstart.py')}"
-            ) from None
+            where = f"{api.endpoint}, {self.repo}: {one_line(error)[:200]}"
+            remedy = "check the network, HF_ENDPOINT and MATCHED_FINEWEB_REPO_ID (owner/name)"
+            raise DataError(f"{where}; {remedy}") from None
         self.files = {os.path.relpath(e.path, self.root or "."): e for e in entries}
 
     def info(self, name: str) -> Any:
@@ -75,7 +73,6 @@ class Hub:
     def fetch(self, name: str) -> None:
         """Downloads a file, compares its checksum and gives it its place."""
         where = {"repo_type": "dataset", "revision": self.commit, "local_dir": STAGING}
-        fault = ""
         for attempt in range(self.retries + 1):
             if attempt:
                 print(f"{name}: {fault}; trying again", file=sys.stderr)
@@ -85,7 +82,8 @@ class Hub:
             except Exception as error:
                 fault = one_line(error)[:200]
                 status = getattr(getattr(error, "response", None), "status_code", 0)
-                if status in REFUSALS or getattr(error, "errno", None):  # errno: a full disk
+                # Another try does not change these answers of the hub, or a full disk (errno).
+                if status in (401, 403, 404) or getattr(error, "errno", None):
                     break
                 continue
             if is_right(Path(path), self.info(name)):
@@ -111,6 +109,9 @@ def read_sums(folder: Path) -> dict[str, str]:
     """{name: checksum} of what was fetched for a data set, from a file for `sha256sum -c`."""
     path = folder / SUMS
     text = path.read_text("utf-8") if path.is_file() else ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not re.fullmatch(r"[0-9a-f]{64}  \S.*", line):
+            raise DataError(f"{path}:{number}: not a line of sha256sum; remove the file")
     return {line[66:]: line[:64] for line in text.splitlines()}
 
 
@@ -145,9 +146,8 @@ def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int
         if variant not in known:
             raise DataError(f"--variant {variant}: {path} lists {one_line(', '.join(known))}")
         entry = manifest["datasets"][known.index(variant)]
-        made_by = {entry["name"]: entry for entry in manifest["tokenizers"]}[
-            entry["tokenizer_name"]
-        ]
+        tokenizers = {tokenizer["name"]: tokenizer for tokenizer in manifest["tokenizers"]}
+        made_by = tokenizers[entry["tokenizer_name"]]
         names = [made_by[key] for key in ("model_path", "vocab_path", "path") if made_by.get(key)]
         num_val, num_train = (int(entry["stats"][f"files_{split}"]) for split in ("val", "train"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -168,10 +168,9 @@ def refuse_another_tokenizer(folder: Path, tokenizer: Any) -> None:
     """Raises DataError if the shards here were made with another tokenizer than the hub's."""
     recorded = dataset.recorded_tokenizer(folder)
     if recorded and tokenizer.lfs and recorded[0] != tokenizer.lfs.sha256:
-        raise DataError(
-            f"{folder}: made with another tokenizer than the repository has now; "
-            "remove that folder to fetch all of it again, or name another repository"
-        )
+        fault = "made with another tokenizer than the repository has now"
+        remedy = "remove it to fetch all of it again, or name another repository"
+        raise DataError(f"{folder}: {fault}; {remedy}")
 
 
 def download(options: argparse.Namespace, folder: Path) -> None:
@@ -208,9 +207,7 @@ def verify(folder: Path) -> None:
     """Compares the files here with what was recorded. Raises DataError for what is wrong."""
     sums = read_sums(folder)
     if not sums:
-        there = len(list(folder.glob("fineweb_*.bin")))
-        fault = f"{there} shards, none of them with a checksum of a download"
-        raise DataError(f"{folder}: {fault}; run without --verify")
+        raise DataError(f"{folder}: no checksums of a download; run without --verify")
     wrong = [name for name in sums if dataset.sha256_of(folder / name) != sums[name]]
     write_sums(folder, {**sums, **dict.fromkeys(wrong, "0" * 64)})  # the next download fetches them
     wrong += sorted({path.name for path in folder.glob("fineweb_*.bin")} - set(sums))
@@ -231,23 +228,22 @@ def main() -> None:
     add("--variant", default="sp1024", help="sp1024, sp8192, byte260 ... (default: sp1024)")
     add("--with-docs", action="store_true", help=f"also {' and '.join(DOCS)}, about 48 GB")
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
-    compare = "only compare the files here with what was recorded; no network"
-    add("--verify", action="store_true", help=compare)
-    at_once = "files fetched at once (default: 8)"
-    add("--jobs", type=dataset.positive, default=8, metavar="N", help=at_once)
-    tries = "retries after a fault (default: 6)"
-    add("--retries", type=number, default=6, metavar="N", help=tries)
+    add("--verify", action="store_true", help="compare the files here with their checksums")
+    add("--jobs", type=dataset.positive, default=8, metavar="N", help="at once (default: 8)")
+    add("--retries", type=number, default=6, metavar="N", help="after a fault (default: 6)")
     options = parser.parse_args()
-    options.train_shards = options.train_shards if options.number is None else options.number
+    numbers = [n for n in (options.number, options.train_shards) if n is not None]
+    if len(numbers) > 1 or numbers and options.verify:
+        parser.error(f"{numbers[0]} shards: give one number, and none with --verify")
+    options.train_shards = numbers[0] if numbers else None
+    options.variant = options.variant.removeprefix(PREFIX)
     logging.set_verbosity_error()
     disable_progress_bars()
     folder = DATA / "datasets" / (PREFIX + options.variant)
-    if options.verify:
-        return verify(folder)
     if (folder / "export.json").exists():
-        raise DataError(f"{folder}: made by tokenize_docs.py; move it away to download")
+        raise DataError(f"{folder}: made by tokenize_docs.py; move it away, or use audit.py")
     with dataset.locked(folder):
-        return download(options, folder)
+        return verify(folder) if options.verify else download(options, folder)
 
 
 if __name__ == "__main__":

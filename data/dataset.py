@@ -160,6 +160,21 @@ def shard_tokens(path: Path) -> int:
     return words[2]
 
 
+def shards_of(folder: Path, split: str) -> list[Path]:
+    """A split's shards in order. Raises DataError unless all of them are there."""
+    found = sorted(folder.glob(f"fineweb_{split}_*.bin"))
+    if not found:
+        fault = f"no fineweb_{split}_*.bin" if folder.is_dir() else "no such folder"
+        raise DataError(f"{folder}: {fault}; give a data set's folder, data/datasets/...")
+    if (folder / ".producing").exists():
+        raise DataError(f"{folder}: .producing is there: wait until the set is complete")
+    first = int(found[0].stem.endswith("_000001"))  # numbers begin at 0 or 1
+    for number, path in enumerate(found, first):
+        if path.name != f"fineweb_{split}_{number:06d}.bin":
+            raise DataError(f"{path}: expected number {number:06d} next; get it, or move this")
+    return found
+
+
 def record_tokenizer(folder: Path, tokenizer: Path) -> None:
     """Notes beside the shards which tokenizer made them."""
     line = f"{sha256_of(tokenizer)}  {os.path.relpath(tokenizer, folder)}\n"
@@ -189,6 +204,8 @@ def locked(folder: Path) -> Iterator[None]:
         raise DataError(f"{folder}: another process makes it now; wait until it ends") from None
     finally:
         os.close(descriptor)
+        with suppress(OSError):
+            folder.rmdir()  # if nothing was made
 
 
 class Producing:

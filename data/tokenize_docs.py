@@ -113,7 +113,7 @@ class Document(NamedTuple):
         try:
             text = self.data.decode("utf-8")
             if is_json_lines(self.path):
-                text = json.loads(text)["text"]
+                text = text_in_line(text)
             text.encode("utf-8")  # JSON may hold half a surrogate pair
         except UnicodeDecodeError as error:
             line = self.place.line + self.data.count(b"\n", 0, error.start)
@@ -124,11 +124,22 @@ class Document(NamedTuple):
             if b"\0" in self.data and not is_utf16:
                 fault = "a binary file, no text; name text files or .jsonl files"
             raise DataError(f"{self.path}:{line}: {fault}") from None
-        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            fault = f'not an object like {{"text": "..."}} ({one_line(error)})'
-            remedy = "give one a line; plain text needs another file name, such as .txt"
+        except (ValueError, RecursionError) as error:
+            fault = f'not an object like {{"text": "..."}} on one line ({one_line(error)})'
+            remedy = "mend or remove that line; plain text needs a name such as .txt"
             raise DataError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
         return text
+
+
+def text_in_line(line: str) -> str:
+    """The text in a line of JSON. Raises ValueError, in words."""
+    value = json.loads(line)
+    if isinstance(value, list):
+        raise ValueError("a list: `jq -c '.[]' FILE > NEW.jsonl` writes a line for each entry")
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        keys = ", ".join(map(str, value)) if isinstance(value, dict) else one_line(value)
+        raise ValueError(f'it has {keys[:80]}, and no "text" that is a string')
+    return value["text"]
 
 
 def is_json_lines(path: str) -> bool:
@@ -421,9 +432,10 @@ def too_small(source: Source, vocab_size: int, words: str) -> DataError:
     least = re.search(r"\d+ vs (\d+)", reason)
     remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
     remedy = f"set --vocab-size {least[1]} or more, or " if least else remedy
+    cause = reason.partition(".")[0]
     return DataError(
-        f"{source.files[0]}: these documents are too small for a vocabulary of {vocab_size} "
-        f"({reason.partition('.')[0]}); {remedy}give more text, or --bytes"
+        f"{source.files[0]}: no vocabulary of {vocab_size} fits these documents ({cause}); "
+        f"{remedy}give {'--bytes' if least else 'more text, or --bytes'}"
     )
 
 
@@ -576,7 +588,8 @@ def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
         changed = [key for key in settings if state["settings"][key] != settings[key]]
         if changed:
             old, new = ({key: s[key] for key in changed} for s in (state["settings"], settings))
-            what = "other input files" if "inputs" in changed else f"{old}, now {new}"
+            others = "other input files, or they have changed since"
+            what = others if "inputs" in changed else f"{old}, now {new}"
             raise DataError(f"{made.folder}: made with {what}; {remedy}")
         for split in ("val", "train"):
             for name, tokens in state["shards"][split].items():
@@ -692,7 +705,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
     add("--name", default="docs", help="the beginning of all names (default: docs)")
     size = "train a tokenizer of N pieces (default: 1024)"
-    add("--vocab-size", type=positive, default=1024, metavar="N", help=size)
+    add("--vocab-size", type=positive, metavar="N", help=size)
     add("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
     add("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
     count = "validation documents (default: a tenth, at most 50000)"
@@ -701,7 +714,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--shard-tokens", type=positive, default=100_000_000, metavar="N", help=tokens)
     kept = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
     kinds = ("identity", "nmt_nfkc")
-    add("--normalization", choices=kinds, default="identity", help=kept)
+    add("--normalization", choices=kinds, help=kept)
     threads = "threads (default: one per core)"
     add("--workers", type=positive, default=os.cpu_count(), metavar="N", help=threads)
     options = parser.parse_args(words)
@@ -711,6 +724,14 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         parser.error(f"--shard-tokens {options.shard_tokens}: at most 2147483647")
     if options.model and options.bytes:
         parser.error("--model and --bytes are two tokenizers; give one")
+    if options.model and options.model.suffix == ".json":
+        parser.error(f"--model {options.model}: a byte tokenizer; give --bytes")
+    for name in ("vocab_size", "normalization"):
+        if getattr(options, name) and (options.model or options.bytes):
+            words = "does nothing with --model or --bytes; leave it out"
+            parser.error(f"--{name.replace('_', '-')} {words}")
+    options.vocab_size = options.vocab_size or 1024
+    options.normalization = options.normalization or "identity"
     return options
 
 

@@ -18,8 +18,12 @@ data/tokenize_docs.py none.txt | 2 | no such file; name text files
 data/tokenize_docs.py novel.txt ./novel.txt | 2 | named twice
 data/tokenize_docs.py latin.txt novel.txt --bytes | 2 | iconv -f WINDOWS-1252 -t UTF-8
 data/tokenize_docs.py a.png novel.txt --bytes | 2 | a binary file, no text; name text files
+data/cached_challenge_fineweb.py 5 --train-shards 3 | 2 | 5 shards: give one number
 data/tokenize_docs.py docs.jsonl --bytes | 2 | docs.jsonl:31: not an object
 data/tokenize_docs.py half.jsonl --bytes | 2 | half.jsonl:1: not an object
+data/tokenize_docs.py keys.jsonl --bytes | 2 | it has id, content, and no "text"
+data/tokenize_docs.py novel.txt --bytes --vocab-size 512 | 2 | --vocab-size does nothing with
+data/tokenize_docs.py novel.txt --model byte.json | 2 | a byte tokenizer; give --bytes
 data/tokenize_docs.py novel.txt --bytes --num-val-docs 9 | 2 | set --num-val-docs 1
 data/tokenize_docs.py novel.txt --vocab-size 9000 | 2 | or less, or give more text
 data/tokenize_docs.py novel.txt --model novel.txt | 2 | no SentencePiece model
@@ -66,6 +70,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "novel.txt").write_text("word " * 5000 + "\n\n" + "text " * 3000)
     (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9")
     (tmp_path / "docs.jsonl").write_text('{"text": "good"}\n' * 30 + "{text: 1}\n")
+    (tmp_path / "keys.jsonl").write_text('{"id": 1, "content": "x"}\n')
     (tmp_path / "half.jsonl").write_text('{"text": "\\ud83d"}\n')
     (tmp_path / "a.png").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "broken.py").write_text("def f(:\n")
@@ -92,5 +97,5 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
 
 def made(folder: Path) -> list[Path]:
     """Files that were not there before."""
-    given = {"novel.txt", "latin.txt", "docs.jsonl", "half.jsonl", "a.png", "broken.py"}
+    given = {"novel.txt", "latin.txt", "docs.jsonl", "half.jsonl", "keys.jsonl"}
     return [Path(top, name) for top, _, names in os.walk(folder) for name in {*names} - given]

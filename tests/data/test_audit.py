@@ -172,25 +172,6 @@ def test_the_trainer_counts_the_same_bytes(world, tmp_path: Path, name: str) -> 
 # === MISTAKES =====================================================================================
 
 
-TABLE_MISTAKES = {
-    "a space counted twice": lambda t: t._replace(base=t.base + t.space),
-    "spaces after BOS": lambda t: t._replace(boundary=t.boundary & False),
-}
-
-
-@pytest.mark.parametrize("mistake", TABLE_MISTAKES)
-def test_a_mistake_in_a_table_is_named(world, mistake: str) -> None:
-    data = world("identity")
-    right = audit.Vocabulary(audit.Tokenizer(data.model)).table
-    path = data.folder / "table.npz"
-    for table, code in ((right, 0), (TABLE_MISTAKES[mistake](right), 1)):
-        np.savez(path, **dict(zip(audit.COLUMNS, table, strict=True)))
-        found, said = data.audit("--table", path)
-        assert found == code
-    assert re.search(r"bytes are counted, its text has .*: the table has \[", said)
-    assert "the true val_bpb is" in said
-
-
 def drop_bos(ids: list[list[int]]) -> None:
     ids[3][:] = ids[3][1:]
 
@@ -253,7 +234,6 @@ def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
     [
         ("--data", "give a data set's folder"),
         ("--tokenizer", "give a SentencePiece .model"),
-        ("--table", "give an .npz or .json with base_bytes"),
     ],
 )
 def test_wrong_use_is_one_line_with_a_remedy(world, option: str, words: str) -> None:

@@ -218,7 +218,7 @@ def test_what_the_hub_cannot_give_is_one_line(place: Place, fault: str) -> None:
     manifest, env = "datasets/manifest.json", {}
     if fault == "no hub":
         env["HF_ENDPOINT"] = "http://127.0.0.1:9"
-        words = "to train without one: "
+        words = "check the network, HF_ENDPOINT and MATCHED_FINEWEB_REPO_ID (owner/name)"
     elif fault == "a file is missing":
         del place.hub.files[f"datasets/{TRAIN[2]}"]
         words = f"{TRAIN[2]} is not on the hub"
