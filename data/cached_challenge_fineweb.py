@@ -40,7 +40,6 @@ DATA = Path(__file__).resolve().parent
 STAGING = DATA / "datasets" / ".download"
 PREFIX, SUMS = "fineweb10B_", "sha256sums"
 DOCS = ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
-HEARTBEAT_SECONDS = 2.0
 # The files of a data set. No file of another name is written, whatever a manifest says.
 FILE_NAMES = (
     r"datasets/\w[\w.-]*/fineweb_(train|val)_\d{6}\.bin|tokenizers/\w[\w.-]*\.(model|vocab|json)"
@@ -73,6 +72,7 @@ class Hub:
     def fetch(self, name: str) -> None:
         """Downloads a file, compares its checksum and gives it its place."""
         where = {"repo_type": "dataset", "revision": self.commit, "local_dir": STAGING}
+        fault = ""
         for attempt in range(self.retries + 1):
             if attempt:
                 print(f"{name}: {fault}; trying again", file=sys.stderr)
@@ -189,7 +189,7 @@ def download(options: argparse.Namespace, folder: Path) -> None:
         jobs = [pool.submit(complete, hub, *pair) for pair in arguments]
         try:
             for number, job in enumerate(jobs):  # in order; later ones may be done before
-                while not wait([job], HEARTBEAT_SECONDS).done:
+                while not wait([job], timeout=2.0).done:
                     producing.touch()
                 sums[places[number]] = job.result()
                 write_sums(folder, sums)
