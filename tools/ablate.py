@@ -3,8 +3,8 @@ Runs take turns and are paired by seed. Differences are printed with 95 % interv
 
     # on a laptop: small models, about a minute and a half a run
     python3 tools/ablate.py --vary MLP_MULT=2,4 -- python3 data/quickstart.py
-    python3 tools/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 --steps 2000 -- \\
-        torchrun --standalone --nproc_per_node=8 train_gpt.py
+    ITERATIONS=2000 MAX_WALLCLOCK_SECONDS=0 python3 tools/ablate.py --vary MATRIX_LR=0.03,0.04 \\
+        --vary MLP_MULT=2,3 -- torchrun --standalone --nproc_per_node=8 train_gpt.py
     python3 tools/ablate.py --script train_gpt.py,ema.py -- python3 train_gpt.py
 
 Settings are environment variables. Each combination of values is an arm. The other arms are
@@ -50,8 +50,6 @@ from tables import report
 
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
-
-# --- the plan ---
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,11 @@ def parse_scripts(text: str | None, trainer: Trainer) -> dict[str | None, Traine
     """Each script with the command that runs it; None: the command's own."""
     if text is None:
         return {None: trainer}
-    names = [name.strip() for name in text.split(",")]
-    if len(set(names)) < len(names):
-        raise ToolError(f"--script {text}: scripts must differ")
-    return {name: trainer.with_script(name) for name in names}
+    trainers = {name.strip(): trainer.with_script(name.strip()) for name in text.split(",")}
+    scripts = {Path(name).read_bytes() for name in trainers}
+    if len(scripts) < text.count(",") + 1:
+        raise ToolError(f"--script {text}: scripts must differ, not only in their names")
+    return trainers
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -131,9 +130,6 @@ def parse_seeds(text: str) -> list[int]:
     return numbers
 
 
-# --- running ---
-
-
 class Ablation:
     """What is run, and where its report lies: report.txt, picture.png, what each run printed, and
     manifest.json, which says how each run was made. Logs are logs/<RUN_ID>.*, as always."""
@@ -142,10 +138,6 @@ class Ablation:
         self.vary = parse_vary(options.vary)
         self.seeds = parse_seeds(options.seeds)
         self.trainers = parse_scripts(options.script, Trainer(options.command))
-        steps = {"ITERATIONS": str(options.steps), "MAX_WALLCLOCK_SECONDS": "0"}
-        self.fixed = steps if options.steps else {}
-        if twice := [name for name in self.vary if name in self.fixed]:
-            raise ToolError(f"--vary {twice[0]}: --steps sets it: leave out one of them")
         self.arms = [
             Arm(tuple(zip(self.vary, values, strict=True)), script)
             for script in self.trainers
@@ -172,7 +164,7 @@ class Ablation:
     def settings(self, run: Planned) -> dict[str, str]:
         """The variables of a run."""
         own = {"SEED": str(run.seed), "RUN_ID": self.run_id(run)}
-        return {**self.fixed, **dict(run.arm.settings), **own}
+        return {**dict(run.arm.settings), **own}
 
     def log(self, run: Planned) -> Path:
         return Path("logs", f"{self.run_id(run)}.jsonl")
@@ -180,7 +172,8 @@ class Ablation:
     def result(self, run: Planned) -> Run | None:
         """What the run's log says, if it is finished."""
         runs = read_logs([self.log(run)]).runs if self.made.get(self.run_id(run)) else []
-        return runs[0] if runs and runs[0].status == "finished" else None
+        ours = [one for one in runs if one.config.get("run_id") in (None, self.run_id(run))]
+        return ours[0] if ours and ours[0].status == "finished" and headline(ours[0]) else None
 
     def how(self, run: Planned, log: Run | None) -> dict[str, str]:
         """How a run is made now: its command, its script, and the settings that its log knows."""
@@ -216,7 +209,7 @@ class Ablation:
         """Finds a wrong name or value before anything runs, where the script can be asked."""
         for arm in self.arms:
             trainer = self.trainers[arm.script]
-            known = trainer.configuration({**self.fixed, **dict(arm.settings)})
+            known = trainer.configuration(dict(arm.settings))
             if known is not None:
                 self.check_names(known, str(trainer.script))
 
@@ -282,9 +275,6 @@ def differences_of(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """In what two ways to make a run differ, in words; equal: empty."""
     pairs = {name: (old.get(name, "not set"), new.get(name, "not set")) for name in {**old, **new}}
     return "; ".join(f"{name} was {a}, is {b}" for name, (a, b) in pairs.items() if a != b)
-
-
-# --- what came out ---
 
 
 @dataclass
@@ -446,18 +436,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
     )
     add = parser.add_argument
-    help_text = "a setting and its values; may be repeated"
-    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=help_text)
-    help_text = "scripts to use instead of the command's; each must be one complete file"
-    add("--script", metavar="A.py,B.py", help=help_text)
+    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help="may be repeated")
+    add("--script", metavar="A.py,B.py", help="complete scripts, instead of the command's")
     help_text = "how many seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)"
     add("--seeds", default="3", help=help_text)
-    help_text = "train N steps: sets ITERATIONS=N and MAX_WALLCLOCK_SECONDS=0"
-    add("--steps", type=cli.number(int, 1), metavar="N", help=help_text)
     help_text = "folder of the report; its name begins each RUN_ID (default: logs/ablate-<names>)"
     add("--out", type=Path, metavar="FOLDER", help=help_text)
-    add("command", nargs="*", help="what starts a run, after --, such as: -- python3 train_gpt.py")
-    options = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    at = words.index("--") if "--" in words else len(words)
+    options, stray = parser.parse_known_args(words[:at])
+    if stray:
+        parser.error(f"{stray[0]}: values are one word, with commas; the command stands after --")
+    options.command = words[at + 1 :]
+    if len(options.command) == 1:  # perhaps in quotes
+        options.command = shlex.split(options.command[0])
     if not (options.vary or options.script):
         parser.error("nothing varies: name --vary NAME=v1,v2 or --script A.py,B.py")
     if not options.command:
@@ -467,7 +459,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, launch.interrupt)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # as Ctrl-C
     return cli.run(lambda: ablate(options), refused=2)
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import cli
-from facts import LEVELS, TRACKS, Facts, facts_of, plain
+from cli import plain
+from facts import LEVELS, TRACKS, Facts, facts_of
 from lines import Result
 from rules import RULES, RUN_RULES, Said, some
 from significance import ALPHA, CAP_BYTES, compare_samples
@@ -64,9 +65,6 @@ def check_folder(
     """Judges a folder; `place`: as if it lay there. Raises nothing for what the folder holds."""
     lies = Path(os.path.abspath(place or folder))
     nothing = Facts(folder, lies)
-    if not folder.is_dir():
-        words = "not a folder" if folder.exists() else "no such folder"
-        return Report(nothing, (Finding("refused", f"{words}: name the folder of a record"),))
     try:
         facts = facts_of(folder, lies, track)
         said = [(one, "") for rule in RULES for one in rule(facts)]
@@ -146,9 +144,6 @@ def significance(facts: Facts, name: str, results: list[Result]) -> Said:
     yield ("note" if comparison.shown else facts.serious), words
 
 
-# --- command line ---
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -156,6 +151,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--track", choices=TRACKS, help="judge by the rules of this track")
     add("--previous", metavar="FOLDER|SCORE", help="the record to beat")
     options = parser.parse_args(arguments)
+    for folder in options.folders:
+        if not folder.is_dir():
+            parser.error(f"{folder}: no such folder: name the folder of a record")
+        if not (folder / "submission.json").exists() and list(folder.glob("*/submission.json")):
+            parser.error(f"{folder}: holds records: name one of its folders")
+        if options.previous and Path(options.previous).resolve() == folder.resolve():
+            parser.error(f"--previous {folder}: it is the folder itself: name the one before")
     try:
         options.previous = read_previous(options.previous) if options.previous is not None else None
     except (OSError, ValueError) as error:

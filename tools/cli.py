@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +23,10 @@ class Parser(argparse.ArgumentParser):
     """Wrong usage is one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}: --help lists the options\n")
+        hint = "--help lists the options"
+        if re.search(r"unrecognized arguments: -*[A-Z0-9_]+=", message):
+            hint = "settings are NAME=value without dashes, in recipe.py after --set"
+        self.exit(2, f"error: {message}: {hint}\n")
 
 
 def number(kind: type, lowest: float = -math.inf) -> Callable[[str], Any]:
@@ -90,6 +94,12 @@ def missing(package: str, install: str = "", python: str = sys.executable) -> st
     package = package.partition(".")[0]
     own = f"it with {OWN}, or " if OWN.exists() and python != str(OWN) else ""
     return f"{package} is missing: run {own}{python} -m pip install {install or package}"
+
+
+def plain(text: str) -> str:
+    """Others' text without control characters for the terminal and without lone surrogates."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def cell(value: Any, form: str = "") -> str:

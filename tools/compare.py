@@ -18,14 +18,13 @@ Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import cli
 import picture
-from configuration import conditions, seed_groups
+from configuration import seed_groups
 from runs import Logs, Run, read_logs
 from significance import Comparison, compare_groups
 from tables import report
@@ -45,9 +44,6 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
     return everything, comparison, [a.runs, b.runs]
 
 
-# --- command line ---
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -56,10 +52,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
     help_text = "by how much A must be better, in the unit compared (default: 0.005 nats)"
     add("--margin", type=cli.number(float, 0), help=help_text)
-    help_text = "a condition in which runs of one group may differ; may be repeated"
+    help_text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
     add("--allow", action="append", default=[], metavar="NAME", help=help_text)
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
     options = parser.parse_intermixed_args(arguments)
+    options.allow = [name for text in options.allow for name in text.split(",")]
     if fault := fault_of_options(options):
         parser.exit(2, f"error: {fault}\n")
     return options
@@ -70,7 +67,7 @@ def fault_of_options(options: argparse.Namespace) -> str:
     if bool(options.a) != bool(options.b):
         return "--a and --b belong together: name the logs of both groups"
     if bool(options.logs) == bool(options.a):
-        return "name logs, such as logs/*.txt, or those of two groups with --a and --b"
+        return "name logs, such as logs/*.txt, or two groups with --a and --b, not both"
     if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
         return f"--plot {options.plot}: name a file that ends in .png or .svg"
     if options.margin is not None and not options.a:
@@ -78,23 +75,9 @@ def fault_of_options(options: argparse.Namespace) -> str:
     return ""
 
 
-def fault_of_allowed(allow: Sequence[str], runs: Sequence[Run]) -> str:
-    """A name of --allow that is not a condition of any run, in words; none: empty."""
-    known = {name.lower() for run in runs for name in conditions(run)}
-    for name in allow:
-        if runs and name.lower() not in known:
-            near = difflib.get_close_matches(name.lower(), known, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "the tables name them"
-            return f"--allow {name}: no run has this condition: {remedy}"
-    return ""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logs, comparison, arms = gather(options)
-    if fault := fault_of_allowed(options.allow, logs.runs):
-        print(f"error: {fault}", file=sys.stderr)
-        return 2
     problems = [] if logs.runs else logs.problems
     if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
         fault = picture.attempt(arms, options.plot)

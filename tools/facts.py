@@ -24,15 +24,6 @@ LOG = re.compile(r"(?!requirements|readme|license).*\.(log|txt|out)", re.IGNOREC
 NO_LINE = "(no such line)"
 
 
-def plain(text: str) -> str:
-    """Strangers' text without control characters for the terminal and without lone surrogates."""
-    text = text[:400].encode("utf-8", "backslashreplace").decode("utf-8")
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-# --- files ---
-
-
 def list_folder(folder: Path) -> tuple[dict[str, int], list[str]]:
     """The files below a folder by their path in it, with their sizes, and links that lead out of
     it, which are never followed."""
@@ -77,7 +68,8 @@ def read_submission(data: bytes, name: str) -> tuple[dict[str, Any], list[tuple[
         given = json.loads(text, parse_float=Decimal, parse_constant=str)
         values = {key: value for key, value in given.items() if value is not None}
     except (ValueError, ArithmeticError, RecursionError, AttributeError) as error:
-        return {}, [("refused", f"{name}: it is not a JSON object: {str(error)[:200]}")]
+        where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        return {}, [("refused", f"{name}: it is not a JSON object{where}")]
     rules = json.loads(SCHEMA.read_text(encoding="utf-8"))
     for key, rule in rules["properties"].items():
         names = (key, *rule["x-synonyms"])
@@ -136,7 +128,9 @@ def read_logs(root: Path, files: Sequence[str]) -> tuple[list[LoggedRun], dict[s
             shown = name if run.number == 1 else f"{name}#{run.number}"
             known = result is not None and len(run.steps) > 1
             key = (run.known_seed, *times(run), result.val_bpb) if known else shown
-            runs.setdefault(key, LoggedRun(shown, run, result, run.known_seed))
+            first = runs.setdefault(key, LoggedRun(shown, run, result, run.known_seed))
+            if first.log != shown and run.seed_in_name not in (None, first.seed):
+                problems[name] = f"it is a copy of {first.log}, with another seed in its name"
     return list(runs.values()), problems
 
 
@@ -159,9 +153,6 @@ def judged_runs(runs: Sequence[LoggedRun], stated: Mapping[str, Any]) -> list[Lo
     known = [one.run.seed_in_name or one.seed for one in judged]
     judged += [one for seed, one in sisters.items() if seed not in known]
     return [one for one in judged if one.is_scored]
-
-
-# --- the folder as a whole ---
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli import ToolError, missing
+from cli import ToolError, fault_of_script_name, missing
+from script import look
 
 OURS = ("RUN_ID", "SEED")  # set for each run
 PATIENCE_S = 20.0  # for a run to end after each signal
@@ -46,6 +47,8 @@ class Trainer:
         """The same command for another script: in place of its own, or as its own --script."""
         if self.script is None:
             raise ToolError("--script: the command names no script: write -- python3 train_gpt.py")
+        if fault := fault_of_script_name(Path(script).name):
+            raise ToolError(f"--script {script}: {fault}")
         if b'"--script"' in self.source():  # data/quickstart.py
             return Trainer([*self.given, "--script", script])
         own = next(word for word in self.given if word.endswith(".py"))
@@ -56,7 +59,7 @@ class Trainer:
 
         Raises ToolError with the script's own words where it refuses the settings.
         """
-        if b"--print-config" not in self.source():
+        if b"--print-config" not in look(self.source()).text:
             return None
         words = self.argv[self.argv.index(str(self.script)) :]
         environ, name = {**os.environ, **settings}, f"{self.script.name} --print-config"
@@ -70,7 +73,9 @@ class Trainer:
         try:
             return dict(json.loads(done.stdout[done.stdout.index("{") :]))
         except (ValueError, TypeError) as error:
-            raise ToolError(f"{name}: not the JSON object expected ({error})") from error
+            raise ToolError(
+                f"{name}: it prints no JSON ({error}): try the command alone"
+            ) from error
 
 
 def launcher(word: str) -> list[str]:
@@ -116,8 +121,3 @@ def last_lines(output: Path) -> str:
     text = output.read_bytes()[-20_000:].decode("utf-8", "replace")
     lines = [line[:300] for line in text.splitlines() if line.strip()][-12:]
     return "\n".join(f"      {line}" for line in lines) or "      it printed nothing"
-
-
-def interrupt(*_: object) -> None:
-    """For SIGTERM: it ends the tool as Ctrl-C does."""
-    raise KeyboardInterrupt

@@ -225,8 +225,8 @@ def read_settings(match: re.Match[str], text: str) -> list[Event]:
     split = f"{match['split']}_" if "split" in match.groupdict() else ""
     result = []
     for name, value in re.findall(r"\b([A-Za-z_]\w{0,60})(?:: ?|=)(\S+)", text[match.end() :]):
-        if split and value == "0":
-            continue  # not used
+        if split and (value == "0" or name == "copy_stream"):
+            continue  # not used; in effect only on CUDA
         known = name in FIELDS and type(typed(value)) is int
         result.append(Fact(name if known else f"config.{split}{name.lower()}", typed(value)))
     return result
@@ -331,7 +331,6 @@ PATTERNS = (
         "train_io:prefetch:True copy_stream:False prefetch_queue:2 gpu_prefetch:0",
         (
             Fact("config.train_prefetch", True),
-            Fact("config.train_copy_stream", False),
             Fact("config.train_prefetch_queue", 2),
         ),
     ),

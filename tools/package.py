@@ -33,12 +33,14 @@ from typing import Any
 import cli
 from check import check_folder, lines
 from cli import ToolError
+from configuration import telling
 from facts import TRACKS
 from packed import is_ours
 from results import headline
-from rules import TODO, parsed_date
+from rules import OF_SCRIPTS, TODO, parsed_date
 from runs import Run, read_log
 from script import look, pack
+from significance import some
 
 RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
@@ -184,6 +186,8 @@ def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, 
 def make(options: argparse.Namespace) -> int:
     """Makes the folder, whole or not at all."""
     runs = read_runs(options.logs)
+    if apart := telling([*runs.values()], allow=OF_SCRIPTS):
+        raise ToolError(f"the logs differ in {some(apart)}: package runs of one configuration")
     source = source_to_ship([*runs.values()], options.script)
     target = options.records / options.track / f"{options.day}_{slug(options.name)}"
     if os.path.lexists(target):
@@ -222,6 +226,8 @@ def write_form(options: argparse.Namespace) -> int:
     text = given.read_bytes()
     if options.unpack and not look(text).packed:
         raise ToolError(f"{given}: not a packed script, or a damaged one: pack it again")
+    if options.unpack and look(text).stray:
+        print(f"note: {given} has other code around the packed script: it is left out")
     if target.exists() and not (target.is_file() and is_ours(target.read_bytes())):
         raise ToolError(f"{target}: exists and is not a packed script: name another --output")
     try:
@@ -231,9 +237,6 @@ def write_form(options: argparse.Namespace) -> int:
         raise ToolError(f"{given}: {error}") from error
     print(f"{target}: {len(text):,} bytes became {len(result):,}")
     return 0
-
-
-# --- command line ---
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -253,12 +256,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--records", type=Path, default=RECORDS, metavar="DIR", help="folder of the tracks")
     options = parser.parse_args(arguments)
     if options.pack or options.unpack:
+        if options.logs or options.pack and options.unpack or any(map(vars(options).get, TYPED)):
+            parser.error("--pack and --unpack stand alone, with --output: leave out the others")
         return options
+    if options.output:
+        parser.error("--output belongs to --pack: the folder is made of --track, --date and --name")
     if not options.logs:
         parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
     lacking = [name for name in TYPED if not (getattr(options, name) or "").strip()]
     if lacking:
         parser.error(f"needed: --{', --'.join(lacking)}".replace("_", "-"))
+    if not slug(options.name):
+        parser.error(f"--name {options.name}: write words in the letters a to z")
     options.day = parsed_date(options.date)
     if options.day is None:
         parser.error(f"--date {options.date}: YYYY-MM-DD is expected")

@@ -47,9 +47,6 @@ class Arm:
     dashes: str
 
 
-# --- arms and what is to be said of them ---
-
-
 def named(groups: Sequence[Sequence[Run]], names: Sequence[str]) -> list[Arm]:
     """The arms with their names: those given, the settings that differ, or their logs' names."""
     firsts = [group[0] for group in groups]
@@ -80,13 +77,8 @@ def log_names(firsts: Sequence[Run]) -> list[str]:
 
 
 def title_of(arms: Sequence[Arm]) -> str:
-    least, most = (count(len(arm.runs) for arm in arms) for count in (min, max))
-    seeds = f"{most} seed{'s' * (most != 1)}" if least == most else f"{least} to {most} seeds"
-    if len(arms) == 1:
-        return f"{arms[0].name}, {seeds}"
-    firsts = [arm.runs[0] for arm in arms]
-    varied = f"{' and '.join(map(str.upper, telling(firsts)))}: " if setting_names(firsts) else ""
-    return f"{varied}{len(arms)} arms, {seeds} each"
+    runs = f"{sum(len(arm.runs) for arm in arms)} runs"
+    return f"{arms[0].name}, {runs}" if len(arms) == 1 else f"{len(arms)} arms, {runs}"
 
 
 def finished(groups: Sequence[Sequence[Run]]) -> tuple[list[list[Run]], list[str]]:
@@ -165,9 +157,6 @@ def limits(curves: Sequence[Any]) -> tuple[float, float]:
     return low - room, high + room
 
 
-# --- a number of each run ---
-
-
 def result_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
     """Results in bits per byte; in nats where no log has bits."""
     for unit, words in ((BITS, "result, bits per byte"), (NATS, "result, nats per token")):
@@ -215,9 +204,6 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     axis.set_ylabel(words)
     several = any(len(given) > 1 for given in values)
     axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
-
-
-# --- the whole ---
 
 
 def attempt(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str] = ()) -> str:

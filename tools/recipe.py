@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,9 @@ STACKS = ROOT / "records" / "stacks"
 STACK_KEYS = {"recipes", "settings", "data", "launch", "verify", "source", "score"}
 NEEDED = "source", "effect"
 TODO = "TODO"
-EDITED = "if you edited it, keep your copy and take the committed one: git checkout train_gpt.py"
+EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
+
+EDITED += "(recipe.py new mine --from mine.py) and apply both"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
 # A line that a diff adds to Config.
 ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILINE)
@@ -48,9 +50,6 @@ ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILI
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(.*?)^[|]{7} [^\n]*\n(.*?)^={7}\n(.*?)^>{7} [^\n]*\n", re.MULTILINE | re.DOTALL
 )
-
-
-# Recipes as files
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,8 @@ class Recipe:
             faults.append(f"its header has a {TODO}")
         if len(self.settings) != len(self.field("setting")):
             faults.append("a setting's line is not `# setting: NAME=default, on: NAME=value`")
+        if all(default == on for default, on in self.settings.values()):
+            faults.append("it has no setting whose value `on` differs from its default")
         if sorted(self.settings) != sorted(name.upper() for name, _ in ADDED.findall(self.diff)):
             faults.append("its header's settings are not those that it adds to Config")
         return faults
@@ -104,15 +105,14 @@ def load(name: str) -> Recipe:
     if not path.is_file():
         near = difflib.get_close_matches(name.lower(), names(), 1, 0.75)
         remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
+        if (STACKS / f"{name}.json").is_file():
+            remedy = f"it is a stack: --stack {name}"
         raise ToolError(f"{name}: no such recipe in {FOLDER}: {remedy}")
     text = path.read_text(encoding="utf-8")
     header, separator, diff = text.partition("\n--- ")
     if not separator:
         raise ToolError(f"{path}: no unified diff: it has no line that begins with ---")
     return Recipe(name, header + "\n", "--- " + diff)
-
-
-# Stacks as files
 
 
 def stack(name: str) -> dict[str, Any]:
@@ -122,8 +122,10 @@ def stack(name: str) -> dict[str, Any]:
         raise ToolError(f"{name}: no such stack in {STACKS}: recipe.py list shows all")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if set(values) != STACK_KEYS or not values["recipes"]:
-            raise ValueError(f"its keys must be {', '.join(sorted(STACK_KEYS))}")
+        if differ := STACK_KEYS ^ set(values):
+            raise ValueError(f"missing, or not a key of a stack: {', '.join(sorted(differ))}")
+        if not isinstance(values["recipes"], list) or not isinstance(values["settings"], dict):
+            raise ValueError("recipes must be a list of names, settings an object")
     except (ValueError, TypeError) as error:
         raise ToolError(f"{path}: {error}") from error
     return values
@@ -157,8 +159,9 @@ def patched(base: str, recipe: Recipe) -> str:
         done = git(folder, "apply", "-", given=recipe.diff)
         if done.returncode:
             line = re.search(r"train_gpt\.py:(\d+)", done.stderr)
-            place = f"near line {line[1]}" if line else "than it expects"
-            words = f"train_gpt.py has other lines {place}: {EDITED}"
+            words = "its .diff is damaged: make it again from a script, with recipe.py new"
+            if line:
+                words = f"train_gpt.py has other lines near line {line[1]}: {EDITED}"
             raise ToolError(f"{recipe.name} does not apply: {words}")
         return (folder / "train_gpt.py").read_text(encoding="utf-8")
 
@@ -226,9 +229,6 @@ def combined(base: str, recipes: Sequence[Recipe]) -> str:
     return text
 
 
-# Settings
-
-
 def with_defaults(text: str, assigned: dict[str, str]) -> str:
     """The script with other defaults. The script itself says which values a setting may have."""
     if not assigned:
@@ -245,27 +245,38 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
     for setting in assigned:
         field = setting.lower()
         if field not in values:
-            raise ToolError(f"--set {setting}: no such setting of these recipes or train_gpt.py")
+            words = "no such setting of these recipes or train_gpt.py: recipe.py list shows whose"
+            raise ToolError(f"--set {setting}: {words}")
         line = re.compile(rf"^(    {field}: [^=\n]+ = )(.+?)(  # )", re.MULTILINE)
-        value = repr(values[field]["value"]).replace("'", '"')
+        value = values[field]["value"]
+        value = json.dumps(value) if isinstance(value, str) else repr(value)
         text, count = line.subn(lambda match, value=value: match[1] + value + match[3], text, 1)
         if not count:
             raise ToolError(f"--set {setting}: its line in Config is not found")
     return text
 
 
-def assignments(arguments: Iterable[str]) -> dict[str, str]:
+def assignments(arguments: Sequence[str]) -> dict[str, str]:
     for argument in arguments:
         if not re.fullmatch(r"[A-Z0-9_]+=.+", argument):
-            raise ToolError(f"--set {argument}: write NAME=VALUE, the name in capital letters")
-    return dict(argument.split("=", 1) for argument in arguments)
+            words = "write NAME=VALUE with a name in capital letters; recipes stand before --to"
+            raise ToolError(f"--set {argument}: {words}")
+    settings = dict(argument.split("=", 1) for argument in arguments)
+    if len(settings) < len(arguments):
+        raise ToolError(f"--set {' '.join(arguments)}: a name is there twice: set it once")
+    return settings
 
 
 # The commands
 
 
 def root_text() -> str:
-    return TRAINER.read_text(encoding="utf-8")
+    text = TRAINER.read_text(encoding="utf-8")
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise ToolError(f"{TRAINER}: line {error.lineno}: {error.msg}: mend it") from error
+    return text
 
 
 def list_recipes(options: argparse.Namespace) -> None:
@@ -283,14 +294,14 @@ def list_recipes(options: argparse.Namespace) -> None:
 def apply_recipes(options: argparse.Namespace) -> None:
     target = Path(options.to)
     chosen = stack(options.stack) if options.stack else {"recipes": [], "settings": {}}
-    wanted = [*dict.fromkeys([*chosen["recipes"], *options.names])]
+    given = [Path(name).stem for text in options.names for name in text.split(",")]
+    wanted = [*dict.fromkeys([*chosen["recipes"], *given])]
     if not wanted:
         raise ToolError("no recipe is named: write the names in front: apply ema --to x.py")
     if fault := cli.fault_of_script_name(target.name):
         raise ToolError(f"--to {target}: {fault}")
     if target.exists():
-        own = "an edit of your own can be made a recipe: recipe.py new NAME --from FILE"
-        raise ToolError(f"{target} exists, and stays as it is: name another file; {own}")
+        raise ToolError(f"{target} exists, and stays as it is: name another file")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     assigned |= assignments(options.set or [])
@@ -301,10 +312,10 @@ def apply_recipes(options: argparse.Namespace) -> None:
     removed = sum(recipe.count("-") for recipe in recipes)
     print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{added} -{removed} lines)")
     for recipe in recipes:
-        off = {name: on for name, (_, on) in recipe.settings.items() if name not in assigned}
-        if recipe.settings and len(off) == len(recipe.settings):
-            settings = " ".join(f"{name}={on}" for name, on in off.items())
-            print(f"  {recipe.name} is off until it is set: {settings}")
+        settings = {name: on for name, (default, on) in recipe.settings.items() if default != on}
+        if off := {name: settings[name] for name in settings.keys() - assigned.keys()}:
+            settings = " ".join(f"{name}={on}" for name, on in sorted(off.items()))
+            print(f"  {recipe.name} is off until you set {settings}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
         print(f"data:  {chosen['data']}\nrun:   {chosen['launch']} {target}")
@@ -373,26 +384,22 @@ def check_recipes(options: argparse.Namespace) -> None:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add = commands.add_parser
-    command = add("list", help="list name, lines, sentence and settings of each recipe")
-    command.set_defaults(run=list_recipes)
+    add = parser.add_subparsers(required=True, metavar="COMMAND").add_parser
+    text = "list name, lines, sentence and settings of each recipe"
+    add("list", help=text).set_defaults(run=list_recipes)
     command = add("apply", help="write train_gpt.py with some recipes to another file")
     command.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
     command.add_argument("--stack", metavar="NAME", help="recipes and values of records/stacks")
     command.add_argument("--to", required=True, metavar="FILE", help="file to write")
-    text = "make these values the defaults"
-    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help=text)
+    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help="defaults")
     command.set_defaults(run=apply_recipes)
     command = add("new", help="make a recipe from an edited copy of train_gpt.py")
     command.add_argument("name", metavar="NAME", help="the recipe's name")
-    text = "edited copy of train_gpt.py"
-    command.add_argument("--from", dest="source", required=True, metavar="FILE", help=text)
-    text = "replace the recipe's lines and keep its header"
-    command.add_argument("--again", action="store_true", help=text)
+    command.add_argument("--from", dest="source", required=True, metavar="FILE", help="edited copy")
+    command.add_argument("--again", action="store_true", help="replace lines, keep the header")
     command.set_defaults(run=new_recipe)
-    command = add("check", help="do all recipes apply to today's train_gpt.py?")
-    command.set_defaults(run=check_recipes)
+    text = "do all recipes apply to today's train_gpt.py?"
+    add("check", help=text).set_defaults(run=check_recipes)
     return parser.parse_args(arguments)
 
 

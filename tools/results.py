@@ -32,9 +32,6 @@ class Submitted(NamedTuple):
     result: Result
 
 
-# --- one run ---
-
-
 def evaluations(run: Run) -> list[Result]:
     """The results in their order; those that are printed again in a row once, with the digits of
     the most exact line and the first loss and time that are told."""

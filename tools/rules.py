@@ -27,8 +27,8 @@ from facts import (
     track_named,
 )
 from lines import SUBMITTED
-from packed import packed_form
-from results import headline, is_number
+from packed import is_ours, packed_form
+from results import headline, is_number, stated_by_seed
 from runs import Run
 from script import look
 from significance import CAP_BYTES, some
@@ -65,16 +65,11 @@ def rule(function: Callable[..., Said]) -> Callable[..., Said]:
     return function
 
 
-# --- files ---
-
-
 @rule
 def required_files(facts: Facts) -> Said:
     if "README.md" not in facts.files:
         yield "refused", "no README.md: write what was done and how to run it"
-    elif len((readme := facts.text("README.md")).split()) < 20:
-        yield "warned", "README.md says nothing: write what was done and how to run it"
-    elif TODO in readme:
+    elif TODO in facts.text("README.md"):
         yield "warned", "README.md still has a TODO: write what was done"
     if not facts.source:
         yield "refused", f"{facts.script_name} is missing or empty: add the script that ran"
@@ -96,6 +91,8 @@ def place_and_submission(facts: Facts) -> Said:
     date, _, description = facts.place.name.partition("_")
     if not parsed_date(date) or not description:
         yield "warned", f"{facts.place.name}: name the folder YYYY-MM-DD_Description"
+    if facts.stated.get("date", date) != date:
+        yield "warned", f"submission.json says date {shown(facts.stated['date'])}: it is {date}"
     yield from facts.of_submission
 
 
@@ -170,6 +167,11 @@ def stated_results(facts: Facts) -> Said:
         given, values = facts.stated.get(key), facts.results(key)
         if values and is_number(given) and (reason := wrong_result(facts, key, given)):
             said.setdefault(reason, []).append((f"{key} {given}", f"{fmean(values):.8f}"))
+    for one in facts.judged:
+        given = stated_by_seed(facts.stated).get(one.seed, {}).get("val_bpb")
+        if is_number(given) and abs(float(given) - one.result.val_bpb) > CLOSE:
+            right = f"{one.log} has {one.result.val_bpb:.8f}"
+            yield "warned", f"submission.json says {given} of seed {one.seed}: {right}"
     for (level, words), numbers in said.items():
         stated, right = (" and ".join(texts) for texts in zip(*numbers, strict=True))
         logs = "mean of the logs" if len(facts.judged) > 1 else "log's result"
@@ -290,6 +292,8 @@ def script_form(facts: Facts) -> Said:
     if script.stray:
         words = "code around the packed script: only the lines that unpack and run it may be there"
         yield "refused", f"{name}: {words}"
+    if is_ours(facts.source) and not script.packed:
+        yield "refused", f"{name}: a packed script that is damaged: pack it again"
     if script.error:
         here = sys.version_info[:2]
         words = f"Python {here[0]}.{here[1]} cannot parse {name} ({script.error})"
@@ -309,7 +313,9 @@ def time_and_machine(facts: Facts, one: LoggedRun) -> Said:
     """Ten minutes of training and ten of evaluation, on 8 H100s."""
     if facts.track != RECORD:
         return
-    run, trained = one.run, longest_time(one.run)
+    run = one.run
+    times = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
+    trained = max(filter(is_number, times), default=0.0)
     evaluated = run.eval_total_ms if one.result.eval_ms is None else one.result.eval_ms
     late = LATE_STEPS * trained / max(1, run.last_step)  # a run that stops itself is late
     if trained > CAP_MS + late:
@@ -329,16 +335,6 @@ def time_and_machine(facts: Facts, one: LoggedRun) -> Said:
         yield "refused", f"ran {ran}, not on 8 H100s: --track {OPEN} has no such rule"
     elif not device:
         yield "not checked", "the GPU"
-
-
-def longest_time(run: Run) -> float:
-    """Milliseconds of training, by the log's end or a step line, or by step_avg where several
-    lines agree that it was longer."""
-    times = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
-    longest = max(filter(is_number, times), default=0.0)
-    averages = {s.step_avg_ms * s.step: s.train_time_ms for s in run.steps if s.step_avg_ms}
-    late = [ms for ms, said in averages.items() if ms > 1.001 * (said or longest) + 100.0]
-    return max(longest, *late) if len(late) >= FEW_LINES else longest
 
 
 @rule

@@ -141,9 +141,6 @@ class Logs:
     problems: list[str] = field(default_factory=list)
 
 
-# --- files ---
-
-
 def read_logs(paths: Iterable[str | os.PathLike[str]]) -> Logs:
     """Files and folders of logs. Each run once: a .txt and the .jsonl beside it are one log."""
     result, distinct_runs = Logs(), {}
@@ -241,6 +238,10 @@ def run_of_events(said: Run, path: Path, data: bytes, problems: list[str]) -> Ru
         damaged = f"{broken} damaged line{'s' * (broken > 1)} left out"
         problems.append(f"{path.stem}.jsonl: {damaged}")
     settle(run)
+    told = [result.val_bpb for result in said.results if result.kind in SUBMITTED]
+    if told and run.results and abs(told[-1] - run.results[-1].val_bpb) > 1e-4:
+        scores = f"its score {run.results[-1].val_bpb:.5f} counts, the text has {told[-1]:.5f}"
+        problems.append(f"{path.stem}.jsonl is not of the same run as the text: {scores}")
     return run
 
 
@@ -263,8 +264,7 @@ def take_events(run: Run, events: Iterable[dict[str, Any]]) -> None:
             known[name] = {**known.get(name, {}), **event}
     config, machine, end = (known.get(name, {}) for name in ("config", "hardware", "end"))
     typed = {k: v for k, v in config.items() if isinstance(v, (str, int, float))}
-    numbers = {k: v for k, v in run.config.items() if not isinstance(v, str)}
-    run.config = typed | numbers  # those in effect, which a text log alone has, too
+    run.config = typed or run.config
     run.seed, run.world_size = config.get("seed"), machine.get("world_size")
     run.made_of = {name: str(value) for name, value in known.get("made_of", {}).items()}
     run.versions = {k: str(machine[k]) for k in ("torch", "cuda", "python") if machine.get(k)}
@@ -426,6 +426,10 @@ def settle(run: Run) -> None:
     timed = [x for x in (*run.steps[-1:], *run.validations[-1:]) if x.train_time_ms is not None]
     if run.train_time_ms is None and timed:
         run.train_time_ms = max(timed, key=lambda line: line.step).train_time_ms
+    if run.config.get("tie_embeddings") is True and "tied_embed_lr" not in run.config:
+        # A text log prints the rate in effect.
+        run.config["tied_embed_lr"] = run.config.pop("embed_lr", None)
+        run.config.pop("head_lr", None)
     sizes = run.sizes
     if sizes.artifact is None and None not in (sizes.total, sizes.code):
         sizes.artifact = sizes.total - sizes.code

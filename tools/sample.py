@@ -16,37 +16,33 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import re
+import os
 import sys
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli import ROOT, Parser, ToolError, number, run
+from cli import Parser, ToolError, number, plain, run
 from results import headline
 from runs import Run, read_file, read_logs
 
 TOP_K = 50
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    """A model may write anything: control characters do not reach the terminal."""
-    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def run_of(log: Path | None) -> Run:
-    """What the log says, or the newest one in logs/."""
-    logs = sorted(Path("logs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-    log = log or (logs[-1] if logs else Path("logs", "<RUN_ID>.txt"))
+    """What the log says, or the newest one in a folder: logs/, if none is named."""
+    log = log or Path("logs")
+    if log.is_dir():
+        logs = sorted(log.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        log = logs[-1] if logs else log / "<RUN_ID>.txt"
     if not log.is_file():
-        raise ToolError(f"{log}: no such file: train first, or name the log of a run")
+        raise ToolError(f"{log}: no such file: train first, or name a log; text needs --prompt")
     log = log.with_suffix(".txt") if log.suffix == ".jsonl" else log
     known = read_logs([log])
     if known.runs and known.runs[0].source and "vocab_size" in known.runs[0].config:
         return known.runs[0]
-    why = [*known.problems, f"{log}: no .jsonl beside it that has its settings"][0]
+    why = [*known.problems, f"{log}: its script's text is cut, or its .jsonl is missing"][0]
     raise ToolError(f"{why}: name the log of a run of train_gpt.py")
 
 
@@ -59,18 +55,17 @@ def load(log: Run) -> tuple[Any, Any]:
     if not path.exists():
         raise ToolError(f"{path}: no such artifact (the run is {log.status}): name another run")
     data = read_file(path)
+    if log.sizes.artifact not in (None, len(data)):
+        words = f"{len(data):,} bytes, its log says {log.sizes.artifact:,}: train again"
+        raise ToolError(f"{path}: damaged, or another run's: {words}")
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
     sys.modules[script.__name__] = script  # dataclasses look for it there
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         exec(compile(log.source, log.path, "exec"), script.__dict__)
-        names = {field.name for field in dataclasses.fields(script.Config)}
-        known = {name.upper(): log.config[name] for name in names & log.config.keys()}
-        texts = {k: str(int(v) if isinstance(v, bool) else v) for k, v in known.items()}
-        config, faults, *_ = script.read_config(texts)
-        if faults:
-            raise ValueError(faults[0])
+        names = {field.name for field in dataclasses.fields(script.Config)} & log.config.keys()
+        config = script.Config(**{name: log.config[name] for name in names})
         model = script.GPT(config, torch.bfloat16 if device == "cuda" else torch.float32)
         model.load_state_dict(script.unpack(data, model.state_dict()))
     except (Exception, SystemExit) as error:  # whatever the script or a damaged file raises
@@ -81,10 +76,10 @@ def load(log: Run) -> tuple[Any, Any]:
 
 def coder_of(log: Run, path: Path) -> tuple[Callable, Callable, int]:
     """encode, decode and BOS of the run's tokenizer: a SentencePiece .model or a byte .json."""
-    path = path if path.exists() else ROOT / path  # runs are started here, or in the repository
-    data = read_file(path)
+    path = Path(os.environ.get("TOKENIZER_PATH", path))
+    data = read_file(path) if path.is_file() else b""
     if log.made_of.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
-        raise ToolError(f"{path}: not the run's tokenizer: it has changed since the run")
+        raise ToolError(f"{path}: missing, or not the run's tokenizer: set TOKENIZER_PATH")
     if path.suffix != ".json":
         import sentencepiece
 
@@ -124,10 +119,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("log", type=Path, nargs="?", help="logs/<RUN_ID>.txt or .jsonl (default: the newest one)")
     add("--prompt", default="", help="text to continue (default: a new document)")
     add("--length", type=number(int, 1), default=200, metavar="N", help="tokens (default: 200)")
-    heat = "0: the most likely token (default: 0.8)"
-    add("--temperature", type=number(float, 0), default=0.8, metavar="T", help=heat)
-    seed = "seed of the random draws (default: 1337)"
-    add("--seed", type=number(int, 0), default=1337, metavar="N", help=seed)
+    add("--temperature", type=number(float, 0), default=0.8, metavar="T", help="default: 0.8")
+    add("--seed", type=number(int, 0), default=1337, metavar="N", help="default: 1337")
     return parser.parse_args(arguments)
 
 
@@ -141,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     score = f"val_bpb {result.val_bpb:.4f}" if result else f"no score ({log.status})"
     print(f"run {path.stem}, {score}, {path.with_suffix('.int8.ptz')}", file=sys.stderr)
     sys.stdout.reconfigure(errors="backslashreplace")
-    print(printable(decode(tokens[1:])))
+    print(
+        "\n".join(map(plain, decode(tokens[1:]).expandtabs().split("\n")))
+    )  # a model may write anything
     return 0
 
 

@@ -68,16 +68,7 @@ def look(text: bytes, depth: int = 3) -> Script:
             return replace(found, packed=True, ours=is_ours(text), stray=stray)
         return facts_of_tree(tree, text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # Perhaps it is of a newer Python: its words show something.
-        words = re.findall(r"[\w.\-/]+", text[:MAX_SCRIPT].decode("utf-8", "replace"))
-        reaching = {word: 0 for word in words if REACHING.fullmatch(word)}
-        return Script(
-            text,
-            error=fault(error),
-            modules=frozenset(words),
-            reaching=reaching,
-            paths=frozenset(PurePosixPath(word).name for word in words if "." in word),
-        )
+        return Script(text, error=fault(error))
 
 
 def fault(error: Exception) -> str:
@@ -100,7 +91,8 @@ def facts_of_tree(tree: ast.Module, text: bytes) -> Script:
         if isinstance(node, ast.BinOp) and is_text(node.left) and is_text(node.right):
             reaching.setdefault("a text made of pieces", node.lineno)
         if is_text(node):
-            paths.add(PurePosixPath(node.value[:MAX_TEXT]).name)
+            if not re.search(r"\s", node.value):
+                paths.add(PurePosixPath(node.value[:MAX_TEXT]).name)
             if COMMAND.fullmatch(node.value):
                 reaching.setdefault(" ".join(node.value.split()[:2]), node.lineno)
     return Script(

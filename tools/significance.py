@@ -23,6 +23,7 @@ ALPHA = 0.01
 SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 NATS, BITS = "nats", "bits per byte"
+warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")  # values without spread
 Results = Sequence[Result | None]  # of the runs of one configuration
 USUAL_RATE = 2.5  # bytes per token, where no log tells them
 
@@ -68,7 +69,7 @@ def interval(values: Sequence[float]) -> float:
     """Half of the 95 % interval of the mean; nan for one value."""
     from scipy import stats  # slow to import, and optional
 
-    result = quietly(stats.ttest_1samp, values, 0.0)
+    result = stats.ttest_1samp(values, 0.0)
     return float(result.confidence_interval(0.95).high) - statistics.fmean(values)
 
 
@@ -91,18 +92,11 @@ def test_with(
 ) -> Test:
     """scipy's test. Where no value varies and the margin is met exactly, t and p are nan."""
     shifted = [value - margin for value in second]
-    one_sided = quietly(function, shifted, first, alternative="greater")
-    low, high = quietly(function, second, first).confidence_interval(0.95)
+    one_sided = function(shifted, first, alternative="greater")
+    low, high = function(second, first).confidence_interval(0.95)
     difference = statistics.fmean(second) - statistics.fmean(first)
     figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high)
     return Test(difference, margin, *map(float, figures))
-
-
-def quietly(function: Callable[..., Any], *samples: Any, **options: Any) -> Any:
-    """Without scipy's warnings about values that do not vary."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return function(*samples, **options)
 
 
 # --- results of runs ---

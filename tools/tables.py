@@ -36,7 +36,7 @@ def report(
         blocks.append([*group_lines(runs, allow), data_line(runs)])
         blocks.append(remark_lines(runs))
     if logs.problems:
-        blocks.append(["Could not be read", *(f"  {problem}" for problem in logs.problems)])
+        blocks.append(["Notes on the files", *(f"  {problem}" for problem in logs.problems)])
     return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
 
 
@@ -46,9 +46,6 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if len(set(names)) == len(names):
         return names
     return [f"{Path(run.path).resolve().parent.name[:24]}/{run.name}" for run in runs]
-
-
-# --- the answer ---
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:

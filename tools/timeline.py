@@ -27,8 +27,9 @@ from cli import ToolError
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
 PICTURE_STEPS = 3  # so few that single reads are seen
 MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
-LANES = {"disk_read": "reader", "input_wait": "asked"}  # the trainer's names, and ours
-LANES |= dict.fromkeys(("forward", "backward", "reduce", "grad_clip", "optimizer"), "phases")
+# The trainer's names, and ours.
+LANES = {"disk_read": "reader", "input_wait": "asked", "optimizer": "optimizer"}
+LANES |= dict.fromkeys(("forward", "backward", "reduce", "grad_clip"), "phases")
 COLOURS = {"reader": "#e69f00", "copy": "#7a5195", "compute": "#0072b2", "input wait": "#d00000"}
 SHORT = 0.002  # of the time drawn: shorter waits have no bar, for a bar would look like a wait
 Span = tuple[float, float]
@@ -126,17 +127,19 @@ def read_trace(path: Path) -> Trace:
     except Exception as error:  # whatever a damaged or hostile file comes up with
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
         raise ToolError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error
-    found: dict[str, list[Span]] = {"reader": [], "copy": [], "asked": [], "phases": []}
+    found: dict[str, list[Span]] = {lane: [] for lane in (*LANES.values(), "copy", "kernels")}
     steps = []
     for label, span in events:
         if mark := re.fullmatch(r"ProfilerStep#(\d{1,9})", label):
             steps.append((*span, int(mark[1])))
         else:
-            found.setdefault(label, []).append(span)
+            found[label].append(span)
+    # After the last step of a shorter run comes a mark without a step.
+    steps = [s for s in steps if any(s[0] <= begin < s[1] for begin, _ in found["optimizer"])]
+    found["phases"] += found["optimizer"]
     if not steps or not found["phases"]:
-        missing = "phases" if steps else "ProfilerStep marks"
-        raise ToolError(f"{path}: not a trace of this trainer: it has no {missing}")
-    kernels = found.get("kernels", [])
+        raise ToolError(f"{path}: not a trace of this trainer: it has no steps or no phases")
+    kernels = found["kernels"]
     cuda = bool(kernels or found["copy"])
     # With CUDA the host's phases are when work was issued, not when it was done.
     compute = merged(kernels if cuda else found["phases"])
@@ -144,12 +147,11 @@ def read_trace(path: Path) -> Trace:
     edges = [(-math.inf, -math.inf), *compute, (end, end)]
     idle = [(a[1], b[0]) for a, b in zip(edges, edges[1:], strict=False)]
     wait = common(idle, merged(found["asked"] + found["copy"]))
-    rows = {"reader": merged(found["reader"]), "copy": merged(found["copy"])}
-    rows = {name: spans for name, spans in rows.items() if spans}
+    rows = {name: merged(found[name]) for name in ("reader", "copy") if found[name]}
     rows |= {"compute": compute, "input wait": wait}
     marks = sorted((begin, number) for begin, _, number in steps)
-    file, device = path.name.removesuffix(".trace.json.gz"), "GPU" if cuda else "CPU"
-    return Trace(file, marks, end, device, rows).part(-math.inf, math.inf)
+    file = path.name.removesuffix(".trace.json.gz")
+    return Trace(file, marks, end, "GPU" if cuda else "CPU", rows).part(-math.inf, math.inf)
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:
@@ -192,8 +194,7 @@ def draw_rows(axes: Any, trace: Trace, end: float) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    help_text = "a file that TRACE_STEPS wrote; several are drawn one above the other"
-    add("files", type=Path, nargs="+", metavar="FILE", help=help_text)
+    add("files", type=Path, nargs="+", metavar="FILE", help="a file that TRACE_STEPS wrote")
     add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
     options = parser.parse_args(arguments)
     if options.picture and options.picture.suffix not in (".svg", ".png"):

@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import sys
@@ -88,8 +89,11 @@ class Lab:
         if asked.error:
             raise ToolError(f"{script} does not start: {asked.error}")
         printed = asked.output()
-        printed = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
-        config = {name.upper(): pair["value"] for name, pair in printed.items()}
+        try:
+            printed = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
+            config = {name.upper(): pair["value"] for name, pair in printed.items()}
+        except (ValueError, TypeError, LookupError) as error:
+            raise ToolError(f"{script}: its --print-config is not that of train_gpt.py") from error
         for name in given:
             if name not in config:
                 raise ToolError(f"{name}: {script} has no such setting: see its --print-config")
@@ -128,7 +132,7 @@ def find_script(name):
     except (SyntaxError, ValueError) as error:
         raise ToolError(f"{name}: line {getattr(error, 'lineno', 1)}: {error}") from error
     if "class Trainer" not in text:
-        raise ToolError(f"{name}: no class Trainer: name an edited copy of train_gpt.py")
+        raise ToolError(f"{name}: no class Trainer: name an edited train_gpt.py, not a packed one")
     return path
 
 
@@ -171,6 +175,8 @@ class Run:
             ends = [(self.output(rank).split("\n") or [""])[-1] for rank in range(self.ranks)]
             # Where a rank fails, the others fail, too, in gloo.
             said = max(ends, key=lambda end: ("Error" in end and "gloo" not in end, end))
+            lines = re.findall(rf'File "{self.work[2]}", line (\d+)', self.output())
+            said += f" (line {lines[-1]})" if lines else ""
             self.error = f"no end in {SECONDS} s: {said}" if late else said or f"exit code {codes}"
         return late or None not in codes or bool(self.error)
 

@@ -32,7 +32,7 @@ RANDOM = 0.3  # nats: the same where ranks draw other random numbers, as for dro
 MEANS = {  # what a fault means, and where to look
     "repeatable": "a result depends on more than SEED and step: time, or checkpoints being written",
     "resume": "not in checkpoints: make it an attribute of Trainer itself; rows: batches of a step",
-    "priming": "a step changes something that priming does not put back: see resume",
+    "priming": "a step changes what is in no attribute of Trainer, so priming cannot put it back",
     "validation": "validations and log lines must leave weights, state and train mode as they were",
     "unseen": "training depends on validation tokens: the score is too good",
     "overlap": "results depend on when batches are read: see Pipeline and BatchPlan",
@@ -41,7 +41,8 @@ MEANS = {  # what a fault means, and where to look
     "model": "the edited script cannot be looked at: see above",
     "trained": "one optimizer must have it, and a gradient must reach it: see make_optimizers",
     "look-ahead": "later tokens, or random numbers, change logits: the score is too good",
-    "score": "what is scored is not what is stored, or not the mean over all rows in eval mode",
+    "score": "what is scored is not what is stored, or not the mean over all rows in eval mode; "
+    "--score-differs if it is so on purpose",
     "sum": "tokens are scored with what is learned from them, or by numbers that are no shares",
     "artifact": "stored twice, or no logit depends on it: leave it out of the artifact",
     "bytes": f"script and artifact may have {CAP:,} bytes",
@@ -252,7 +253,10 @@ def verify(lab, base, quick, score_differs):
     yield from late_verdicts(lab, full, score_differs)
     if base:
         what = "" if runs[-1].error else f"against {Path(base).name} the edit changes "
-        none = "nothing, bit for bit: is its setting on, is it about speed alone?"
+        none = (
+            "nothing, bit for bit: is its setting given here (not in the environment), and large "
+        )
+        none += "enough for 3 layers of 32 channels? is it about speed alone?"
         yield "effect", "note", f"{what}{differences(runs[-1], full) or none}"
 
 

@@ -260,7 +260,7 @@ def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) 
     assert call(compare.main, *three_arms(tmp_path), "--plot", "x.svg")[0] == 0
     figure = drawn[0]
     curves, dots = figure.axes
-    assert figure.get_suptitle() == "MATRIX_LR: 3 arms, 3 seeds each"
+    assert figure.get_suptitle() == "3 arms, 9 runs"
     assert legend_of(figure)[0] == ["MATRIX_LR=0.01", "MATRIX_LR=0.02", "MATRIX_LR=0.03"]
     assert len(curves.lines) == 3 == len({line.get_color() for line in curves.lines})
     assert [len(line.get_xdata()) for line in curves.lines] == [5, 5, 5]

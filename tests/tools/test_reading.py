@@ -156,12 +156,12 @@ model_params:1000
 world_size:1 grad_accum_steps:8
 seed:7
 step:1/4 train_loss:9.0 train_time:10ms step_avg:10.00ms
-final_int8_zlib_roundtrip_exact val_loss:1.00000000 val_bpb:0.50000000
+final_int8_zlib_roundtrip_exact val_loss:2.00000000 val_bpb:1.20000000
 """
 
 
 def test_our_runs_are_read_from_their_events(tmp_path: Path) -> None:
-    """Exactly, whatever the text says of the same figures; the text adds what events do not say."""
+    """Exactly. The text adds what events do not say; one of another run is named."""
     (tmp_path / "r.jsonl").write_text(event_lines(seed=7))
     run = only(read_text(tmp_path, HEADER + OWN, "r.txt"))
     result = headline(run)
@@ -173,6 +173,8 @@ def test_our_runs_are_read_from_their_events(tmp_path: Path) -> None:
     assert [(v.step, v.val_bpb) for v in run.validations] == [(0, 3.0), (4, 1.3)]
     assert (run.status, run.error, run.seed, run.world_size) == ("finished", None, 7, 1)
     assert run.sizes == Sizes(900, None, 3000, 3900)
+    other = read_text(tmp_path, HEADER + OWN.replace("bpb:1.20", "bpb:1.30"), "r.txt")
+    assert "r.jsonl is not of the same run as the text: its score 1.2" in other.problems[0]
     assert (run.train_time_ms, run.val_total_ms, run.input_wait_ms) == (160, 70, 4)
     assert run.made_of["fineweb_val_000000.bin"] == "5000 tokens, 0000beef"
     assert run.config["matrix_lr"] == 0.04 and run.config["train_prefetch"] is True

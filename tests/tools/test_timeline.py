@@ -68,6 +68,7 @@ def cpu_step(number: int, begin: float) -> list[dict]:
 @pytest.fixture
 def cpu_trace(tmp_path: Path) -> Path:
     events = [row for number in range(1, 7) for row in cpu_step(number, 10 * number)]
+    events.append(event("ProfilerStep#7", 70, 70.1))  # after the last step of a run
     return write(tmp_path / "cpu.trace.json.gz", events)
 
 
@@ -85,6 +86,7 @@ def test_with_cuda_the_device_counts(tmp_path: Path) -> None:
     """Kernels of two streams are one lane, late copies are input wait, scalars are not copies. The
     step ends when the device has done what the host gave it."""
     rows = [event("ProfilerStep#1", 0, 10), event("forward", 0, 9), event("input_wait", 0, 1)]
+    rows += [event("optimizer", 9, 10)]
     rows += [event("input_wait", 5, 6), event("disk_read", 1, 5), event("disk_read", 10.5, 10.51)]
     rows += [event(name, 3, 12, "gpu_user_annotation") for name in ("ProfilerStep#1", "forward")]
     rows += [copy(0.5, 2, 1024), copy(2, 3, 1023), copy(8, 10, 1 << 20)]
@@ -124,12 +126,8 @@ def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path) 
     """Times are where they were; a short read is seen, a wait too short to matter is not drawn."""
     rows = [event("ProfilerStep#1", 0, 15), event("forward", 0.01, 5), event("forward", 5.01, 15)]
     rows += [event("input_wait", 0, 0.01), event("input_wait", 5, 5.01), event("disk_read", 3, 6)]
-    rows += [
-        event("disk_read", 8, 8.00001),
-        kernel(16, 16.5),
-        copy(1, 2, 1 << 20),
-        copy(11, 12, 1 << 20),
-    ]
+    rows += [event("disk_read", 8, 8.00001), kernel(16, 16.5), event("optimizer", 14, 15)]
+    rows += [copy(1, 2, 1 << 20), copy(11, 12, 1 << 20)]
     fast, path = write(tmp_path / "fast.trace.json.gz", rows), tmp_path / "pair.svg"
     assert len(shown(cpu_trace, fast, "--picture", path)) == 9
     svg = path.read_text(encoding="utf-8")
@@ -151,7 +149,7 @@ DAMAGED = [b"", b"step:1/20 train_loss:6.9", b"[" * 100_000, b'{"a": 1}']
 DAMAGED += [gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9]]
 NO_TRACES = [(content, "damaged or no trace") for content in DAMAGED] + [
     (None, "No such file or directory"),
-    ({"traceEvents": [PHASE, 7, None]}, "no ProfilerStep marks"),
+    ({"traceEvents": [PHASE, 7, None]}, "no steps or no phases"),
     ({"traceEvents": [STEP, event("aten::mm", 0, 1, "cpu_op")]}, "no phases"),
 ]
 
