@@ -48,6 +48,7 @@ import threading
 import time
 import traceback
 import uuid
+import zipfile
 import zlib
 from bisect import bisect_right
 from collections import defaultdict, deque
@@ -68,7 +69,7 @@ try:
     import torch
 except ImportError as error:
     install = f"{sys.executable} -m pip install -r requirements.txt"
-    sys.exit(f"train_gpt.py: {error.name} is missing: {install}")
+    sys.exit(f"train_gpt.py: {error.name} is missing, or a file here has its name: {install}")
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -160,7 +161,7 @@ class Config:
     training_timing_every: PositiveInt = 200  # steps; between its lines (steps 1-10 always)
     trace_steps: NonNegativeInt = 0  # steps; traced to logs/<RUN_ID>.trace.json.gz; 0: none
     # checkpoints
-    checkpoint_every: NonNegativeInt = 0  # steps; between checkpoints; 0: only on a signal
+    checkpoint_every: NonNegativeInt = 0  # steps; between checkpoints; 0: only after the last step
     checkpoint_keep: PositiveInt = 3  # files; the newest that stay in checkpoints/<RUN_ID>/
     resume: str = ""  # auto or file; auto: the newest checkpoint of RUN_ID; empty: from step 1
     # device
@@ -849,7 +850,9 @@ class Pipeline:
                     data = data[got:]
                     left -= got
         if tokens.max() >= self.shards.vocab_size:  # it would make a CUDA context unusable
-            raise RunError(f"token {tokens.max()} is not below VOCAB_SIZE: set that of the shards")
+            raise RunError(
+                f"token {tokens.max()} is not below VOCAB_SIZE: use the shards' tokenizer"
+            )
         self.reading = "no file", math.inf
         slot.rows = rows
         slot.summary = self.summarize(self.plan, rows, tokens)
@@ -979,7 +982,8 @@ FINAL = "final_int8_zlib_roundtrip"  # its log line, for parsers
 CAP = 16_000_000  # bytes of script and artifact
 SMALL = 65_536  # numbers; a tensor of at most so many is not quantized
 CLIP_QUANTILE = 0.9999984  # of a row's absolute values: a larger one is clipped
-LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS; at most 127
+LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS
+assert LEVELS <= 127  # int8
 # The least scale of a row is the challenge's. So a row whose largest weight is below 1 uses fewer
 # levels. With weight decay, or with fewer levels, lower it: with 2.0**-14 small rows use all.
 LEAST_SCALE = 1 / 127
@@ -1433,8 +1437,6 @@ class Runtime:
 
     def start(self, env):
         """Signals, device, process group: from here on collectives work."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.hear)
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")  # TF32
@@ -1450,6 +1452,9 @@ class Runtime:
                 world_size=self.world_size,
                 store=dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store),
             )
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets SIGHUP
+                signal.signal(number, self.hear)
 
     def hear(self, signum, frame):
         """Notes a signal. The next exchange tells all ranks: they end after the same step."""
@@ -1497,10 +1502,12 @@ class RunLog:
     def write(self, suffix, text):
         if not self.enabled:
             return
-        with suppress(OSError):  # a full disk costs lines, not the run
+        try:
             self.path.parent.mkdir(exist_ok=True)
             with open(self.path.with_suffix(suffix), "a", encoding="utf-8") as file:
                 print(text, file=file)
+        except OSError as error:  # it costs lines, not the run
+            tell(f"WARNING: {self.path} lacks a line: {first_line(error)}", "stderr")
 
 
 def write_atomic(path, data):
@@ -1516,7 +1523,7 @@ def write_atomic(path, data):
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()  # of a full disk
-        raise RunError(f"{path}: {first_line(error)}: mend that, then RESUME=auto") from error
+        raise RunError(f"{path}: {first_line(error)}: mend that") from error
 
 
 def identify_shard(path):
@@ -1532,7 +1539,7 @@ def identify_shard(path):
     magic, version, tokens = np.frombuffer(header, "<i4").tolist()
     if (magic, version, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
         begins = f"{magic}, {version}, {tokens} tokens in {size} bytes"
-        raise RunError(f"{path}: truncated, or no shard ({begins}): see data/README.md")
+        raise RunError(f"{path}: truncated, or no shard ({begins}): get it again, or make it")
     return tokens, f"{tokens} tokens, {checksum:08x}"
 
 
@@ -1687,26 +1694,17 @@ def read_checkpoint(config):
         return None
     path = files[0] if auto else Path(config.resume)
     try:
+        if zipfile.ZipFile(path).testzip():  # torch.load ignores checksums
+            raise ValueError
         state = torch.load(path, "cpu", weights_only=True)
         state["made_of"], state["held"]  # torch.load also reads other files, such as weights
     except Exception as error:  # whatever a bad file raises
-        reason = "not a checkpoint" if path.is_file() else first_line(error)
+        reason = "damaged, or not a checkpoint" if path.is_file() else first_line(error)
         remedy = "remove it" if auto else "set auto, or a step_<n>.pt"
         raise RunError(f"RESUME={path}: {reason}: {remedy}") from error
     if not auto and any(other.name > path.name for other in files):
         raise RunError(f"RESUME={path}: RUN_ID={config.run_id} has later ones: set another RUN_ID")
     return path, state
-
-
-def is_finished(config, state):
-    """Has the run of a checkpoint trained all its steps, and did it end well after their score?"""
-    if not config.fixed().items() <= state["made_of"].items():
-        return False  # another run
-    step = state["step"]
-    log = Path("logs", f"{config.run_id}.jsonl")
-    text = log.read_text("utf-8") if log.exists() else ""
-    scored = bool(re.search(rf'"score".*"step": {step},.*\n.*"end".*"finished".*\n\Z', text))
-    return scored and is_over(config, step, state["train_ms"] * (step + 1) / max(step, 1))
 
 
 def halt(run, signum):
@@ -1721,9 +1719,9 @@ def halt(run, signum):
 @torch.no_grad()
 def prime(run):
     """Steps off the clock, which compile and allocate; then everything is put back."""
+    before = snapshot(run)  # RunError for what cannot be saved
     if not run.config.warmup_steps:
         return
-    before = snapshot(run)
     with closing(run.batches()) as batches:
         for done in range(1, run.config.warmup_steps + 1):
             run.train_step(batches)
@@ -1979,7 +1977,8 @@ def read_config(env):
         except ValueError as wanted:
             faults.append(f"{name}={text}: set {wanted}, see --help")
     for name in sorted(env.keys() - SETTINGS.keys() - NOT_MEANT):
-        for near in difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85):
+        part = [s for s in SETTINGS if len(name) > 4 and "_" in name and name in s]
+        for near in difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85) or part[:1]:
             faults.append(f"{name}={env[name]}: no such setting: did you mean {near}?")
     for name in vars(Config).keys() - Config.__annotations__.keys():
         kind = type(getattr(Config, name)).__name__
@@ -2009,35 +2008,34 @@ def rules(config, env):
     """(setting, is it wrong?, the remedy)"""
     seq_len = config.train_seq_len
     heads = config.num_heads
+    step = 2 * heads  # of MODEL_DIM: a head has pairs of channels
     ranks = int(env.get("WORLD_SIZE", 1))
     micro_batches = ranks * config.micro_steps(ranks)
     split = SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP
     unit = seq_len * math.lcm(SPANS_PER_STEP, micro_batches)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     need = 0  # bytes: float32 weights, gradients and two moments
-    if config.model_dim % (2 * heads) == 0:
+    if config.model_dim % step == 0:
         with suppress(Exception), torch.device("meta"):  # an edited model may need values
             need = 16 * sum(p.numel() for p in GPT(config, torch.float32).parameters())
     large = f"needs {need >> 30} GiB, there are {memory >> 30}: lower it, or NUM_LAYERS"
     log = Path("logs", f"{config.run_id}.txt")
-    name = re.fullmatch(r"\w[\w.-]*", config.run_id)
+    name = re.fullmatch(r"\w[\w.-]{0,99}", config.run_id)
     saved = name and checkpoint_files(config.run_id)
     taken = name and not config.resume and (log.exists() or saved)
-    over = config.resume == "auto" and not saved and log.with_suffix(".int8.ptz").exists()
     gpus = torch.cuda.device_count() if config.device != "cpu" else 0
     blind = config.device == "cuda" or (config.device == "auto" and Path("/dev/nvidiactl").exists())
     few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
     build = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
     return (
         ("MODEL_DIM", need > memory and not gpus, large),
-        ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of {2 * heads}"),
+        ("MODEL_DIM", config.model_dim % step, f"NUM_HEADS={heads}: set a multiple of {step}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
         ("GRAD_ACCUM_STEPS", split, f"times {ranks} ranks must divide 8 or be a multiple: set 8"),
         ("TRAIN_BATCH_TOKENS", config.train_batch_tokens % unit, f"set a multiple of {unit}"),
         ("VAL_TOKENS", 0 < config.val_tokens <= seq_len, f"set 0, or more than {seq_len}"),
-        ("RUN_ID", not name, "it names files: set letters, digits, '.', '_', '-'"),
+        ("RUN_ID", not name, "set letters or digits, then also '.', '_', '-', at most 100"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
-        ("RESUME", over, f"{log} has ended, and has no checkpoint: set another RUN_ID"),
         ("RESUME", config.resume == "auto" and not env.get("RUN_ID"), "set RUN_ID, too"),
         ("DEVICE", blind and not gpus, f"no GPU for {build}: install another, or set cpu"),
         ("DEVICE", few, f"{gpus} GPUs are fewer than processes: see --nproc_per_node"),
@@ -2103,6 +2101,8 @@ def log_header(run, backends):
         f"val_io:overlap:{val.queue > 0 or val.copy_stream} {val.words()} "
         f"bytecount_device:{config.val_bytecount_device}"
     )
+    if not Path(config.data_path, "tokenizer.sha256").is_file():
+        log.line("WARNING: no tokenizer.sha256 in DATA_PATH: was it this tokenizer that made it?")
     log.event("config", **asdict(config))
     log.event("made_of", **made_of(run))
     device = torch.cuda.get_device_name() if runtime.cuda else os.uname().machine
@@ -2116,7 +2116,7 @@ def resume(run, checkpoint):
     path, state = checkpoint
     differ = differences(made_of(run), state["made_of"])
     if [text for text in differ if not text.startswith("script: ")]:
-        remedy = "restore that, or set another RUN_ID"
+        remedy = "restore that, or set another RUN_ID without RESUME"
         raise RunError(f"RESUME={path} is of other things: {'; '.join(differ)}: {remedy}")
     run.shards.expected = state["made_of"]
     own = [group["made_with"] for group in run.groups]
@@ -2131,10 +2131,13 @@ def resume(run, checkpoint):
         group.update({name: mine[name] for name in mine.keys() - changed}, made_with=mine)
 
 
-def log_resume(run, checkpoint):
+def log_resume(run, checkpoint, trained):
     path, state = checkpoint
     for text in differences(made_of(run), state["made_of"]):
         run.log.line(f"WARNING: RESUME continues with another {text}")
+    if trained:
+        run.log.line(f"no step is left: packs and scores {path}")
+        return
     run.log.line(f"resumed: step:{run.step} resumed_from:{path}")
     run.log.event("checkpoint", step=run.step, resumed_from=str(path))
 
@@ -2148,30 +2151,31 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
         run = Trainer(config, runtime, log)
         for group in run.groups:
             group["made_with"] = {name: group[name] for name in group if name != "params"}
-        differ = differences(made_of(run), runtime.broadcast(made_of(run)))
+        values = {name.upper(): str(value) for name, value in asdict(config).items()}
+        del values["DATA_PATH"], values["TOKENIZER_PATH"]  # a machine's own
+        here = made_of(run) | values
+        differ = differences(here, runtime.broadcast(here))
         if differ:
             raise RunError(f"not the same as rank 0: {'; '.join(differ)}: copy rank 0's")
         if checkpoint:
             resume(run, checkpoint)
+        if run.step > config.iterations:
+            raise RunError(f"ITERATIONS={config.iterations}: {run.step} steps are done: set more")
+        trained = run.step > 0 and is_over(config, run.step, run.exchange.elapsed_ms(run.step + 1))
         log.enabled = runtime.rank == 0  # a refused start leaves the log as it was
-        log_source(log, settings)
-        log_header(run, names)
+        if not trained:
+            log_source(log, settings)
+            log_header(run, names)
         if checkpoint:
-            log_resume(run, checkpoint)
+            log_resume(run, checkpoint, trained)
         elif config.resume:
             log.line(f"WARNING: RESUME=auto: checkpoints/{config.run_id}/ is empty: step 1 is next")
-        trained = run.step > 0 and is_over(config, run.step, run.exchange.elapsed_ms(run.step + 1))
         try:
             if not trained:
                 run.train()
             run.export_and_score()
         except HaltError as end:
             return halt(run, *end.args)
-    if runtime.rank == 0 and not config.checkpoint_every and not config.resume:
-        path = checkpoint_path(config.run_id, run.step)  # nobody asked for it
-        with suppress(OSError):  # the folders are not empty
-            path.unlink()
-            os.removedirs(path.parent)
     return 0, "finished", ""
 
 
@@ -2183,10 +2187,6 @@ def execute(config, env):
     run_id, checkpoint = runtime.broadcast((config.run_id, checkpoint))
     config = replace(config, run_id=run_id)
     log = RunLog(run_id)
-    if runtime.broadcast(checkpoint and is_finished(config, checkpoint[1])):
-        if runtime.rank == 0:
-            tell(f"nothing to do: {checkpoint[0]} is finished: see {log.path}, or raise ITERATIONS")
-        return 0
     settings = given_settings(env)
     try:
         code, status, problem = run_to_the_end(config, runtime, log, checkpoint, settings)

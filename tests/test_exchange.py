@@ -34,7 +34,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Trainers in this process: they hold what the tests replace in them."""
-    monkeypatch.setattr(tg, "save", lambda run: None)
+    for name in ("save", "prime"):  # what is simulated cannot be saved
+        monkeypatch.setattr(tg, name, lambda run: None)
 
 
 def trainers_of(ranks: SimulatedRanks, config: tg.Config) -> list[tg.Trainer]:

@@ -42,7 +42,7 @@ def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: 
     path = tmp_path / f"fineweb_{split}_000001.bin"
     path.write_bytes(content)
     [said] = [fault for fault in train_gpt.find_faults(config, {}) if str(path) in fault]
-    for word in [*words, "truncated, or no shard", "see data/README.md"]:
+    for word in [*words, "truncated, or no shard", "get it again, or make it"]:
         assert word in said.replace(str(path), ""), said
     assert "\n" not in said
 

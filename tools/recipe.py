@@ -41,8 +41,6 @@ STACK_KEYS = {"recipes", "settings", "data", "launch", "verify", "source", "scor
 NEEDED = "source", "effect"
 TODO = "TODO"
 EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
-
-EDITED += "(recipe.py new mine --from mine.py) and apply both"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
 # A line that a diff adds to Config.
 ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILINE)
@@ -369,7 +367,8 @@ def check_recipes(options: argparse.Namespace) -> None:
             combined(base, [recipe])
             good += 1
         except ToolError as error:
-            faults.append(f"{error}: make it again: recipe.py new {name} --from FILE --again")
+            words = f"make it again: recipe.py new {name} --from FILE --again"
+            faults.append(f"{str(error).removesuffix(EDITED)}{words}")
     print(f"{good} of {len(names())} recipes apply to train_gpt.py")
     for path in sorted(STACKS.glob("*.json")):
         try:

@@ -207,13 +207,14 @@ def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict)
     for name, change in CHANGES.items():
         change(folder / name)
     edits = {'"""Train a small GPT': '"""Train another small GPT'}
-    other = paths(folder) | {"LOGIT_SOFTCAP": 20, "edits": edits}
+    other = paths(folder) | {"LOGIT_SOFTCAP": 20, "GRAD_ACCUM_STEPS": 2, "edits": edits}
     run = Live(tmp_path / "run", 2, other=other, **data)
     assert set(run.end()) == {1} and "step:1/" not in run.out
     [line] = [line for line in run.said if line.startswith("rank 1: ")]
     assert line.startswith("rank 1: not the same as rank 0: ") and line.endswith("copy rank 0's")
     named = set(re.findall(r"([\w.]+): [^:]+ here, [^:]+ there", line))
-    assert named == {"script", "tokenizer", "LOGIT_SOFTCAP", *CHANGES} - {"byte.json"}
+    settings = {"LOGIT_SOFTCAP", "GRAD_ACCUM_STEPS"}
+    assert named == {"script", "tokenizer", *settings, *CHANGES} - {"byte.json"}
     assert "LOGIT_SOFTCAP: 20.0 here, 30.0 there" in line
 
 

@@ -173,7 +173,7 @@ def test_a_resumed_run_appends_to_its_log(tmp_path: Path, data: dict, whole: Who
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
-    """Without CHECKPOINT_EVERY, too: RESUME=auto keeps the last state."""
+    """Without CHECKPOINT_EVERY, too."""
     settings = data | {"CHECKPOINT_EVERY": 0, "RESUME": "auto", "WARMDOWN_ITERS": 0}
     run = Live(tmp_path, **settings | {"ITERATIONS": 6}).finish()
     assert "WARNING: RESUME=auto: checkpoints/r/ is empty: step 1 is next" in run.out
@@ -181,29 +181,23 @@ def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
     run = Live(tmp_path, **settings).finish()
     assert run.resumed() == [6] and run.checkpoints() == [6, 20]
     straight = Live(tmp_path / "straight", **settings | {"RESUME": ""}).finish()
-    assert straight.checkpoints() == [], "removed: nobody asked for it"
     assert_same_result(run, straight)
 
 
-def test_resume_of_a_finished_run_says_so_and_changes_no_file(
+def test_resume_of_a_finished_run_packs_and_scores_again(
     tmp_path: Path, data: dict, whole: Whole
 ) -> None:
+    """The log says so, and keeps the settings that trained."""
+    again = data | {"RESUME": "auto"}
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
-
-    def files() -> dict[Path, tuple[int, bytes]]:
-        kept = {"out", "err"}
-        paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in kept]
-        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
-
-    before = files()
-    for ranks in (0, 2):
-        run = Live(folder, ranks, **data | {"RESUME": "auto"})
-        assert set(run.end()) == {0}
-        said = "nothing to do: checkpoints/r/step_00000020.pt is finished: see logs/r.txt, or raise"
-        assert run.out == f"{said} ITERATIONS\n"
-        assert files() == before
-    run = Live(folder, **data | {"RESUME": "auto", "SEED": 9})
-    assert run.end() == [1] and "is of other things: SEED: 9 here, 1337 there" in run.err
+    run = Live(folder, **again | {"MATRIX_LR": 0.9}).finish()
+    assert "no step is left: packs and scores checkpoints/r/step_00000020.pt" in run.log
+    assert len(run.events("config")) == 1 and not run.resumed()
+    assert_same_result(run, whole(0))
+    assert "ITERATIONS=19: 20 steps are done: set more" in refusal(
+        folder, **again | {"ITERATIONS": 19}
+    )
+    assert "is of other things: SEED: 9 here, 1337 there" in refusal(folder, **again | {"SEED": 9})
 
 
 def test_an_error_in_quantize_costs_no_step(tmp_path: Path, data: dict) -> None:
@@ -218,7 +212,7 @@ def test_an_error_in_quantize_costs_no_step(tmp_path: Path, data: dict) -> None:
     assert run.checkpoints() == [20] and not run.events("score")
     steps = run.log.count("\nstep:")
     run = Live(run.folder, edits=small, **settings | {"RESUME": "auto"}).finish()
-    assert run.log.count("\nstep:") == steps and run.resumed() == [20]
+    assert run.log.count("\nstep:") == steps and "no step is left: packs and scores" in run.log
     straight = Live(tmp_path / "straight", edits=small, **settings).finish()
     assert_same_result(run, straight)
 
@@ -249,7 +243,7 @@ def test_state_that_cannot_be_saved_is_named_before_the_first_step(
     run = Live(
         tmp_path,
         edits={line: "        self.hidden = [object()]\n" + line},
-        **data | {"WARMUP_STEPS": 1},
+        **data,
     )
     assert run.end() == [1]
     words = "Trainer['hidden'][0] is a object: checkpoints need its state_dict and load_state_dict"
@@ -272,18 +266,6 @@ def test_a_run_id_whose_log_or_checkpoints_exist_is_refused(
         assert words in run.err and run.checkpoints() == [4, 8, 12, 16, 20]
 
 
-def test_a_finished_run_without_a_checkpoint_is_not_trained_again(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
-    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
-    shutil.rmtree(folder / "checkpoints")
-    before = (folder / "logs" / "r.int8.ptz").read_bytes()
-    run = Live(folder, **data | {"RESUME": "auto"})
-    assert run.end() == [2]
-    assert "logs/r.txt has ended, and has no checkpoint: set another RUN_ID" in run.err
-    assert (folder / "logs" / "r.int8.ptz").read_bytes() == before
-
-
 def test_an_older_checkpoint_is_refused_while_later_ones_exist(
     tmp_path: Path, data: dict, whole: Whole
 ) -> None:
@@ -302,19 +284,24 @@ class Command:
         return os.mkdir, ("executed",)
 
 
-@pytest.mark.parametrize("case", ["missing", "cut", "weights", "command"])
+@pytest.mark.parametrize("case", ["missing", "cut", "damaged", "weights", "command"])
 def test_a_file_that_is_not_a_checkpoint_is_one_line(
     tmp_path: Path, data: dict, whole: Whole, case: str
 ) -> None:
     path = tmp_path / "other.pt"
     if case == "cut":
         path.write_bytes(whole(0).checkpoint(8).read_bytes()[:20_000])
+    elif case == "damaged":
+        content = bytearray(whole(0).checkpoint(8).read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
     elif case == "weights":
         shutil.copy(whole(0).folder / "final_model.pt", path)
     elif case == "command":
         torch.save({"made_of": {}, "held": {}, "step": Command()}, path)
     line = refusal(tmp_path / "run", **data | {"RESUME": path})
-    reason = "No such file or directory" if case == "missing" else "not a checkpoint"
+    reason = "damaged, or not a checkpoint"
+    reason = "No such file or directory" if case == "missing" else reason
     assert line == f"rank 0: RESUME={path}: {reason}: set auto, or a step_<n>.pt"
     assert not (tmp_path / "run" / "executed").exists()
     assert not (tmp_path / "run" / "logs").exists()
