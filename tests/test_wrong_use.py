@@ -41,13 +41,17 @@ tools/ablate.py --vary MLP_MULT=2,4 -- python3 none.py | 2 | none.py: no such sc
 tools/timeline.py none.json.gz | 1 | error: none.json.gz: No such file or directory
 tools/timeline.py novel.txt | 1 | novel.txt: damaged or no trace
 tools/timeline.py novel.txt --picture p.pdf | 2 | p.pdf: must end in .svg or .png
-tools/sample.py | 1 | logs/<RUN_ID>.txt: no such file: train first
+tools/sample.py | 1 | logs: no such file: train first, or name a log
 tools/sample.py logs/none.jsonl | 1 | logs/none.jsonl: no such file
 tools/verify.py none.py | 1 | none.py: no file of this name
 tools/verify.py broken.py | 1 | broken.py: line 1: invalid syntax
 tools/verify.py novel.txt | 1 | a script of Python is expected
 tools/verify.py {root}/tools/cli.py | 1 | cli.py: no class Trainer
-tools/ablate.py --vary MLP_MULT 2,4 -- python3 x.py | 2 | --vary MLP_MULT: write NAME=value,value
+tools/ablate.py --vary MLP_MULT 2,4 -- python3 x.py | 2 | 2,4: values are one word, with commas
+tools/verify.py train_gpt.py --EMA_DECAY=0.9 | 2 | settings are NAME=value without dashes
+tools/recipe.py apply sp8192 --to x.py | 1 | it is a stack: --stack sp8192
+tools/recipe.py apply ema --to x.py --set EMA_DECAY=1 EMA_DECAY=2 | 1 | a name is there twice
+tools/package.py --pack novel.txt --name x | 2 | --pack and --unpack stand alone
 tools/verify.py train_gpt.py ITERATIONS | 2 | ITERATIONS: settings are NAME=value
 tools/verify.py {root}/train_gpt.py MUON_BETA=1 | 1 | train_gpt.py has no such setting
 tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be given

@@ -157,8 +157,6 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
         lines = [line.removeprefix("  refused: ") for line in block(out, "A against B")]
         assert code == 1 and "Welch" not in out and len(lines) == len(reasons), lines
         assert all(line.startswith(reason) for line, reason in zip(lines, reasons, strict=True))
-    _, _, err = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "matrix_rl")
-    assert err.endswith("matrix_rl: no run has this condition: did you mean matrix_lr?\n")
     more = arm(tmp_path, "q", A, partial=" partial_val:1")
     code, out, _ = call(compare.main, "--a", *more, "--b", *parts, "--allow", "partial_val")
     remark = "1, 2, 3, 4, 5, 6: validated on a part of the split"

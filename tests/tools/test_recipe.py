@@ -137,7 +137,7 @@ def test_set_makes_values_the_defaults(call: Call, own: Path) -> None:
         code, out, err = call(recipe.main, *apply, value)
         assert (code, out) == (1, "") and words in err and not (own / "x.py").exists()
     code, out, _ = call(recipe.main, *apply, "RUN_ID=a-b")
-    assert code == 0 and "caps is off until it is set: CAP_MORE=1" in out
+    assert code == 0 and "caps is off until you set CAP_MORE=1" in out
     assert '    run_id: str = "a-b"  # text; the name\n' in (own / "x.py").read_text()
 
 
@@ -178,7 +178,9 @@ def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
         text.startswith(recipe.MADE_BY + "caps, one, two; stack first\n")
         and 'float] = "20"' in text
     )
-    assert call(recipe.main, "check")[0] == 0
+    code, out, err = call(recipe.main, "check")
+    assert "3 of 3 recipes apply" in out and code == 1
+    assert "one: it has no setting whose value `on` differs from its default" in err
 
 
 def test_refusals_are_one_line(call: Call, own: Path) -> None:

@@ -136,11 +136,6 @@ FAULTS = {
         lambda logs: (logs / "r.int8.ptz").write_bytes(b"another model"),
         "logs/r.int8.ptz: damaged, or another run's: 13 bytes, its log says ",
     ),
-    "no tokenizer": (
-        ("logs/r.txt",),
-        lambda logs: (logs.parent / "data" / "byte.json").unlink(),
-        "byte.json: missing, or not the run's tokenizer: set TOKENIZER_PATH",
-    ),
 }
 
 
