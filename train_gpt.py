@@ -1963,14 +1963,14 @@ def parse(kind, text):
 
 
 def given_settings(env):
-    """{NAME: text} of the settings in the environment; an empty one is not set."""
-    return {name: env[name].strip("\r") for name in SETTINGS if env.get(name)}
+    """{NAME: text} of the settings in the environment"""
+    return {name: env[name].strip("\r") for name in SETTINGS if name in env}
 
 
 def read_config(env):
     """(Config, faults): a fault for every wrong value, and for a name that is nearly a setting."""
     faults = []
-    values = {"run_id": str(uuid.uuid4())}
+    values = {}
     for name, text in given_settings(env).items():
         try:
             values[name.lower()] = parse(SETTINGS[name], text)
@@ -2020,7 +2020,7 @@ def rules(config, env):
             need = 16 * sum(p.numel() for p in GPT(config, torch.float32).parameters())
     large = f"needs {need >> 30} GiB, there are {memory >> 30}: lower it, or NUM_LAYERS"
     log = Path("logs", f"{config.run_id}.txt")
-    name = re.fullmatch(r"\w[\w.-]{0,99}", config.run_id)
+    name = re.fullmatch(r"(\w[\w.-]{0,99})?", config.run_id)
     saved = name and checkpoint_files(config.run_id)
     taken = name and not config.resume and (log.exists() or saved)
     gpus = torch.cuda.device_count() if config.device != "cpu" else 0
@@ -2184,7 +2184,7 @@ def execute(config, env):
     runtime = Runtime(config, env)
     runtime.start(env)
     checkpoint = read_checkpoint(config) if runtime.rank == 0 else None
-    run_id, checkpoint = runtime.broadcast((config.run_id, checkpoint))
+    run_id, checkpoint = runtime.broadcast((config.run_id or str(uuid.uuid4()), checkpoint))
     config = replace(config, run_id=run_id)
     log = RunLog(run_id)
     settings = given_settings(env)

@@ -12,9 +12,7 @@ import re
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,15 +132,13 @@ def test_names_and_defaults_are_the_published_ones() -> None:
     published = dict(pair.split("=") for pair in PUBLISHED.split())
     assert published.keys() | {"RUN_ID", "CONTROL_TENSOR_NAME_PATTERNS"} == SETTINGS
     config, faults = train_gpt.read_config({})
-    assert faults == [] and uuid.UUID(config.run_id).version == 4
-    assert replace(config, run_id="") == replace(config_of(**published), run_id="")
+    assert faults == [] and config.run_id == "", "a random name"
+    assert config == config_of(**published)
     assert config.control_tensor_name_patterns == CONTROLS
 
 
 def test_print_config_says_where_each_value_is_from(main: Callable[..., Said]) -> None:
-    said = main(
-        "--print-config", SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto", BETA1=""
-    )
+    said = main("--print-config", SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
     shown = json.loads(said.out)
     assert (said.code, said.err) == (0, "")
     assert {name.upper() for name in shown} == SETTINGS
@@ -175,7 +171,7 @@ def test_help_shows_every_setting_with_its_default_in_groups(main: Callable[...,
     shown = {name: default for name, (default, _) in listed.items() if name != "RUN_ID"}
     config, faults = train_gpt.read_config(shown)
     assert faults == []
-    assert {**vars(config), "run_id": ""} == vars(train_gpt.Config())
+    assert config == train_gpt.Config()
     for names in ("SEED DATA_PATH", "NUM_LAYERS MODEL_DIM", "ITERATIONS WARMUP_STEPS"):
         assert len({listed[name][1] for name in names.split()}) == 1
     assert "ITERATIONS=100 python3 train_gpt.py\n" in said.out
@@ -200,6 +196,7 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
 WRONG = {
     "TIE_EMBEDDINGS=true": "0 or 1",
     "ITERATIONS=ten": "set a whole number from 0 on",
+    "ITERATIONS=": "set a whole number from 0 on",
     "SEED=1.5": "set a whole number from 0 on",
     "SEED=-1": "set a whole number from 0 on",
     "SEED=18446744073709551616": "set",
