@@ -358,7 +358,9 @@ def main(arguments):
 def prove(script, settings, **options):
     """Prints the verdicts; returns the exit code."""
     faults = 0
-    print("runs it at a tiny size: 20 seconds for train_gpt.py, minutes at larger sizes", flush=True)
+    print(
+        "runs it at a tiny size: 20 seconds for train_gpt.py, minutes at larger sizes", flush=True
+    )
     for name, kind, text in verdicts(script, settings, **options):
         print(f"{kind:5} {name:10} {text}", flush=True)
         if kind == "FAULT":
