@@ -1387,7 +1387,7 @@ class RunError(Exception):
 
 
 class HaltError(Exception):
-    """A signal, its number, stops all ranks at one step."""
+    """Stops all ranks at one step. Its argument: a signal's number."""
 
 
 def first_line(error):
@@ -1436,7 +1436,7 @@ class Runtime:
         self.steps_late = 2 if self.cuda else 0
 
     def start(self, env):
-        """Signals, device, process group: from here on collectives work."""
+        """Device, process group, signals: from here on collectives work."""
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")  # TF32
@@ -1629,8 +1629,8 @@ def with_state(part, saved):
 
 
 def snapshot(run):
-    """A copy of all that a run needs to continue. A synchronisation point; RunError after a
-    loss that is not finite."""
+    """A copy of all that a run needs to continue. A synchronisation point. RunError for what
+    cannot be saved, and after a loss that is not finite."""
     state = tree_map_with_path(state_of, held(run))
     run.runtime.synchronize()
     run.exchange.read(run.step)
@@ -1719,7 +1719,7 @@ def halt(run, signum):
 @torch.no_grad()
 def prime(run):
     """Steps off the clock, which compile and allocate; then everything is put back."""
-    before = snapshot(run)  # RunError for what cannot be saved
+    before = snapshot(run)
     if not run.config.warmup_steps:
         return
     with closing(run.batches()) as batches:
@@ -2060,7 +2060,7 @@ def attention_backends(config):
 
 
 def log_source(log, settings):
-    """The script's text and the versions, as the challenge's logs begin, and what was set."""
+    """The script's text, the versions and what was set: so logs begin."""
     rule = "=" * 100
     smi = ""
     with suppress(OSError, subprocess.SubprocessError):
@@ -2152,7 +2152,7 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
         for group in run.groups:
             group["made_with"] = {name: group[name] for name in group if name != "params"}
         values = {name.upper(): str(value) for name, value in asdict(config).items()}
-        del values["DATA_PATH"], values["TOKENIZER_PATH"]  # a machine's own
+        del values["DATA_PATH"], values["TOKENIZER_PATH"]
         here = made_of(run) | values
         differ = differences(here, runtime.broadcast(here))
         if differ:
@@ -2163,7 +2163,7 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
             raise RunError(f"ITERATIONS={config.iterations}: {run.step} steps are done: set more")
         trained = run.step > 0 and is_over(config, run.step, run.exchange.elapsed_ms(run.step + 1))
         log.enabled = runtime.rank == 0  # a refused start leaves the log as it was
-        if not trained:
+        if not (trained and log.path.exists()):  # it has the settings that trained
             log_source(log, settings)
             log_header(run, names)
         if checkpoint:
