@@ -1,6 +1,7 @@
 """Scripts with recipes as modules, and Trainers of them on tiny data."""
 
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ import recipe
 from running import SMALL_MODEL, SimulatedRanks, log_of, runtime_of, write_split
 from running import train_gpt as tg
 
+NUMBERS = itertools.count()  # of runs
 SETTINGS = SMALL_MODEL | {
-    "RUN_ID": "r",
     "NUM_LAYERS": 3,
     "VOCAB_SIZE": 260,
     "ITERATIONS": 6,
@@ -69,7 +70,7 @@ def run_of(
     def make(names: tuple[str, ...] = (), ranks: int = 1, **settings: object) -> Any:
         module = script(*names)
         monkeypatch.setattr(module, "SMALL", 500)  # in so small a model tensors are quantized, too
-        env = SETTINGS | data.env | settings
+        env = SETTINGS | data.env | {"RUN_ID": f"r{next(NUMBERS)}"} | settings
         config, faults = module.read_config({name: str(value) for name, value in env.items()})
         assert not faults, faults
         if ranks == 1:

@@ -39,7 +39,7 @@ def test_a_stack_packs_into_a_small_script(
     values = json.loads((ROOT / "records" / "stacks" / f"{name}.json").read_text())["settings"]
     assert all(value in text for value in values.values())
     assert package.main(["--pack", "frontier.py"]) == 0
-    assert 20_000 < Path("frontier_packed.py").stat().st_size < 45_000
+    assert 20_000 < Path("frontier_packed.py").stat().st_size < 46_000
 
 
 @pytest.mark.slow
