@@ -91,8 +91,6 @@ def place_and_submission(facts: Facts) -> Said:
     date, _, description = facts.place.name.partition("_")
     if not parsed_date(date) or not description:
         yield "warned", f"{facts.place.name}: name the folder YYYY-MM-DD_Description"
-    if facts.stated.get("date", date) != date:
-        yield "warned", f"submission.json says date {shown(facts.stated['date'])}: it is {date}"
     yield from facts.of_submission
 
 
