@@ -32,6 +32,7 @@ Then prove the edit: python3 tools/verify.py train_gpt.py NAME=value ...
 
 import copy
 import difflib
+import fcntl
 import hashlib
 import inspect
 import io
@@ -51,7 +52,7 @@ import uuid
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import defaultdict, deque, namedtuple
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -68,8 +69,10 @@ try:
     import sentencepiece
     import torch
 except ImportError as error:
-    install = f"{sys.executable} -m pip install -r requirements.txt"
-    sys.exit(f"train_gpt.py: {error.name} is missing, or a file here has its name: {install}")
+    remedy = f"is missing: {sys.executable} -m pip install -r requirements.txt"
+    if error.name in sys.stdlib_module_names:
+        remedy = f"is hidden by a file of that name in {sys.path[0]}: rename that"
+    sys.exit(f"{__file__}: {error.name} {remedy}")
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -88,12 +91,12 @@ Fraction = Annotated[float, (0, 1, "a number >= 0, < 1")]
 # needs the checkpoint's value of it. All other settings may change on RESUME.
 Fixed = Annotated[TypeVar("Kind"), "fixed"]
 # A block's tensor whose name contains one of these is trained by Adam and, if small, stored in
-# float32. The names are the challenge's default.
+# float32.
 CONTROLS = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
     "skip_weights"
 )
-SPANS_PER_STEP = 8  # the challenge's order of data is made for 8 ranks, see DATA
+SPANS_PER_STEP = 8  # as the challenge's order of data has them, see DATA
 
 
 @dataclass(frozen=True)
@@ -186,10 +189,7 @@ def rms_norm(x):
 
 
 class Linear(nn.Linear):
-    """Float32 weights (outputs, inputs), cast to the dtype of the activations where they are used.
-
-    Without autocast: since torch 2.12 it would make rms_norm and the residual stream float32.
-    """
+    """Float32 weights (outputs, inputs), cast to the activations' dtype where they are used."""
 
     def __init__(self, inputs, outputs, zero=False):
         super().__init__(inputs, outputs, bias=False)
@@ -450,8 +450,6 @@ def muon_momentum(config, step):
 # The challenge's order of data: a step's tokens are 8 spans, one after the other. In a span,
 # x is all but the last token and y all but the first; both are cut into rows. So a span of n
 # targets takes n + 1 tokens from the shards, and neighbouring rows of a span share one token.
-# With rows of 4 tokens and spans of 2 rows, a span takes 9 tokens:
-#    row 0: tokens 0-4   row 1: tokens 4-8   |   row 2: tokens 9-13   row 3: tokens 13-17   | ...
 HEADER_BYTES = 1024  # of a shard: 256 int32 (magic, version, tokens, ...); then uint16 tokens
 GET_DATA = "set the folder that cached_challenge_fineweb.py or tokenize_docs.py in data/ prints"
 
@@ -696,8 +694,7 @@ class Pipeline:
 
     A batch is valid until the next one is asked for. Slots go round:
     to_fill -> (the reader's thread) -> filled -> (the copy) -> uploaded -> in use -> to_fill.
-    There are as many as are read and uploaded ahead, plus the one in use. With none ahead there is
-    just that one, and a batch is read and uploaded when it is asked for.
+    There are as many as are read and uploaded ahead, plus the one in use.
 
     A CUDA stream is a queue of work that runs on its own; only events order two of them. Work
     that overwrites waits for the last read, work that reads waits for the last write:
@@ -984,8 +981,7 @@ SMALL = 65_536  # numbers; a tensor of at most so many is not quantized
 CLIP_QUANTILE = 0.9999984  # of a row's absolute values: a larger one is clipped
 LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS
 assert LEVELS <= 127  # int8
-# The least scale of a row is the challenge's. So a row whose largest weight is below 1 uses fewer
-# levels. With weight decay, or with fewer levels, lower it: with 2.0**-14 small rows use all.
+# The challenge's: rows of weights below 1 use fewer levels. With 2.0**-14 small rows use all.
 LEAST_SCALE = 1 / 127
 
 
@@ -1016,13 +1012,8 @@ def dequantize(q, scale):
     return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))  # (rows, 1) * matrix
 
 
-class Packed(NamedTuple):
-    """An artifact, and what the log says of it."""
-
-    data: bytes
-    payload: int  # bytes of its tensors
-    raw: int  # bytes before compression
-    stored: str  # how its tensors are stored, in words
+# An artifact; the bytes of its tensors and before compression; how tensors are stored, in words.
+Packed = namedtuple("Packed", "data payload raw stored")
 
 
 def pack(state, config):
@@ -1172,26 +1163,17 @@ class Trainer:
                 self.train_step(batches)
                 if self.step <= 10 or is_due(config.train_log_every, self.step):
                     log_step(self)
-                self.checkpoint()
+                if is_due(config.checkpoint_every, self.step):
+                    save(self)
                 self.phase.end_step(self.step)
             if self.step > self.logged[0]:
                 log_step(self)
-            self.checkpoint(last=True)
+            save(self)
             self.validate()  # it starts the clock again
             clock.stop()
         if self.phase.profiler:
             self.phase.profiler.stop()  # the run was shorter
-        if self.step < config.iterations:
-            ended = f"train_time:{clock.total_ms:.0f}ms step:{self.step}/{config.iterations}"
-            self.log.line(f"stopping_early: wallclock_cap {ended}")
-        log_input(self, batches, begun_ms)
-
-    def checkpoint(self, last=False):
-        """A checkpoint every CHECKPOINT_EVERY steps, and always one after the last step."""
-        if last or is_due(self.config.checkpoint_every, self.step):
-            self.clock.stop()  # writing is not training time
-            save(self)
-            self.clock.start()
+        log_end(self, batches, begun_ms)
 
     def evaluate(self, scope):
         """(nats per token, bits per byte, ms) of the model as it is now"""
@@ -1487,7 +1469,18 @@ class RunLog:
 
     def __init__(self, run_id):
         self.path = Path("logs", f"{run_id}.txt")
-        self.enabled = False  # until the run has passed its checks
+        self.enabled = False
+
+    def begin(self):
+        """Starts to write: a refused start leaves no trace. RunError if another run writes."""
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            lock = os.open(self.path, os.O_CREAT)  # open to the end
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            cause = f"{first_line(error)}: is another run of this RUN_ID alive?"
+            raise RunError(f"{self.path}: {cause}") from error
+        self.enabled = True
 
     def line(self, text):
         """For people: the console and the .txt."""
@@ -1662,19 +1655,17 @@ def save(run):
     if run.saved == run.step and path.exists():
         return
     run.saved = run.step
+    run.clock.stop()  # writing is not training time
     state = snapshot(run)
-    if run.runtime.rank > 0:
-        return
-    if path.exists():
-        raise RunError(f"{path}: another run with this RUN_ID wrote it: set another")
     try:
-        write_atomic(path, torch_bytes(state))
+        if run.runtime.rank == 0:
+            write_atomic(path, torch_bytes(state))
+            run.log.event("checkpoint", step=run.step, path=str(path))
+            for old in checkpoint_files(run.config.run_id)[run.config.checkpoint_keep :]:
+                old.unlink()
     except RunError as error:  # a full disk costs a checkpoint, not the run
         run.log.line(f"WARNING: {error}")
-        return
-    for old in checkpoint_files(run.config.run_id)[run.config.checkpoint_keep :]:
-        old.unlink()
-    run.log.event("checkpoint", step=run.step, path=str(path))
+    run.clock.start()
 
 
 def checkpoint_path(run_id, step):
@@ -1709,7 +1700,6 @@ def read_checkpoint(config):
 
 def halt(run, signum):
     """All ranks have ended after the same step. (exit code, status, problem)"""
-    run.clock.stop()
     save(run)
     run.runtime.broadcast("saved")  # all wait for the disk, or torchrun would end rank 0
     resume = f"RUN_ID={run.config.run_id} RESUME=auto <command>"
@@ -1802,11 +1792,18 @@ def log_score(run, loss, bpb, ms):
     run.log.event("score", step=run.step, val_loss=loss, val_bpb=bpb, **values)
 
 
-def log_input(run, batches, begun_ms):
-    """What the run and its input have cost since its start or RESUME, at `begun_ms`."""
+def log_end(run, batches, begun_ms):
+    """What training and its input have cost since `begun_ms`, its start or RESUME."""
     ms = run.clock.total_ms
     total_ms = max(batches.total_wait_ms, run.exchange.longest_wait_ms())
     percent = 100 * total_ms / max(ms - begun_ms, 1e-9)
+    if run.step < run.config.iterations:
+        ended = f"train_time:{ms:.0f}ms step:{run.step}/{run.config.iterations}"
+        run.log.line(f"stopping_early: wallclock_cap {ended}")
+    gradients = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
+    unused = [name for name, gradient in gradients.items() if not gradient.any()]
+    if unused and run.step > 2:  # at first, layers of zeros hide others
+        run.log.line(f"WARNING: no gradient reaches {', '.join(unused)}")
     read = batches.bytes_read
     step_tokens = run.config.train_batch_tokens + SPANS_PER_STEP
     epochs = run.step * step_tokens / run.shards.ends[-1]
@@ -1910,11 +1907,8 @@ class Phases:
     def write_trace(self, profiler):
         path = self.log.path.with_suffix(".trace.json.gz")
         self.profiler = None
-        try:
-            profiler.export_chrome_trace(str(path))
-            self.log.line(f"trace: {path}")
-        except (OSError, RuntimeError) as error:
-            self.log.line(f"warning: no trace: {first_line(error)}")
+        profiler.export_chrome_trace(str(path))
+        self.log.line(f"trace: {path}")
 
     def end_step(self, step):
         if self.profiler:
@@ -2008,7 +2002,7 @@ def rules(config, env):
     """(setting, is it wrong?, the remedy)"""
     seq_len = config.train_seq_len
     heads = config.num_heads
-    step = 2 * heads  # of MODEL_DIM: a head has pairs of channels
+    step = 2 * heads  # of MODEL_DIM
     ranks = int(env.get("WORLD_SIZE", 1))
     micro_batches = ranks * config.micro_steps(ranks)
     split = SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP
@@ -2053,7 +2047,7 @@ def attention_backends(config):
         try:
             nn.attention.activate_flash_attention_impl("FA3")
             every = {"fa3": every.pop("flash")} | every
-        except Exception as error:  # whatever a missing library raises
+        except Exception as error:
             if wanted == "fa3":
                 raise RunError(f"ATTENTION_BACKEND=fa3: {first_line(error)}: set auto") from error
     return every if wanted == "auto" else {wanted: every[wanted]}
@@ -2101,6 +2095,9 @@ def log_header(run, backends):
         f"val_io:overlap:{val.queue > 0 or val.copy_stream} {val.words()} "
         f"bytecount_device:{config.val_bytecount_device}"
     )
+    rate = lr_multiplier(config, run.step, run.clock.total_ms)
+    if rate < 1.0:
+        log.line(f"WARNING: learning rates begin at {rate:.4f} of those set, see WARMDOWN_ITERS")
     if not Path(config.data_path, "tokenizer.sha256").is_file():
         log.line("WARNING: no tokenizer.sha256 in DATA_PATH: was it this tokenizer that made it?")
     log.event("config", **asdict(config))
@@ -2132,6 +2129,11 @@ def resume(run, checkpoint):
 
 
 def log_resume(run, checkpoint, trained):
+    if not checkpoint:
+        if run.config.resume:
+            folder = f"checkpoints/{run.config.run_id}/"
+            run.log.line(f"WARNING: RESUME=auto: {folder} is empty: step 1 is next")
+        return
     path, state = checkpoint
     for text in differences(made_of(run), state["made_of"]):
         run.log.line(f"WARNING: RESUME continues with another {text}")
@@ -2162,14 +2164,13 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
         if run.step > config.iterations:
             raise RunError(f"ITERATIONS={config.iterations}: {run.step} steps are done: set more")
         trained = run.step > 0 and is_over(config, run.step, run.exchange.elapsed_ms(run.step + 1))
-        log.enabled = runtime.rank == 0  # a refused start leaves the log as it was
-        if not (trained and log.path.exists()):  # it has the settings that trained
+        has_log = log.path.exists()
+        if runtime.rank == 0:
+            log.begin()
+        if not (trained and has_log):  # it has the settings that trained
             log_source(log, settings)
             log_header(run, names)
-        if checkpoint:
-            log_resume(run, checkpoint, trained)
-        elif config.resume:
-            log.line(f"WARNING: RESUME=auto: checkpoints/{config.run_id}/ is empty: step 1 is next")
+        log_resume(run, checkpoint, trained)
         try:
             if not trained:
                 run.train()

@@ -126,16 +126,16 @@ class Document(NamedTuple):
             raise DataError(f"{self.path}:{line}: {fault}") from None
         except (ValueError, RecursionError) as error:
             fault = f'not an object like {{"text": "..."}} on one line ({one_line(error)})'
-            remedy = "mend or remove that line; plain text needs a name such as .txt"
+            remedy = "mend that; plain text needs a name such as .txt"
             raise DataError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
         return text
 
 
 def text_in_line(line: str) -> str:
     """The text in a line of JSON. Raises ValueError, in words."""
+    if line.lstrip().startswith("["):
+        raise ValueError("an array: `jq -c '.[]' FILE > NEW.jsonl` writes a line for each entry")
     value = json.loads(line)
-    if isinstance(value, list):
-        raise ValueError("a list: `jq -c '.[]' FILE > NEW.jsonl` writes a line for each entry")
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         keys = ", ".join(map(str, value)) if isinstance(value, dict) else one_line(value)
         raise ValueError(f'it has {keys[:80]}, and no "text" that is a string')

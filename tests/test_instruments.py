@@ -155,8 +155,19 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
     run.exchange.messages = [message._replace(wait_ms=slowest) for message in run.exchange.messages]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)
-    train_gpt.log_input(run, waits, 900.0)
+    train_gpt.log_end(run, waits, 900.0)
     assert run.log.events[-1]["share_percent"] == percent
+
+
+def test_rates_and_parameters_without_effect_are_said(tmp_path: Path, data: dict) -> None:
+    line = "        self.attn_scale = nn.Parameter(ones.clone())\n"
+    edits = {line: line + "        self.gate = nn.Parameter(ones.clone())\n"}
+    run = Live(tmp_path, 0, edits, **data | {"WARMDOWN_ITERS": 160, "RUN_ID": "x"}).finish()
+    gates = "blocks.0.gate, blocks.1.gate"
+    assert re.findall("WARNING: (?!no tokenizer)(.*)", run.log) == [
+        "learning rates begin at 0.1000 of those set, see WARMDOWN_ITERS",
+        f"no gradient reaches {gates}",
+    ]
 
 
 def test_times_and_steps_agree(plain: Live) -> None:

@@ -227,7 +227,9 @@ class Ablation:
         for name, text in run.arm.settings:
             had = log.config.get(name.lower())
             if isinstance(had, int | float) and had != float(text):
-                raise ToolError(f"{name}={text}: the run had {had}: the command sets it itself")
+                self.save(run, {})  # it is run again
+                words = "the command sets it itself: take it out of the command"
+                raise ToolError(f"{name}={text}: the run had {had}: {words}")
 
     def run_all(self) -> list[str]:
         """Runs what is not finished; returns the failures. Wrong settings end it (ToolError)."""

@@ -214,6 +214,9 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
         which = "some runs" if False in parts else "all runs"
         say = "" if False in parts else ", or say that a part is enough: --allow partial_val"
         yield f"{which} scored a part of the validation split: run again without VAL_TOKENS{say}"
+    counts = {f"{run.val_tokens:,}" for run in runs if run.partial_val and run.val_tokens}
+    if len(counts) > 1:
+        yield f"parts of {' and '.join(counts)} tokens were scored: give all runs one VAL_TOKENS"
     known = [checksums(run) for run in runs]
     tokenizers, splits = (
         {sums[name] for sums in known if name in sums}

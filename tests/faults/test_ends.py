@@ -247,11 +247,15 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, data: dict) -> None:
     assert run.said[0].startswith("rank 0: another rank has ended, or makes other collective calls")
 
 
-def test_two_runs_of_one_run_id_do_not_overwrite_each_others_checkpoints(
-    tmp_path: Path, data: dict
-) -> None:
-    other = "Path('checkpoints/r/step_00000008.pt').write_bytes(b'')"
-    failed(Live(tmp_path, 0, at_step(5, other), **data), "another run with this RUN_ID wrote it")
+def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) -> None:
+    wait = "while not Path('go').exists(): Path('here').touch(); time.sleep(0.05)"
+    first = Live(tmp_path, 0, at_step(5, wait), **data)
+    first.until((tmp_path / "here").exists)
+    second = Live(tmp_path, **data | {"RESUME": "auto"})
+    assert second.end() == [1]
+    assert "is another run of this RUN_ID alive?" in second.said[0]
+    (tmp_path / "go").touch()
+    first.finish()
 
 
 SHARD = "fineweb_train_000001.bin"
