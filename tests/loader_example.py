@@ -1,4 +1,4 @@
-"""Another model on the batches of train_gpt.py: python3 loader_example.py FOLDER"""
+"""Another model on our batches: PYTHONPATH=. python3 tests/loader_example.py FOLDER"""
 
 import sys
 from types import SimpleNamespace

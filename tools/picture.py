@@ -50,8 +50,8 @@ class Arm:
 def named(groups: Sequence[Sequence[Run]], names: Sequence[str]) -> list[Arm]:
     """The arms with their names: those given, the settings that differ, or their logs' names."""
     firsts = [group[0] for group in groups]
-    names = names or setting_names(firsts) or log_names(firsts)
-    looks = [(COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % 4]) for i in range(len(groups))]
+    names = names or setting_names(firsts) or log_names(groups)
+    looks = [(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(groups))]
     return [
         Arm(name[:LINE], list(group), *look)
         for name, group, look in zip(names, groups, looks, strict=True)
@@ -69,10 +69,13 @@ def setting_names(firsts: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else []
 
 
-def log_names(firsts: Sequence[Run]) -> list[str]:
+def log_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     """The names of logs, without their seeds where that tells them apart."""
-    names = labels(firsts)
+    names = labels([group[0] for group in groups])
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
+    for place, group in enumerate(groups):
+        if len(group) > 1:  # x1, x2, x3
+            short[place] = short[place].removesuffix(str(group[0].known_seed)).rstrip("-_.")
     return short if len(set(short)) == len(short) else names
 
 

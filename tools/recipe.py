@@ -316,7 +316,9 @@ def apply_recipes(options: argparse.Namespace) -> None:
             print(f"  {recipe.name} is off until you set {settings}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
-        print(f"data:  {chosen['data']}\nrun:   {chosen['launch']} {target}")
+        packed = target.with_name(f"{target.stem}_packed.py")
+        print(f"data:  {chosen['data']}\npack:  python3 tools/package.py --pack {target}")
+        print(f"run:   {chosen['launch']} {packed}")
         print(f"prove: python3 tools/verify.py {target} --score-differs {chosen['verify']}")
 
 

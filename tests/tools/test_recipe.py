@@ -162,7 +162,8 @@ def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
     assert (code, err) == (0, "") and out.splitlines()[1:] == [
         "  1.2 bits per byte (PR 1)",
         "data:  python3 data/cached_challenge_fineweb.py",
-        f"run:   torchrun --standalone --nproc_per_node=8 {own / 'x.py'}",
+        f"pack:  python3 tools/package.py --pack {own / 'x.py'}",
+        f"run:   torchrun --standalone --nproc_per_node=8 {own / 'x_packed.py'}",
         f"prove: python3 tools/verify.py {own / 'x.py'} --score-differs CAPS=1",
     ]
     text = (own / "x.py").read_text()
