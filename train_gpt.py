@@ -1800,8 +1800,8 @@ def log_end(run, batches, begun_ms):
     if run.step < run.config.iterations:
         ended = f"train_time:{ms:.0f}ms step:{run.step}/{run.config.iterations}"
         run.log.line(f"stopping_early: wallclock_cap {ended}")
-    gradients = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
-    unused = [name for name, gradient in gradients.items() if not gradient.any()]
+    names = {p: name for name, p in run.model.named_parameters()}
+    unused = [names[p] for p in run.exchange.params if not p.grad.any()]
     if unused and run.step > 2:  # at first, layers of zeros hide others
         run.log.line(f"WARNING: no gradient reaches {', '.join(unused)}")
     read = batches.bytes_read
