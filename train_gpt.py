@@ -517,7 +517,7 @@ class Shards:
         if was != identity:
             raise RunError(f"{path}: the checkpoint had {was}, this has {identity}: restore it")
         self.identities[path.name] = identity
-        # New lists: the reader's thread adds shards while the main thread reads these.
+        # New lists: another thread may be reading the old ones.
         self.ends = [*self.ends, self.ends[-1] + tokens]
         self.paths = [*self.paths, path]
 
@@ -723,7 +723,7 @@ class Pipeline:
         if runtime.cuda:
             self.compute = torch.cuda.current_stream(runtime.device)
             self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
-            # Queued kernels may still use the memory that the allocator has just given the slots.
+            # Queued kernels may still use the memory that the slots have just been given.
             self.copy.wait_event(self.compute.record_event())
         self.batches_left = plan.num_batches - plan.first_batch
         self.bytes_read = 0
@@ -1478,8 +1478,9 @@ class RunLog:
             lock = os.open(self.path, os.O_CREAT)  # open to the end
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            cause = f"{first_line(error)}: is another run of this RUN_ID alive?"
-            raise RunError(f"{self.path}: {cause}") from error
+            alive = isinstance(error, BlockingIOError)
+            cause = "another run uses it: end that" if alive else first_line(error)
+            raise RunError(f"{self.path}: {cause}, or set another RUN_ID") from error
         self.enabled = True
 
     def line(self, text):
@@ -1768,6 +1769,11 @@ def log_step(run):
     }
     run.log.line(f"step:{step}/{config.iterations} {as_words(values)}")
     run.log.event("step", step=step, **values)
+    if step == 3:  # before it, zeros hide others
+        names = {p: name for name, p in run.model.named_parameters()}
+        unused = ", ".join(names[p] for p in exchange.params if not p.grad.any())
+        if unused:
+            run.log.line(f"WARNING: no gradient reaches {unused}: use or remove it")
 
 
 def log_validation(run, loss, bpb, val_ms):
@@ -1800,24 +1806,18 @@ def log_end(run, batches, begun_ms):
     if run.step < run.config.iterations:
         ended = f"train_time:{ms:.0f}ms step:{run.step}/{run.config.iterations}"
         run.log.line(f"stopping_early: wallclock_cap {ended}")
-    names = {p: name for name, p in run.model.named_parameters()}
-    unused = [names[p] for p in run.exchange.params if not p.grad.any()]
-    if unused and run.step > 2:  # at first, layers of zeros hide others
-        run.log.line(f"WARNING: no gradient reaches {', '.join(unused)}")
-    read = batches.bytes_read
-    step_tokens = run.config.train_batch_tokens + SPANS_PER_STEP
-    epochs = run.step * step_tokens / run.shards.ends[-1]
-    allocated = torch.cuda.max_memory_allocated() >> 20  # 0 on a CPU
-    reserved = torch.cuda.max_memory_reserved() >> 20
+    epochs = run.step * (run.config.train_batch_tokens + SPANS_PER_STEP) / run.shards.ends[-1]
     run.log.line(
         f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\n"
-        f"input_wait total:{total_ms:.3f}ms share:{percent:.3f}% read_bytes:{read} "
+        f"input_wait total:{total_ms:.3f}ms share:{percent:.3f}% read_bytes:{batches.bytes_read} "
         f"epochs:{epochs:.3f}\n"
         f"input cost {percent:.2f} % of training\n"
-        f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB"
+        f"peak memory allocated: {torch.cuda.max_memory_allocated() >> 20} MiB "
+        f"reserved: {torch.cuda.max_memory_reserved() >> 20} MiB"
     )
-    values = {"total_ms": total_ms, "share_percent": percent, "read_bytes": read, "epochs": epochs}
-    run.log.event("input", timing_train_loop_ms=ms, timing_val_total_ms=run.val_ms, **values)
+    values = {"total_ms": total_ms, "share_percent": percent, "epochs": epochs}
+    values |= {"timing_train_loop_ms": ms, "timing_val_total_ms": run.val_ms}
+    run.log.event("input", read_bytes=batches.bytes_read, **values)
 
 
 def log_sizes(log, state, model_bytes, packed):
@@ -2113,7 +2113,7 @@ def resume(run, checkpoint):
     path, state = checkpoint
     differ = differences(made_of(run), state["made_of"])
     if [text for text in differ if not text.startswith("script: ")]:
-        remedy = "restore that, or set another RUN_ID without RESUME"
+        remedy = "restore that, or leave out RESUME and set another RUN_ID"
         raise RunError(f"RESUME={path} is of other things: {'; '.join(differ)}: {remedy}")
     run.shards.expected = state["made_of"]
     own = [group["made_with"] for group in run.groups]
@@ -2121,7 +2121,7 @@ def resume(run, checkpoint):
         restore(run, state)
     except Exception as error:  # whatever other names or shapes raise
         reason = " ".join(str(error).split())
-        raise RunError(f"RESUME={path}: of another script: {reason}: set another RUN_ID") from error
+        raise RunError(f"RESUME={path}: of another script: {reason}: leave out RESUME") from error
     for group, mine in zip(run.groups, own, strict=True):
         was = group["made_with"]
         changed = {name for name in was if name != "lr" and group[name] != was[name]}

@@ -274,9 +274,10 @@ class Source:
                 return frozenset(digests)
             digests.append(digest_of(document.text()))
         count = len(digests)
-        remedy = f"set --num-val-docs {max(1, count // 10)}" if count > 1 else "give more text"
+        remedy = "separate documents by blank lines, or give more files"
+        remedy = f"set --num-val-docs {max(1, count // 10)}" if count > 1 else remedy
         raise DataError(
-            f"{self.files[0]}: {count} documents in all, and validation takes the first "
+            f"{self.files[0]}: documents in all: {count}; validation takes the first "
             f"{self.num_val_docs}: none left for training; {remedy}"
         )
 

@@ -166,7 +166,7 @@ def test_rates_and_parameters_without_effect_are_said(tmp_path: Path, data: dict
     gates = "blocks.0.gate, blocks.1.gate"
     assert re.findall("WARNING: (?!no tokenizer)(.*)", run.log) == [
         "learning rates begin at 0.1000 of those set, see WARMDOWN_ITERS",
-        f"no gradient reaches {gates}",
+        f"no gradient reaches {gates}: use or remove it",
     ]
 
 

@@ -299,7 +299,8 @@ def apply_recipes(options: argparse.Namespace) -> None:
     if fault := cli.fault_of_script_name(target.name):
         raise ToolError(f"--to {target}: {fault}")
     if target.exists():
-        raise ToolError(f"{target} exists, and stays as it is: name another file")
+        own = "an edit of your own becomes a recipe by recipe.py new NAME --from FILE"
+        raise ToolError(f"{target} exists, apply starts from train_gpt.py: name another; {own}")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     assigned |= assignments(options.set or [])

@@ -42,7 +42,9 @@ def run_of(log: Path | None) -> Run:
     known = read_logs([log])
     if known.runs and known.runs[0].source and "vocab_size" in known.runs[0].config:
         return known.runs[0]
-    why = [*known.problems, f"{log}: its script's text is cut, or its .jsonl is missing"][0]
+    lacking = f"no {log.stem}.jsonl beside it: copy that, and {log.stem}.int8.ptz"
+    lacking = "its script's text is not whole" if log.with_suffix(".jsonl").exists() else lacking
+    why = [*known.problems, f"{log}: {lacking}"][0]
     raise ToolError(f"{why}: name the log of a run of train_gpt.py")
 
 

@@ -190,7 +190,7 @@ def test_refusals_are_one_line(call: Call, own: Path) -> None:
     file = own / "x.py"
     for command, words in {
         f"apply cap --to {file}": "cap: no such recipe in recipes: did you mean caps?",
-        f"apply caps --to {own / 'foreign.py'}": "exists, and stays as it is",
+        f"apply caps --to {own / 'foreign.py'}": "exists, apply starts from train_gpt.py",
         f"new foreign --from {own / 'foreign.py'}": "not an edited copy of train_gpt.py",
     }.items():
         code, out, err = call(recipe.main, *command.split())
