@@ -233,6 +233,7 @@ def verify(lab, base, quick, score_differs):
         runs.append(Run(lab, "not-read-ahead", run_main, TRAIN_PREFETCH=0, VAL_PREFETCH=0))
     if base:
         runs.append(Run(lab, "base", call_main, script=find_script(base)))
+    print("tiny runs: 20 seconds for train_gpt.py, minutes with larger sizes", flush=True)
     run_all(runs)
     for run in runs:
         run.read()
@@ -358,9 +359,6 @@ def main(arguments):
 def prove(script, settings, **options):
     """Prints the verdicts; returns the exit code."""
     faults = 0
-    print(
-        "runs it at a tiny size: 20 seconds for train_gpt.py, minutes at larger sizes", flush=True
-    )
     for name, kind, text in verdicts(script, settings, **options):
         print(f"{kind:5} {name:10} {text}", flush=True)
         if kind == "FAULT":
