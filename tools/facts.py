@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 from itertools import zip_longest
+from os.path import commonprefix
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -46,8 +47,9 @@ def difference(first: bytes, second: bytes) -> tuple[int, str, str]:
     both = ([line.rstrip() for line in text.strip().split(b"\n")] for text in (first, second))
     for number, pair in enumerate(zip_longest(*both, fillvalue=NO_LINE.encode()), 1):
         if pair[0] != pair[1]:
-            here, there = (line.decode("utf-8", "replace").strip()[:80] for line in pair)
-            return number, here, there
+            here, there = (line.decode("utf-8", "replace").strip() for line in pair)
+            start = max(0, len(commonprefix([here, there])) - 30)  # long lines: where they differ
+            return number, here[start : start + 80], there[start : start + 80]
     return 0, "", ""
 
 
