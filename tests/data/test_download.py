@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_hub import FakeHub, Fault
-from running import ROOT
+from running import ROOT, heed_interrupts
 
 REPO, NAME, SHARDS = "willdepueoai/parameter-golf", "fineweb10B_sp1024", 5
 VAL = f"datasets/{NAME}/fineweb_val_000000.bin"
@@ -71,6 +71,7 @@ class Place:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=heed_interrupts,
         )
 
     def run(self, *arguments: str, code: int = 0, **env: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tokenize_docs
-from running import ROOT, clean_environment
+from running import ROOT, clean_environment, heed_interrupts
 
 # Runs in less than a second: writes the log that the trainer would write, and its environment.
 STAND_IN = """
@@ -61,6 +61,7 @@ def start(checkout: Path, folder: Path, *arguments: str, **settings: object) -> 
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
         start_new_session=True,
     )
 

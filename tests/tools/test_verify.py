@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import verify
-from running import ROOT, Call
+from running import ROOT, Call, heed_interrupts
 
 # Where the edits below go in train_gpt.py.
 BEGIN = "        self.begin(step=0, data_crc=0)\n"  # in Trainer.__init__
@@ -298,9 +298,8 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_interrupt_ends_all_processes(temporary: Path) -> None:
     script = edited(temporary, [(END, "        time.sleep(300 * (self.step == 5))\n" + END)])
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
-    run = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed_interrupts)
     try:
         until = time.monotonic() + 120
         while not list(temporary.glob("verify-*/full/checkpoints/full/step_00000005.pt")):
