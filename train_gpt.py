@@ -176,9 +176,6 @@ class Config:
     def micro_steps(self, world_size):
         return self.grad_accum_steps or max(1, SPANS_PER_STEP // world_size)
 
-    def fixed(self):
-        return {name: str(getattr(self, name.lower())) for name in sorted(FIXED)}
-
 
 # === MODEL; in shapes: B sequences, T tokens, D channels ===
 # The order of construction is the challenge's, so that a SEED gives the same initial weights.
@@ -1572,11 +1569,14 @@ def torch_bytes(thing):
 
 # === CHECKPOINTS: all that a run needs to continue, and what it is made of ===
 def made_of(run):
-    """{name: text} of script, tokenizer, shards and fixed settings: they decide the result."""
+    """{name: text} of script, tokenizer, shards and settings: they decide the result."""
+    settings = {name.upper(): str(value) for name, value in asdict(run.config).items()}
+    for name in ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME"):
+        del settings[name]
     files = {"script": sha256(SOURCE), "tokenizer": run.validation.tokenizer}
     if run.shards.growing:
         files["growing"] = "more shards will come"
-    return files | run.validation.shards.identities | run.shards.identities | run.config.fixed()
+    return files | run.validation.shards.identities | run.shards.identities | settings
 
 
 def differences(here, there):
@@ -2111,8 +2111,10 @@ def log_header(run, backends):
 def resume(run, checkpoint):
     """Restores a checkpoint. Rates and betas stay this run's; what steps have changed does not."""
     path, state = checkpoint
+    may_differ = {"script"} | SETTINGS.keys() - FIXED
     differ = differences(made_of(run), state["made_of"])
-    if [text for text in differ if not text.startswith("script: ")]:
+    differ = [text for text in differ if text.split(":")[0] not in may_differ]
+    if differ:
         remedy = "restore that, or leave out RESUME and set another RUN_ID"
         raise RunError(f"RESUME={path} is of other things: {'; '.join(differ)}: {remedy}")
     run.shards.expected = state["made_of"]
@@ -2153,10 +2155,7 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
         run = Trainer(config, runtime, log)
         for group in run.groups:
             group["made_with"] = {name: group[name] for name in group if name != "params"}
-        values = {name.upper(): str(value) for name, value in asdict(config).items()}
-        del values["DATA_PATH"], values["TOKENIZER_PATH"]
-        here = made_of(run) | values
-        differ = differences(here, runtime.broadcast(here))
+        differ = differences(made_of(run), runtime.broadcast(made_of(run)))
         if differ:
             raise RunError(f"not the same as rank 0: {'; '.join(differ)}: copy rank 0's")
         if checkpoint:

@@ -210,7 +210,11 @@ class Audit:
         else:
             at = len(os.path.commonprefix([text, original]))
             here, there = text[at : at + 20], original[at : at + 20]
-            first = ": are --docs those of this set, in its order?" if self.documents == 1 else ""
+            first = (
+                ": are --docs and the shards of one set, in its order?"
+                if self.documents == 1
+                else ""
+            )
             words = f"after {at:,} characters its text is {here!r}, the original {there!r}"
             self.find(words + first)
 

@@ -654,8 +654,14 @@ def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]
             make_tokenizer(source, made, state)
             if state["shards"]["val"]:
                 print(f"continuing at document {state['place'][0] + 1:,}", flush=True)
-            with Producing(made.folder) as producing:
-                export_documents(source, made, state, producing, options.workers)
+            try:
+                with Producing(made.folder) as producing:
+                    export_documents(source, made, state, producing, options.workers)
+            except DataError:
+                if not any(state["shards"].values()):  # mended input may come next
+                    made.tokenizer.unlink(missing_ok=True)
+                    (made.folder / STATE_NAME).unlink(missing_ok=True)
+                raise
         # A command that was killed may have left it.
         (made.folder / ".producing").unlink(missing_ok=True)
     docs = state["docs"]

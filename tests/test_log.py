@@ -68,11 +68,3 @@ def test_a_full_disk_costs_lines_and_not_the_run(
     assert capsys.readouterr().out == "first\nstep:0\nstep:1\nstep:2\nlast\n"
     assert [event["step"] for event in events(text.with_suffix(".jsonl"))] == [0, 1, 2]
     assert text.read_text() == "last\n"
-
-
-def test_a_folder_without_room_for_logs_costs_lines_alone(folder: Path) -> None:
-    (folder / "logs").write_text("a file")
-    log = opened("r")
-    log.line("step:3")
-    log.event("step", step=3)
-    assert (folder / "logs").read_text() == "a file"

@@ -96,7 +96,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
         if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ToolError(f"--vary {text}: write NAME=value,value, such as TRAIN_PREFETCH=1,0")
         if name in OURS:
-            instead = "; use --seeds" if name == "SEED" else ""
+            instead = "; vary another setting, with --seeds 1,2" if name == "SEED" else ""
             raise ToolError(f"--vary {text}: every run has its own {name}{instead}")
         settings.setdefault(name, []).extend(value.strip() for value in values.split(","))
         if "" in settings[name] or len(set(settings[name])) < len(settings[name]):

@@ -25,7 +25,7 @@ from pathlib import Path
 import cli
 import picture
 from configuration import seed_groups
-from runs import Logs, Run, read_logs
+from runs import NO_LOGS, Logs, Run, read_logs
 from significance import Comparison, compare_groups
 from tables import report
 
@@ -37,7 +37,8 @@ def gather(options: argparse.Namespace) -> tuple[Logs, Comparison | None, list[l
         numbers = seed_groups(logs.runs, options.allow)
         return logs, None, [[logs.runs[i] for i in group] for group in numbers]
     a, b = read_logs(options.a), read_logs(options.b)
-    paths = [path for path in (*options.a, *options.b) if not read_logs([path]).runs]
+    named = [path for path in (*options.a, *options.b) if Path(path).suffix not in NO_LOGS]
+    paths = [path for path in named if not read_logs([path]).runs]
     unread = [f"no run was read from {path}" for path in paths]
     everything = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
     comparison = compare_groups(a.runs, b.runs, options.margin, options.allow, unread)

@@ -34,7 +34,7 @@ import cli
 from check import check_folder, lines
 from cli import ToolError
 from configuration import telling
-from facts import TRACKS
+from facts import TRACKS, difference
 from packed import is_ours
 from results import headline
 from rules import OF_SCRIPTS, TODO, parsed_date
@@ -80,9 +80,13 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
 
 def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
     """The script of --script, else that of the logs. check.py compares it with each log's."""
-    if script is not None:
-        return script.read_bytes()
     sources = [run.source for run in runs if run.source is not None]
+    if script is not None:
+        given = look(script.read_bytes()).text
+        if any(difference(look(source).text, given)[0] for source in sources):
+            remedy = "leave out --script, or run the seeds again with it"
+            raise ToolError(f"--script {script}: not the script that the logs hold: {remedy}")
+        return script.read_bytes()
     if len({*sources}) > 1:
         raise ToolError("the logs hold different scripts: package runs of one script")
     if sources:

@@ -21,7 +21,8 @@ from lines import SUBMITTED, Event, Fact, Result, Step, Validation
 
 MAX_LINE = 1 << 12  # characters of one line
 LOG_SUFFIXES = {".txt", ".log"}
-PROSE_SUFFIXES = {".md", ".rst", ".py", ".json"}  # they quote lines of logs
+# They quote lines of logs, or lie beside them.
+NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
 # Said by the text of our logs alone.
 HEADER = ("source", "model_params", "dataset", "train_shards", "val_tokens", "grad_accum_steps")
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
@@ -174,7 +175,7 @@ def logs_in(folder: Path) -> list[Path]:
 def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     """One file; the .jsonl beside it counts if `events`. Raises nothing: its problems say it."""
     log, path = Logs(), Path(path)
-    if path.suffix.lower() in PROSE_SUFFIXES:
+    if path.suffix.lower() in NO_LOGS:
         log.problems.append("no log by its name: name the .txt or .log file of a run")
         return log
     beside = path.with_suffix(".jsonl")

@@ -325,6 +325,16 @@ def test_what_it_says_to_remove_helps(tmp_path: Path, documents: Path) -> None:
     assert files_of(tmp_path) == before
 
 
+def test_mended_input_is_taken_by_the_same_command(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "cut.jsonl", make_texts(40))
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole[:-9], encoding="utf-8")
+    with pytest.raises(dataset.DataError, match="cut.jsonl:40: not an object"):
+        run(path, "--out", tmp_path, "--bytes")
+    path.write_text(whole, encoding="utf-8")
+    assert "4 validation documents" in run(path, "--out", tmp_path, "--bytes")
+
+
 def test_two_at_once_do_not_mix(tmp_path: Path, documents: Path) -> None:
     folder = tmp_path / "datasets" / "docs_byte260"
     with dataset.locked(folder), pytest.raises(dataset.DataError, match="another process makes it"):

@@ -153,6 +153,7 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
     other = settings | {"edits": changed, "MATRIX_LR": 0.0, "BETA1": 0.5, "ITERATIONS": 8}
     run = resume(before, tmp_path / "again", 4, **other)
     assert "WARNING: RESUME continues with another script: " in run.log
+    assert "RESUME continues with another BETA1: 0.5 here, 0.9 there" in run.log
     held = run.load(8)["held"]
     [group] = held["more"][1]["param_groups"]
     assert (group["base_lr"], group["power"], group["k"]) == (0.5, 0.25, 8)

@@ -115,7 +115,7 @@ def row_of(out: str, quantity: str) -> str:
 
 
 USAGE = """
---vary SEED=1,2                         | use --seeds
+--vary SEED=1,2                         | vary another setting, with --seeds 1,2
 --script fake.py fake2.py               | fake2.py: values are one word, with commas
 --script fake.py,same.py                | scripts must differ, not only in their names
 --script fake.py,ema.diff               | a script of Python is expected
