@@ -164,7 +164,7 @@ def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
     assert run.end() == [-signal.SIGKILL]
     assert run.checkpoints()[-1] == step and not (tmp_path / "final_model.int8.ptz").exists()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
-    assert again.resumed() == [step]
+    assert again.resumed() == ([step] if step < 20 else [])  # else only the export is left
     assert_same_result(again, whole(0))
 
 
