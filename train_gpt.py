@@ -1474,10 +1474,10 @@ class RunLog:
             self.path.parent.mkdir(exist_ok=True)
             lock = os.open(self.path, os.O_CREAT)  # open to the end
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            alive = isinstance(error, BlockingIOError)
-            cause = "another run uses it: end that" if alive else first_line(error)
-            raise RunError(f"{self.path}: {cause}, or set another RUN_ID") from error
+        except OSError as error:  # some file systems have no locks
+            if isinstance(error, BlockingIOError):
+                remedy = "end that, or set another RUN_ID"
+                raise RunError(f"{self.path}: another run uses it: {remedy}") from error
         self.enabled = True
 
     def line(self, text):
