@@ -685,9 +685,6 @@ def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return f"sp{size}", {"vocab_size": size, "normalization": options.normalization}
 
 
-# === COMMAND LINE =================================================================================
-
-
 def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
     """What to know about a data set, with remedies."""
     loss = Tokenizer(made.tokenizer).changes_text()

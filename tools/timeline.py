@@ -27,7 +27,6 @@ from cli import ToolError
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
 PICTURE_STEPS = 3  # so few that single reads are seen
 MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
-# The trainer's names, and ours.
 LANES = {"disk_read": "reader", "input_wait": "asked", "optimizer": "optimizer"}
 LANES |= dict.fromkeys(("forward", "backward", "reduce", "grad_clip"), "phases")
 COLOURS = {"reader": "#e69f00", "copy": "#7a5195", "compute": "#0072b2", "input wait": "#d00000"}
