@@ -2,13 +2,11 @@
 
 On 8 GPUs (or 1, 2, 4):          torchrun --standalone --nproc_per_node=8 train_gpt.py
 One process, on a GPU or a CPU:  python3 train_gpt.py
+Settings, in front of it:        ITERATIONS=100 python3 train_gpt.py
 All settings; their values now:  python3 train_gpt.py --help | --print-config
 
-Settings are environment variables in front of the command: ITERATIONS=100 python3 train_gpt.py
-
 Data loading runs while the device computes: a thread reads tokens, a copy stream uploads them, the
-compute stream trains on them. One Pipeline class does this for training and validation. Settings
-turn overlap off; results stay the same.
+compute stream trains on them. One Pipeline class does this for training and validation.
 
 What you change comes first: CONFIG MODEL OPTIMIZERS DATA EVALUATION ARTIFACT TRAINING.
 Then comes MACHINERY: EXCHANGE RUNTIME CHECKPOINTS INSTRUMENTS SETTINGS MAIN.
@@ -796,7 +794,7 @@ class Pipeline:
         self._measure_waits()
 
     def _measure_waits(self):
-        while self.wait_events and self.wait_events[0][1].query():  # True: it is over
+        while self.wait_events and self.wait_events[0][1].query():
             asked, there = self.wait_events.popleft()
             self.total_wait_ms += asked.elapsed_time(there)
 
@@ -843,10 +841,8 @@ class Pipeline:
                         raise EOFError(f"it ends {left} bytes early")
                     data = data[got:]
                     left -= got
-        if tokens.max() >= self.shards.vocab_size:  # it would make a CUDA context unusable
-            raise RunError(
-                f"token {tokens.max()} is not below VOCAB_SIZE: use the shards' tokenizer"
-            )
+        if tokens.max() >= self.shards.vocab_size:  # a CUDA context would be lost
+            raise RunError(f"token {tokens.max()}: not below VOCAB_SIZE: of another tokenizer?")
         self.reading = "no file", math.inf
         slot.rows = rows
         slot.summary = self.summarize(self.plan, rows, tokens)
@@ -1149,7 +1145,7 @@ class Trainer:
             self.phase.begin_trace()
             clock.start()
             while True:
-                # Read messages of some steps ago: the device has later work, so it never idles.
+                # Messages of some steps ago: the device has later work, so it never idles.
                 self.exchange.read(self.step - self.runtime.steps_late)
                 if self.exchange.signum:
                     raise HaltError(self.exchange.signum)
@@ -1388,12 +1384,12 @@ def as_problem(error, runtime):
         return RunError(f"out of memory: {text}: set {more}, or a smaller MODEL_DIM")
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         time.sleep(5)  # the rank that has the cause speaks first
-        return RunError(f"another rank has ended, or makes other collective calls: {text}")
+        return RunError("another rank has ended, or not all ranks make the same collective calls")
     return error
 
 
 def tell(text, stream="stdout"):
-    """Prints. A closed console costs the text and nothing else."""
+    """Prints. A closed console costs the text alone."""
     with suppress(OSError):
         # One write: under torchrun two ranks' lines would run together.
         print(text + "\n", end="", file=getattr(sys, stream), flush=True)
@@ -1540,7 +1536,7 @@ def read_tokenizer(config):
     try:
         data = Path(path).read_bytes()
         table = ByteTable.load(path, data)
-    except Exception as error:  # whatever a bad file raises
+    except Exception as error:
         reason = "not a SentencePiece model" if type(error) is RuntimeError else first_line(error)
         raise RunError(f"TOKENIZER_PATH={path}: {reason}: set that of the shards") from error
     size = len(table.base)
@@ -1933,7 +1929,7 @@ class Phases:
 # === SETTINGS: reading, checking, help ===
 SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
 FIXED = {name for name, kind in SETTINGS.items() if "fixed" in get_args(kind)}
-NOT_MEANT = {"MODEL_DIR", "NUM_THREADS"}  # common names, a letter or two from ours
+NOT_MEANT = {"MODEL_DIR", "NUM_THREADS"}  # not ours, though near
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 
 
@@ -1985,7 +1981,7 @@ def read_config(env):
 
 
 def find_faults(config, env):
-    """All that is wrong with the settings and what they name: a line each, with the remedy."""
+    """A line for each thing that is wrong with the settings or what they name."""
     faults = []
     for name, is_wrong, remedy in rules(config, env):
         if is_wrong:
@@ -2099,7 +2095,11 @@ def log_header(run, backends):
     if rate < 1.0:
         log.line(f"WARNING: learning rates begin at {rate:.4f} of those set, see WARMDOWN_ITERS")
     if not Path(config.data_path, "tokenizer.sha256").is_file():
-        log.line("WARNING: no tokenizer.sha256 in DATA_PATH: was it this tokenizer that made it?")
+        log.line("WARNING: no tokenizer.sha256 in DATA_PATH: did this tokenizer make it?")
+    recipes = "".join(map(Path.read_text, Path(__file__).parent.glob("records/recipes/*.diff")))
+    others = {*re.findall(r"# setting: (\w+)=", recipes)} - SETTINGS.keys()
+    for name in sorted(others & os.environ.keys()):
+        log.line(f"WARNING: {name} is a recipe's setting, not this script's")
     log.event("config", **asdict(config))
     log.event("made_of", **made_of(run))
     device = torch.cuda.get_device_name() if runtime.cuda else os.uname().machine
@@ -2121,7 +2121,7 @@ def resume(run, checkpoint):
     own = [group["made_with"] for group in run.groups]
     try:
         restore(run, state)
-    except Exception as error:  # whatever other names or shapes raise
+    except Exception as error:
         reason = " ".join(str(error).split())
         raise RunError(f"RESUME={path}: of another script: {reason}: leave out RESUME") from error
     for group, mine in zip(run.groups, own, strict=True):

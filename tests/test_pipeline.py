@@ -211,7 +211,7 @@ def test_a_token_out_of_the_vocabulary_is_named_with_its_file(
             assert next(batches).x[0, 0] == first_token(split, number)
         path = tmp_path / f"fineweb_{split}_000001.bin"
         with pytest.raises(
-            train_gpt.RunError, match=rf"{path} at byte \d+: token \d+ is not below VOCAB_SIZE"
+            train_gpt.RunError, match=rf"{path} at byte \d+: token \d+: not below VOCAB_SIZE"
         ):
             next(batches)
 

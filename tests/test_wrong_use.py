@@ -30,6 +30,7 @@ data/tokenize_docs.py novel.txt --model novel.txt | 2 | no SentencePiece model
 tools/compare.py | 2 | name logs, such as logs/*.txt
 tools/compare.py x --a y --b z | 2 | name logs, such as logs/*.txt
 tools/compare.py --a x | 2 | belong together
+tools/compare.py x,y | 2 | x,y: no such file: separate logs by blanks
 tools/compare.py x --plto y.png | 2 | unrecognized arguments: --plto y.png: --help lists
 tools/compare.py x --plot y.pdf | 2 | --plot y.pdf: name a file that ends in .png or .svg
 tools/compare.py x --margin nan | 2 | nan: write a number from 0 on, such as 0.5

@@ -65,6 +65,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def fault_of_options(options: argparse.Namespace) -> str:
     """What is wrong with the options, in words; nothing: empty."""
+    for path in (*options.logs, *(options.a or ()), *(options.b or ())):
+        if "," in path and not Path(path).exists():
+            return f"{path}: no such file: separate logs by blanks"
     if bool(options.a) != bool(options.b):
         return "--a and --b belong together: name the logs of both groups"
     if bool(options.logs) == bool(options.a):

@@ -93,7 +93,8 @@ class Lab:
             printed = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
             config = {name.upper(): pair["value"] for name, pair in printed.items()}
         except (ValueError, TypeError, LookupError) as error:
-            raise ToolError(f"{script}: its --print-config is not that of train_gpt.py") from error
+            words = "no edited copy of today's train_gpt.py: its --print-config is another"
+            raise ToolError(f"{script}: {words}") from error
         for name in given:
             if name not in config:
                 raise ToolError(f"{name}: {script} has no such setting: see its --print-config")
