@@ -2123,7 +2123,7 @@ def resume(run, checkpoint):
         restore(run, state)
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise RunError(f"RESUME={path}: of another script: {reason}: leave out RESUME") from error
+        raise RunError(f"RESUME={path}: {reason}: mend the script, or set a new RUN_ID") from error
     for group, mine in zip(run.groups, own, strict=True):
         was = group["made_with"]
         changed = {name for name in was if name != "lr" and group[name] != was[name]}

@@ -299,8 +299,9 @@ def apply_recipes(options: argparse.Namespace) -> None:
     if fault := cli.fault_of_script_name(target.name):
         raise ToolError(f"--to {target}: {fault}")
     if target.exists():
-        own = "an edit of your own becomes a recipe by recipe.py new NAME --from FILE"
-        raise ToolError(f"{target} exists, apply starts from train_gpt.py: name another; {own}")
+        own = "and your own edit becomes one by recipe.py new NAME --from FILE"
+        words = f"apply starts from train_gpt.py: name all recipes, and another file; {own}"
+        raise ToolError(f"{target} exists, {words}")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     assigned |= assignments(options.set or [])

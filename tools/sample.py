@@ -58,7 +58,7 @@ def load(log: Run) -> tuple[Any, Any]:
         raise ToolError(f"{path}: no such artifact (the run is {log.status}): name another run")
     data = read_file(path)
     if log.sizes.artifact not in (None, len(data)):
-        words = f"{len(data):,} bytes, its log says {log.sizes.artifact:,}: train again"
+        words = f"{len(data):,} bytes, its log says {log.sizes.artifact:,}: RESUME=auto repeats it"
         raise ToolError(f"{path}: damaged, or another run's: {words}")
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
