@@ -2050,7 +2050,7 @@ def attention_backends(config):
 
 
 def log_source(log, settings):
-    """The script's text, the versions and what was set: so logs begin."""
+    """The beginning of a log: script, versions, settings."""
     rule = "=" * 100
     smi = ""
     with suppress(OSError, subprocess.SubprocessError):
