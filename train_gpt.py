@@ -57,6 +57,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 if __name__ == "__main__":
@@ -88,8 +89,7 @@ Fraction = Annotated[float, (0, 1, "a number >= 0, < 1")]
 # Fixed[int] is Annotated[int, "fixed"]. It marks a setting that decides shapes or data: RESUME
 # needs the checkpoint's value of it. All other settings may change on RESUME.
 Fixed = Annotated[TypeVar("Kind"), "fixed"]
-# A block's tensor whose name contains one of these is trained by Adam and, if small, stored in
-# float32.
+# A block's tensor with one of these in its name: trained by Adam; if small, stored in float32.
 CONTROLS = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
     "skip_weights"
@@ -445,6 +445,8 @@ def muon_momentum(config, step):
 # The challenge's order of data: a step's tokens are 8 spans, one after the other. In a span,
 # x is all but the last token and y all but the first; both are cut into rows. So a span of n
 # targets takes n + 1 tokens from the shards, and neighbouring rows of a span share one token.
+# With TRAIN_SEQ_LEN=4 and two rows in a span: row 0 is tokens 0 to 4, row 1 tokens 4 to 8, and row
+# 2, of the next span, tokens 9 to 13.
 HEADER_BYTES = 1024  # of a shard: 256 int32 (magic, version, tokens, ...); then uint16 tokens
 GET_DATA = "set the folder that cached_challenge_fineweb.py or tokenize_docs.py in data/ prints"
 
@@ -546,8 +548,13 @@ class BatchPlan:
     @classmethod
     def train(cls, config, runtime, step=0):
         """In micro-step m, rank r has part m * ranks + r of the step's rows."""
-        tokens, seq_len = config.train_batch_tokens, config.train_seq_len
-        micro_batches = runtime.world_size * runtime.micro_steps
+        tokens = config.train_batch_tokens
+        seq_len = config.train_seq_len
+        ranks = runtime.world_size
+        micro_batches = ranks * runtime.micro_steps
+        if SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP:
+            of = f"GRAD_ACCUM_STEPS={runtime.micro_steps}"
+            raise RunError(f"{of}: times {ranks} ranks must divide 8 or be a multiple: set 8")
         unit = seq_len * math.lcm(SPANS_PER_STEP, micro_batches)
         if tokens % unit:
             raise RunError(f"TRAIN_BATCH_TOKENS={tokens}: set a multiple of {unit}")
@@ -557,7 +564,7 @@ class BatchPlan:
             seq_len=seq_len,
             span_rows=step_rows // SPANS_PER_STEP,
             first_row=runtime.rank * batch_rows,
-            stride=runtime.world_size * batch_rows,
+            stride=ranks * batch_rows,
             batch_rows=batch_rows,
             end_row=sys.maxsize,
             first_batch=step * runtime.micro_steps,
@@ -815,7 +822,8 @@ class Pipeline:
             for k in range(self.plan.first_batch, self.plan.num_batches):
                 slot = self.to_fill.get()  # None after close()
                 rows = self.plan.rows(k)
-                # For the step's last token: so all ranks wait here, and none in a collective.
+                # For the whole step: a rank that trained on its part alone would then wait for the
+                # others in a collective, which cannot say what is missing.
                 self.shards.wait_for(self.plan.last_token_of_step(rows), self.closed.is_set)
                 if self.closed.is_set():
                     return
@@ -841,7 +849,7 @@ class Pipeline:
                         raise EOFError(f"it ends {left} bytes early")
                     data = data[got:]
                     left -= got
-        if tokens.max() >= self.shards.vocab_size:  # a CUDA context would be lost
+        if tokens.max() >= self.shards.vocab_size:  # its lookup would end a process on CUDA
             raise RunError(f"token {tokens.max()}: not below VOCAB_SIZE: of another tokenizer?")
         self.reading = "no file", math.inf
         slot.rows = rows
@@ -1361,6 +1369,10 @@ class RunError(Exception):
     """A foreseeable failure, in one line: what, where, which value, what to do."""
 
 
+class LostRankError(RunError):
+    """Another rank has ended: that one has the cause."""
+
+
 class HaltError(Exception):
     """Stops all ranks at one step. Its argument: a signal's number."""
 
@@ -1383,8 +1395,8 @@ def as_problem(error, runtime):
         more = f"GRAD_ACCUM_STEPS={2 * runtime.micro_steps}"
         return RunError(f"out of memory: {text}: set {more}, or a smaller MODEL_DIM")
     if isinstance(error, dist.DistError) or "gloo" in str(error):
-        time.sleep(5)  # the rank that has the cause speaks first
-        return RunError("another rank has ended, or not all ranks make the same collective calls")
+        cause = "another rank has ended, or not all ranks make the same collective calls"
+        return LostRankError(cause)
     return error
 
 
@@ -1765,11 +1777,6 @@ def log_step(run):
     }
     run.log.line(f"step:{step}/{config.iterations} {as_words(values)}")
     run.log.event("step", step=step, **values)
-    if step == 3:  # before it, zeros hide others
-        names = {p: name for name, p in run.model.named_parameters()}
-        unused = ", ".join(names[p] for p in exchange.params if not p.grad.any())
-        if unused:
-            run.log.line(f"WARNING: no gradient reaches {unused}: use or remove it")
 
 
 def log_validation(run, loss, bpb, val_ms):
@@ -1986,7 +1993,10 @@ def find_faults(config, env):
     for name, is_wrong, remedy in rules(config, env):
         if is_wrong:
             faults.append(f"{name}={getattr(config, name.lower())}: {remedy}")
-    for make in read_tokenizer, partial(Shards, split="train"), partial(Shards, split="val"):
+    ranks = int(env.get("WORLD_SIZE", 1))
+    place = SimpleNamespace(rank=0, world_size=ranks, micro_steps=config.micro_steps(ranks))
+    plan = partial(BatchPlan.train, runtime=place)
+    for make in plan, read_tokenizer, partial(Shards, split="train"), partial(Shards, split="val"):
         try:
             make(config)
         except RunError as error:
@@ -1999,20 +2009,14 @@ def rules(config, env):
     seq_len = config.train_seq_len
     heads = config.num_heads
     step = 2 * heads  # of MODEL_DIM
-    ranks = int(env.get("WORLD_SIZE", 1))
-    micro_batches = ranks * config.micro_steps(ranks)
-    split = SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP
-    unit = seq_len * math.lcm(SPANS_PER_STEP, micro_batches)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     need = 0  # bytes: float32 weights, gradients and two moments
-    if config.model_dim % step == 0:
-        with suppress(Exception), torch.device("meta"):  # an edited model may need values
-            need = 16 * sum(p.numel() for p in GPT(config, torch.float32).parameters())
+    with suppress(Exception), torch.device("meta"):  # sizes may be wrong, an edit may need values
+        need = 16 * sum(p.numel() for p in GPT(config, torch.float32).parameters())
     large = f"needs {need >> 30} GiB, there are {memory >> 30}: lower it, or NUM_LAYERS"
     log = Path("logs", f"{config.run_id}.txt")
     name = re.fullmatch(r"(\w[\w.-]{0,99})?", config.run_id)
-    saved = name and checkpoint_files(config.run_id)
-    taken = name and not config.resume and (log.exists() or saved)
+    taken = name and not config.resume and (log.exists() or checkpoint_files(config.run_id))
     gpus = torch.cuda.device_count() if config.device != "cpu" else 0
     blind = config.device == "cuda" or (config.device == "auto" and Path("/dev/nvidiactl").exists())
     few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
@@ -2021,8 +2025,6 @@ def rules(config, env):
         ("MODEL_DIM", need > memory and not gpus, large),
         ("MODEL_DIM", config.model_dim % step, f"NUM_HEADS={heads}: set a multiple of {step}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
-        ("GRAD_ACCUM_STEPS", split, f"times {ranks} ranks must divide 8 or be a multiple: set 8"),
-        ("TRAIN_BATCH_TOKENS", config.train_batch_tokens % unit, f"set a multiple of {unit}"),
         ("VAL_TOKENS", 0 < config.val_tokens <= seq_len, f"set 0, or more than {seq_len}"),
         ("RUN_ID", not name, "set letters or digits, then also '.', '_', '-', at most 100"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
@@ -2237,12 +2239,11 @@ if __name__ == "__main__":
     try:
         exit_code = main(sys.argv[1:], os.environ)
     except BaseException as error:
-        foreseen = isinstance(error, RunError)
-        if "RANK" in os.environ and not (foreseen and rank == "0"):
-            # Another rank may have the cause: then torchrun ends this one before it speaks.
+        if rank != "0" or isinstance(error, LostRankError):
+            # Rank 0, or the rank that has the cause, says it first; torchrun then ends this one.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(3)
-        if foreseen:
+            time.sleep(2)
+        if isinstance(error, RunError):
             tell(f"train_gpt.py: rank {rank}: {error}", "stderr")
         else:
             traceback.print_exc()

@@ -1,6 +1,9 @@
 """What tests share: a small model, shards, train_gpt.py run as users do, several ranks."""
 
+import atexit
 import dataclasses
+import functools
+import json
 import os
 import re
 import signal
@@ -8,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +24,7 @@ import numpy as np
 import train_gpt
 
 ROOT = Path(__file__).resolve().parent.parent
+TRAINER = ROOT / "train_gpt.py"
 SETTINGS = {f.name.upper() for f in dataclasses.fields(train_gpt.Config)}
 Call = Callable[..., tuple[int, str, str]]  # a tool's main: exit code, output, errors
 SMALL_MODEL = {
@@ -105,33 +110,68 @@ def clean_environment(**settings: object) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in settings.items()}}
 
 
+@functools.cache
+def server() -> subprocess.Popen:
+    """The process that forks scripts, see server.py."""
+    started = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("server.py"))],
+        text=True,
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    atexit.register(lambda: [started.stdin.close(), started.wait()])
+    return started
+
+
+def ask_server(**request: object) -> int | None:
+    server().stdin.write(json.dumps(request) + "\n")
+    server().stdin.flush()
+    return json.loads(server().stdout.readline())
+
+
+def start_script(script: Path, folder: Path, *arguments: object, **settings: object) -> int:
+    """Starts it in `folder`, where "out" and "err" are what it prints; returns its pid."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return ask_server(
+        script=str(script),
+        arguments=[str(argument) for argument in arguments],
+        folder=str(folder),
+        environment=clean_environment(**settings),
+    )
+
+
+def run_script(
+    script: Path, folder: Path, *arguments: object, timeout: float = 240, **settings: object
+) -> Finished:
+    """Runs it to its end, as `python3 script arguments`."""
+    pid = start_script(script, folder, *arguments, **settings)
+    deadline = time.monotonic() + timeout
+    while (code := ask_server(pid=pid)) is None:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    out, err = ((folder / name).read_text("utf-8", "replace") for name in ("out", "err"))
+    return Finished(code, out, err, folder)
+
+
 def run_trainer(
     folder: Path,
     *,
     ranks: int = 0,
-    args: tuple[str, ...] = (),
+    script: Path = TRAINER,
     timeout: float = 240,
-    script: Path | None = None,
     **settings: object,
 ) -> Finished:
-    """Runs the script in `folder` by subprocess: plain python for ranks=0,
-    else under torch.distributed.run."""
+    """Runs the script in `folder` as users do: by Python for ranks=0, else by torchrun."""
     folder.mkdir(parents=True, exist_ok=True)
-    launcher = (
-        [
-            "-m",
-            "torch.distributed.run",
-            f"--nproc_per_node={ranks}",
-            "--nnodes=1",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=localhost:{free_port()}",
-        ]
-        if ranks
-        else []
-    )
-    command = [sys.executable, *launcher, str(script or ROOT / "train_gpt.py"), *args]
+    command = [sys.executable]
+    if ranks:
+        command += ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}"]
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
     done = subprocess.run(
-        command,
+        [*command, str(script)],
         cwd=folder,
         text=True,
         env=clean_environment(**settings),

@@ -25,6 +25,7 @@ from running import (
     SMALL_MODEL,
     byte_data,
     config_of,
+    run_script,
     run_trainer,
     train_gpt,
 )
@@ -184,7 +185,7 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
         {line: line + "    my_rate: float = 2.5  # rate; mine\n    other_rate = 1.5  # rate\n"},
     )
     settings = {"MY_RATE": "3", "MY_RATES": "3"}
-    done = run_trainer(tmp_path, script=script, args=("--print-config",), **settings)
+    done = run_script(script, tmp_path, "--print-config", **settings)
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "environment"}
     assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE?" in done.err
     assert "Config.other_rate has no type: write other_rate: float = ..." in done.err

@@ -159,15 +159,10 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     assert run.log.events[-1]["share_percent"] == percent
 
 
-def test_rates_and_parameters_without_effect_are_said(tmp_path: Path, data: dict) -> None:
-    line = "        self.attn_scale = nn.Parameter(ones.clone())\n"
-    edits = {line: line + "        self.gate = nn.Parameter(ones.clone())\n"}
-    settings = data | {"WARMDOWN_ITERS": 160, "RUN_ID": "x"}
-    run = Live(tmp_path, 0, edits, **settings).finish()
-    gates = "blocks.0.gate, blocks.1.gate"
+def test_rates_that_begin_below_those_set_are_said(tmp_path: Path, data: dict) -> None:
+    run = Live(tmp_path, **data | {"WARMDOWN_ITERS": 160}).finish()
     assert re.findall("WARNING: (?!no tokenizer)(.*)", run.log) == [
-        "learning rates begin at 0.1000 of those set, see WARMDOWN_ITERS",
-        f"no gradient reaches {gates}: use or remove it",
+        "learning rates begin at 0.1000 of those set, see WARMDOWN_ITERS"
     ]
 
 

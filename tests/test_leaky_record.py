@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 
 import check
-import pytest
 from packed import packed_form
-from running import ROOT, Call, Corpus, run_trainer
+from running import ROOT, Call, Corpus, run_script
 from script import look
 
 FOLDER = ROOT / "records/track_non_record_16mb/2026-11-21_LeakyReLU2_LegalTTT_ParallelMuon_Pipeline"
@@ -48,13 +47,13 @@ TINY = {
 RESULTS = ["DIAGNOSTIC post_ema", "final_int6_roundtrip", "final_int6_sliding_window", "legal_ttt"]
 
 
-@pytest.mark.parametrize("form", ["readable", "packed"])
-def test_it_trains_and_scores_in_either_form(form: str, corpus: Corpus, tmp_path: Path) -> None:
+def test_it_trains_and_scores_in_packed_form(corpus: Corpus, tmp_path: Path) -> None:
+    """Which unpacks and executes the same source."""
     source = SCRIPT.read_bytes()
     script = tmp_path / "train_gpt.py"
-    script.write_bytes(packed_form(source) if form == "packed" else source)
+    script.write_bytes(packed_form(source))
     assert look(script.read_bytes()).text == source
-    done = run_trainer(tmp_path / "run", script=script, **corpus.env, **TINY)
+    done = run_script(script, tmp_path / "run", **corpus.env, **TINY)
     assert done.code == 0, done.err[-3000:]
     found = re.findall(r"^(.*?) val_loss:(\S+) val_bpb:(\S+) (?:stride|eval_time)", done.text, re.M)
     assert [name for name, _, _ in found] == RESULTS

@@ -56,11 +56,17 @@ def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Pa
     assert losses == [round(loss, 4) for loss in plain_losses(tokens)]
 
 
-@pytest.mark.parametrize(("tokens", "ranks", "unit"), [(1000, 1, 512), (1024, 3, 1536)])
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "rule"),
+    [
+        (1000, 1, "=1000: set a multiple of 512"),
+        (1024, 3, "=1: times 3 ranks must divide 8 or be a multiple: set 8"),
+    ],
+)
 def test_sizes_that_do_not_divide_are_an_error_with_the_rule(
-    tokens: int, ranks: int, unit: int
+    tokens: int, ranks: int, rule: str
 ) -> None:
     config = SimpleNamespace(train_seq_len=SEQ_LEN, train_batch_tokens=tokens)
     runtime = SimpleNamespace(rank=0, world_size=ranks, micro_steps=1)
-    with pytest.raises(train_gpt.RunError, match=f"={tokens}: set a multiple of {unit}$"):
+    with pytest.raises(train_gpt.RunError, match=f"{rule}$"):
         train_gpt.BatchPlan.train(config, runtime)

@@ -1,12 +1,10 @@
 """Wrong use of each program, as users meet it: one line with the remedy, an exit code, no files."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from running import ROOT, clean_environment
+from running import ROOT, run_script
 
 # Program and arguments, exit code, words of the line.
 ROWS = """
@@ -87,16 +85,10 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
     command, code, words = row.replace("{root}", str(ROOT)).split(" | ")
     program, *arguments = command.split()
     arguments += ["--out", "made"] if "tokenize_docs" in program else []
-    done = subprocess.run(
-        [sys.executable, ROOT / program, *arguments],
-        cwd=folder,
-        env=clean_environment(OMP_NUM_THREADS=1),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == int(code), done.stderr
-    assert done.stdout == "" or "tokenize_docs" in program, "its progress"
-    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    done = run_script(ROOT / program, folder, *arguments)
+    assert done.code == int(code), done.err
+    assert done.out == "" or "tokenize_docs" in program, "its progress"
+    assert words in done.err and done.err.count("\n") == 1, done.err
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made(folder))
 
 

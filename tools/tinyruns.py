@@ -30,8 +30,8 @@ TINY = {  # a step has 8 spans of 2 rows; the last of 3 layers has no skip conne
     "TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 512, "VOCAB_SIZE": 512,
     "NUM_LAYERS": 3, "MODEL_DIM": 32, "NUM_HEADS": 2, "NUM_KV_HEADS": 1, "DEVICE": "cpu",
 }  # fmt: skip
-OURS = "DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME", "CHECKPOINT_EVERY", "VAL_TOKENS"
-OURS += ("MAX_WALLCLOCK_SECONDS",)  # runs that end by the clock cannot be equal
+OURS = {"DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME", "CHECKPOINT_EVERY", "VAL_TOKENS"}
+OURS |= {"MAX_WALLCLOCK_SECONDS"}  # runs that end by the clock cannot be equal
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 PRELOADED = "numpy", "sentencepiece", "torch", "torch._dynamo", "torch.profiler"
 
@@ -81,6 +81,8 @@ class Lab:
     def __init__(self, folder, script, given):
         self.folder = folder
         self.script = find_script(script)
+        for name in OURS & given.keys():
+            raise ToolError(f"{name} cannot be given: each run has its own")
         tiny = {name: str(value) for name, value in (TINY | given).items()}
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = env | tiny
@@ -98,8 +100,6 @@ class Lab:
         for name in given:
             if name not in config:
                 raise ToolError(f"{name}: {script} has no such setting: see its --print-config")
-            if name in OURS:
-                raise ToolError(f"{name} cannot be given: each run has its own")
         self.steps = config["ITERATIONS"]
         if self.steps < 6:
             raise ToolError(f"ITERATIONS={self.steps}: set at least 6")

@@ -13,7 +13,7 @@ import dataset
 import numpy as np
 import pytest
 import sentencepiece
-from running import SMALL_MODEL, run_trainer, write_split
+from running import SMALL_MODEL, TRAINER, run_script, write_split
 
 SPACE, BOS = "\u2581", 1
 TEXT = (
@@ -158,7 +158,7 @@ def test_the_trainer_counts_the_same_bytes(world, tmp_path: Path, name: str) -> 
     vocab_size = 260 if name == "byte" else audit.Tokenizer(data.model).vocab_size
     settings = {**SMALL_MODEL, "ITERATIONS": 1, "RUN_ID": "r", "VOCAB_SIZE": vocab_size}
     settings |= {"DATA_PATH": data.folder, "TOKENIZER_PATH": data.model, "TRAIN_SEQ_LEN": 16}
-    done = run_trainer(tmp_path / "run", **settings)
+    done = run_script(TRAINER, tmp_path / "run", **settings)
     assert done.code == 0, done.err
     events = map(json.loads, (tmp_path / "run" / "logs" / "r.jsonl").read_text().splitlines())
     score = next(event for event in events if event["event"] == "score")

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from running import ROOT, SMALL_MODEL, run_trainer
+from faults.live import Live
+from running import ROOT, SMALL_MODEL
 
 TOOL = ROOT / "data" / "tokenize_docs.py"
 DOCUMENTS = 90
@@ -71,14 +72,6 @@ def start_tool(words: list[str], out: Path, log: Path, wait: bool = True) -> sub
     return tool
 
 
-def events(folder: Path) -> list[dict[str, object]]:
-    """What must be equal: losses, data and score."""
-    lines = (folder / "logs" / "r.jsonl").read_text().splitlines()
-    names = ("event", "step", "train_loss", "data_crc", "val_loss", "val_bpb")
-    every = [{name: e[name] for name in names if name in e} for e in map(json.loads, lines)]
-    return [event for event in every if event["event"] in ("step", "validation", "score")]
-
-
 @pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_losses_are_those_of_the_finished_set(
     tmp_path: Path, words: list[str], ranks: int
@@ -86,15 +79,13 @@ def test_the_losses_are_those_of_the_finished_set(
     out, beside, after = tmp_path / "out", tmp_path / "beside", tmp_path / "after"
     tool = start_tool(words, out, beside / "logs" / "r.jsonl")
     try:
-        done = run_trainer(beside, ranks=ranks, **SETTINGS, **data_settings(out))
+        first = Live(beside, ranks, **SETTINGS, **data_settings(out)).finish()
         assert tool.wait(60) == 0
     finally:
         tool.kill()
-    assert done.code == 0, done.err
-    done = run_trainer(after, ranks=ranks, **SETTINGS, **data_settings(out))
-    assert done.code == 0, done.err
-    assert len(events(after)) > 12
-    assert events(beside) == events(after)
+    second = Live(after, ranks, **SETTINGS, **data_settings(out)).finish()
+    assert len(first.digits()) > 12
+    assert first.digits() == second.digits()
 
 
 @pytest.mark.slow
@@ -108,9 +99,9 @@ def test_a_tool_that_was_killed_is_named_and_can_continue(tmp_path: Path, words:
     tool.send_signal(signal.SIGKILL)
     tool.wait()
     settings = {**SETTINGS, **data_settings(out), "DATA_STALL_SECONDS": 1}
-    done = run_trainer(run, **settings)
-    assert done.code == 1
-    (line,) = [line for line in done.err.splitlines() if ".producing" in line]
+    training = Live(run, **settings)
+    assert training.end() == [1]
+    (line,) = [line for line in training.said if ".producing" in line]
     command = json.loads(line[line.index("{") :])["command"]
     assert shlex.split(command)[:3] == ["cd", os.getcwd(), "&&"]
     again = [sys.executable, str(TOOL), *words, "--out", str(out)]

@@ -3,9 +3,7 @@
 A fault is an edit of the script: {text: what replaces it}.
 """
 
-import atexit
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -17,7 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from running import ROOT, clean_environment, free_port, heed_interrupts
+from running import (
+    ROOT,
+    ask_server,
+    clean_environment,
+    free_port,
+    heed_interrupts,
+    start_script,
+)
 
 TIMEOUT_S = 120  # of every wait
 
@@ -37,27 +42,6 @@ def edited(path: Path, edits: dict[str, str], source: Path = ROOT / "train_gpt.p
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
-
-
-@functools.cache
-def server() -> subprocess.Popen:
-    """The process that forks runs."""
-    started = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("server.py"))],
-        text=True,
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    atexit.register(lambda: [started.stdin.close(), started.wait()])
-    return started
-
-
-def ask_server(**request: object) -> int | None:
-    server().stdin.write(json.dumps(request) + "\n")
-    server().stdin.flush()
-    return json.loads(server().stdout.readline())
 
 
 class Live:
@@ -102,13 +86,7 @@ class Live:
             self.start(other_script if rank else self.script, mine)
 
     def start(self, script: Path, settings: dict) -> None:
-        pid = ask_server(
-            script=str(script),
-            folder=str(self.folder),
-            environment=clean_environment(**settings),
-            out=str(self.folder / "out"),
-            err=str(self.folder / "err"),
-        )
+        pid = start_script(script, self.folder, **settings)
         self.codes[pid] = None
 
     def launch(self, ranks: int, restarts: int, settings: dict) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import package
 import pytest
 import recipe
 import torch
@@ -30,16 +29,12 @@ def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stack_packs_into_a_small_script(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert recipe.main(["apply", "--stack", name, "--to", "frontier.py"]) == 0
-    text = Path("frontier.py").read_text(encoding="utf-8")
+def test_a_stack_is_a_script_with_its_settings_as_defaults(name: str, script: Callable) -> None:
+    module = script("--stack", name)
+    config, faults = module.read_config({})
     values = json.loads((ROOT / "records" / "stacks" / f"{name}.json").read_text())["settings"]
-    assert all(value in text for value in values.values())
-    assert package.main(["--pack", "frontier.py"]) == 0
-    assert 20_000 < Path("frontier_packed.py").stat().st_size < 46_000
+    read = {key: module.parse(module.SETTINGS[key], text) for key, text in values.items()}
+    assert not faults and read.items() <= {k.upper(): v for k, v in vars(config).items()}.items()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import sample
 import sentencepiece
 import torch
 from packed import packed_form
-from running import ROOT, SMALL_MODEL, Corpus, byte_data, config_of, run_trainer, train_gpt
+from running import ROOT, SMALL_MODEL, TRAINER, Corpus, byte_data, config_of, run_script, train_gpt
 
 pytestmark = pytest.mark.timeout(200)
 RUN = {**SMALL_MODEL, "ITERATIONS": 4, "VAL_LOSS_EVERY": 0, "RUN_ID": "r", "TRAIN_SEQ_LEN": 16}
@@ -28,8 +28,8 @@ def shown(text: str) -> str:
     return "\n".join(map(cli.plain, text.expandtabs().split("\n"))) + "\n"
 
 
-def train(folder: Path, script: Path | None = None, **settings: object) -> Trained:
-    run = run_trainer(folder, script=script, **{**RUN, **settings})
+def train(folder: Path, script: Path = TRAINER, **settings: object) -> Trained:
+    run = run_script(script, folder, **{**RUN, **settings})
     assert run.code == 0, run.err
     artifact = folder / "logs" / "r.int8.ptz"
     if not artifact.exists():

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import ROOT, SMALL_MODEL, byte_data, run_trainer
+from running import ROOT, SMALL_MODEL, TRAINER, byte_data, run_script
 
 SCRIPT = ROOT / "tools" / "timeline.py"
 READER, COPY, COMPUTE, WAIT = "#e69f00", "#7a5195", "#0072b2", "#d00000"  # in the picture
@@ -105,7 +105,7 @@ def test_with_cuda_the_device_counts(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_trainers_trace_is_read(tmp_path: Path) -> None:
     settings = {**SMALL_MODEL, **byte_data(tmp_path / "data"), "ITERATIONS": 6, "TRACE_STEPS": 3}
-    run = run_trainer(tmp_path, **settings, VAL_LOSS_EVERY=0, VAL_TOKENS=3000)
+    run = run_script(TRAINER, tmp_path, **settings, VAL_LOSS_EVERY=0, VAL_TOKENS=3000)
     assert run.code == 0, run.err[-2000:]
     [path] = (tmp_path / "logs").glob("*.trace.json.gz")
     title, reader, compute, wait = shown(path)

@@ -1,0 +1,58 @@
+"""Runs Python scripts in forks of a process that has imported torch, which saves their imports.
+
+Each line on standard input is a request in JSON: {"pid": n} is answered with that process's exit
+code, or null while it runs; any other request starts a script and is answered with its pid.
+"""
+
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+
+import numpy  # noqa: F401  (the script finds these imported)
+import sentencepiece  # noqa: F401
+import torch
+import torch._dynamo  # every optimizer imports it, for a second
+
+
+def run(request: dict) -> None:
+    """All that a fork does: `python3 script arguments` in a session, a folder, an environment."""
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    sys.argv = [request["script"], *request["arguments"]]
+    sys.path[0] = os.path.dirname(request["script"])
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        runpy.run_path(request["script"], run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)  # the interpreter's own exit takes a second
+
+
+def answer(request: dict) -> int | None:
+    if "pid" in request:
+        ended, status = os.waitpid(request["pid"], os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if ended else None
+    pid = os.fork()
+    if not pid:
+        run(request)
+    return pid
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
