@@ -70,24 +70,6 @@ def test_the_scripts_are_measured_in_turns_and_the_table_is_written(
     assert ", tiny shapes. tests/gpu: 3 passed, 0 failed, 1 skipped.\n" in text
 
 
-def test_what_goes_wrong_is_one_line_and_writes_nothing(
-    session: ModuleType, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- gpu -->\n<!-- /gpu -->\n")
-    bad = script(tmp_path, "bad", 1, "raise SystemExit('no such kernel')")
-    code, _, err = call(session.main, "--ours", bad, "--into", page)
-    assert code == 1 and err == f"error: {bad}: it ended before step 70: no such kernel\n"
-    code, _, err = call(session.main, "--against", tmp_path / "gone.py")
-    assert code == 2 and "gone.py: no such file" in err
-    code, _, err = call(session.main, "--into", bad)
-    assert code == 2 and "it has no lines <!-- gpu -->" in err
-    monkeypatch.setenv("DATA_PATH", str(tmp_path / "none"))
-    code, _, err = call(session.main, "--ours", bad, "--into", page)
-    assert code == 1 and "DATA_PATH=" in err and "quickstart.py --prepare-only" in err
-    assert page.read_text() == "<!-- gpu -->\n<!-- /gpu -->\n"
-
-
 @pytest.mark.slow
 def test_the_trainer_is_measured(
     session: ModuleType, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch

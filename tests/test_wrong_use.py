@@ -12,6 +12,7 @@ data/quickstart.py --script none.py | 2 | --script none.py: there is no such fil
 data/quickstart.py --steps 5 | 2 | unrecognized arguments: --steps 5
 data/cached_challenge_fineweb.py --train-shards -1 | 2 | --train-shards: -1 is not a whole number
 data/audit.py --data docs.jsonl --tokenizer x.model | 2 | x.model: not a usable tokenizer
+data/audit.py --data novel.txt --tokenizer byte.json | 2 | give a data set's folder
 data/tokenize_docs.py none.txt | 2 | no such file; name text files
 data/tokenize_docs.py novel.txt ./novel.txt | 2 | named twice
 data/tokenize_docs.py latin.txt novel.txt --bytes | 2 | iconv -f WINDOWS-1252 -t UTF-8
@@ -77,6 +78,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "half.jsonl").write_text('{"text": "\\ud83d"}\n')
     (tmp_path / "a.png").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 4}')
     return tmp_path
 
 

@@ -227,17 +227,3 @@ def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
     (data.folder / "tokenizer.sha256").unlink()
     assert data.audit(docs=False)[0] == 3
     assert data.audit()[0] == 1
-
-
-@pytest.mark.parametrize(
-    "option, words",
-    [
-        ("--data", "give a data set's folder"),
-        ("--tokenizer", "give a SentencePiece .model"),
-    ],
-)
-def test_wrong_use_is_one_line_with_a_remedy(world, option: str, words: str) -> None:
-    data = world("identity")
-    with pytest.raises(dataset.DataError) as error:
-        data.audit(option, data.docs)
-    assert words in str(error.value) and "\n" not in str(error.value)
