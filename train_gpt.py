@@ -12,13 +12,13 @@ What you change comes first: CONFIG MODEL OPTIMIZERS DATA EVALUATION ARTIFACT TR
 Then comes MACHINERY: EXCHANGE RUNTIME CHECKPOINTS INSTRUMENTS SETTINGS MAIN.
 
 To change          edit
-a setting          a line in Config; Fixed[...] if it decides shapes or data
+a setting          a line in Config; Fixed[...] if it decides the model or data
 a parameter        create it in the model; make_optimizers says which optimizer trains it
 new state          an attribute of Trainer, made whole in __init__: modules, optimizers, tensors,
                    numbers, also in lists and dicts, are saved in checkpoints and restored
 a step             Trainer.train_step; it must take micro_steps batches, for RESUME
 the training loss  GPT.forward; the score is computed from GPT.logits, whatever forward does
-an optimizer       any of torch's, an attribute of Trainer; it is stepped and scheduled with others
+an optimizer       any that steps without a closure, an attribute of Trainer; stepped and scheduled
 a schedule         lr_multiplier, times base_lr; a new one by progress(): the clock ends runs
 what is scored     BatchPlan.widen, of both splits: a target of -100 counts nowhere
 how it is stored   storage() chooses the type, pack() then calls quantize()
@@ -68,10 +68,10 @@ try:
     import sentencepiece
     import torch
 except ImportError as error:
-    remedy = f"is missing: {sys.executable} -m pip install -r requirements.txt"
+    remedy = f"{sys.executable} -m pip install -r requirements.txt"
     if error.name in sys.stdlib_module_names:
-        remedy = f"is hidden by a file of that name in {sys.path[0]}: rename that"
-    sys.exit(f"{__file__}: {error.name} {remedy}")
+        remedy = f"a file in {sys.path[0]} has the name of Python's {error.name}: rename it"
+    sys.exit(f"{__file__}: {error}: {remedy}")
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -86,10 +86,10 @@ PositiveInt = Annotated[int, (1, 2**63, "a whole number from 1 on")]
 NonNegativeFloat = Annotated[float, (0, math.inf, "a number >= 0")]
 PositiveFloat = Annotated[float, (1e-300, math.inf, "a number > 0")]
 Fraction = Annotated[float, (0, 1, "a number >= 0, < 1")]
-# Fixed[int] is Annotated[int, "fixed"]. It marks a setting that decides shapes or data: RESUME
+# Fixed[int] is Annotated[int, "fixed"]. It marks a setting that decides the model or data: RESUME
 # needs the checkpoint's value of it. All other settings may change on RESUME.
 Fixed = Annotated[TypeVar("Kind"), "fixed"]
-# A block's tensor with one of these in its name: trained by Adam; if small, stored in float32.
+# Tensors with one of these in their names: trained by Adam; if small, stored in float32.
 CONTROLS = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
     "skip_weights"
@@ -107,7 +107,7 @@ class Config:
     run_id: str = ""  # name; logs/<RUN_ID>.txt and .jsonl are the log; empty: a random name
     seed: Fixed[NonNegativeInt] = 1337  # number; start of all random numbers
     # validation and logs
-    val_batch_size: PositiveInt = 524288  # tokens; per validation batch, all ranks and micro-steps
+    val_batch_size: PositiveInt = 524288  # tokens; of ranks x micro-steps validation batches
     val_loss_every: NonNegativeInt = 1000  # steps; between validations; 0: only at the end
     val_tokens: NonNegativeInt = 0  # tokens; validate on the first N (never submit that); 0: all
     val_progress_log_every: NonNegativeInt = 0  # batches; between val_progress lines; 0: none
@@ -169,7 +169,7 @@ class Config:
     device: Literal["auto", "cuda", "cpu"] = "auto"  # device; auto: cuda where there is one
     torch_compile: Literal["auto", "0", "1"] = "auto"  # mode; auto: on with CUDA
     attention_backend: Literal["auto", "fa3", "cudnn", "flash", "math"] = "auto"  # name; of SDPA
-    grad_accum_steps: NonNegativeInt = 0  # micro-steps; per step; 0: max(1, 8 / ranks)
+    grad_accum_steps: NonNegativeInt = 0  # micro-steps; per step; 0: max(1, 8 // ranks)
 
     def micro_steps(self, world_size):
         return self.grad_accum_steps or max(1, SPANS_PER_STEP // world_size)
@@ -421,7 +421,7 @@ def lr_multiplier(config, step, elapsed_ms):
     if config.warmdown_iters == 0:
         return 1.0
     if config.max_wallclock_seconds <= 0:
-        steps_left = (1.0 - progress(config, step, elapsed_ms)) * config.iterations
+        steps_left = max(0, config.iterations - step)
     else:  # the challenge's rule: by the clock alone, at the mean pace so far
         left_ms = max(0.0, 1e3 * config.max_wallclock_seconds - elapsed_ms)
         steps_left = left_ms * max(step, 1) / max(elapsed_ms, 1e-9)
@@ -471,6 +471,7 @@ class Shards:
         self.add_all()
         if split == "val":
             self.wait_while(lambda: '"val_complete": true' not in (self.producing() or ""))
+            self.add_all()  # those that have come since the last look
             self.growing = False
 
     def producing(self):
@@ -485,7 +486,8 @@ class Shards:
         if not found and not self.growing:
             kind = f"{self.split}_*" if any(self.folder.glob("fineweb_*.bin")) else "*"
             raise RunError(f"DATA_PATH={self.folder}: no fineweb_{kind}.bin: {GET_DATA}")
-        first = int(bool(found) and found[0].stem.endswith("_000001"))  # numbers begin at 0 or 1
+        # Numbers begin at 0 or 1; at 0 while more will come, because 1 may come before 0.
+        first = int(not self.growing and found[0].stem.endswith("_000001"))
         for path in found[len(self.paths) :]:
             number = f"{first + len(self.paths):06d}"
             if path.name == f"fineweb_{self.split}_{number}.bin":
@@ -553,8 +555,9 @@ class BatchPlan:
         ranks = runtime.world_size
         micro_batches = ranks * runtime.micro_steps
         if SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP:
-            of = f"GRAD_ACCUM_STEPS={runtime.micro_steps}"
-            raise RunError(f"{of}: times {ranks} ranks must divide 8 or be a multiple: set 8")
+            rule = f"times {ranks} ranks must divide 8 or be a multiple"
+            more = f"set 8, and TRAIN_BATCH_TOKENS a multiple of {8 * ranks * seq_len}"
+            raise RunError(f"GRAD_ACCUM_STEPS={runtime.micro_steps}: {rule}: {more}")
         unit = seq_len * math.lcm(SPANS_PER_STEP, micro_batches)
         if tokens % unit:
             raise RunError(f"TRAIN_BATCH_TOKENS={tokens}: set a multiple of {unit}")
@@ -575,7 +578,7 @@ class BatchPlan:
         """The split, `tokens` long, is one span; every rank has one stretch of its rows."""
         seq_len = config.train_seq_len
         span_rows = (min(tokens, config.val_tokens or tokens) - 1) // seq_len
-        if not span_rows:
+        if span_rows < 1:
             raise RunError(f"TRAIN_SEQ_LEN={seq_len}: validation has {tokens} tokens: set less")
         first = span_rows * runtime.rank // runtime.world_size
         end = span_rows * (runtime.rank + 1) // runtime.world_size
@@ -967,9 +970,7 @@ class Validation:
         sums[3] = runtime.signum > 0
         nats, in_bytes, targets, signals = runtime.all_reduce(sums).tolist()  # synchronises
         if signals:
-            raise HaltError(runtime.signum or signal.SIGTERM)
-        if not targets or not in_bytes:
-            raise RunError(f"validation scores {targets:.0f} targets of {in_bytes:.0f} bytes")
+            raise HaltError(runtime.broadcast(runtime.signum) or signal.SIGTERM)
         ms = 1e3 * (time.perf_counter() - start)
         return nats / targets, nats / math.log(2) / in_bytes, ms
 
@@ -980,9 +981,8 @@ FINAL = "final_int8_zlib_roundtrip"  # its log line, for parsers
 CAP = 16_000_000  # bytes of script and artifact
 SMALL = 65_536  # numbers; a tensor of at most so many is not quantized
 CLIP_QUANTILE = 0.9999984  # of a row's absolute values: a larger one is clipped
-LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS
-assert LEVELS <= 127  # int8
-# The challenge's: rows of weights below 1 use fewer levels. With 2.0**-14 small rows use all.
+LEVELS = 127  # quantized numbers are whole, from -LEVELS to LEVELS; int8 has no larger one
+# The challenge's: rows of weights below 1 use fewer levels. 2.0**-14, float16's least, uses all.
 LEAST_SCALE = 1 / 127
 
 
@@ -1253,12 +1253,12 @@ class Exchange:
     A rank writes its own row and leaves the others zero, so the sum over ranks is the whole table.
     The host reads it some steps later, when it is surely there: nothing drains the device, and all
     ranks decide alike, because they read the same table at the same step. So after a signal all
-    end after the same step, up to two steps later.
+    end after the same step, up to three steps later.
 
     Clocks, each (steps, ms of training time):
       done_here   the last step that this rank's device is known to have finished
       agreed      rank 0's `done_here`, as all ranks have read it; the schedule depends on it
-      pace_start  `agreed` after step 1, which may be slow; the pace is measured from there
+      pace_start  `agreed` after step 1, which may be slow, or 0 after RESUME; the pace's start
     """
 
     def __init__(self, model, runtime, clock):
@@ -1273,7 +1273,7 @@ class Exchange:
         self.table = self.vector[size:].view(shape)
         for p, part in split_as(self.gradients, self.params).items():
             p.grad = part
-        tables = runtime.steps_late + 2  # on their way at most
+        tables = runtime.steps_late + 2  # one more than can be unread
         self.sent = torch.zeros(tables, shape[1], pin_memory=runtime.cuda)
         self.received = torch.zeros(tables, *shape, pin_memory=runtime.cuda)
         self.unread = deque()  # (step, its table on the host, the event after which it is there)
@@ -1672,7 +1672,7 @@ def save(run):
             run.log.event("checkpoint", step=run.step, path=str(path))
             for old in checkpoint_files(run.config.run_id)[run.config.checkpoint_keep :]:
                 old.unlink()
-    except RunError as error:  # a full disk costs a checkpoint, not the run
+    except (RunError, OSError) as error:  # a full disk costs a checkpoint, not the run
         run.log.line(f"WARNING: {error}")
     run.clock.start()
 
@@ -1879,7 +1879,7 @@ class Phases:
 
     @contextmanager
     def alone(self, name):
-        """Two synchronisation points around a phase; what they wait for is counted as "sync"."""
+        """Two synchronisation points around a phase; "sync" is what both have waited for."""
         start = self.synchronized_ms()
         yield
         self.ms[name] += self.synchronized_ms() - start
@@ -1895,6 +1895,7 @@ class Phases:
 
     def begin_trace(self):
         """From here on, on rank 0: what runs when on all threads and streams, overlap on."""
+        self.ms.clear()  # that of priming
         steps = self.config.trace_steps
         if steps == 0 or self.runtime.rank > 0:
             return
@@ -2162,8 +2163,6 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
             raise RunError(f"not the same as rank 0: {'; '.join(differ)}: copy rank 0's")
         if checkpoint:
             resume(run, checkpoint)
-        if run.step > config.iterations:
-            raise RunError(f"ITERATIONS={config.iterations}: {run.step} steps are done: set more")
         trained = run.step > 0 and is_over(config, run.step, run.exchange.elapsed_ms(run.step + 1))
         has_log = log.path.exists()
         if runtime.rank == 0:

@@ -22,6 +22,7 @@ from running import (
     open_pipeline,
     runtime_of,
     train_gpt,
+    write_shard,
     write_split,
 )
 
@@ -154,13 +155,14 @@ def waiter(shards: train_gpt.Shards, token: int) -> threading.Thread:
 
 def test_shards_join_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     producer = Producer(tmp_path / "data")
-    producer.deliver(2, 0)
-    shards = shards_of(producer)
-    waiting = waiter(shards, sum(SIZES[:3]))  # the first token of shard 3
-    producer.deliver(3)
-    time.sleep(0.3)
-    assert waiting.is_alive() and shards.ends == [0, SIZES[0]]
     producer.deliver(1)
+    shards = shards_of(producer)
+    assert shards.ends == [0]
+    producer.deliver(3, 0)
+    waiting = waiter(shards, sum(SIZES[:3]))  # the first token of shard 3
+    time.sleep(0.3)
+    assert waiting.is_alive() and shards.ends == [0, SIZES[0], SIZES[0] + SIZES[1]]
+    producer.deliver(2)
     waiting.join(20)
     assert not waiting.is_alive() and shards.ends == [0, *np.cumsum(SIZES)]
     assert shards.paths == [producer.path(number) for number in range(4)]
@@ -199,7 +201,9 @@ def test_a_producer_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     assert shards.ends == [0, SIZES[0]]
 
 
-def test_validation_waits_for_val_complete_alone(tmp_path: Path) -> None:
+def test_validation_waits_for_val_complete_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Training shards may still be missing, all of them; half a validation split is never used."""
     producer = Producer(tmp_path / "data", val_complete=False)
     config = config_of(**producer.settings, DATA_STALL_SECONDS=0.6)
@@ -208,6 +212,18 @@ def test_validation_waits_for_val_complete_alone(tmp_path: Path) -> None:
     start = time.monotonic()
     assert train_gpt.Shards(config, "val").ends == [0, 3000]
     assert time.monotonic() - start > 0.9
+    late = write_shard(tmp_path / "late" / "fineweb_val_000001.bin", TOKENS[:50])
+    producing = train_gpt.Shards.producing
+
+    def deliver_and_look(shards: train_gpt.Shards) -> str:
+        """The last shard has come just before val_complete is read."""
+        if shards.paths and late.exists():
+            late.rename(producer.folder / late.name)
+        return producing(shards)
+
+    monkeypatch.setattr(train_gpt.Shards, "producing", deliver_and_look)
+    assert train_gpt.Shards(config, "val").ends == [0, 3000, 3050]
+    monkeypatch.undo()
     producer.state["val_complete"] = False
     producer.stand_still()
     producer.tell()

@@ -60,7 +60,7 @@ def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Pa
     ("tokens", "ranks", "rule"),
     [
         (1000, 1, "=1000: set a multiple of 512"),
-        (1024, 3, "=1: times 3 ranks must divide 8 or be a multiple: set 8"),
+        (1024, 3, "=1: times 3 ranks .* set 8, and TRAIN_BATCH_TOKENS a multiple of 1536"),
     ],
 )
 def test_sizes_that_do_not_divide_are_an_error_with_the_rule(

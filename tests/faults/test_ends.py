@@ -89,7 +89,10 @@ SIGNALS = {  # where, and the step of the checkpoint
     "priming": (in_step(f"if self.step == 1 and not self.logged[0]: {told(15)}"), {0, 1}),
     "first validation": ({IN_VALIDATION: f"                {told(15)}\n{IN_VALIDATION}"}, {0}),
     "last validation": (
-        {IN_VALIDATION: f"                if scope == 'step_20': {told(15)}\n{IN_VALIDATION}"},
+        {
+            IN_VALIDATION: f"                if scope == 'step_20' and runtime.rank == 0: {told(2)}"
+            f"\n{IN_VALIDATION}"
+        },
         {20},
     ),
     "score": (
@@ -106,7 +109,8 @@ def test_a_signal_outside_of_steps_costs_nothing(
 ) -> None:
     edits, steps = SIGNALS[place]
     run = Live(tmp_path, ranks, edits, **data | {"WARMUP_STEPS": 3})
-    assert interrupted(run, signal.SIGTERM, ranks) in steps
+    number = signal.SIGINT if place == "last validation" else signal.SIGTERM
+    assert interrupted(run, number, ranks) in steps
     again = Live(tmp_path, ranks, **data | {"RESUME": "auto"}).finish()
     assert_same_result(again, whole(ranks))
 
