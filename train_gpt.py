@@ -549,7 +549,7 @@ class BatchPlan:
 
     @classmethod
     def train(cls, config, runtime, step=0):
-        """In micro-step m, rank r has part m * ranks + r of the step's rows."""
+        """In micro-step m, rank r has part m * ranks + r of a step: part of a span, or spans."""
         tokens = config.train_batch_tokens
         seq_len = config.train_seq_len
         ranks = runtime.world_size
@@ -1718,7 +1718,7 @@ def halt(run, signum):
 @torch.no_grad()
 def prime(run):
     """Steps off the clock, which compile and allocate; then everything is put back."""
-    before = snapshot(run)
+    before = snapshot(run)  # RunError for what it cannot save
     if not run.config.warmup_steps:
         return
     with closing(run.batches()) as batches:
@@ -2167,7 +2167,7 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
         has_log = log.path.exists()
         if runtime.rank == 0:
             log.begin()
-        if not (trained and has_log):  # it has the settings that trained
+        if not (trained and has_log):  # that has the settings that trained
             log_source(log, settings)
             log_header(run, names)
         log_resume(run, checkpoint, trained)
