@@ -177,8 +177,8 @@ class Config:
 
 # === MODEL; in shapes: B sequences, T tokens, D channels ===
 # The order of construction is the challenge's, so that a SEED gives the same initial weights.
-# Parameters are float32. Where one meets activations x, cast it with p.to(x.dtype), or everything
-# after it becomes float32.
+# Parameters are float32. Where one meets activations x, cast it with p.to(x.dtype), or all after
+# it becomes float32.
 def rms_norm(x):
     return F.rms_norm(x, (x.size(-1),))
 
@@ -550,8 +550,7 @@ class BatchPlan:
     @classmethod
     def train(cls, config, runtime, step=0):
         """In micro-step m, rank r has part m * ranks + r of a step: part of a span, or spans."""
-        tokens = config.train_batch_tokens
-        seq_len = config.train_seq_len
+        tokens, seq_len = config.train_batch_tokens, config.train_seq_len
         ranks = runtime.world_size
         micro_batches = ranks * runtime.micro_steps
         if SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP:
@@ -853,7 +852,7 @@ class Pipeline:
                     data = data[got:]
                     left -= got
         if tokens.max() >= self.shards.vocab_size:  # its lookup would end a process on CUDA
-            raise RunError(f"token {tokens.max()}: not below VOCAB_SIZE: of another tokenizer?")
+            raise RunError(f"token {tokens.max()}: not below VOCAB_SIZE: set its tokenizer")
         self.reading = "no file", math.inf
         slot.rows = rows
         slot.summary = self.summarize(self.plan, rows, tokens)
@@ -1395,8 +1394,7 @@ def as_problem(error, runtime):
         more = f"GRAD_ACCUM_STEPS={2 * runtime.micro_steps}"
         return RunError(f"out of memory: {text}: set {more}, or a smaller MODEL_DIM")
     if isinstance(error, dist.DistError) or "gloo" in str(error):
-        cause = "another rank has ended, or not all ranks make the same collective calls"
-        return LostRankError(cause)
+        return LostRankError("another rank has ended, or ranks make different collective calls")
     return error
 
 
@@ -1430,7 +1428,11 @@ class Runtime:
         if "RANK" in env:
             timeout = timedelta(minutes=5)  # of every wait for other ranks
             # torchrun's store outlives a restart: the prefix hides addresses of dead processes.
-            store = next(dist.rendezvous("env://", timeout=timeout))[0]
+            try:
+                store = next(dist.rendezvous("env://", timeout=timeout))[0]
+            except (ValueError, dist.DistError) as error:
+                reason = f"{first_line(error)}: start it with torchrun, or `unset RANK`"
+                raise RunError(f"RANK={self.rank}: {reason}") from error
             dist.init_process_group(
                 "nccl" if self.cuda else "gloo",
                 timeout=timeout,
@@ -1937,8 +1939,7 @@ class Phases:
 # === SETTINGS: reading, checking, help ===
 SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
 FIXED = {name for name, kind in SETTINGS.items() if "fixed" in get_args(kind)}
-NOT_MEANT = {"MODEL_DIR", "NUM_THREADS"}  # not ours, though near
-LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
+KNOWN = SETTINGS.keys() | {"MODEL_DIR", "NUM_THREADS", "OMP_NUM_THREADS", "SHLVL"}
 
 
 def parse(kind, text):
@@ -1974,17 +1975,10 @@ def read_config(env):
             values[name.lower()] = parse(SETTINGS[name], text)
         except ValueError as wanted:
             faults.append(f"{name}={text}: set {wanted}, see --help")
-    for name in sorted(env.keys() - SETTINGS.keys() - NOT_MEANT):
+    for name in sorted(env.keys() - KNOWN):
         part = [s for s in SETTINGS if len(name) > 4 and "_" in name and name in s]
         for near in difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85) or part[:1]:
             faults.append(f"{name}={env[name]}: no such setting: did you mean {near}?")
-    for name in vars(Config).keys() - Config.__annotations__.keys():
-        kind = type(getattr(Config, name)).__name__
-        if kind in ("bool", "int", "float", "str") and not name.startswith("_"):
-            faults.append(f"Config.{name} has no type: write {name}: {kind} = ...")
-    given = [name for name in LAUNCHER if name in env]
-    if given and len(given) < len(LAUNCHER):
-        faults.append(f"{' '.join(given)} alone: start with torchrun, or `unset {' '.join(given)}`")
     return Config(**values), faults
 
 
@@ -2065,6 +2059,12 @@ def log_source(log, settings):
     log.event("run", run_id=log.path.stem, argv=sys.argv, settings=settings)
 
 
+def numbers_of(pid):
+    """The names of all numbers in the environment that a process was started with."""
+    text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    return {*re.findall(r"(?:^|\0)([A-Z]\w*)=-?[\d.]+(?:e-?\d+)?(?=\0)", text)}
+
+
 def log_header(run, backends):
     """Settings, in the challenge's lines."""
     config = run.config
@@ -2098,11 +2098,11 @@ def log_header(run, backends):
     if rate < 1.0:
         log.line(f"WARNING: learning rates begin at {rate:.4f} of those set, see WARMDOWN_ITERS")
     if not Path(config.data_path, "tokenizer.sha256").is_file():
-        log.line("WARNING: no tokenizer.sha256 in DATA_PATH: did this tokenizer make it?")
-    recipes = "".join(map(Path.read_text, Path(__file__).parent.glob("records/recipes/*.diff")))
-    others = {*re.findall(r"# setting: (\w+)=", recipes)} - SETTINGS.keys()
-    for name in sorted(others & os.environ.keys()):
-        log.line(f"WARNING: {name} is a recipe's setting, not this script's")
+        log.line("WARNING: no tokenizer.sha256 in DATA_PATH: prove val_bpb with data/audit.py")
+    with suppress(OSError):  # EMA_DECAY=0.9 in front of the command: its shell does not have it
+        command = os.getppid() if "RANK" in os.environ else os.getpid()  # torchrun, or this one
+        for name in sorted(numbers_of(command) - numbers_of(os.getsid(os.getppid())) - KNOWN):
+            log.line(f"WARNING: {name} is not a setting of this script: see --help")
     log.event("config", **asdict(config))
     log.event("made_of", **made_of(run))
     device = torch.cuda.get_device_name() if runtime.cuda else os.uname().machine
@@ -2136,8 +2136,7 @@ def resume(run, checkpoint):
 def log_resume(run, checkpoint, trained):
     if not checkpoint:
         if run.config.resume:
-            folder = f"checkpoints/{run.config.run_id}/"
-            run.log.line(f"WARNING: RESUME=auto: {folder} is empty: step 1 is next")
+            run.log.line(f"WARNING: RESUME: {run.config.run_id} has no checkpoint: step 1 is next")
         return
     path, state = checkpoint
     for text in differences(made_of(run), state["made_of"]):
@@ -2210,6 +2209,7 @@ def main(arguments, env):
     if arguments in (["--help"], ["-h"]):
         tell(f"{__doc__}\n{inspect.getsource(Config)}")
         return 0
+    env = env if "RANK" in env else {**env, "WORLD_SIZE": "1"}  # one process alone
     config, faults = read_config(env)
     how = "settings go in front: ITERATIONS=100 python3 train_gpt.py"
     faults += [f"{word}: {how}" for word in arguments if word != "--print-config"]

@@ -18,12 +18,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from faults.live import edited
+from faults.live import Live, edited
 from running import (
     ROOT,
     SETTINGS,
     SMALL_MODEL,
+    TRAINER,
     byte_data,
+    clean_environment,
     config_of,
     run_script,
     run_trainer,
@@ -120,9 +122,7 @@ def small(folder: Path, **more: object) -> dict[str, str]:
 
 def faults_of(environment: dict[str, str], ranks: int = 1) -> list[str]:
     environment = environment | {"WORLD_SIZE": str(ranks)}
-    config, faults = train_gpt.read_config(
-        {**environment, **dict.fromkeys(train_gpt.LAUNCHER, "1")}
-    )
+    config, faults = train_gpt.read_config(environment)
     return faults + train_gpt.find_faults(config, environment)
 
 
@@ -182,13 +182,12 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     [line] = re.findall(r"(?m)^    seed: .*= 1337 .*\n", inspect.getsource(train_gpt.Config))
     script = edited(
         tmp_path / "edited.py",
-        {line: line + "    my_rate: float = 2.5  # rate; mine\n    other_rate = 1.5  # rate\n"},
+        {line: line + "    my_rate: float = 2.5  # rate; mine\n"},
     )
     settings = {"MY_RATE": "3", "MY_RATES": "3"}
     done = run_script(script, tmp_path, "--print-config", **settings)
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "environment"}
     assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE?" in done.err
-    assert "Config.other_rate has no type: write other_rate: float = ..." in done.err
 
 
 # Wrong values.
@@ -359,15 +358,31 @@ def test_other_names_pass() -> None:
     assert faults == []
 
 
-LAUNCHED = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "x", "MASTER_PORT": 1}
+def test_numbers_in_front_of_the_command_that_are_not_settings_are_said(tmp_path: Path) -> None:
+    """By a shell that has them not; names with other values are not looked at."""
+    settings = small(tmp_path) | {"ITERATIONS": 1, "VAL_LOSS_EVERY": 0, "RUN_ID": "r"}
+    front = "EMA_DECAY=0.9 MAX_ITERS=5 LR=1e-3 OPTIMIZER=muon OMP_NUM_THREADS=1"
+    done = subprocess.run(
+        ["bash", "-c", f"{front} {sys.executable} {TRAINER}; exit $?"],
+        cwd=tmp_path,
+        env=clean_environment(**settings),
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    said = re.findall("WARNING: (.*) is not a setting of this script: see --help", done.stdout)
+    assert said == ["EMA_DECAY", "LR", "MAX_ITERS"]
 
 
-def test_a_launchers_variables_come_together_or_not_at_all() -> None:
-    """WORLD_SIZE=8 alone would train on an eighth of the data, in silence."""
-    assert train_gpt.read_config({name: str(value) for name, value in LAUNCHED.items()})[1] == []
-    for wrong in ({"WORLD_SIZE": "8"}, {"RANK": "1", "LOCAL_RANK": "0"}):
-        [fault] = train_gpt.read_config(wrong)[1]
-        assert fault.endswith(f"start with torchrun, or `unset {' '.join(wrong)}`")
+def test_what_a_launcher_left_behind_is_not_used_or_named(tmp_path: Path) -> None:
+    """WORLD_SIZE=8 alone would train on an eighth of the data."""
+    settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
+    assert "world_size:1 " in Live(tmp_path / "alone", **settings, WORLD_SIZE=8).finish().log
+    run = Live(tmp_path / "rank", **settings, RANK=0, LOCAL_RANK=0)
+    assert run.end() == [1] and "Traceback" not in run.err
+    assert run.said[0].startswith("rank 0: RANK=0: ") and "WORLD_SIZE expected" in run.said[0]
+    assert run.said[0].endswith(": start it with torchrun, or `unset RANK`")
 
 
 # The script as a process.

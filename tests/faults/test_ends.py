@@ -248,7 +248,7 @@ def test_an_unforeseen_error_of_one_rank_ends_the_others(tmp_path: Path, data: d
 def test_a_killed_rank_ends_the_others(tmp_path: Path, data: dict) -> None:
     run = Live(tmp_path, 2, at_step(5, told(signal.SIGKILL), rank=1), **data)
     assert run.end() == [1, -signal.SIGKILL] and "Traceback" not in run.err
-    assert run.said[0].startswith("rank 0: another rank has ended, or not all ranks make the same")
+    assert run.said[0].startswith("rank 0: another rank has ended, or ranks make different")
 
 
 def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) -> None:
@@ -268,7 +268,7 @@ READER = {
     "deleted": (Path.unlink, "No such file or directory"),
     "vocabulary": (
         lambda path: path.write_bytes(path.read_bytes()[:1024] + b"\7\1" * 7000),
-        "token 263: not below VOCAB_SIZE: of another tokenizer?",
+        "token 263: not below VOCAB_SIZE: set its tokenizer",
     ),
 }
 

@@ -177,7 +177,7 @@ def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
     """Without CHECKPOINT_EVERY, too."""
     settings = data | {"CHECKPOINT_EVERY": 0, "RESUME": "auto", "WARMDOWN_ITERS": 0}
     run = Live(tmp_path, **settings | {"ITERATIONS": 6}).finish()
-    assert "WARNING: RESUME=auto: checkpoints/r/ is empty: step 1 is next" in run.out
+    assert "WARNING: RESUME: r has no checkpoint: step 1 is next" in run.out
     assert run.checkpoints() == [6]
     run = Live(tmp_path, **settings).finish()
     assert run.resumed() == [6] and run.checkpoints() == [6, 20]
