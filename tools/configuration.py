@@ -16,7 +16,7 @@ from runs import Run
 
 # Names of the run, its files and its processes: no part of a configuration.
 NOT_CONFIGURATION = re.compile(
-    r"run_id|seed|resume|rank|local_rank|distributed|is_main_process|warning|logfile|"
+    r"run_id|seed|resume|device|rank|local_rank|distributed|is_main_process|warning|logfile|"
     r".*(_|log)(dir|path|file|files)"
 )
 MADE_OF = {  # conditions that are checksums: the names of what they are made of
@@ -152,12 +152,14 @@ def trace(run: Run) -> tuple[Any, ...] | None:
     if run.train_time_ms is None or not run.last_step:
         return None
     result = headline(run)
-    return (run.seed, *times(run), result and (result.val_bpb, result.val_loss))
+    scores = result and [x and round(x, 6) for x in (result.val_bpb, result.val_loss)]
+    return (run.seed, *times(run), scores and tuple(scores))
 
 
 def times(run: Run) -> tuple[Any, ...]:
-    """The times of a run: equal to the digit in no two runs, whatever their seeds say."""
-    return run.last_step, run.train_time_ms, tuple(step.train_time_ms for step in run.steps)
+    """The times of a run: equal to the millisecond in no two runs, whatever their seeds say."""
+    steps = tuple(ms and round(ms) for ms in (step.train_time_ms for step in run.steps))
+    return run.last_step, round(run.train_time_ms or 0), steps
 
 
 def written(name: str, value: Any) -> str:

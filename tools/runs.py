@@ -264,7 +264,8 @@ def take_events(run: Run, events: Iterable[dict[str, Any]]) -> None:
         else:
             known[name] = {**known.get(name, {}), **event}
     config, machine, end = (known.get(name, {}) for name in ("config", "hardware", "end"))
-    typed = {k: v for k, v in config.items() if isinstance(v, (str, int, float))}
+    values = {k: v for k, v in config.items() if isinstance(v, (str, int, float))}
+    typed = {k: lines.typed(v) if isinstance(v, str) else v for k, v in values.items()}  # "0": 0
     run.config = typed or run.config
     run.seed, run.world_size = config.get("seed"), machine.get("world_size")
     run.made_of = {name: str(value) for name, value in known.get("made_of", {}).items()}

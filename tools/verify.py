@@ -30,7 +30,8 @@ CAP = 16_000_000  # bytes of script and artifact
 ROUNDING = 0.01  # nats: two ranks add in another order
 RANDOM = 0.3  # nats: the same where ranks draw other random numbers, as for dropout
 MEANS = {  # what a fault means, and where to look
-    "repeatable": "a result depends on more than SEED and step: time, or checkpoints being written",
+    "repeatable": "a result depends on more than SEED and step: on other random numbers, time, "
+    "or checkpoints being written",
     "resume": "not in checkpoints: make it an attribute of Trainer itself; rows: batches of a step",
     "priming": "a step changes what is in no attribute of Trainer, so priming cannot put it back",
     "validation": "validations and log lines must leave weights, state and train mode as they were",
@@ -41,8 +42,8 @@ MEANS = {  # what a fault means, and where to look
     "model": "the edited script cannot be looked at: see above",
     "trained": "one optimizer must have it, and a gradient must reach it: see make_optimizers",
     "look-ahead": "later tokens, or random numbers, change logits: the score is too good",
-    "score": "what is scored is not what is stored, or not the mean over all rows in eval mode; "
-    "--score-differs if it is so on purpose",
+    "score": "what is scored is not what is stored, or not the mean over all rows in eval mode "
+    "(--score-differs if it is so on purpose); if only the bits differ, bytes: see ByteTable",
     "sum": "tokens are scored with what is learned from them, or by numbers that are no shares",
     "artifact": "stored twice, or no logit depends on it: leave it out of the artifact",
     "bytes": f"script and artifact may have {CAP:,} bytes",
@@ -192,7 +193,7 @@ def differences(a, b, nats=0.0, with_score=True):
     rows = [step for step in steps if a.steps[step][1] != b.steps[step][1]]
     gaps = {step: abs(a.steps[step][0] - b.steps[step][0]) for step in steps}
     apart = [step for step in steps if not gaps[step] <= nats]
-    score = abs(a.score["val_loss"] - b.score["val_loss"])
+    score = max(abs(a.score[name] - b.score[name]) for name in ("val_loss", "val_bpb"))
     words = [f"the rows of step {rows[0]}"] if rows else []
     words += [f"losses from step {apart[0]} on, by up to {max(gaps.values()):.2g}"] if apart else []
     words += [f"score by {score:.2g}"] if with_score and not score <= nats else []

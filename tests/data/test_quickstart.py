@@ -90,6 +90,7 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # === DATA =========================================================================================
 
 
+@pytest.mark.slow
 def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Path) -> None:
     said = run(checkout, tmp_path, "--prepare-only")
     assert "making the data" in said

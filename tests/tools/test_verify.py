@@ -295,6 +295,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_interrupt_ends_all_processes(temporary: Path) -> None:
     script = edited(temporary, [(END, "        time.sleep(300 * (self.step == 5))\n" + END)])
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
