@@ -1939,7 +1939,7 @@ class Phases:
 # === SETTINGS: reading, checking, help ===
 SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
 FIXED = {name for name, kind in SETTINGS.items() if "fixed" in get_args(kind)}
-KNOWN = SETTINGS.keys() | {"MODEL_DIR", "NUM_THREADS", "OMP_NUM_THREADS", "SHLVL"}
+KNOWN = SETTINGS.keys() | {"MODEL_DIR", "NUM_THREADS", "SHLVL"}
 
 
 def parse(kind, text):
@@ -2060,9 +2060,9 @@ def log_source(log, settings):
 
 
 def numbers_of(pid):
-    """The names of all numbers in the environment that a process was started with."""
-    text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
-    return {*re.findall(r"(?:^|\0)([A-Z]\w*)=-?[\d.]+(?:e-?\d+)?(?=\0)", text)}
+    """Names of numbers in the environment that a process was started with, but for torch's."""
+    number = r"(?:^|\0)(?!CUDA|NCCL|OMP|PYTHON|TORCHI)([A-Z]\w*)=-?[\d.]+(?:e-?\d+)?(?=\0)"
+    return {*re.findall(number, Path(f"/proc/{pid}/environ").read_text(errors="replace"))}
 
 
 def log_header(run, backends):

@@ -341,7 +341,7 @@ def test_other_names_are_no_errors() -> None:
 def test_numbers_in_front_of_the_command_that_are_not_settings_are_said(tmp_path: Path) -> None:
     """By a shell that has them not; names with other values are not looked at."""
     settings = small(tmp_path) | {"ITERATIONS": 1, "VAL_LOSS_EVERY": 0, "RUN_ID": "r"}
-    front = "EMA_DECAY=0.9 MAX_ITERS=5 LR=1e-3 OPTIMIZER=muon OMP_NUM_THREADS=1"
+    front = "EMA_DECAY=0.9 MAX_ITERS=5 LR=1e-3 OPTIMIZER=muon OMP_NUM_THREADS=1 CUDA_X=0"
     done = subprocess.run(
         ["bash", "-c", f"{front} {sys.executable} {TRAINER}; exit $?"],
         cwd=tmp_path,
