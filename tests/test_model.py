@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
+from running import SMALL_MODEL, Recorder, byte_data, config_of, run_trainer, runtime_of
 from running import train_gpt as tg
 from torch import Tensor, nn
 
