@@ -443,10 +443,9 @@ def muon_momentum(config, step):
 # On a CPU there is no copy, and the reader widens, too.
 #
 # The challenge's order of data: a step's tokens are 8 spans, one after the other. In a span,
-# x is all but the last token and y all but the first; both are cut into rows. So a span of n
-# targets takes n + 1 tokens from the shards, and neighbouring rows of a span share one token.
-# With TRAIN_SEQ_LEN=4 and two rows in a span: row 0 is tokens 0 to 4, row 1 tokens 4 to 8, and row
-# 2, of the next span, tokens 9 to 13.
+# x is all but the last token and y all but the first; both are cut into rows. With TRAIN_SEQ_LEN=4
+# and two rows in a span, row 0 has tokens 0 to 4, row 1 has 4 to 8, and row 2, of the next span,
+# 9 to 13: a span of n targets takes n + 1 tokens.
 HEADER_BYTES = 1024  # of a shard: 256 int32 (magic, version, tokens, ...); then uint16 tokens
 GET_DATA = "set the folder that cached_challenge_fineweb.py or tokenize_docs.py in data/ prints"
 
@@ -576,7 +575,8 @@ class BatchPlan:
     def val(cls, config, runtime, tokens):
         """The split, `tokens` long, is one span; every rank has one stretch of its rows."""
         seq_len = config.train_seq_len
-        span_rows = (min(tokens, config.val_tokens or tokens) - 1) // seq_len
+        tokens = min(tokens, config.val_tokens or tokens)
+        span_rows = (tokens - 1) // seq_len
         if span_rows < 1:
             raise RunError(f"TRAIN_SEQ_LEN={seq_len}: validation has {tokens} tokens: set less")
         first = span_rows * runtime.rank // runtime.world_size
@@ -1369,7 +1369,7 @@ class RunError(Exception):
 
 
 class LostRankError(RunError):
-    """Another rank has ended: that one has the cause."""
+    """Another rank has ended."""
 
 
 class HaltError(Exception):
@@ -1486,8 +1486,7 @@ class RunLog:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # some file systems have no locks
             if isinstance(error, BlockingIOError):
-                remedy = "end that, or set another RUN_ID"
-                raise RunError(f"{self.path}: another run uses it: {remedy}") from error
+                raise RunError(f"{self.path}: another run uses it: set another RUN_ID") from error
         self.enabled = True
 
     def line(self, text):
@@ -1559,7 +1558,7 @@ def read_tokenizer(config):
     recorded = Path(config.data_path, "tokenizer.sha256")  # data/ writes it as sha256sum would
     if recorded.is_file() and sha256(data) not in recorded.read_text():
         made_by = f"{recorded.parent}/{recorded.read_text().split()[-1]}"
-        raise RunError(f"TOKENIZER_PATH={path}: it did not make these shards: set {made_by}")
+        raise RunError(f"TOKENIZER_PATH={path}: did not make the shards: set or restore {made_by}")
     return table, sha256(data)
 
 
@@ -1720,7 +1719,7 @@ def halt(run, signum):
 @torch.no_grad()
 def prime(run):
     """Steps off the clock, which compile and allocate; then everything is put back."""
-    before = snapshot(run)  # RunError for what it cannot save
+    before = snapshot(run)
     if not run.config.warmup_steps:
         return
     with closing(run.batches()) as batches:
@@ -1820,6 +1819,10 @@ def log_end(run, batches, begun_ms):
         f"peak memory allocated: {torch.cuda.max_memory_allocated() >> 20} MiB "
         f"reserved: {torch.cuda.max_memory_reserved() >> 20} MiB"
     )
+    first, last = lr_multiplier(run.config, 0, 0.0), lr_multiplier(run.config, run.step, ms)
+    if run.config.warmdown_iters and (first < 1.0 or last > 0.1):
+        rates = f"rates went from {first:.2f} to {last:.2f} of those set"
+        run.log.line(f"WARNING: {rates}: see WARMDOWN_ITERS")
     values = {"total_ms": total_ms, "share_percent": percent, "epochs": epochs}
     values |= {"timing_train_loop_ms": ms, "timing_val_total_ms": run.val_ms}
     run.log.event("input", read_bytes=batches.bytes_read, **values)
@@ -1897,7 +1900,7 @@ class Phases:
 
     def begin_trace(self):
         """From here on, on rank 0: what runs when on all threads and streams, overlap on."""
-        self.ms.clear()  # that of priming
+        self.ms.clear()  # priming's
         steps = self.config.trace_steps
         if steps == 0 or self.runtime.rank > 0:
             return
@@ -1976,8 +1979,7 @@ def read_config(env):
         except ValueError as wanted:
             faults.append(f"{name}={text}: set {wanted}, see --help")
     for name in sorted(env.keys() - KNOWN):
-        part = [s for s in SETTINGS if len(name) > 4 and "_" in name and name in s]
-        for near in difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85) or part[:1]:
+        for near in difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85):
             faults.append(f"{name}={env[name]}: no such setting: did you mean {near}?")
     return Config(**values), faults
 
@@ -2001,7 +2003,6 @@ def find_faults(config, env):
 
 def rules(config, env):
     """(setting, is it wrong?, the remedy)"""
-    seq_len = config.train_seq_len
     heads = config.num_heads
     step = 2 * heads  # of MODEL_DIM
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -2020,8 +2021,8 @@ def rules(config, env):
         ("MODEL_DIM", need > memory and not gpus, large),
         ("MODEL_DIM", config.model_dim % step, f"NUM_HEADS={heads}: set a multiple of {step}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
-        ("VAL_TOKENS", 0 < config.val_tokens <= seq_len, f"set 0, or more than {seq_len}"),
         ("RUN_ID", not name, "set letters or digits, then also '.', '_', '-', at most 100"),
+        ("RUN_ID", not os.access(".", os.W_OK), "you cannot write in this folder: use another"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
         ("RESUME", config.resume == "auto" and not env.get("RUN_ID"), "set RUN_ID, too"),
         ("DEVICE", blind and not gpus, f"no GPU for {build}: install another, or set cpu"),
@@ -2094,11 +2095,10 @@ def log_header(run, backends):
         f"val_io:overlap:{val.queue > 0 or val.copy_stream} {val.words()} "
         f"bytecount_device:{config.val_bytecount_device}"
     )
-    rate = lr_multiplier(config, run.step, run.clock.total_ms)
-    if rate < 1.0:
-        log.line(f"WARNING: learning rates begin at {rate:.4f} of those set, see WARMDOWN_ITERS")
     if not Path(config.data_path, "tokenizer.sha256").is_file():
         log.line("WARNING: no tokenizer.sha256 in DATA_PATH: prove val_bpb with data/audit.py")
+    for same in {*run.shards.identities.values()} & {*run.validation.shards.identities.values()}:
+        log.line(f"WARNING: a validation shard is a training shard, too: {same}")
     with suppress(OSError):  # EMA_DECAY=0.9 in front of the command: its shell does not have it
         command = os.getppid() if "RANK" in os.environ else os.getpid()  # torchrun, or this one
         for name in sorted(numbers_of(command) - numbers_of(os.getsid(os.getppid())) - KNOWN):
@@ -2209,7 +2209,7 @@ def main(arguments, env):
     if arguments in (["--help"], ["-h"]):
         tell(f"{__doc__}\n{inspect.getsource(Config)}")
         return 0
-    env = env if "RANK" in env else {**env, "WORLD_SIZE": "1"}  # one process alone
+    env = env if "RANK" in env else {**env, "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # alone
     config, faults = read_config(env)
     how = "settings go in front: ITERATIONS=100 python3 train_gpt.py"
     faults += [f"{word}: {how}" for word in arguments if word != "--print-config"]

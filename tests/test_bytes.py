@@ -201,7 +201,7 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
         (data / "tokenizer.sha256").write_text(line)
         faults = tg.find_faults(config_of(**env), {})
         assert len(faults) == refused, faults
-    set_it = f"it did not make these shards: set {data}/../../tokenizers/right.model"
+    set_it = f"did not make the shards: set or restore {data}/../../tokenizers/right.model"
     assert faults == [f"TOKENIZER_PATH={corpus.tokenizer}: {set_it}"]
 
 

@@ -210,7 +210,6 @@ WRONG = {
     "MODEL_DIM=30": "set a multiple of 4",
     "NUM_KV_HEADS=3": "set a divisor of NUM_HEADS=2",
     "TRAIN_BATCH_TOKENS=2080": "set a multiple of 256",
-    "VAL_TOKENS=20": "set 0, or more than 32",
     "MODEL_DIM=262144": "GiB, there are",
     "DATA_PATH=/nowhere": "no fineweb_*.bin: set the folder that cached_challenge_fineweb.py or",
     "TOKENIZER_PATH=/nowhere/of.model": "No such file or directory: set that of the shards",
@@ -326,7 +325,6 @@ def test_a_misspelt_name_is_an_error_that_names_the_nearest_setting() -> None:
             if len(name) >= 8:
                 slips[name[:at] + name[at + 1] + name[at] + name[at + 2 :]] = name
         slips[name.lower()] = name
-    slips |= {"SEQ_LEN": "TRAIN_SEQ_LEN", "MAX_WALLCLOCK": "MAX_WALLCLOCK_SECONDS"}
     slips = {slip: name for slip, name in slips.items() if slip not in SETTINGS}
     _, faults = train_gpt.read_config(dict.fromkeys(slips, "1"))
     named = {fault.split("=")[0]: re.search(r"(\w+)\?$", fault)[1] for fault in faults}
@@ -355,8 +353,18 @@ def test_numbers_in_front_of_the_command_that_are_not_settings_are_said(tmp_path
     assert said == ["EMA_DECAY", "LR", "MAX_ITERS"]
 
 
-def test_what_a_launcher_left_behind_is_not_used_or_named(tmp_path: Path) -> None:
-    """WORLD_SIZE=8 alone would train on an eighth of the data."""
+def test_a_folder_in_which_one_cannot_write_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert faults_of(small(tmp_path)) == ["RUN_ID=: you cannot write in this folder: use another"]
+
+
+def test_what_a_launcher_left_behind_is_not_used_or_named(
+    tmp_path: Path, main: Callable[..., Said]
+) -> None:
+    """WORLD_SIZE=8 alone would train on an eighth of the data, LOCAL_RANK=3 would be silent."""
+    assert "SEED=-1" in main(SEED=-1, LOCAL_RANK=3).err
     settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
     assert "world_size:1 " in Live(tmp_path / "alone", **settings, WORLD_SIZE=8).finish().log
     run = Live(tmp_path / "rank", **settings, RANK=0, LOCAL_RANK=0)

@@ -162,10 +162,17 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     assert run.log.events[-1]["share_percent"] == percent
 
 
-def test_rates_that_begin_below_those_set_are_said(tmp_path: Path, data: dict) -> None:
-    run = Live(tmp_path, **data | {"WARMDOWN_ITERS": 160}).finish()
+@pytest.mark.parametrize(
+    ("warmdown", "cap", "rates"), [(160, 0, "0.10 to 0.00"), (8, 600, "1.00 to 1.00")]
+)
+def test_rates_that_begin_or_end_otherwise_than_expected_are_said(
+    tmp_path: Path, data: dict, warmdown: int, cap: int, rates: str
+) -> None:
+    """With a cap, they fall by the clock alone, so a run of few steps ends before."""
+    settings = data | {"WARMDOWN_ITERS": warmdown, "MAX_WALLCLOCK_SECONDS": cap}
+    run = Live(tmp_path, **settings).finish()
     assert re.findall("WARNING: (?!no tokenizer)(.*)", run.log) == [
-        "learning rates begin at 0.1000 of those set, see WARMDOWN_ITERS"
+        f"rates went from {rates} of those set: see WARMDOWN_ITERS"
     ]
 
 

@@ -150,12 +150,6 @@ class Live:
     def until_line(self, text: str) -> "Live":
         return self.until(lambda: text in self.out)
 
-    def send(self, number: int) -> "Live":
-        """A signal to all ranks, through torchrun where that started them."""
-        for pid in [self.launcher.pid] if self.launcher else list(self.codes):
-            os.kill(pid, number)
-        return self
-
     def end(self) -> list[int]:
         """Waits for the end; the exit codes, of one rank or torchrun or of each rank."""
         deadline = time.monotonic() + TIMEOUT_S

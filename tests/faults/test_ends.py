@@ -257,7 +257,7 @@ def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) 
     first.until((tmp_path / "here").exists)
     second = Live(tmp_path, **data | {"RESUME": "auto"})
     assert second.end() == [1]
-    assert "logs/r.txt: another run uses it: end that, or set another RUN_ID" in second.said[0]
+    assert "logs/r.txt: another run uses it: set another RUN_ID" in second.said[0]
     (tmp_path / "go").touch()
     first.finish()
 

@@ -114,6 +114,13 @@ def test_the_log_says_what_a_run_is_made_of(data: dict, whole: Whole) -> None:
     }
 
 
+def test_a_validation_shard_that_is_a_training_shard_is_said(tmp_path: Path, data: dict) -> None:
+    folder = another(data, tmp_path / "data")
+    shutil.copy(folder / "fineweb_train_000000.bin", folder / "fineweb_val_000000.bin")
+    run = Live(tmp_path / "run", **data | paths(folder) | {"ITERATIONS": 1}).finish()
+    assert "WARNING: a validation shard is a training shard, too: 50000 tokens, " in run.log
+
+
 # RESUME
 
 CHANGES = {

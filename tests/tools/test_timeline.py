@@ -160,10 +160,3 @@ def test_what_is_not_a_trace_is_said_in_one_line(tmp_path: Path, content: object
     done = timeline(path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith(f"error: {path}: ") and why in done.stderr
-
-
-def test_a_wish_that_cannot_be_met_is_said_in_one_line(cpu_trace: Path, tmp_path: Path) -> None:
-    nowhere = tmp_path / "no folder" / "p.svg"
-    done = timeline(cpu_trace, "--picture", nowhere)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {nowhere}: No such file or directory: name another one\n"
