@@ -1550,7 +1550,7 @@ def read_tokenizer(config):
         data = Path(path).read_bytes()
         table = ByteTable.load(path, data)
     except Exception as error:
-        reason = "not a SentencePiece model" if type(error) is RuntimeError else first_line(error)
+        reason = first_line(error) if isinstance(error, OSError) else "no SentencePiece/byte model"
         raise RunError(f"TOKENIZER_PATH={path}: {reason}: set that of the shards") from error
     size = len(table.base)
     if size != config.vocab_size:

@@ -210,13 +210,8 @@ class Audit:
         else:
             at = len(os.path.commonprefix([text, original]))
             here, there = text[at : at + 20], original[at : at + 20]
-            first = (
-                ": are --docs and the shards of one set, in its order?"
-                if self.documents == 1
-                else ""
-            )
             words = f"after {at:,} characters its text is {here!r}, the original {there!r}"
-            self.find(words + first)
+            self.find(f"{words}: are --docs and the shards of one set, in its order?")
 
 
 def other_tokenizer(folder: Path, tokenizer: Path) -> str:

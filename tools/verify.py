@@ -97,6 +97,9 @@ def look_inside(script, look, full):
         held = [p for group in run.groups for p in group["params"]]
         twice = {name for name, p in run.model.named_parameters() if sum(p is q for q in held) > 1}
         facts["untrained"] += sorted(f"{name} (in two optimizers)" for name in twice)
+        others = [p for p in held if not any(p is q for q in run.model.parameters())]
+        words = "in an optimizer, but no nn.Parameter of the model"
+        facts["untrained"] += [f"a tensor of shape {tuple(p.shape)} ({words})" for p in others]
         Path("facts.json").write_text(json.dumps(facts))
         os._exit(0)
 

@@ -171,10 +171,3 @@ def test_files_of_others_are_kept(tmp_path: Path, call: Call) -> None:
     other.write_text("mine\n")
     done, _, err = call(package.main, "--pack", path)
     assert done == 1 and "name another --output" in err and other.read_text() == "mine\n"
-
-
-@pytest.mark.parametrize("text", [b"def f(:\n", packed_form(b"import os\n" * 500)])
-def test_broken_or_packed_text_is_not_packed(text: bytes, tmp_path: Path, call: Call) -> None:
-    path = tmp_path / "a.py"
-    path.write_bytes(text)
-    assert call(package.main, "--pack", path)[0] == 1 and list(tmp_path.iterdir()) == [path]

@@ -201,6 +201,15 @@ FAULTS = {  # what each edit breaks; the trainer itself says nothing, or only on
         {"trained"},
         [(BEGIN, "        self.sgd = torch.optim.SGD([self.model.tok_emb.weight], 0.1)\n" + BEGIN)],
     ),
+    "a tensor in an optimizer that is no parameter": (
+        {"trained"},
+        [
+            (
+                BEGIN,
+                "        self.sgd = torch.optim.SGD([torch.ones(3, requires_grad=True)])\n" + BEGIN,
+            )
+        ],
+    ),
     "training on the validation split": (
         {"unseen"},
         [('self.shards = Shards(config, "train")', 'self.shards = Shards(config, "val")')],
