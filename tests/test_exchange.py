@@ -194,13 +194,8 @@ def published(config: tg.Config, step: int, elapsed_ms: float) -> float:
     return left_ms / max(warmdown_ms, 1e-9) if left_ms <= warmdown_ms else 1.0
 
 
-def simulate(
-    config: tg.Config, device: Device, first_s: float = 0.0
-) -> tuple[tg.Trainer, list[tuple[float, float]]]:
-    """Trains on `device`, all work left out; (used, published) multiplier of every step from 1 on.
-
-    The first step takes the host `first_s` more.
-    """
+def simulate(config: tg.Config, device: Device) -> tuple[tg.Trainer, list[tuple[float, float]]]:
+    """Trains on `device`, all work left out; (used, published) multiplier of every step from 1 on."""
     runtime, pairs = runtime_of(config), []
     runtime.steps_late = 2 if device.device_s else 0
     trainer = tg.Trainer(config, runtime, Recorder())
@@ -212,7 +207,6 @@ def simulate(
 
     def loss(x: None, y: None) -> torch.Tensor:
         device.issue()
-        device.now += first_s * (trainer.step == 0)
         return sum(weight.sum() for weight in weights)
 
     def timed_step(batches: NoInput) -> None:
@@ -255,17 +249,6 @@ def test_the_learning_rate_is_the_published_one_whatever_is_known_late(
         assert used == pytest.approx(wanted, rel=0.02), step
     assert 600e3 - 2 * ms < device.elapsed_ms() < 600e3 + ms
     assert any(line.startswith("stopping_early: wallclock_cap") for line in trainer.log.lines)
-
-
-@pytest.mark.parametrize("work", WORK)
-def test_a_slow_first_step_does_not_end_a_run_early(
-    data: dict[str, str], monkeypatch: pytest.MonkeyPatch, work: str
-) -> None:
-    length = {"MAX_WALLCLOCK_SECONDS": 10, "WARMDOWN_ITERS": 20, "ITERATIONS": 1000}
-    config = config_of(**{**TINY, **data, **length, "GRAD_ACCUM_STEPS": 1})
-    device = Device(monkeypatch, *(share * 100 for share in WORK[work]))
-    simulate(config, device, first_s=6.0)
-    assert 9.5e3 < device.elapsed_ms() < 10.1e3
 
 
 def test_ranks_with_other_clocks_take_the_same_steps_at_the_same_rates(

@@ -206,7 +206,7 @@ FAULTS = {  # what each edit breaks; the trainer itself says nothing, or only on
         [
             (
                 BEGIN,
-                "        self.sgd = torch.optim.SGD([torch.ones(3, requires_grad=True)])\n" + BEGIN,
+                "        self.sgd = torch.optim.SGD([torch.ones(3).requires_grad_()])\n" + BEGIN,
             )
         ],
     ),
