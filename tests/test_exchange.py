@@ -195,7 +195,7 @@ def published(config: tg.Config, step: int, elapsed_ms: float) -> float:
 
 
 def simulate(config: tg.Config, device: Device) -> tuple[tg.Trainer, list[tuple[float, float]]]:
-    """Trains on `device`, all work left out; (used, published) multiplier of every step from 1 on."""
+    """Trains on `device`, without work; (used, published) multiplier of each step from 1 on."""
     runtime, pairs = runtime_of(config), []
     runtime.steps_late = 2 if device.device_s else 0
     trainer = tg.Trainer(config, runtime, Recorder())
