@@ -152,7 +152,7 @@ def trace(run: Run) -> tuple[Any, ...] | None:
     if run.train_time_ms is None or not run.last_step:
         return None
     result = headline(run)
-    scores = result and [x and round(x, 6) for x in (result.val_bpb, result.val_loss)]
+    scores = result and [x and round(x, 8) for x in (result.val_bpb, result.val_loss)]
     return (run.seed, *times(run), scores and tuple(scores))
 
 

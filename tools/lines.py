@@ -272,7 +272,7 @@ PATTERNS = (
     ),
     Pattern(
         read_facts,
-        r"stopping_early:.*?\btrain_time: ?(?P<train_time_ms>\d{1,15})ms",
+        r"(?:stopping_early:.*?\btrain_time: ?|timing_train_loop_ms:)(?P<train_time_ms>\d{1,15})ms",
         "stopping_early: wallclock_cap train_time:20500ms step:500/20000",
         (Fact("train_time_ms", 20_500),),
     ),
