@@ -852,7 +852,7 @@ class Pipeline:
                     data = data[got:]
                     left -= got
         if tokens.max() >= self.shards.vocab_size:  # its lookup would end a process on CUDA
-            raise RunError(f"token {tokens.max()}: not below VOCAB_SIZE: set its tokenizer")
+            raise RunError(f"token {tokens.max()}: not below VOCAB_SIZE: set the shards' tokenizer")
         self.reading = "no file", math.inf
         slot.rows = rows
         slot.summary = self.summarize(self.plan, rows, tokens)
@@ -1257,7 +1257,7 @@ class Exchange:
     Clocks, each (steps, ms of training time):
       done_here   the last step that this rank's device is known to have finished
       agreed      rank 0's `done_here`, as all ranks have read it; the schedule depends on it
-      pace_start  `agreed` after step 1, which may be slow, or 0 after RESUME; the pace's start
+      pace_start  `agreed` after step 1, which may be slow; (0, 0.0) after RESUME
     """
 
     def __init__(self, model, runtime, clock):
@@ -1550,7 +1550,7 @@ def read_tokenizer(config):
         data = Path(path).read_bytes()
         table = ByteTable.load(path, data)
     except Exception as error:
-        reason = first_line(error) if isinstance(error, OSError) else "no SentencePiece/byte model"
+        reason = first_line(error) if isinstance(error, OSError) else "no known kind of tokenizer"
         raise RunError(f"TOKENIZER_PATH={path}: {reason}: set that of the shards") from error
     size = len(table.base)
     if size != config.vocab_size:
@@ -1900,7 +1900,7 @@ class Phases:
 
     def begin_trace(self):
         """From here on, on rank 0: what runs when on all threads and streams, overlap on."""
-        self.ms.clear()  # priming's
+        self.ms.clear()  # of priming
         steps = self.config.trace_steps
         if steps == 0 or self.runtime.rank > 0:
             return
@@ -1942,7 +1942,7 @@ class Phases:
 # === SETTINGS: reading, checking, help ===
 SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
 FIXED = {name for name, kind in SETTINGS.items() if "fixed" in get_args(kind)}
-KNOWN = SETTINGS.keys() | {"MODEL_DIR", "NUM_THREADS", "SHLVL"}
+KNOWN = SETTINGS.keys() | {"MODEL_DIR", "NUM_THREADS", "SHLVL"}  # or not meant
 
 
 def parse(kind, text):
@@ -2061,7 +2061,7 @@ def log_source(log, settings):
 
 
 def numbers_of(pid):
-    """Names of numbers in the environment that a process was started with, but for torch's."""
+    """The names of numbers in a process's first environment, without CUDA's and Python's."""
     number = r"(?:^|\0)(?!CUDA|NCCL|OMP|PYTHON|TORCHI)([A-Z]\w*)=-?[\d.]+(?:e-?\d+)?(?=\0)"
     return {*re.findall(number, Path(f"/proc/{pid}/environ").read_text(errors="replace"))}
 
@@ -2166,7 +2166,7 @@ def run_to_the_end(config, runtime, log, checkpoint, settings):
         has_log = log.path.exists()
         if runtime.rank == 0:
             log.begin()
-        if not (trained and has_log):  # that has the settings that trained
+        if not (trained and has_log):  # that log has the settings
             log_source(log, settings)
             log_header(run, names)
         log_resume(run, checkpoint, trained)

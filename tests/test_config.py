@@ -213,7 +213,7 @@ WRONG = {
     "MODEL_DIM=262144": "GiB, there are",
     "DATA_PATH=/nowhere": "no fineweb_*.bin: set the folder that cached_challenge_fineweb.py or",
     "TOKENIZER_PATH=/nowhere/of.model": "No such file or directory: set that of the shards",
-    f"TOKENIZER_PATH={__file__}": "no SentencePiece/byte model: set that of the shards",
+    f"TOKENIZER_PATH={__file__}": "no known kind of tokenizer: set that of the shards",
     "VOCAB_SIZE=259": "set 260",
     "GRAD_ACCUM_STEPS=3": "must divide 8 or be a multiple: set 8",
 }

@@ -268,7 +268,7 @@ READER = {
     "deleted": (Path.unlink, "No such file or directory"),
     "vocabulary": (
         lambda path: path.write_bytes(path.read_bytes()[:1024] + b"\7\1" * 7000),
-        "token 263: not below VOCAB_SIZE: set its tokenizer",
+        "token 263: not below VOCAB_SIZE: set the shards' tokenizer",
     ),
 }
 
