@@ -29,7 +29,8 @@ def run(request: dict) -> None:
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     sys.argv = [request["script"], *request["arguments"]]
-    sys.path[0] = os.path.dirname(request["script"])
+    folders = os.environ.get("PYTHONPATH", "").split(":")
+    sys.path[:1] = [os.path.dirname(request["script"]), *filter(None, folders)]
     torch.set_num_threads(1)
     code = 0
     try:

@@ -1,17 +1,14 @@
 """tests/loader_example.py takes only the loader: it trains another model on the challenge's
 batches; sizes that do not divide are an error that gives the rule."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from running import ROOT, train_gpt, write_split
+from running import ROOT, run_script, train_gpt, write_split
 
 EXAMPLE = ROOT / "tests" / "loader_example.py"
 SEQ_LEN, STEP_TOKENS, STEPS = 64, 2048, 20
@@ -44,15 +41,9 @@ def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Pa
     assert "tests/loader_example.py" in (ROOT / "README.md").read_text(encoding="utf-8")
     tokens = np.random.default_rng(5).integers(0, 1024, 70_000)
     write_split(tmp_path, "train", tokens, [20_000, 9_000])
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", done.stdout)]
+    done = run_script(EXAMPLE, tmp_path / "run", tmp_path, PYTHONPATH=ROOT)
+    assert done.code == 0, done.err
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", done.out)]
     assert losses == [round(loss, 4) for loss in plain_losses(tokens)]
 
 

@@ -278,6 +278,7 @@ def faults_of(found: Iterable[tuple[str, str, str]]) -> set[str]:
     return {name for name, verdict, _ in rows if verdict == "FAULT"}
 
 
+@pytest.mark.slow
 def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ITERATIONS", "7")  # a user's settings are not those of the tiny runs
     code, out, err = call(verify.main, ROOT / "train_gpt.py")
