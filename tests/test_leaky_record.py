@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import check
+import pytest
 from packed import packed_form
 from running import ROOT, Call, Corpus, run_script
 from script import look
@@ -47,6 +48,7 @@ TINY = {
 RESULTS = ["DIAGNOSTIC post_ema", "final_int6_roundtrip", "final_int6_sliding_window", "legal_ttt"]
 
 
+@pytest.mark.slow
 def test_it_trains_and_scores_in_packed_form(corpus: Corpus, tmp_path: Path) -> None:
     """Which unpacks and executes the same source."""
     source = SCRIPT.read_bytes()

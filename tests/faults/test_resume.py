@@ -106,7 +106,7 @@ def refusal(folder: Path, **settings: object) -> str:
 # What continues
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_resume_is_bit_exact_whatever_the_trainer_holds(
     tmp_path: Path, data: dict, ranks: int
 ) -> None:
