@@ -2,33 +2,36 @@
 
 On 8 GPUs (or 1, 2, 4):          torchrun --standalone --nproc_per_node=8 train_gpt.py
 One process, on a GPU or a CPU:  python3 train_gpt.py
-Settings, in front of it:        ITERATIONS=100 python3 train_gpt.py
+Settings, after or in front:     python3 train_gpt.py ITERATIONS=100 SEED=7
 All settings; their values now:  python3 train_gpt.py --help | --print-config
 
 Data loading runs while the device computes: a thread reads tokens, a copy stream uploads them, the
 compute stream trains on them. One Pipeline class does this for training and validation.
 
 What you change comes first: CONFIG MODEL OPTIMIZERS DATA EVALUATION ARTIFACT TRAINING.
-Then comes MACHINERY: EXCHANGE RUNTIME CHECKPOINTS INSTRUMENTS SETTINGS MAIN.
+Then comes MACHINERY: PIPELINE EXCHANGE RUNTIME CHECKPOINTS INSTRUMENTS SETTINGS MAIN.
 
 To change          edit
 a setting          a line in Config; Fixed[...] if it decides the model or data
-a parameter        create it in the model; make_optimizers says which optimizer trains it
+a parameter        create it in the model; make_optimizers needs a rule for its kind
 new state          an attribute of Trainer, made whole in __init__: modules, optimizers, tensors,
-                   numbers, also in lists and dicts, are saved in checkpoints and restored
+                   numbers, also in lists and dicts, are saved in checkpoints and restored; the
+                   state of rank 0 is saved for all, so tensors must be the same on all ranks
 a step             Trainer.train_step; it must take micro_steps batches, for RESUME
-the training loss  GPT.forward; the score is computed from GPT.logits, whatever forward does
+an average         Trainer.after_step, which is called when all optimizers have stepped
+the training loss  GPT.forward; a step's loss is the mean over micro-batches, so each needs as many
+                   targets; the score is computed from GPT.logits, whatever forward does
 an optimizer       any that steps without a closure, an attribute of Trainer; stepped and scheduled
 a schedule         lr_multiplier, times base_lr; a new one by progress(): the clock ends runs
 what is scored     BatchPlan.widen, of both splits: a target of -100 counts nowhere
 how it is stored   storage() chooses the type, pack() then calls quantize()
 the step line      log_step: a value added there is in the .jsonl file, too
-the order of data  Shards for shards, BatchPlan.rows for batches
+the order of data  Shards for shards, BatchPlan.rows for batches; by the number of the step, never
+                   by progress(), because the reader is ahead of the clock
 
 Then prove the edit: python3 tools/verify.py train_gpt.py NAME=value ...
 """
 
-import copy
 import difflib
 import fcntl
 import hashlib
@@ -50,34 +53,27 @@ import uuid
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections import defaultdict, deque, namedtuple
+from collections import defaultdict, deque
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the slow imports in silence
 try:
     SOURCE = Path(__file__).read_bytes()  # before the slow imports: the text that really runs
     import numpy as np
     import sentencepiece
     import torch
 except ImportError as error:
-    remedy = f"{sys.executable} -m pip install -r requirements.txt"
-    if error.name in sys.stdlib_module_names:
-        remedy = f"a file in {sys.path[0]} has the name of Python's {error.name}: rename it"
-    sys.exit(f"{__file__}: {error}: {remedy}")
+    sys.exit(f"{__file__}: {error}: {sys.executable} -m pip install -r requirements.txt")
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import record_function
-from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_with_path
 
 # === CONFIG: each line `name: type = default  # unit; meaning` is a setting; NAME=value sets it ===
 # Each type names its least value, the first one that is too large, and what to say of others.
@@ -86,15 +82,12 @@ PositiveInt = Annotated[int, (1, 2**63, "a whole number from 1 on")]
 NonNegativeFloat = Annotated[float, (0, math.inf, "a number >= 0")]
 PositiveFloat = Annotated[float, (1e-300, math.inf, "a number > 0")]
 Fraction = Annotated[float, (0, 1, "a number >= 0, < 1")]
+VocabSize = Annotated[int, (1, 65_537, "1 to 65536: shards hold 16 bits per token")]
 # Fixed[int] is Annotated[int, "fixed"]. It marks a setting that decides the model or data: RESUME
 # needs the checkpoint's value of it. All other settings may change on RESUME.
 Fixed = Annotated[TypeVar("Kind"), "fixed"]
 # Tensors with one of these in their names: trained by Adam; if small, stored in float32.
-CONTROLS = (
-    "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
-    "skip_weights"
-)
-SPANS_PER_STEP = 8  # as the challenge's order of data has them, see DATA
+CONTROLS = "attn_scale,mlp_scale,resid_mix,q_gain,skip_weight"
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,7 @@ class Config:
     train_seq_len: Fixed[PositiveInt] = 1024  # tokens; per row
     max_wallclock_seconds: float = 600.0  # seconds; cap on training; <=0: no cap, repeatable runs
     # model
-    vocab_size: Fixed[PositiveInt] = 1024  # tokens; that of the tokenizer
+    vocab_size: Fixed[VocabSize] = 1024  # tokens; that of the tokenizer
     num_layers: Fixed[PositiveInt] = 9  # blocks; the first half feeds skips to the second
     model_dim: Fixed[PositiveInt] = 512  # channels; width of the residual stream
     num_heads: Fixed[PositiveInt] = 8  # heads; of queries
@@ -351,15 +344,16 @@ class Muon(torch.optim.Optimizer):
     def step(self):
         """Updates momentum and weights."""
         self.reduced.zero_()
-        momentum = self.param_groups[0]["momentum"]  # the same in all groups
         buffers = {p: self.state[p]["momentum_buffer"] for p in self.matrices}
-        torch._foreach_mul_(list(buffers.values()), momentum)
+        momenta = [group["momentum"] for group in self.param_groups for _ in group["params"]]
+        torch._foreach_mul_(list(buffers.values()), momenta)
         torch._foreach_add_(list(buffers.values()), [p.grad for p in self.matrices])
         for group in self.param_groups:
             matrices = [p for p in group["params"] if p in self.share]
             if matrices:
-                grads = torch.stack([p.grad for p in matrices])  # (n, rows, cols)
-                nesterov = grads.add_(torch.stack([buffers[p] for p in matrices]), alpha=momentum)
+                nesterov = torch.stack([p.grad for p in matrices])  # (n, rows, cols)
+                momentum = torch.stack([buffers[p] for p in matrices])
+                nesterov.add_(momentum, alpha=group["momentum"])
                 update = self.newton_schulz(nesterov, self.iterations, self.dtype)
                 torch._foreach_copy_([self.reduced_of[p] for p in matrices], update.unbind())
         self.runtime.all_reduce(self.reduced)
@@ -371,35 +365,28 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(group["params"], updates, alpha=-rate)
 
 
-def split_as(vector, params):
-    """{p: its part of a vector, as a view of p's shape}"""
-    parts = vector.split([p.numel() for p in params])
-    return {p: part.view_as(p) for p, part in zip(params, parts, strict=True)}
-
-
-def is_named(name, patterns):
-    """Does a tensor's name contain one of the comma-separated patterns?"""
-    return any(part in name for part in patterns.split(",") if part)
-
-
 def make_optimizers(model, config, runtime):
-    """(Adam, Muon). Muon trains the matrices of the blocks, Adam all else."""
-    by_shape = defaultdict(list)
-    others = []
+    """(Adam, Muon). Each kind of parameter has a rule here; none is trained by default."""
+    matrices = defaultdict(list)  # {shape: matrices of the blocks}
+    vectors = []
     for name, p in model.named_parameters():
-        control = p.ndim != 2 or is_named(name, config.control_tensor_name_patterns)
-        if name.startswith("blocks.") and not control:
-            by_shape[p.shape].append(p)
-        elif name not in ("tok_emb.weight", "lm_head.weight"):
-            others.append(p)
+        if name in ("tok_emb.weight", "lm_head.weight"):
+            continue  # they have groups of their own
+        if p.ndim < 2 or is_named(name, config.control_tensor_name_patterns):
+            vectors.append(p)
+        elif p.ndim == 2 and name.startswith("blocks."):
+            matrices[p.shape].append(p)
+        else:
+            rule = "no rule in make_optimizers says what trains it: add one there"
+            raise RunError(f"{name}, shape {tuple(p.shape)}: {rule}")
     embed_lr = config.tied_embed_lr if config.tie_embeddings else config.embed_lr
     adam_groups = [
         {"params": [model.tok_emb.weight], "lr": embed_lr},
-        {"params": others, "lr": config.scalar_lr},
+        {"params": vectors, "lr": config.scalar_lr},
     ]
     if not config.tie_embeddings:
         adam_groups.append({"params": [model.lm_head.weight], "lr": config.head_lr})
-    muon_groups = [{"params": params, "lr": config.matrix_lr} for params in by_shape.values()]
+    muon_groups = [{"params": params, "lr": config.matrix_lr} for params in matrices.values()]
     betas = config.beta1, config.beta2
     adam = torch.optim.Adam(adam_groups, betas=betas, eps=config.adam_eps, fused=True)
     return adam, Muon(muon_groups, runtime, config)
@@ -434,104 +421,12 @@ def muon_momentum(config, step):
     return (1 - share) * config.muon_momentum_warmup_start + share * config.muon_momentum
 
 
-# === DATA: from shards to batches, ahead of time ===
-# A step waits for its batch unless that is already on the device. So a thread reads later batches
-# and a stream uploads them during compute, and a step waits for input only where input is slower.
-#
-#  shard files --readinto--> slot.host (pinned) --copy--> slot.tokens --widen--> slot.x, slot.y
-#               reader thread      (uint16)   copy stream   (uint16) compute stream  (int64)
-# On a CPU there is no copy, and the reader widens, too.
-#
+# === DATA: which rows form a batch ===
 # The challenge's order of data: a step's tokens are 8 spans, one after the other. In a span,
 # x is all but the last token and y all but the first; both are cut into rows. With TRAIN_SEQ_LEN=4
 # and two rows in a span, row 0 has tokens 0 to 4, row 1 has 4 to 8, and row 2, of the next span,
 # 9 to 13: a span of n targets takes n + 1 tokens.
-HEADER_BYTES = 1024  # of a shard: 256 int32 (magic, version, tokens, ...); then uint16 tokens
-GET_DATA = "set the folder that cached_challenge_fineweb.py or tokenize_docs.py in data/ prints"
-
-
-class Shards:
-    """The shards of a split in the order of their numbers, as one endless stream of tokens.
-
-    While .producing is in the folder, more shards will come. Who makes them rewrites that file
-    every few seconds and removes it at the end.
-    Raises RunError for a folder without shards, a missing number and a truncated or corrupt file.
-    """
-
-    def __init__(self, config, split):
-        self.folder = Path(config.data_path).absolute()
-        self.split = split
-        self.stall_seconds = config.data_stall_seconds
-        self.vocab_size = config.vocab_size
-        self.paths = []
-        self.ends = [0]  # ends[i]: tokens in the first i shards
-        self.identities = {}  # {name: "tokens, checksum"} of each shard
-        self.expected = {}  # {name: what it was in the checkpoint}
-        self.add_all()
-        if split == "val":
-            self.wait_while(lambda: '"val_complete": true' not in (self.producing() or ""))
-            self.add_all()  # those that have come since the last look
-            self.growing = False
-
-    def producing(self):
-        """What is in .producing; None if there is no such file."""
-        with suppress(OSError):
-            return Path(self.folder, ".producing").read_text()
-        return None
-
-    def add_all(self):
-        self.growing = self.producing() is not None
-        found = sorted(self.folder.glob(f"fineweb_{self.split}_*.bin"))
-        if not found and not self.growing:
-            kind = f"{self.split}_*" if any(self.folder.glob("fineweb_*.bin")) else "*"
-            raise RunError(f"DATA_PATH={self.folder}: no fineweb_{kind}.bin: {GET_DATA}")
-        # Numbers begin at 0 or 1; at 0 while more will come, because 1 may come before 0.
-        first = int(not self.growing and found[0].stem.endswith("_000001"))
-        for path in found[len(self.paths) :]:
-            number = f"{first + len(self.paths):06d}"
-            if path.name == f"fineweb_{self.split}_{number}.bin":
-                self.add(path)
-            elif not self.growing:
-                raise RunError(f"{path}: expected number {number} next: get it, or move this")
-
-    def wait_while(self, is_missing):
-        """Waits for what a growing set does not have yet. RunError if nobody makes it."""
-        seen = ""
-        since = time.monotonic()
-        while self.growing and is_missing():
-            state = self.producing()
-            if state != seen:
-                seen = state
-                since = time.monotonic()
-            if time.monotonic() - since > self.stall_seconds:
-                after = f"not changed for DATA_STALL_SECONDS={self.stall_seconds:g}"
-                raise RunError(f"{self.folder}/.producing: {after}: {state}")
-            time.sleep(0.05)
-            self.add_all()
-
-    def add(self, path):
-        tokens, identity = identify_shard(path)
-        was = self.expected.get(path.name, identity)
-        if was != identity:
-            raise RunError(f"{path}: the checkpoint had {was}, this has {identity}: restore it")
-        self.identities[path.name] = identity
-        # New lists: another thread may be reading the old ones.
-        self.ends = [*self.ends, self.ends[-1] + tokens]
-        self.paths = [*self.paths, path]
-
-    def wait_for(self, token, told_to_stop):
-        """Returns when `token` is on disk; in a complete set it always is."""
-        self.wait_while(lambda: token >= self.ends[-1] and not told_to_stop())
-
-    def pieces(self, first, length):
-        """Yields where the `length` tokens from `first` on are: (path, byte offset, bytes)."""
-        while length:
-            position = first if self.growing else first % self.ends[-1]  # wraps around
-            shard = bisect_right(self.ends, position) - 1
-            here = min(length, self.ends[shard + 1] - position)
-            yield self.paths[shard], HEADER_BYTES + 2 * (position - self.ends[shard]), 2 * here
-            first += here
-            length -= here
+SPANS_PER_STEP = 8
 
 
 @dataclass(frozen=True)
@@ -547,15 +442,15 @@ class BatchPlan:
     first_batch: int = 0  # the k to begin with
 
     @classmethod
-    def train(cls, config, runtime, step=0):
+    def train(cls, config, rank=0, ranks=1, step=0):
         """In micro-step m, rank r has part m * ranks + r of a step: part of a span, or spans."""
         tokens, seq_len = config.train_batch_tokens, config.train_seq_len
-        ranks = runtime.world_size
-        micro_batches = ranks * runtime.micro_steps
+        micro_steps = config.micro_steps(ranks)
+        micro_batches = ranks * micro_steps
         if SPANS_PER_STEP % micro_batches and micro_batches % SPANS_PER_STEP:
             rule = f"times {ranks} ranks must divide 8 or be a multiple"
             more = f"set 8, and TRAIN_BATCH_TOKENS a multiple of {8 * ranks * seq_len}"
-            raise RunError(f"GRAD_ACCUM_STEPS={runtime.micro_steps}: {rule}: {more}")
+            raise RunError(f"GRAD_ACCUM_STEPS={micro_steps}: {rule}: {more}")
         unit = seq_len * math.lcm(SPANS_PER_STEP, micro_batches)
         if tokens % unit:
             raise RunError(f"TRAIN_BATCH_TOKENS={tokens}: set a multiple of {unit}")
@@ -564,24 +459,24 @@ class BatchPlan:
         return cls(
             seq_len=seq_len,
             span_rows=step_rows // SPANS_PER_STEP,
-            first_row=runtime.rank * batch_rows,
+            first_row=rank * batch_rows,
             stride=ranks * batch_rows,
             batch_rows=batch_rows,
             end_row=sys.maxsize,
-            first_batch=step * runtime.micro_steps,
+            first_batch=step * micro_steps,
         )
 
     @classmethod
-    def val(cls, config, runtime, tokens):
+    def val(cls, config, tokens, rank=0, ranks=1):
         """The split, `tokens` long, is one span; every rank has one stretch of its rows."""
         seq_len = config.train_seq_len
         tokens = min(tokens, config.val_tokens or tokens)
         span_rows = (tokens - 1) // seq_len
         if span_rows < 1:
             raise RunError(f"TRAIN_SEQ_LEN={seq_len}: validation has {tokens} tokens: set less")
-        first = span_rows * runtime.rank // runtime.world_size
-        end = span_rows * (runtime.rank + 1) // runtime.world_size
-        batch_tokens = config.val_batch_size // (runtime.world_size * runtime.micro_steps)
+        first = span_rows * rank // ranks
+        end = span_rows * (rank + 1) // ranks
+        batch_tokens = config.val_batch_size // (ranks * config.micro_steps(ranks))
         batch_rows = max(1, min(batch_tokens // seq_len, end - first))
         return cls(
             seq_len=seq_len,
@@ -631,236 +526,6 @@ class BatchPlan:
         y[filled:] = -100
 
 
-class Summary(NamedTuple):
-    """What the reader's thread has computed of a batch, for the host."""
-
-    data_crc: int = 0  # training: a checksum of its rows
-    targets: int = 0  # validation: how many targets are scored,
-    bytes: int = 0  # and how many bytes of text they are
-
-
-def summarize_rows(plan, rows, tokens):
-    """A checksum of rows. Summed over batches it does not depend on the number of ranks.
-
-    The row's number is the start value of its crc32, so that the order of rows matters, too.
-    """
-    data = memoryview(tokens)
-    first = plan.first_token(rows.start)
-    total = 0
-    for row in rows:
-        start = plan.first_token(row) - first
-        total += zlib.crc32(data[start : start + plan.seq_len + 1], row)
-    return Summary(data_crc=total & 0xFFFFFFFF)
-
-
-class Overlap(NamedTuple):
-    """What overlaps in a split: what its settings ask for and this device and mode allow."""
-
-    queue: int  # batches read ahead; 0: each is read when it is asked for
-    copy_stream: bool
-    device_slots: int  # 2: one uploads while one is in use; 1: uploaded on demand; 0: no CUDA
-
-    @classmethod
-    def of(cls, config, split, cuda):
-        timing = config.training_timing_breakdown
-        prefetch = getattr(config, f"{split}_prefetch") and not timing
-        copy_stream = getattr(config, f"{split}_copy_stream") and cuda and not timing
-        queue_size = getattr(config, f"{split}_prefetch_queue") if prefetch else 0
-        slots = config.gpu_prefetch if prefetch else 1
-        return cls(queue_size, copy_stream, slots if cuda else 0)
-
-    def words(self):
-        """What is in effect, for the log."""
-        switches = f"prefetch:{self.queue > 0} copy_stream:{self.copy_stream}"
-        return f"{switches} prefetch_queue:{self.queue} gpu_prefetch:{self.device_slots}"
-
-
-class Slot:
-    """Room for one batch, made once: its tokens on the host and on the device, and x, y."""
-
-    def __init__(self, plan, runtime):
-        length = plan.tokens(range(plan.batch_rows))[1]
-        shape = (plan.batch_rows, plan.seq_len)
-        self.host = torch.empty(length, dtype=torch.uint16, pin_memory=runtime.cuda)
-        self.tokens = self.host
-        if runtime.cuda:
-            self.tokens = torch.empty(length, dtype=torch.uint16, device=runtime.device)
-        self.x = torch.zeros(shape, dtype=torch.int64, device=runtime.device)  # (B, T)
-        self.y = torch.zeros_like(self.x)
-        self.rows = range(0)
-        self.summary = Summary()
-        self.copied = None  # event: its upload is over
-        self.widened = None  # event: its tokens on the device have been read
-
-
-class Pipeline:
-    """Iterates over this rank's batches of a split: slots with x, y (B, T), rows and summary.
-
-    A batch is valid until the next one is asked for. Slots go round:
-    to_fill -> (the reader's thread) -> filled -> (the copy) -> uploaded -> in use -> to_fill.
-    There are as many as are read and uploaded ahead, plus the one in use.
-
-    A CUDA stream is a queue of work that runs on its own; only events order two of them. Work
-    that overwrites waits for the last read, work that reads waits for the last write:
-      `copied`, on the copy stream: then the compute stream may widen the tokens, and the reader
-      may read the next ones over those that were copied.
-      `widened`, on the compute stream: then the copy stream may overwrite the device's tokens.
-    x and y need no event: they are written and read on the compute stream alone, in its order.
-    Each use records a new event, because a wait for an old event returns at once.
-    """
-
-    def __init__(
-        self, shards, plan, overlap, runtime, *, summarize=summarize_rows, phase=nullcontext
-    ):
-        self.shards = shards
-        self.plan = plan
-        self.runtime = runtime
-        self.summarize = summarize
-        self.phase = phase
-        self.to_fill = queue.SimpleQueue()
-        self.filled = queue.SimpleQueue()
-        self.uploaded = deque()
-        self.uploads_ahead = max(0, overlap.device_slots - 1)
-        for _ in range(overlap.queue + self.uploads_ahead):
-            self.to_fill.put(Slot(plan, runtime))
-        self.in_use = Slot(plan, runtime)
-        if runtime.cuda:
-            self.compute = torch.cuda.current_stream(runtime.device)
-            self.copy = torch.cuda.Stream(runtime.device) if overlap.copy_stream else self.compute
-            # Queued kernels may still use the memory that the slots have just been given.
-            self.copy.wait_event(self.compute.record_event())
-        self.batches_left = plan.num_batches - plan.first_batch
-        self.bytes_read = 0
-        self.total_wait_ms = 0.0  # that the device (on a CPU, the host) has waited for batches
-        self.wait_events = deque()  # (asked, there): events around each wait, not all reached yet
-        self.closed = threading.Event()  # ends the reader
-        self.error = None  # what ended the reader
-        self.reading = "no file", math.inf  # where the reader reads, since when
-        self.thread = threading.Thread(target=self._read_all, name="reader", daemon=True)
-        self.thread.start()
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if not self.batches_left:
-            raise StopIteration
-        self.batches_left -= 1
-        self.to_fill.put(self.in_use)  # the previous batch's; at first an unused one
-        asked = None
-        if self.runtime.cuda:
-            asked = self.compute.record_event(torch.cuda.Event(enable_timing=True))
-        if not self.uploaded:
-            self._upload(self._next_filled())
-        self.in_use = self.uploaded.popleft()
-        if self.runtime.cuda:
-            self._widen(self.in_use, asked)
-        # Upload what has been read already, but do not wait here for a later batch.
-        while len(self.uploaded) < self.uploads_ahead and not self.filled.empty():
-            self._upload(self.filled.get())
-        return self.in_use
-
-    def _next_filled(self):
-        """Returns the next filled slot. The reader's error is raised after its last good batch."""
-        start = time.perf_counter()
-        with self.phase("input_wait"):
-            while True:
-                try:
-                    slot = self.filled.get(timeout=0.2)
-                    break
-                except queue.Empty:
-                    self._check_reader()
-        if not self.runtime.cuda:
-            self.total_wait_ms += 1e3 * (time.perf_counter() - start)
-        return slot
-
-    def _check_reader(self):
-        """RunError if the reader has failed or reads for too long."""
-        where, since = self.reading
-        if self.error and self.filled.empty():
-            raise RunError(f"the reader, at {where}: {first_line(self.error)}") from self.error
-        limit = self.shards.stall_seconds
-        if time.monotonic() - since > limit:
-            raise RunError(f"the reader, at {where}: no answer for DATA_STALL_SECONDS={limit:g}")
-
-    def _upload(self, slot):
-        """Queues the copy to the device, if there is one; waits for nothing."""
-        if self.runtime.cuda:
-            with self.phase("h2d"), torch.cuda.stream(self.copy):
-                if slot.widened:
-                    self.copy.wait_event(slot.widened)
-                slot.tokens.copy_(slot.host, non_blocking=True)
-                slot.copied = self.copy.record_event(torch.cuda.Event(blocking=True))
-        self.uploaded.append(slot)
-
-    def _widen(self, slot, asked):
-        """The compute stream waits for the copy, the host does not. The events time the wait."""
-        self.compute.wait_event(slot.copied)
-        there = self.compute.record_event(torch.cuda.Event(enable_timing=True))
-        self.wait_events.append((asked, there))
-        self.plan.widen(slot.rows, slot.tokens, slot.x, slot.y)
-        slot.widened = self.compute.record_event()
-        self._measure_waits()
-
-    def _measure_waits(self):
-        while self.wait_events and self.wait_events[0][1].query():
-            asked, there = self.wait_events.popleft()
-            self.total_wait_ms += asked.elapsed_time(there)
-
-    def close(self):
-        """Ends the reader; one that is stuck in a read is left alone after half a second."""
-        self.closed.set()
-        self.to_fill.put(None)  # wakes it
-        self.thread.join(0.5)
-        if self.runtime.cuda:
-            self.copy.synchronize()  # synchronisation point: no copy outlives its slots
-            self._measure_waits()
-
-    # From here on: the reader's thread
-    def _read_all(self):
-        try:
-            if self.runtime.cuda:
-                torch.cuda.set_device(self.runtime.device)
-            for k in range(self.plan.first_batch, self.plan.num_batches):
-                slot = self.to_fill.get()  # None after close()
-                rows = self.plan.rows(k)
-                # For the whole step: a rank that trained on its part alone would then wait for the
-                # others in a collective, which cannot say what is missing.
-                self.shards.wait_for(self.plan.last_token_of_step(rows), self.closed.is_set)
-                if self.closed.is_set():
-                    return
-                if slot.copied:
-                    slot.copied.synchronize()  # synchronisation point, of this thread only
-                with self.phase("disk_read"):
-                    self._fill(slot, rows)
-                self.filled.put(slot)
-        except BaseException as error:  # any error, or the main thread would wait forever
-            self.error = error
-
-    def _fill(self, slot, rows):
-        first, length, _ = self.plan.tokens(rows)
-        tokens = slot.host.numpy()[:length]
-        data = memoryview(tokens).cast("B")
-        for path, offset, left in self.shards.pieces(first, length):
-            self.reading = f"{path} at byte {offset}", time.monotonic()
-            with open(path, "rb", buffering=0) as file:
-                file.seek(offset)
-                while left:
-                    got = file.readinto(data[:left])
-                    if not got:
-                        raise EOFError(f"it ends {left} bytes early")
-                    data = data[got:]
-                    left -= got
-        if tokens.max() >= self.shards.vocab_size:  # its lookup would end a process on CUDA
-            raise RunError(f"token {tokens.max()}: not below VOCAB_SIZE: set the shards' tokenizer")
-        self.reading = "no file", math.inf
-        slot.rows = rows
-        slot.summary = self.summarize(self.plan, rows, tokens)
-        if not self.runtime.cuda:
-            self.plan.widen(rows, tokens, slot.x.numpy(), slot.y.numpy())
-        self.bytes_read += 2 * length
-
-
 # === EVALUATION: bits per byte; nats come from the logits, bytes from the tokens ===
 # Loss per token depends on the tokenizer: longer tokens are harder to predict. Divided by the bytes
 # of the text, scores of all tokenizers can be compared.
@@ -875,23 +540,7 @@ class ByteTable(NamedTuple):
     base: Any  # UTF-8 bytes, without a leading space
     leading_space: Any  # is there one?
     boundary: Any  # control, unknown, unused: no bytes, and a space after it does not count
-
-    @classmethod
-    def load(cls, path, data):
-        """The table of a SentencePiece .model, or of a byte tokenizer's .json in either form."""
-        if path.endswith(".json"):
-            form = json.loads(data)
-            offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
-            boundary = np.arange(256 + offset) < offset  # lower ids are controls
-            return cls(np.where(boundary, 0, 1), np.zeros_like(boundary), boundary)
-        model = sentencepiece.SentencePieceProcessor(model_proto=data)
-        ids = list(range(len(model)))
-        pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]  # its space
-        boundary = np.any([model.is_control(ids), model.is_unknown(ids), model.is_unused(ids)], 0)
-        leading_space = np.array([piece.startswith(" ") for piece in pieces]) & ~boundary
-        length = np.array([len(piece.encode()) for piece in pieces]) - leading_space
-        base = np.where(boundary, 0, np.where(model.is_byte(ids), 1, length))
-        return cls(base, leading_space, boundary)
+    unknown: Any  # what the tokenizer has no token for: its bytes are lost
 
     def bytes_of(self, x, y):
         """The bytes of the targets y, each after its x, both (B, T); 0 for y = -100."""
@@ -909,33 +558,49 @@ class Validation:
         self.log = log
         self.phase = phase
         self.shards = Shards(config, "val")
-        self.plan = BatchPlan.val(config, runtime, self.shards.ends[-1])
+        tokens = self.shards.ends[-1]
+        self.plan = BatchPlan.val(config, tokens, runtime.rank, runtime.world_size)
         self.targets = self.plan.span_rows * self.plan.seq_len  # over all ranks, if all are scored
         self.partial = {"partial_val": 1} if config.val_tokens else {}  # for the log
-        self.overlap = Overlap.of(config, "val", runtime.cuda)
+        self.overlap = Overlap.of(config, "val", runtime.device)
         self.log_every = config.val_progress_log_every
         self.mean_nats = mean_nats  # Trainer compiles it
         self.byte_table, self.tokenizer = read_tokenizer(config)
         self.device_table = None
         if config.val_bytecount_device == "cuda":
             self.device_table = ByteTable(*(torch.tensor(t).cuda() for t in self.byte_table))
+        self.unknown = 0  # targets of the last evaluation, of this rank, then of all
+        if not self.device_table:
+            self.find_bytes(BatchPlan.val(config, tokens))
+
+    def find_bytes(self, plan):
+        """Reads the split until a target has bytes: the first batch. RunError if none has."""
+        for k in range(plan.num_batches):
+            rows = plan.rows(k)
+            first, length, _ = plan.tokens(rows)
+            tokens = np.empty(length, np.uint16)
+            self.shards.read(first, tokens)
+            if min(self.summarize(plan, rows, tokens)) > 0:
+                return
+        raise RunError(f"{self.shards.folder}: no target of the validation split has bytes")
 
     def summarize(self, plan, rows, tokens):
-        """Targets and bytes of a batch, in the reader's thread: exactly what `widen` scores."""
+        """(targets, bytes) of a batch, in the reader's thread: exactly what `widen` scores."""
         x = np.zeros((len(rows), plan.seq_len), np.int64)
         y = np.zeros_like(x)
         plan.widen(rows, tokens, x, y)
         in_bytes = 0 if self.device_table else int(self.byte_table.bytes_of(x, y))
-        return Summary(targets=int((y >= 0).sum()), bytes=in_bytes)
+        scored = y[y >= 0]
+        self.unknown += int(self.byte_table.unknown[scored].sum())
+        return len(scored), in_bytes
 
     def score(self, model, batch, sums):
         """Adds a batch's nats, bytes and targets to `sums`."""
         nats = 0.0
-        targets = batch.summary.targets
+        targets, in_bytes = batch.summary
         if targets:  # the mean of none is nan
             with self.phase("forward"):
                 nats = self.mean_nats(model, batch.x, batch.y).double() * targets
-        in_bytes = batch.summary.bytes
         if self.device_table:
             in_bytes = self.device_table.bytes_of(batch.x, batch.y)
         sums[0] += nats
@@ -951,25 +616,28 @@ class Validation:
         runtime = self.runtime
         runtime.synchronize()  # a synchronisation point
         start = time.perf_counter()
-        # nats, bytes, targets, and how many ranks have heard a signal
-        sums = torch.zeros(4, dtype=torch.float64, device=runtime.device)
+        self.unknown = 0
+        # nats, bytes, targets; unknown targets; how many ranks have heard a signal
+        sums = torch.zeros(5, dtype=torch.float64, device=runtime.device)
         hooks = {"summarize": self.summarize, "phase": self.phase}
-        batches = Pipeline(self.shards, self.plan, self.overlap, runtime, **hooks)
+        batches = Pipeline(self.shards, self.plan, self.overlap, runtime.device, **hooks)
         with closing(batches), self.phase("validate"):
             for done, batch in enumerate(batches, 1):
                 if runtime.signum:
                     break
                 self.score(model, batch, sums)
                 if is_due(self.log_every, done):  # a synchronisation point
-                    nats, _, seen, _ = sums.tolist()
-                    self.log.line(
-                        f"val_progress:{scope} batch {done}/{self.plan.num_batches} "
-                        f"partial_mean_loss:{nats / max(seen, 1):.4f} tokens_seen:{seen:.0f}"
-                    )
-        sums[3] = runtime.signum > 0
-        nats, in_bytes, targets, signals = runtime.all_reduce(sums).tolist()  # synchronises
+                    log_progress(self, scope, done, *sums.tolist()[:3])
+        sums[3] = self.unknown
+        sums[4] = runtime.signum > 0
+        nats, in_bytes, targets, unknown, signals = runtime.all_reduce(
+            sums
+        ).tolist()  # synchronises
         if signals:
-            raise HaltError(runtime.broadcast(runtime.signum) or signal.SIGTERM)
+            raise HaltError
+        if not in_bytes:
+            raise RunError(f"{scope}: {targets:.0f} targets with {in_bytes:.0f} bytes: no score")
+        self.unknown = int(unknown)
         ms = 1e3 * (time.perf_counter() - start)
         return nats / targets, nats / math.log(2) / in_bytes, ms
 
@@ -1012,20 +680,13 @@ def dequantize(q, scale):
     return q.float() * scale.float().view(-1, *[1] * (q.ndim - 1))  # (rows, 1) * matrix
 
 
-# An artifact; the bytes of its tensors and before compression; how tensors are stored, in words.
-Packed = namedtuple("Packed", "data payload raw stored")
-
-
 def pack(state, config):
-    """Quantizes, serializes and compresses a state dict on the CPU."""
+    """(artifact, bytes of its tensors, bytes before compression) of a state dict on the CPU"""
     file = {"__quant_format__": QUANT_FORMAT, "quantized": {}, "scales": {}, "dtypes": {}}
     file |= {"passthrough": {}, "qmeta": {}, "passthrough_orig_dtypes": {}}
-    tensors_of_kind = dict.fromkeys(("int8", "float16", "float32"), 0)
-    errors = []
     for name, t in state.items():
         dtype = str(t.dtype).removeprefix("torch.")
         kind = storage(name, t, config)
-        tensors_of_kind[kind] = tensors_of_kind.get(kind, 0) + 1
         if kind == "int8":
             q, scale = quantize(t)
             file["quantized"][name] = q
@@ -1033,8 +694,6 @@ def pack(state, config):
             file["dtypes"][name] = dtype
             if t.ndim == 2:
                 file["qmeta"][name] = {"scheme": "per_row", "axis": 0}
-            error = (dequantize(q, scale) - t).norm() / t.norm().clamp(min=1e-30)
-            errors.append(float(error))
         elif kind == "float16":
             file["passthrough"][name] = t.half()
             file["passthrough_orig_dtypes"][name] = dtype
@@ -1042,9 +701,7 @@ def pack(state, config):
             file["passthrough"][name] = t.float() if kind == "float32" else t
     raw = torch_bytes(file)
     parts = [*file["quantized"].values(), *file["scales"].values(), *file["passthrough"].values()]
-    words = ", ".join(f"{number} {kind}" for kind, number in tensors_of_kind.items())
-    stored = f"stored: {words}, mean error {100 * np.mean(errors or [0.0]):.1f} %"
-    return Packed(zlib.compress(raw, 9), sum(t.nbytes for t in parts), len(raw), stored)
+    return zlib.compress(raw, 9), sum(t.nbytes for t in parts), len(raw)
 
 
 def unpack(data, expected):
@@ -1073,11 +730,13 @@ class Trainer:
         self.exchange = Exchange(self.model, runtime, self.clock)
         self.adam, self.muon = make_optimizers(self.model, config, runtime)
         self.shards = Shards(config, "train")
-        self.overlap = Overlap.of(config, "train", runtime.cuda)
+        self.overlap = Overlap.of(config, "train", runtime.device)
         self.validation = Validation(config, runtime, log, self.phase)
+        self.scorer = self.validation  # makes the final score
         self.val_ms = 0.0  # time of all validations
         self.logged = 0, 0.0, 0.0  # step, ms and input wait at the last step line
-        self.saved = -1  # the step of the last checkpoint
+        self.saved = -1, False  # step and `over` of the last checkpoint
+        self.over = False  # is training done? It is in the checkpoint, see resume
         self.begin(step=0, data_crc=0)
         if config.torch_compile == "1" or (config.torch_compile == "auto" and runtime.cuda):
             self.model.compile(dynamic=False)
@@ -1086,8 +745,8 @@ class Trainer:
 
     @property
     def optimizers(self):
-        """Every optimizer that the Trainer holds, also in lists and dicts."""
-        parts = tree_leaves(vars(self))
+        """Every optimizer that the Trainer holds, also in lists and dicts, once."""
+        parts = {id(part): part for part in leaves(vars(self))}.values()
         return [part for part in parts if isinstance(part, torch.optim.Optimizer)]
 
     @property
@@ -1099,11 +758,12 @@ class Trainer:
         self.step = step
         # The checksum of this rank's rows. Rank 0 carries that of all rows before `step`.
         self.crc = data_crc if self.runtime.rank == 0 else 0
-        self.exchange.begin(step, self.clock.total_ms, data_crc)
+        self.exchange.begin(step, self.clock.total_ms)
 
     def batches(self):
-        plan = BatchPlan.train(self.config, self.runtime, self.step)
-        return Pipeline(self.shards, plan, self.overlap, self.runtime, phase=self.phase)
+        runtime = self.runtime
+        plan = BatchPlan.train(self.config, runtime.rank, runtime.world_size, self.step)
+        return Pipeline(self.shards, plan, self.overlap, runtime.device, phase=self.phase)
 
     @torch.no_grad()  # gradients are recorded in the forward pass alone
     def train_step(self, batches):
@@ -1121,30 +781,36 @@ class Trainer:
             with phase("backward"):
                 exchange.backward(loss)
             loss_sum += loss.detach()
-            self.crc = (self.crc + batch.summary.data_crc) & 0xFFFFFFFF
+            self.crc = (self.crc + batch.summary) & 0xFFFFFFFF
         with phase("reduce"):
-            exchange.all_reduce(self.step, batches.total_wait_ms, self.crc, loss_sum)
+            exchange.all_reduce(self.step, loss_sum)
         with phase("grad_clip"):
             if config.grad_clip_norm > 0:
                 norm = exchange.gradients.norm() + 1e-6
                 exchange.gradients.mul_((config.grad_clip_norm / norm).clamp(max=1.0))
         with phase("optimizer"):
-            scale = lr_multiplier(config, self.step, exchange.elapsed_ms(self.step))
-            for group in self.muon.param_groups:
-                group["momentum"] = muon_momentum(config, self.step)
-            for group in self.groups:
-                group["lr"] = scale * group["base_lr"]
+            self.set_rates()
             for optimizer in self.optimizers:
                 optimizer.step()
-        # Whatever else a step changes belongs here, for example an average of the weights.
+            self.after_step()
         self.step += 1
+
+    def set_rates(self):
+        """The schedules: what the groups of the optimizers use in the next step."""
+        config = self.config
+        for group in self.muon.param_groups:
+            group["momentum"] = muon_momentum(config, self.step)
+        scale = lr_multiplier(config, self.step, self.exchange.elapsed_ms(self.step))
+        for group in self.groups:
+            group["lr"] = scale * group["base_lr"]
+
+    def after_step(self):
+        """Called when all optimizers have stepped: the place for an average of the weights."""
 
     def train(self):
         """The run: steps, and from time to time a line, a validation, a checkpoint."""
         config = self.config
         clock = self.clock
-        for group in self.groups:
-            group["base_lr"] = group["lr"]  # before the schedule
         prime(self)
         begun_ms = clock.total_ms
         self.logged = self.step, begun_ms, 0.0
@@ -1154,20 +820,24 @@ class Trainer:
             while True:
                 # Messages of some steps ago: the device has later work, so it never idles.
                 self.exchange.read(self.step - self.runtime.steps_late)
-                if self.exchange.signum:
-                    raise HaltError(self.exchange.signum)
-                if is_over(config, self.step, self.exchange.elapsed_ms(self.step + 1)):
+                if self.exchange.signals:
+                    raise HaltError
+                # A step that would end after the cap is not begun.
+                next_ms = self.exchange.elapsed_ms(self.step + 1)
+                is_late = 0 < 1e3 * config.max_wallclock_seconds < next_ms
+                self.over = is_late or self.step >= config.iterations
+                if self.over:
                     break
                 if is_due(config.val_loss_every, self.step):
                     self.validate()
                 self.train_step(batches)
                 if self.step <= 10 or is_due(config.train_log_every, self.step):
-                    log_step(self)
+                    log_step(self, batches)
                 if is_due(config.checkpoint_every, self.step):
                     save(self)
                 self.phase.end_step(self.step)
             if self.step > self.logged[0]:
-                log_step(self)
+                log_step(self, batches)
             save(self)
             self.validate()  # it starts the clock again
             clock.stop()
@@ -1175,16 +845,17 @@ class Trainer:
             self.phase.profiler.stop()  # the run was shorter
         log_end(self, batches, begun_ms)
 
-    def evaluate(self, scope):
+    def evaluate(self, scope, validation=None):
         """(nats per token, bits per byte, ms) of the model as it is now"""
         self.model.eval()
-        result = self.validation.evaluate(self.model, scope)
+        result = (validation or self.validation).evaluate(self.model, scope)
         self.model.train()
         return result
 
     def validate(self):
         self.exchange.read(self.step)
         self.clock.stop()
+        check_shards(self)
         loss, bpb, ms = self.evaluate(f"step_{self.step}")
         self.val_ms += ms
         log_validation(self, loss, bpb, ms)
@@ -1193,71 +864,441 @@ class Trainer:
     def export_and_score(self):
         """Rank 0 packs the artifact, all ranks score it, and only then rank 0 writes files."""
         state = {name: t.cpu().clone() for name, t in self.model.state_dict().items()}
-        model = torch_bytes(state)
-        if self.runtime.broadcast(sha256(model)) != sha256(model):
-            cause = "what follows all_reduce must be the same on all ranks, random numbers too"
-            raise RunError(f"the weights differ from rank 0's: {cause}")
         data = None
         if self.runtime.rank == 0:
-            packed = pack(state, self.config)
-            data = packed.data
-            log_sizes(self.log, state, len(model), packed)
+            model = torch_bytes(state)
+            data, *sizes = pack(state, self.config)
+            log_sizes(self.log, state, len(model), len(data), *sizes)
         data = self.runtime.broadcast(data)
-        self.model.load_state_dict(unpack(data, state))
+        stored = unpack(data, state)
+        self.model.load_state_dict(stored)
         try:
-            loss, bpb, ms = self.evaluate(FINAL)
+            loss, bpb, ms = self.evaluate(FINAL, self.scorer)
         finally:
             self.model.load_state_dict(state)  # a checkpoint holds the trained weights
         log_score(self, loss, bpb, ms)
         if self.runtime.rank == 0:
-            write_atomic(self.log.path.with_suffix(".int8.ptz"), data)
-            write_atomic(Path("final_model.int8.ptz"), data)
-            write_atomic(Path("final_model.pt"), model)
+            write_results(self.log, data, model)
         if not math.isfinite(loss):
-            raise RunError(f"the score is {loss}: lower the learning rates")
-
-
-def is_due(every, step):
-    return every > 0 and step % every == 0
-
-
-def is_over(config, step, next_ms):
-    """Does a run end after `step` steps? A step that would end after the cap is not begun."""
-    return step >= config.iterations or 0 < 1e3 * config.max_wallclock_seconds < next_ms
+            lost = [name for name, t in stored.items() if not t.isfinite().all()]
+            cause = f"{lost[0]} has numbers too large for the artifact: " if lost else ""
+            raise RunError(f"the score is {loss}: {cause}lower the learning rates")
 
 
 # ===== MACHINERY: keeps a run fast, safe and measurable; an experiment need not change it =====
-# === EXCHANGE: a step's one all-reduce of gradients, and all that ranks tell each other in it ===
+# === PIPELINE: from shards to batches, ahead of time ===
+# A step waits for its batch unless that is already on the device. So a thread reads later batches
+# and a stream uploads them during compute, and a step waits for input only where input is slower.
+#
+#  shard files --readinto--> slot.host (pinned) --copy--> slot.tokens --widen--> slot.x, slot.y
+#               reader thread      (uint16)   copy stream   (uint16) compute stream  (int64)
+# On a CPU there is no copy, and the reader widens, too.
+HEADER_BYTES = 1024  # of a shard: 256 int32 (magic, version, tokens, ...); then uint16 tokens
+END_BYTES = 65_536  # at each end of a shard: its identity is their checksum
+POLL_SECONDS = 0.05  # between two looks at what another thread or program makes
+GET_DATA = "set the folder that cached_challenge_fineweb.py or tokenize_docs.py in data/ prints"
+
+
+class Shard(NamedTuple):
+    """An open shard. What is later renamed or linked over its path is not read."""
+
+    path: Path
+    descriptor: int
+    version: tuple  # see version_of
+    tokens: int
+    identity: str  # "tokens, checksum of the first and last 64 KiB"
+
+
+def version_of(stat):
+    """What changes if a file is replaced or written to."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+@cache
+def open_shard(path, version):
+    """The shard at `path`, opened and read once for each version; RunError if it is none."""
+    descriptor = os.open(path, os.O_RDONLY)
+    version = version_of(os.fstat(descriptor))
+    size = version[2]
+    start = os.pread(descriptor, END_BYTES, 0)
+    end = os.pread(descriptor, END_BYTES, max(0, size - END_BYTES))
+    header = start[:12].ljust(12, b"\0")  # shorter in a truncated file
+    magic, number, tokens = np.frombuffer(header, "<i4").tolist()
+    if (magic, number, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
+        begins = f"begins with {magic}, {number}, {tokens}; {size} bytes"
+        raise RunError(f"{path}: truncated or corrupt shard ({begins}): download or make it again")
+    identity = f"{tokens} tokens, {zlib.crc32(end, zlib.crc32(start)):08x}"
+    return Shard(path, descriptor, version, tokens, identity)
+
+
+class Shards:
+    """The shards of a split in the order of their numbers, as one endless stream of tokens.
+
+    While .producing is in the folder, more shards will come. Who makes them rewrites that file
+    every few seconds and removes it at the end.
+    Raises RunError for a folder without shards, a missing number, a truncated or corrupt file, and
+    for shards that are not those of a complete export.json beside them.
+    """
+
+    def __init__(self, config, split):
+        self.folder = Path(os.path.realpath(config.data_path))  # a link is followed once
+        self.split = split
+        self.stall_seconds = config.data_stall_seconds
+        self.vocab_size = config.vocab_size
+        self.shards = []
+        self.ends = [0]  # ends[i]: tokens in the first i shards
+        self.expected = {}  # {name: identity} in the checkpoint of a growing set
+        self.reading = ""  # where the reader waits for the disk
+        self.add_all()
+        self.grew = self.growing  # then ranks may have got different shards, see check_shards
+        if split == "val":
+            self.wait_while(lambda: not self.producing().get("val_complete"))
+            self.add_all()  # those that have come since the last look
+            self.growing = False
+
+    def producing(self):
+        """What is in .producing; empty if there is no such file."""
+        path = Path(self.folder, ".producing")
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise RunError(f"{path}: {first_line(error)}: make it readable") from error
+        with suppress(ValueError):
+            content = json.loads(text)
+            if isinstance(content, dict):
+                return {"more": True, **content}
+        return {"more": repr(text)}
+
+    def add_all(self):
+        self.growing = bool(self.producing())
+        name = re.compile(rf"fineweb_{self.split}_\d+\.bin")
+        found = sorted(path for path in self.folder.glob("*.bin") if name.fullmatch(path.name))
+        if not found and not self.growing:
+            raise RunError(f"DATA_PATH={self.folder}: no fineweb_{self.split}_*.bin: {GET_DATA}")
+        # Of training, numbers may begin at 1; not while more will come: 1 may come before 0.
+        may_begin_at_1 = self.split == "train" and not self.growing
+        first = int(may_begin_at_1 and found[0].stem.endswith("_000001"))
+        for path in found[len(self.shards) :]:
+            number = f"{first + len(self.shards):06d}"
+            if path.name == f"fineweb_{self.split}_{number}.bin":
+                self.add(path)
+            elif not self.growing:
+                raise RunError(f"{path}: expected number {number} next: get it, or move this")
+        if not self.growing:
+            self.compare_with_export()
+
+    def add(self, path):
+        try:
+            shard = open_shard(path, version_of(path.stat()))
+        except OSError as error:
+            raise RunError(f"{path}: {first_line(error)}: get this shard again") from error
+        was = self.expected.get(path.name, shard.identity)
+        if was != shard.identity:
+            raise RunError(f"{path}: {shard.identity}, but {was} in the checkpoint: restore that")
+        # New lists: another thread may be reading the old ones.
+        self.ends = [*self.ends, self.ends[-1] + shard.tokens]
+        self.shards = [*self.shards, shard]
+
+    def compare_with_export(self):
+        """tokenize_docs.py lists in export.json what it has made."""
+        listed = {}
+        with suppress(OSError, ValueError, LookupError, TypeError):  # made by something else
+            export = json.loads(Path(self.folder, "export.json").read_bytes())
+            listed = export["shards"][self.split] if export["complete"] else {}
+        here = self.identities() if listed else {}
+        for name in sorted(here.keys() | listed):
+            entry = listed.get(name, "no such shard")  # older ones list the tokens alone
+            wanted = entry["identity"] if isinstance(entry, dict) else f"{entry} tokens"
+            if not here.get(name, "missing").startswith(wanted):
+                remedy = "restore that, or make the set again under another name"
+                what = f"{name} is {here.get(name, 'missing')}, in export.json {wanted}"
+                raise RunError(f"{self.folder}: {what}: {remedy}")
+
+    def identities(self):
+        """{name: identity} of all shards"""
+        return {shard.path.name: shard.identity for shard in self.shards}
+
+    def changed(self):
+        """The paths of shards that were written to since they were opened."""
+        versions = {shard: version_of(os.fstat(shard.descriptor)) for shard in self.shards}
+        return [str(shard.path) for shard, now in versions.items() if now != shard.version]
+
+    def wait_while(self, is_missing):
+        """Waits for what a growing set does not have yet. RunError if nobody makes it."""
+        seen = {}
+        waited = 0.0
+        while self.growing and is_missing():
+            state = self.producing()
+            waited = waited + POLL_SECONDS if state == seen else 0.0
+            seen = state
+            if waited > self.stall_seconds:
+                after = f"not changed for DATA_STALL_SECONDS={self.stall_seconds:g}"
+                raise RunError(f"{self.folder}/.producing: {after}: {state}")
+            time.sleep(POLL_SECONDS)
+            self.add_all()
+
+    def pieces(self, first, length):
+        """Yields where the `length` tokens from `first` on are: (shard, byte offset, bytes)."""
+        while length:
+            position = first if self.growing else first % self.ends[-1]  # wraps around
+            number = bisect_right(self.ends, position) - 1
+            here = min(length, self.ends[number + 1] - position)
+            yield self.shards[number], HEADER_BYTES + 2 * (position - self.ends[number]), 2 * here
+            first += here
+            length -= here
+
+    def read(self, first, array):
+        """Fills a uint16 array with the tokens from number `first` on. RunError if it cannot."""
+        data = memoryview(array).cast("B")
+        for shard, offset, left in self.pieces(first, len(array)):
+            where = self.reading = f"{shard.path} at byte {offset}"
+            try:
+                while left:
+                    got = os.preadv(shard.descriptor, [data[:left]], offset)
+                    if not got:
+                        raise OSError(f"it ends {left} bytes early")
+                    data = data[got:]
+                    offset += got
+                    left -= got
+            except OSError as error:
+                raise RunError(f"{where}: {first_line(error)}") from error
+        self.reading = ""
+        largest = array.max()
+        if largest >= self.vocab_size:  # its lookup would end a process on CUDA
+            words = "not below VOCAB_SIZE: set the shards' tokenizer"
+            raise RunError(f"up to {where}: token {largest}: {words}")
+
+
+def summarize_rows(plan, rows, tokens):
+    """A checksum of rows. Summed over batches it does not depend on the number of ranks.
+
+    The row's number is the start value of its crc32, so that the order of rows matters, too.
+    """
+    data = memoryview(tokens)
+    first = plan.first_token(rows.start)
+    total = 0
+    for row in rows:
+        start = plan.first_token(row) - first
+        total += zlib.crc32(data[start : start + plan.seq_len + 1], row)
+    return total & 0xFFFFFFFF
+
+
+class Overlap(NamedTuple):
+    """What overlaps in a split: what its settings ask for and this device and mode allow."""
+
+    queue: int  # batches read ahead; 0: each is read when it is asked for
+    copy_stream: bool
+    device_slots: int  # 2: one uploads while one is in use; 1: uploaded on demand; 0: no CUDA
+
+    @classmethod
+    def of(cls, config, split, device):
+        cuda = device.type == "cuda"
+        timing = config.training_timing_breakdown
+        prefetch = getattr(config, f"{split}_prefetch") and not timing
+        copy_stream = getattr(config, f"{split}_copy_stream") and cuda and not timing
+        queue_size = getattr(config, f"{split}_prefetch_queue") if prefetch else 0
+        slots = config.gpu_prefetch if prefetch else 1
+        return cls(queue_size, copy_stream, slots if cuda else 0)
+
+    def words(self):
+        """What is in effect, for the log."""
+        switches = f"prefetch:{self.queue > 0} copy_stream:{self.copy_stream}"
+        return f"{switches} prefetch_queue:{self.queue} gpu_prefetch:{self.device_slots}"
+
+
+class Slot:
+    """Room for one batch, made once: its tokens on the host and on the device, and x, y."""
+
+    def __init__(self, plan, device, cuda):
+        length = plan.tokens(range(plan.batch_rows))[1]
+        self.host = torch.empty(length, dtype=torch.uint16, pin_memory=cuda)
+        self.tokens = self.host
+        if cuda:
+            self.tokens = torch.empty(length, dtype=torch.uint16, device=device)
+        self.x = torch.zeros(plan.batch_rows, plan.seq_len, dtype=torch.int64, device=device)
+        self.y = torch.zeros_like(self.x)  # (B, T)
+        self.rows = range(0)
+        self.summary = None  # what `summarize` has computed of it
+        self.copied = None  # event: its upload is over
+        self.widened = None  # event: its tokens on the device have been read
+
+
+class Pipeline:
+    """Iterates over this rank's batches of a split: slots with x, y (B, T), rows and summary.
+
+    A batch is valid until the next one is asked for. Slots go round:
+    to_fill -> (the reader's thread) -> filled -> (the copy) -> uploaded -> in use -> to_fill.
+    There are as many as are read and uploaded ahead, plus the one in use. An error of the reader
+    goes the same way, so it is raised after the last good batch.
+
+    A CUDA stream is a queue of work that runs on its own; only events order two of them. Work
+    that overwrites waits for the last read, work that reads waits for the last write:
+      `copied`, on the copy stream: then the compute stream may widen the tokens, and the reader
+      may read the next ones over those that were copied.
+      `widened`, on the compute stream: then the copy stream may overwrite the device's tokens.
+    x and y need no event: they are written and read on the compute stream alone, in its order.
+    Each use records a new event, because a wait for an old event returns at once.
+    """
+
+    def __init__(
+        self, shards, plan, overlap, device, *, summarize=summarize_rows, phase=nullcontext
+    ):
+        self.shards = shards
+        self.plan = plan
+        self.device = device
+        self.cuda = overlap.device_slots > 0
+        self.summarize = summarize
+        self.phase = phase
+        self.to_fill = queue.SimpleQueue()
+        self.filled = queue.SimpleQueue()
+        self.uploaded = deque()
+        self.uploads_ahead = max(0, overlap.device_slots - 1)
+        for _ in range(overlap.queue + self.uploads_ahead):
+            self.to_fill.put(Slot(plan, device, self.cuda))
+        self.in_use = Slot(plan, device, self.cuda)
+        if self.cuda:
+            self.compute = torch.cuda.current_stream(device)
+            self.copy = torch.cuda.Stream(device) if overlap.copy_stream else self.compute
+            # Queued kernels may still use the memory that the slots have just been given.
+            self.copy.wait_event(self.compute.record_event())
+        self.batches_left = plan.num_batches - plan.first_batch
+        self.bytes_read = 0
+        self.total_wait_ms = 0.0  # that the device (on a CPU, the host) has waited for batches
+        self.wait_events = deque()  # (asked, there): events around each wait, not all reached yet
+        self.closed = threading.Event()  # ends the reader
+        self.thread = threading.Thread(target=self._read_all, name="reader", daemon=True)
+        self.thread.start()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.batches_left:
+            raise StopIteration
+        self.batches_left -= 1
+        self.to_fill.put(self.in_use)  # the previous batch's; at first an unused one
+        asked = None
+        if self.cuda:
+            asked = self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        if not self.uploaded:
+            self._upload(self._next_filled())
+        self.in_use = self.uploaded.popleft()
+        if isinstance(self.in_use, BaseException):
+            self.uploaded.append(self.in_use)  # who asks again is answered again
+            raise self.in_use
+        if self.cuda:
+            self._widen(self.in_use, asked)
+        # Upload what has been read already, but do not wait here for a later batch.
+        while len(self.uploaded) < self.uploads_ahead and not self.filled.empty():
+            self._upload(self.filled.get())
+        return self.in_use
+
+    def _next_filled(self):
+        start = time.perf_counter()
+        with self.phase("input_wait"):
+            slot = self._wait_for_reader()
+        if not self.cuda:
+            self.total_wait_ms += 1e3 * (time.perf_counter() - start)
+        return slot
+
+    def _wait_for_reader(self):
+        """RunError if a read takes too long. A suspended process counts no polls."""
+        place = ""
+        waited = 0.0
+        while True:
+            with suppress(queue.Empty):
+                return self.filled.get(timeout=POLL_SECONDS)
+            same = place == self.shards.reading != ""
+            waited = waited + POLL_SECONDS if same else 0.0
+            place = self.shards.reading
+            if waited > self.shards.stall_seconds:
+                limit = f"DATA_STALL_SECONDS={self.shards.stall_seconds:g}"
+                raise RunError(f"{place}: no answer for {limit}")
+
+    def _upload(self, slot):
+        """Queues the copy to the device, if there is one; waits for nothing."""
+        if self.cuda and isinstance(slot, Slot):
+            with self.phase("h2d"), torch.cuda.stream(self.copy):
+                if slot.widened:
+                    self.copy.wait_event(slot.widened)
+                slot.tokens.copy_(slot.host, non_blocking=True)
+                slot.copied = self.copy.record_event(torch.cuda.Event(blocking=True))
+        self.uploaded.append(slot)
+
+    def _widen(self, slot, asked):
+        """The compute stream waits for the copy, the host does not. The events time the wait."""
+        self.compute.wait_event(slot.copied)
+        there = self.compute.record_event(torch.cuda.Event(enable_timing=True))
+        self.wait_events.append((asked, there))
+        self.plan.widen(slot.rows, slot.tokens, slot.x, slot.y)
+        slot.widened = self.compute.record_event()
+        self._measure_waits()
+
+    def _measure_waits(self):
+        while self.wait_events and self.wait_events[0][1].query():
+            asked, there = self.wait_events.popleft()
+            self.total_wait_ms += asked.elapsed_time(there)
+
+    def close(self):
+        """Ends the reader; one that is stuck in a read is left alone after half a second."""
+        self.closed.set()
+        self.to_fill.put(None)  # wakes it
+        self.thread.join(0.5)
+        if self.cuda:
+            self.copy.synchronize()  # synchronisation point: no copy outlives its slots
+            self._measure_waits()
+
+    # From here on: the reader's thread
+    def _read_all(self):
+        try:
+            if self.cuda:
+                torch.cuda.set_device(self.device)
+            for k in range(self.plan.first_batch, self.plan.num_batches):
+                slot = self.to_fill.get()  # None after close()
+                rows = self.plan.rows(k)
+                # For the whole step: a rank that trained on its part alone would then wait for the
+                # others in a collective, which cannot say what is missing.
+                last = self.plan.last_token_of_step(rows)
+                self.shards.wait_while(
+                    lambda last=last: last >= self.shards.ends[-1] and not self.closed.is_set()
+                )
+                if self.closed.is_set():
+                    return
+                if slot.copied:
+                    slot.copied.synchronize()  # synchronisation point, of this thread only
+                with self.phase("disk_read"):
+                    self._fill(slot, rows)
+                self.filled.put(slot)
+        except BaseException as error:  # any error, or the main thread would wait forever
+            self.filled.put(error)
+
+    def _fill(self, slot, rows):
+        first, length, _ = self.plan.tokens(rows)
+        tokens = slot.host.numpy()[:length]
+        self.shards.read(first, tokens)
+        slot.rows = rows
+        slot.summary = self.summarize(self.plan, rows, tokens)
+        if not self.cuda:
+            self.plan.widen(rows, tokens, slot.x.numpy(), slot.y.numpy())
+        self.bytes_read += 2 * length
+
+
+# === EXCHANGE: a step's one all-reduce of gradients, and what comes with it ===
 # Each collective costs a start and makes all ranks wait for the slowest one. So a step has one (and
-# one in Muon), and what the host needs to know comes with the gradients.
-class Message(NamedTuple):
-    """What a rank tells the others. Float32 is exact here: each entry is added to zeros only."""
-
-    steps: float  # how many its device is known to have finished
-    elapsed_ms: float  # the training time at that step
-    wait_ms: float  # for input, so far
-    signum: float  # of a signal that it heard, or 0
-    crc_low: float  # data_crc of the rows that it trained on: its lower 16 bits
-    crc_high: float  # and its upper ones
-    loss: float = 0.0  # its share of the mean loss, filled in on the device
-    fault: float = 0.0  # 1: loss or gradient are not finite; filled in on the device
-
-
-LOSS, FAULT = -2, -1  # their places in a Message
-
-
+# one in Muon), and what the host needs to know in each step comes with the gradients.
 class Exchange:
-    """All gradients are views of one vector. Its end is a table with one Message per rank.
+    """All gradients are views of one vector; `numbers` (5,) are behind them and summed with them.
 
-    A rank writes its own row and leaves the others zero, so the sum over ranks is the whole table.
-    The host reads it some steps later, when it is surely there: nothing drains the device, and all
-    ranks decide alike, because they read the same table at the same step. So after a signal all
-    end after the same step, up to three steps later.
+    steps, ms  rank 0's: the last step that its device is known to have finished, and when
+    signals    how many ranks have heard a signal
+    loss       the mean loss: each rank adds its share
+    fault      filled in after the sum: 1 if the loss or a gradient is not finite
 
-    Clocks, each (steps, ms of training time):
-      done_here   the last step that this rank's device is known to have finished
-      agreed      rank 0's `done_here`, as all ranks have read it; the schedule depends on it
-      pace_start  `agreed` after step 1, which may be slow; (0, 0.0) after RESUME
+    The host reads them some steps later, when they are surely there: nothing drains the device, and
+    all ranks decide alike, because they read the same numbers at the same step. So after a signal
+    all end after the same step, up to three steps later.
     """
 
     def __init__(self, model, runtime, clock):
@@ -1266,24 +1307,23 @@ class Exchange:
         self.runtime = runtime
         self.clock = clock
         size = sum(p.numel() for p in self.params)
-        shape = runtime.world_size, len(Message._fields)
-        self.vector = torch.zeros(size + math.prod(shape), device=runtime.device)
-        self.gradients = self.vector[:size]
-        self.table = self.vector[size:].view(shape)
+        self.vector = torch.zeros(size + 5, device=runtime.device)
+        self.gradients, self.numbers = self.vector.split([size, 5])
         for p, part in split_as(self.gradients, self.params).items():
             p.grad = part
-        tables = runtime.steps_late + 2  # one more than can be unread
-        self.sent = torch.zeros(tables, shape[1], pin_memory=runtime.cuda)
-        self.received = torch.zeros(tables, *shape, pin_memory=runtime.cuda)
-        self.unread = deque()  # (step, its table on the host, the event after which it is there)
+        copies = runtime.steps_late + 2, 5  # one more than can be unread
+        self.sent = torch.zeros(copies, pin_memory=runtime.cuda)
+        self.received = torch.zeros(copies, pin_memory=runtime.cuda)
+        self.unread = deque()  # (step, its numbers on the host, event: they are there, own loss)
 
-    def begin(self, step, elapsed_ms, data_crc):
+    def begin(self, step, elapsed_ms):
         """Restarts at `step` with an empty history."""
         self.unread.clear()
-        self.signum = 0  # of any rank, once all have read it
-        self.messages = [Message(step, elapsed_ms, wait_ms=0.0, signum=0.0, **crc_parts(data_crc))]
-        self.done_here = self.agreed = step, elapsed_ms
-        self.pace_start = 0, 0.0
+        self.loss = 0.0  # the training loss of the last step that was read
+        self.signals = 0
+        self.done_here = step, elapsed_ms  # as (steps, ms), but of this rank
+        self.agreed = step, elapsed_ms  # rank 0's, as all ranks have read it
+        self.pace_start = 0, 0.0  # `agreed` after step 1, which may be slow; 0 after RESUME
 
     def backward(self, loss):
         """Adds a loss's gradients to p.grad at once; loss.backward() would add them one by one."""
@@ -1291,46 +1331,44 @@ class Exchange:
         self.kept = torch.autograd.grad(loss, self.params, materialize_grads=True)
         torch._foreach_add_([p.grad for p in self.params], self.kept)
 
-    def all_reduce(self, step, wait_ms, crc, loss):
-        """Sums gradients and table, and sends the table to the host.
+    def all_reduce(self, step, loss):
+        """Sums gradients and numbers, and sends the numbers to the host.
 
         No synchronisation point on CUDA: `read` is.
         """
-        steps, elapsed_ms = self.done_here
-        message = Message(steps, elapsed_ms, wait_ms, self.runtime.signum, **crc_parts(crc))
+        steps, ms = self.done_here if self.runtime.rank == 0 else (0, 0.0)
         sent = self.sent[step % len(self.sent)]
         received = self.received[step % len(self.received)]
-        sent.copy_(torch.tensor(message))
-        mine = self.table[self.runtime.rank]
-        mine.copy_(sent, non_blocking=True)
-        mine[LOSS] = loss
-        mine[FAULT] = ~torch.isfinite(loss + self.gradients.sum())
+        sent.copy_(torch.tensor([steps, ms, self.runtime.signum > 0, 0.0, 0.0]))
+        self.numbers.copy_(sent, non_blocking=True)
+        self.numbers[3] = loss
         self.runtime.all_reduce(self.vector)
-        received.copy_(self.table, non_blocking=True)
+        self.numbers[4] = ~torch.isfinite(self.vector.sum())
+        received.copy_(self.numbers, non_blocking=True)
         event = torch.cuda.Event(blocking=True) if self.runtime.cuda else None
         if event:
             event.record()
-        self.unread.append((step, received, event))
+        self.unread.append((step, received, event, loss))
 
     def read(self, before):
-        """Reads the tables of all steps before `before`; RunError where one is not finite.
+        """Reads the numbers of all steps before `before`; RunError where one is not finite.
 
         The one synchronisation point of a step, and only where the host is that far ahead.
         """
         while self.unread and self.unread[0][0] < before:
-            step, received, event = self.unread.popleft()
+            step, received, event, own_loss = self.unread.popleft()
             if event:
                 event.synchronize()
-            self.messages = [Message(*values) for values in received.tolist()]
-            for rank, message in enumerate(self.messages):
-                self.signum = self.signum or int(message.signum)
-                if message.fault:
-                    where = f"step {step + 1}: loss or gradient of rank {rank}"
-                    raise RunError(f"{where} is not finite: lower the learning rates")
-            # Steps whose events have been reached are done, too, though their tables are unread.
-            later = sum(event.query() for _, _, event in self.unread if event)
+            steps, ms, self.signals, self.loss, fault = received.tolist()
+            if fault:  # all ranks read it at this step, so they may meet once more
+                losses = self.runtime.gather(float(own_loss))
+                ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+                what = f"the loss of rank {ranks[0]}" if ranks else "the gradient"
+                raise RunError(f"step {step + 1}: {what} is not finite: lower the learning rates")
+            # Steps whose events have been reached are done, too, though they are unread.
+            later = sum(event.query() for _, _, event, _ in self.unread if event)
             self.done_here = step + 1 + later, self.clock.now_ms()
-            self.agreed = max(self.agreed, self.messages[0][:2])
+            self.agreed = max(self.agreed, (steps, ms))
 
     def agree(self, step, ms):
         """Notes the exact time of `step`, which a log line has just told all ranks."""
@@ -1346,21 +1384,11 @@ class Exchange:
         pace_ms = (ms - first_ms) / (steps - first_steps) if steps > first_steps else 0.0
         return ms + pace_ms * (step - steps)
 
-    def mean_loss(self):
-        """The training loss of the last step that was read; 0 before the first one."""
-        return sum(message.loss for message in self.messages)
 
-    def longest_wait_ms(self):
-        """The longest input wait of any rank, in ms."""
-        return max(message.wait_ms for message in self.messages)
-
-    def data_crc(self):
-        total = sum(int(each.crc_low) + (int(each.crc_high) << 16) for each in self.messages)
-        return total & 0xFFFFFFFF
-
-
-def crc_parts(crc):
-    return {"crc_low": crc & 0xFFFF, "crc_high": crc >> 16}
+def split_as(vector, params):
+    """{p: its part of a vector, as a view of p's shape}"""
+    parts = vector.split([p.numel() for p in params])
+    return {p: part.view_as(p) for p, part in zip(params, parts, strict=True)}
 
 
 # === RUNTIME: this process among its ranks, what it says, its files ===
@@ -1373,7 +1401,7 @@ class LostRankError(RunError):
 
 
 class HaltError(Exception):
-    """Stops all ranks at one step. Its argument: a signal's number."""
+    """A rank has heard a signal: all ranks stop at this step."""
 
 
 def first_line(error):
@@ -1381,21 +1409,16 @@ def first_line(error):
     return (text.strip() or repr(error)).splitlines()[0]
 
 
+def leaves(part):
+    """All that is in lists, tuples and dicts, also in nested ones."""
+    if isinstance(part, list | tuple | dict):
+        inner = part.values() if isinstance(part, dict) else part
+        return [leaf for each in inner for leaf in leaves(each)]
+    return [part]
+
+
 def sha256(data):
     return hashlib.sha256(data).hexdigest()
-
-
-def as_problem(error, runtime):
-    """A foreseeable error as a RunError with its remedy; all others as they are."""
-    text = first_line(error)
-    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return RunError(f"torch.compile failed: {text}: set TORCH_COMPILE=0")
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
-        more = f"GRAD_ACCUM_STEPS={2 * runtime.micro_steps}"
-        return RunError(f"out of memory: {text}: set {more}, or a smaller MODEL_DIM")
-    if isinstance(error, dist.DistError) or "gloo" in str(error):
-        return LostRankError("another rank has ended, or ranks make different collective calls")
-    return error
 
 
 def tell(text, stream="stdout"):
@@ -1403,6 +1426,41 @@ def tell(text, stream="stdout"):
     with suppress(OSError):
         # One write: under torchrun two ranks' lines would run together.
         print(text + "\n", end="", file=getattr(sys, stream), flush=True)
+
+
+def lost_rank(error):
+    cause = "another rank has ended, or ranks make different collective calls"
+    return LostRankError(f"{cause} ({first_line(error)})")
+
+
+@contextmanager
+def collective():
+    """Around calls of torch.distributed: its errors mean that ranks do not meet."""
+    try:
+        yield
+    except RuntimeError as error:
+        # NCCL has a type for them. Gloo has none: its texts begin with a place in its source.
+        if isinstance(error, dist.DistError) or str(error).startswith("["):
+            raise lost_rank(error) from error
+        raise
+
+
+def meet(env, told):
+    """(the store of the ranks, what each of them has told). RunError if they do not meet.
+
+    The store is there before a device is touched, so it can say what is wrong with one.
+    """
+    rank, ranks = int(env["RANK"]), int(env["WORLD_SIZE"])
+    timeout = timedelta(minutes=5)
+    try:
+        store = next(dist.rendezvous("env://", timeout=timeout))[0]
+        # torchrun's store outlives a restart: the prefix hides what dead processes have said.
+        store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        store.set(f"told {rank}", json.dumps(told))
+        return store, [json.loads(store.get(f"told {each}")) for each in range(ranks)]
+    except (ValueError, dist.DistError) as error:
+        reason = f"{first_line(error)}: start it with torchrun, or `unset RANK`"
+        raise RunError(f"RANK={rank}: {reason}") from error
 
 
 class Runtime:
@@ -1420,26 +1478,19 @@ class Runtime:
         # The host reads results this many steps late, so that it never waits for the device.
         self.steps_late = 2 if self.cuda else 0
 
-    def start(self, env):
+    def start(self, store):
         """Device, process group, signals: from here on collectives work."""
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")  # TF32
-        if "RANK" in env:
-            timeout = timedelta(minutes=5)  # of every wait for other ranks
-            # torchrun's store outlives a restart: the prefix hides addresses of dead processes.
-            try:
-                store = next(dist.rendezvous("env://", timeout=timeout))[0]
-            except (ValueError, dist.DistError) as error:
-                reason = f"{first_line(error)}: start it with torchrun, or `unset RANK`"
-                raise RunError(f"RANK={self.rank}: {reason}") from error
+        if store:
             dist.init_process_group(
                 "nccl" if self.cuda else "gloo",
-                timeout=timeout,
+                timeout=timedelta(minutes=5),  # of every wait for other ranks
                 device_id=self.device if self.cuda else None,
                 rank=self.rank,
                 world_size=self.world_size,
-                store=dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store),
+                store=store,
             )
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets SIGHUP
@@ -1460,59 +1511,98 @@ class Runtime:
     def all_reduce(self, tensor):
         """Sums over the ranks, in place. Queued on CUDA; with gloo a synchronisation point."""
         if dist.is_initialized():
-            dist.all_reduce(tensor)
+            with collective():
+                dist.all_reduce(tensor)
         return tensor
 
-    def broadcast(self, value):
-        """Rank 0's value, on all ranks. A synchronisation point."""
+    def broadcast(self, value, source=0):
+        """The value of rank `source`, on all ranks. A synchronisation point."""
         box = [value]
         if dist.is_initialized():
-            dist.broadcast_object_list(box, device=self.device)
+            with collective():
+                dist.broadcast_object_list(box, source, device=self.device)
         return box[0]
+
+    def gather(self, value):
+        """The values of all ranks, on all ranks. A synchronisation point."""
+        values = [value] * self.world_size
+        if dist.is_initialized():
+            with collective():
+                dist.all_gather_object(values, value)
+        return values
+
+    def stop_if(self, problem):
+        """RunError on all ranks if one of them has a problem. A synchronisation point."""
+        problems = [text for text in self.gather(problem) if text]
+        if problems:
+            raise RunError(problems[0])
 
 
 class RunLog:
     """Rank 0's log: the console, logs/<RUN_ID>.txt for people, logs/<RUN_ID>.jsonl for tools."""
 
-    def __init__(self, run_id):
+    def __init__(self, run_id=""):
         self.path = Path("logs", f"{run_id}.txt")
-        self.enabled = False
+        self.files = {}  # {suffix: open file}, once the run has begun, on rank 0
+        self.warned = set()
 
     def begin(self):
-        """Starts to write: a refused start leaves no trace. RunError if another run writes."""
+        """Opens what the run will write: a refused start leaves no trace. Returns a problem."""
         try:
-            self.path.parent.mkdir(exist_ok=True)
-            lock = os.open(self.path, os.O_CREAT)  # open to the end
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:  # some file systems have no locks
-            if isinstance(error, BlockingIOError):
-                raise RunError(f"{self.path}: another run uses it: set another RUN_ID") from error
-        self.enabled = True
+            for folder in (self.path.parent, Path("checkpoints", self.path.stem)):
+                folder.mkdir(parents=True, exist_ok=True)
+            files = {
+                suffix: open(self.path.with_suffix(suffix), "a", errors="backslashreplace")
+                for suffix in (".txt", ".jsonl")
+            }
+        except OSError as error:
+            return f"{error.filename}: {first_line(error)}: make it writable, or use another folder"
+        try:
+            fcntl.flock(files[".txt"], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return f"{self.path}: another run writes it: wait until it ends, or set another RUN_ID"
+        except OSError:
+            pass  # some file systems have no locks
+        self.files = files
+        return ""
 
     def line(self, text):
         """For people: the console and the .txt."""
-        if self.enabled:
+        if self.files:
             tell(text)
         self.write(".txt", text)
+
+    def warn(self, text):
+        """A line, once."""
+        if text not in self.warned:
+            self.warned.add(text)
+            self.line(f"WARNING: {text}")
 
     def event(self, name, **values):
         """For tools: a line of JSON in the .jsonl."""
         self.write(".jsonl", json.dumps({"event": name, "time": round(time.time(), 3), **values}))
 
+    def end(self, status, code, problem="", trace=""):
+        """How the run has ended. The console hears of failures by `main`."""
+        self.write(".txt", f"{trace}{status}{': ' * bool(problem)}{problem}")
+        self.event("end", status=status, exit_code=code, error=problem, traceback=trace)
+        if self.files and status != "failed":
+            tell(f"{status}: see {self.path}")
+            if problem:  # last: it says how to continue
+                tell(f"train_gpt.py: {problem}", "stderr")
+
     def write(self, suffix, text):
-        if not self.enabled:
+        if not self.files:
             return
         try:
-            self.path.parent.mkdir(exist_ok=True)
-            with open(self.path.with_suffix(suffix), "a", encoding="utf-8") as file:
-                print(text, file=file)
+            print(text, file=self.files[suffix], flush=True)
         except OSError as error:  # it costs lines, not the run
             tell(f"WARNING: {self.path} lacks a line: {first_line(error)}", "stderr")
 
 
-def write_atomic(path, data):
-    """Writes under a temporary name and renames when complete. RunError if that fails."""
-    temporary = path.with_suffix(".tmp")
+def write_atomic(path, data, own=""):
+    """Writes under a temporary name, with `own` in it, and renames when complete; RunError."""
+    temporary = path.with_name(f"{path.stem}{own}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
@@ -1522,25 +1612,27 @@ def write_atomic(path, data):
         os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):
-            temporary.unlink()  # of a full disk
-        raise RunError(f"{path}: {first_line(error)}: mend that") from error
+            temporary.unlink(missing_ok=True)  # of a full disk
+        raise RunError(f"{path}: {first_line(error)}") from error
 
 
-def identify_shard(path):
-    """(tokens, "tokens, checksum") of a shard. The checksum is of 16 blocks spread over it."""
-    block_bytes = 65_536
-    size = path.stat().st_size
-    checksum = 0
-    with open(path, "rb") as file:
-        header = file.read(12).ljust(12, b"\0")  # shorter in a truncated file
-        for start in np.linspace(0, max(0, size - block_bytes), 16, dtype=np.int64):
-            file.seek(start)
-            checksum = zlib.crc32(file.read(block_bytes), checksum)
-    magic, version, tokens = np.frombuffer(header, "<i4").tolist()
-    if (magic, version, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
-        begins = f"{magic}, {version}, {tokens} tokens in {size} bytes"
-        raise RunError(f"{path}: truncated, or no shard ({begins}): get it again, or make it")
-    return tokens, f"{tokens} tokens, {checksum:08x}"
+def write_results(log, artifact, model):
+    """The artifact beside the log, and both files in this folder, as far as they can be written."""
+    own = log.path.with_suffix(".int8.ptz")
+    results = {own: artifact, "final_model.int8.ptz": artifact, "final_model.pt": model}
+    folder = os.open(".", os.O_RDONLY)
+    with suppress(OSError):  # some file systems have no locks
+        fcntl.flock(folder, fcntl.LOCK_EX)  # so that both final files are of one run
+    problems = []
+    for name, data in results.items():
+        try:
+            write_atomic(Path(name), data, f".{log.path.stem}")
+        except RunError as error:
+            problems.append(str(error))
+            log.warn(str(error))
+    os.close(folder)
+    if len(problems) == len(results):
+        raise RunError(f"no artifact could be written: {problems[0]}: RESUME=auto scores again")
 
 
 def read_tokenizer(config):
@@ -1548,18 +1640,62 @@ def read_tokenizer(config):
     path = config.tokenizer_path
     try:
         data = Path(path).read_bytes()
-        table = ByteTable.load(path, data)
+        table = byte_table(path, data)
+    except RunError:
+        raise
     except Exception as error:
         reason = first_line(error) if isinstance(error, OSError) else "no known kind of tokenizer"
         raise RunError(f"TOKENIZER_PATH={path}: {reason}: set that of the shards") from error
     size = len(table.base)
     if size != config.vocab_size:
         raise RunError(f"VOCAB_SIZE={config.vocab_size}: {path} has {size} tokens: set {size}")
-    recorded = Path(config.data_path, "tokenizer.sha256")  # data/ writes it as sha256sum would
-    if recorded.is_file() and sha256(data) not in recorded.read_text():
-        made_by = f"{recorded.parent}/{recorded.read_text().split()[-1]}"
+    recorded, made_by = recorded_tokenizer(config)
+    if recorded not in ("", sha256(data)):
         raise RunError(f"TOKENIZER_PATH={path}: did not make the shards: set or restore {made_by}")
     return table, sha256(data)
+
+
+def recorded_tokenizer(config):
+    """(sha256, file) of the tokenizer that made the shards, as far as DATA_PATH says it."""
+    path = Path(config.data_path, "tokenizer.sha256")  # data/ writes it as sha256sum would
+    try:
+        recorded = re.match(r"([0-9a-f]{64}) [ *](.+)", os.fsdecode(path.read_bytes()))
+        if not recorded:
+            raise RunError(
+                f"{path}: not a line of sha256sum: write it with `sha256sum <tokenizer>`"
+            )
+        return recorded[1], f"{path.parent}/{recorded[2]}"
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise RunError(f"{path}: {first_line(error)}: make it readable") from error
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        export = json.loads(Path(config.data_path, "export.json").read_bytes())
+        return export["tokenizer_sha256"], f"that of {config.data_path}/export.json"
+    return "", ""
+
+
+def byte_table(path, data):
+    """The ByteTable of a SentencePiece .model, or of a byte tokenizer's .json in either form."""
+    if path.endswith(".json"):
+        form = json.loads(data)
+        offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
+        boundary = np.arange(256 + offset) < offset  # lower ids are controls
+        none = np.zeros_like(boundary)
+        return ByteTable(np.where(boundary, 0, 1), none, boundary, none)
+    model = sentencepiece.SentencePieceProcessor(model_proto=data)
+    spaces = model.encode([" ", "a b"], out_type=str)
+    if model.unk_id() in model.encode(" ") or "<0xE2>" in spaces[0] + spaces[1]:
+        # A space would be three byte pieces, or unknown: bits per byte would be wrong.
+        raise RunError(f"TOKENIZER_PATH={path}: it has no piece for one space: use another")
+    ids = list(range(len(model)))
+    pieces = [piece.replace("\u2581", " ") for piece in model.id_to_piece(ids)]  # its space
+    unknown = np.array(model.is_unknown(ids))
+    boundary = np.any([model.is_control(ids), unknown, model.is_unused(ids)], 0)
+    leading_space = np.array([piece.startswith(" ") for piece in pieces]) & ~boundary
+    length = np.array([len(piece.encode()) for piece in pieces]) - leading_space
+    base = np.where(boundary, 0, np.where(model.is_byte(ids), 1, length))
+    return ByteTable(base, leading_space, boundary, unknown)
 
 
 def seed_step(seed, number):
@@ -1576,23 +1712,35 @@ def torch_bytes(thing):
     return buffer.getvalue()
 
 
+def is_due(every, step):
+    return every > 0 and step % every == 0
+
+
+def is_named(name, patterns):
+    """Does a tensor's name contain one of the comma-separated patterns?"""
+    return any(part in name for part in patterns.split(",") if part)
+
+
 # === CHECKPOINTS: all that a run needs to continue, and what it is made of ===
-def made_of(run):
+def made_of(config, train, val, tokenizer):
     """{name: text} of script, tokenizer, shards and settings: they decide the result."""
-    settings = {name.upper(): str(value) for name, value in asdict(run.config).items()}
+    settings = {name.upper(): str(value) for name, value in asdict(config).items()}
     for name in ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME"):
         del settings[name]
-    files = {"script": sha256(SOURCE), "tokenizer": run.validation.tokenizer}
-    if run.shards.growing:
+    files = {"script": sha256(SOURCE), "tokenizer": tokenizer}
+    if train.growing:
         files["growing"] = "more shards will come"
-    return files | run.validation.shards.identities | run.shards.identities | settings
+    return files | val.identities() | train.identities() | settings
 
 
-def differences(here, there):
-    """["name: ... here, ... there"] for two `made_of`; of a growing set, only what both have."""
-    names = here.keys() | there.keys()
-    if "growing" in names:
-        names = here.keys() & there.keys()
+def made_of_run(run):
+    validation = run.validation
+    return made_of(run.config, run.shards, validation.shards, validation.tokenizer)
+
+
+def differences(here, there, common=False):
+    """["name: ... here, ... there"] for two dicts, or only of the names that both have."""
+    names = here.keys() & there.keys() if common else here.keys() | there.keys()
     return [
         f"{name}: {here.get(name, 'missing')} here, {there.get(name, 'missing')} there"
         for name in sorted(names)
@@ -1600,26 +1748,98 @@ def differences(here, there):
     ]
 
 
+def check_shards(run):
+    """Names shards that were written to; compares those of ranks in a growing set. Collective."""
+    shards = (run.validation.shards, run.shards)
+    changed = [path for each in shards for path in each.changed()]
+    told = run.runtime.gather((changed, run.shards.identities() if run.shards.grew else {}))
+    for rank, (paths, identities) in enumerate(told):
+        for path in paths:
+            run.log.warn(f"{path} was written to in this run: see which tokens it has trained on")
+        for text in differences(identities, told[0][1], common=True):
+            raise RunError(f"rank {rank} has other shards than rank 0: {text}: copy rank 0's")
+
+
+# What the Trainer holds, except for its tools, is its state. A place is, for example,
+# adam.param_groups[0]['lr']. Numbers and texts that training has not changed since the Trainer was
+# made, such as betas, come from the settings of this run, also after RESUME; all else is restored.
 def held(run):
     """{attribute: value} of all that training may change."""
     tools = Config, Runtime, RunLog, Clock, Phases, Exchange, Shards, Overlap, Validation
-    return {name: value for name, value in vars(run).items() if not isinstance(value, tools)}
+    return {
+        name: value
+        for name, value in vars(run).items()
+        if name != "made_with" and not isinstance(value, tools)
+    }
+
+
+def map_leaves(change, part, place=""):
+    """A copy of nested lists, tuples and dicts with change(place, leaf) for each leaf."""
+    if isinstance(part, dict):
+        return {name: map_leaves(change, part[name], inside(place, name)) for name in part}
+    if type(part) in (list, tuple):
+        copies = [map_leaves(change, each, inside(place, i)) for i, each in enumerate(part)]
+        return type(part)(copies)
+    return change(place, part)
+
+
+def inside(place, name):
+    if isinstance(name, str) and "[" not in place:
+        return f"{place}.{name}".lstrip(".")
+    return f"{place}[{name!r}]"
 
 
 def state_of(place, part):
-    """A copy of a part of a run; RunError for what cannot be saved."""
+    """A copy of a leaf of the Trainer; RunError for what a checkpoint cannot hold."""
     if hasattr(part, "load_state_dict"):
-        return copy.deepcopy(part.state_dict())
+        return map_leaves(state_of, part.state_dict(), place)
     if torch.is_tensor(part):
         return part.detach().clone()
     if type(part) in (type(None), bool, int, float, str):
         return part
-    what = f"Trainer{keystr(place)} is a {type(part).__name__}"
-    raise RunError(f"{what}: checkpoints need its state_dict and load_state_dict")
+    try:
+        return torch.load(io.BytesIO(torch_bytes(part)), weights_only=True)
+    except Exception as error:  # whatever pickle or torch.load raises
+        kind = f"{type(part).__module__}.{type(part).__qualname__}"
+        rule = "torch.load(weights_only=True) must be able to read it, or it needs load_state_dict"
+        raise RunError(f"{place} is a {kind}: {rule}") from error
 
 
-def with_state(part, saved):
-    """A part of a run with its saved state. Objects and tensors keep their identity."""
+def flatten(state):
+    """{place: leaf} of a copied state"""
+    leaves_at = {}
+    map_leaves(leaves_at.__setitem__, state)
+    return leaves_at
+
+
+def numbers_of(state):
+    return {place: leaf for place, leaf in flatten(state).items() if not torch.is_tensor(leaf)}
+
+
+def kinds(run):
+    return [type(optimizer).__qualname__ for optimizer in run.optimizers]
+
+
+def check_equal(run, state):
+    """RunError if a tensor is not the same on all ranks: rank 0's is saved for all. Collective."""
+    sums = {
+        place: zlib.crc32(leaf.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        for place, leaf in flatten(state).items()
+        if torch.is_tensor(leaf)
+    }
+    theirs = run.runtime.broadcast(sums)
+    places = sorted(sums.keys() | theirs.keys())
+    differ = [place for place in places if sums.get(place) != theirs.get(place)]
+    problem = ""
+    if differ:
+        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
+        rule = "what the Trainer holds must be the same on all ranks, or not be held by it"
+        problem = f"{differ[0]}{more}: not the same on rank {run.runtime.rank} and rank 0: {rule}"
+    run.runtime.stop_if(problem)
+
+
+def load(part, saved):
+    """Puts a saved state into a part of a run. Objects and tensors keep their identity."""
     if hasattr(part, "load_state_dict"):
         part.load_state_dict(saved)
         return part
@@ -1628,47 +1848,56 @@ def with_state(part, saved):
             raise ValueError(f"{tuple(saved.shape)} is the shape of a {tuple(part.shape)} tensor")
         part.detach().copy_(saved)
         return part
+    if type(part) in (list, tuple):
+        return type(part)([load(*pair) for pair in zip(part, saved, strict=True)])
+    if isinstance(part, dict):
+        if differ := part.keys() ^ saved.keys():
+            raise ValueError(f"it differs in {', '.join(map(str, differ))}")
+        part.update({name: load(part[name], saved[name]) for name in part})
+        return part
     return saved
 
 
 def snapshot(run):
     """A copy of all that a run needs to continue. A synchronisation point. RunError for what
     cannot be saved, and after a loss that is not finite."""
-    state = tree_map_with_path(state_of, held(run))
+    state = map_leaves(state_of, held(run))
     run.runtime.synchronize()
     run.exchange.read(run.step)
     return {
         "held": state,
-        "made_of": made_of(run),
+        "made_with": run.made_with,
+        "made_of": made_of_run(run),
+        "optimizers": kinds(run),
         "step": run.step,
         "train_ms": run.clock.now_ms(),
-        "data_crc": run.exchange.data_crc(),
+        "data_crc": sum(run.runtime.gather(run.crc)) & 0xFFFFFFFF,
     }
 
 
 def restore(run, state):
-    """Continues from a snapshot."""
-    differ = held(run).keys() ^ state["held"].keys()
+    """Continues from a snapshot. RunError if the Trainer holds other things."""
     try:
-        if differ:
-            raise ValueError(f"it differs in {', '.join(sorted(differ))}")
-        vars(run).update(tree_map(with_state, held(run), state["held"]))
-    except ValueError as error:
-        raise RunError(f"Trainer must hold its state from __init__ on: {error}") from error
+        vars(run).update(load(held(run), state["held"]))
+    except Exception as error:  # whatever a load_state_dict raises
+        reason = " ".join(str(error).split())
+        raise RunError(f"Trainer must hold its state from __init__ on: {reason}") from error
     run.clock.total_ms = state["train_ms"]
     run.begin(state["step"], state["data_crc"])
 
 
 def save(run):
     """Rank 0 writes checkpoints/<RUN_ID>/step_<8 digits>.pt. The last CHECKPOINT_KEEP stay."""
-    path = checkpoint_path(run.config.run_id, run.step)
-    if run.saved == run.step and path.exists():
+    if run.saved == (run.step, run.over):
         return
-    run.saved = run.step
+    run.saved = run.step, run.over
     run.clock.stop()  # writing is not training time
     state = snapshot(run)
+    check_shards(run)
+    check_equal(run, state["held"])
     try:
         if run.runtime.rank == 0:
+            path = Path("checkpoints", run.config.run_id, f"step_{run.step:08d}.pt")
             write_atomic(path, torch_bytes(state))
             run.log.event("checkpoint", step=run.step, path=str(path))
             for old in checkpoint_files(run.config.run_id)[run.config.checkpoint_keep :]:
@@ -1678,47 +1907,95 @@ def save(run):
     run.clock.start()
 
 
-def checkpoint_path(run_id, step):
-    return Path("checkpoints", run_id, f"step_{step:08d}.pt")
-
-
 def checkpoint_files(run_id):
-    """The checkpoints of a run, the newest first."""
-    return sorted(Path("checkpoints", run_id).glob("step_*.pt"), reverse=True)
+    """The checkpoints of a run in this folder, the newest first. Copies with other names stay."""
+    files = Path("checkpoints", run_id).glob("step_*.pt")
+    own = [path for path in files if re.fullmatch(r"step_\d{8,}\.pt", path.name)]
+    return sorted(own, key=step_of, reverse=True)
 
 
-def read_checkpoint(config):
-    """(path, state) of what RESUME means, or None. RunError if that is not a checkpoint."""
-    files = checkpoint_files(config.run_id)
-    auto = config.resume == "auto"
-    if not config.resume or (auto and not files):
-        return None
-    path = files[0] if auto else Path(config.resume)
+def step_of(path):
+    return int(path.stem.removeprefix("step_"))
+
+
+def load_checkpoint(path, data):
+    """The state in a checkpoint's bytes; RunError, with torch's reason, if they do not load."""
     try:
-        if zipfile.ZipFile(path).testzip():  # torch.load ignores checksums
-            raise ValueError
-        state = torch.load(path, "cpu", weights_only=True)
+        if zipfile.ZipFile(io.BytesIO(data)).testzip():  # torch.load ignores checksums
+            raise ValueError("its checksum is wrong")
+        state = torch.load(io.BytesIO(data), "cpu", weights_only=True)
         state["made_of"], state["held"]  # torch.load also reads other files, such as weights
     except Exception as error:  # whatever a bad file raises
-        reason = "damaged, or not a checkpoint" if path.is_file() else first_line(error)
-        remedy = "remove it" if auto else "set auto, or a step_<n>.pt"
-        raise RunError(f"RESUME={path}: {reason}: {remedy}") from error
-    if not auto and any(other.name > path.name for other in files):
-        raise RunError(f"RESUME={path}: RUN_ID={config.run_id} has later ones: set another RUN_ID")
-    return path, state
+        remedy = "set an older step_<n>.pt and another RUN_ID"
+        raise RunError(f"RESUME={path} does not load: {first_line(error)}: {remedy}") from error
+    return state
 
 
-def halt(run, signum):
-    """All ranks have ended after the same step. (exit code, status, problem)"""
-    save(run)
-    run.runtime.broadcast("saved")  # all wait for the disk, or torchrun would end rank 0
-    resume = f"RUN_ID={run.config.run_id} RESUME=auto <command>"
-    return 128 + signum, "interrupted", f"interrupted after step {run.step}; to resume: {resume}"
+def find_checkpoint(config, runtime):
+    """(state, its path and host) of what RESUME means; state is None if there is none. Collective.
+
+    Machines may have different files: the newest is taken, and sent by a rank that has it.
+    """
+    if not config.resume:
+        return None, ""
+    auto = config.resume == "auto"
+    path = next(iter(checkpoint_files(config.run_id)), None) if auto else Path(config.resume)
+    step, data, problem = -1, b"", ""
+    try:
+        if path:
+            data = path.read_bytes()
+            step = step_of(path) if auto else 0
+    except OSError as error:
+        problem = f"RESUME={path}: {first_line(error)}" if auto else ""
+    runtime.stop_if(problem)
+    told = runtime.gather((step, sha256(data), os.uname().nodename))
+    source = max(range(len(told)), key=lambda rank: told[rank][0])  # of equal ones the first
+    step, checksum, host = told[source]
+    if step < 0 and auto:
+        return None, ""
+    if step < 0:
+        raise RunError(f"RESUME={path}: no rank can read it: set auto, or another step_<n>.pt")
+    state = None
+    if runtime.rank == source:
+        try:
+            state = load_checkpoint(path, data)
+        except RunError as error:
+            problem = str(error)
+    runtime.stop_if(problem)
+    others = {each[2] for each in told if each[0] == step and each[1] != checksum}
+    where = f"{path} of {host}" + f" (that of {', '.join(others)} is another one)" * bool(others)
+    return runtime.broadcast((state, where), source)
+
+
+def resume(run, state, where):
+    """Restores a checkpoint of the same data, shapes and seed; returns what else differs."""
+    here, there = made_of_run(run), state["made_of"]
+    may_differ = {"script"} | SETTINGS.keys() - FIXED
+    differ = differences(here, there, common="growing" in there)
+    forbidden = [text for text in differ if text.split(":")[0] not in may_differ]
+    saved = numbers_of(state["held"])
+    fresh = flatten(map_leaves(state_of, held(run)))
+    forbidden += [f"{place} is not in it" for place in fresh.keys() - flatten(state["held"]).keys()]
+    if kinds(run) != state["optimizers"]:
+        forbidden += [f"optimizers: {kinds(run)} here, {state['optimizers']} there"]
+    if forbidden:
+        remedy = "restore that, or leave out RESUME and set another RUN_ID"
+        raise RunError(f"RESUME={where} is of other things: {'; '.join(forbidden[:5])}: {remedy}")
+    run.shards.expected = there
+    own, theirs = run.made_with, state["made_with"]
+    kept = {place: own[place] for place in own.keys() & theirs if saved[place] == theirs[place]}
+    restore(
+        run, {**state, "held": map_leaves(lambda place, leaf: kept.get(place, leaf), state["held"])}
+    )
+    length = "ITERATIONS", "MAX_WALLCLOCK_SECONDS"
+    run.over = run.over and all(here[name] == there[name] for name in length)
+    return [f"RESUME continues with another {text}" for text in differ]
 
 
 @torch.no_grad()
 def prime(run):
     """Steps off the clock, which compile and allocate; then everything is put back."""
+    run.set_rates()  # what the schedules return must fit into a checkpoint
     before = snapshot(run)
     if not run.config.warmup_steps:
         return
@@ -1727,8 +2004,9 @@ def prime(run):
             run.train_step(batches)
             run.exchange.read(run.step)
             run.log.line(f"warmup_step:{done}/{run.config.warmup_steps}")
+    snapshot(run)  # what steps have made can be saved: better known now than at the end
     if run.runtime.cuda or run.config.torch_compile == "1":  # a validation's graph, too
-        slot = Slot(run.validation.plan, run.runtime)
+        slot = Slot(run.validation.plan, run.runtime.device, run.runtime.cuda)
         run.model.eval()
         run.validation.mean_nats(run.model, slot.x, slot.y)
         run.model.train()
@@ -1753,28 +2031,97 @@ def as_words(values):
     return " ".join(FORMATS.get(name, name + ":{}").format(value) for name, value in values.items())
 
 
-def log_step(run):
+def log_start(run, given):
+    """The beginning of a log: the script, versions, what the challenge's parsers read, events."""
+    config, log, runtime = run.config, run.log, run.runtime
+    rule = "=" * 100
+    smi = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout
+    versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
+    log.write(".txt", f"{SOURCE.decode()}\n{rule}\n{versions}\n{smi}\n{rule}")
+    facts = {
+        "model_params": sum(p.numel() for p in run.model.parameters()),
+        "dataset": Path(config.data_path).absolute().name,
+        "train_shards": len(run.shards.shards),
+        "val_tokens": run.validation.targets,
+        "world_size": runtime.world_size,
+        "micro_steps": runtime.micro_steps,
+        **run.validation.partial,
+    }
+
+    def words(names):
+        return " ".join(f"{name}:{getattr(config, name)}" for name in names.split())
+
+    val = run.validation.overlap
+    kind = "byte" if config.tokenizer_path.endswith(".json") else "sentencepiece"
+    embed_lr = config.tied_embed_lr if config.tie_embeddings else config.embed_lr
+    head_lr = 0.0 if config.tie_embeddings else config.head_lr
+    log.line(
+        f"{log.path}\nsettings: {' '.join(f'{name}={text}' for name, text in given.items())}\n"
+        f"val_bpb:enabled tokenizer_kind={kind} tokenizer_path={config.tokenizer_path}\n"
+        f"train_loader:dataset:{facts['dataset']} train_shards:{facts['train_shards']}\n"
+        f"val_loader:shards pattern={config.data_path}/fineweb_val_*.bin "
+        f"{as_words({'tokens': run.validation.targets, **run.validation.partial})}\n"
+        f"model_params:{facts['model_params']}\n"
+        f"world_size:{runtime.world_size} grad_accum_steps:{runtime.micro_steps}\n"
+        f"sdp_backends:{','.join(attention_backends(config))}\n"
+        f"attention_mode:gqa {words('num_heads num_kv_heads')}\n"
+        f"{words('tie_embeddings')} embed_lr:{embed_lr} head_lr:{head_lr} "
+        f"{words('matrix_lr scalar_lr')}\n"
+        f"{words('train_batch_tokens train_seq_len iterations warmup_steps')} "
+        f"max_wallclock_seconds:{config.max_wallclock_seconds:.3f}\n{words('seed')}\n"
+        f"train_io:{run.overlap.words()}\n"
+        f"val_io:overlap:{val.queue > 0 or val.copy_stream} {val.words()} "
+        f"bytecount_device:{config.val_bytecount_device}"
+    )
+    for optimizer in run.optimizers:
+        for group in optimizer.param_groups:
+            params = group["params"]
+            log.line(
+                f"optimizer:{type(optimizer).__name__} lr:{group['base_lr']:g} "
+                f"tensors:{len(params)} numbers:{sum(p.numel() for p in params)}"
+            )
+    if not recorded_tokenizer(config)[0]:
+        risk = "another tokenizer of this size would give a wrong val_bpb"
+        log.warn(f"no tokenizer.sha256 in DATA_PATH: {risk}: prove it with data/audit.py")
+    val_shards = {*run.validation.shards.identities().values()}
+    for same in val_shards & {*run.shards.identities().values()}:
+        log.warn(f"a validation shard is a training shard, too: {same}")
+    log.event("run", run_id=log.path.stem, argv=sys.argv, settings=given, **facts)
+    log.event("config", **asdict(config))
+    log.event("made_of", **made_of_run(run))
+    device = torch.cuda.get_device_name() if runtime.cuda else os.uname().machine
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    log.event(
+        "hardware", device=device, cpus=os.cpu_count(), **versions, python=sys.version.split()[0]
+    )
+
+
+def log_step(run, batches):
     """A line, with rates since the last one. Synchronisation point: its time must be true."""
     config = run.config
-    exchange = run.exchange
     step = run.step
     run.runtime.synchronize()
-    exchange.read(step)
-    ms = run.runtime.broadcast(run.clock.now_ms())
-    exchange.agree(step, ms)
-    wait_ms = exchange.longest_wait_ms()
+    run.exchange.read(step)
+    told = run.runtime.gather((run.clock.now_ms(), batches.total_wait_ms, run.crc))
+    times, waits, crcs = zip(*told, strict=True)
+    ms, wait_ms = times[0], max(waits)
+    run.exchange.agree(step, ms)
+    if run.shards.grew:
+        check_shards(run)
     last_step, last_ms, last_wait_ms = run.logged
     run.logged = step, ms, wait_ms
     tok_s = 1e3 * (step - last_step) * config.train_batch_tokens / (ms - last_ms)
-    share_left = 1.0 - progress(config, step, ms)
+    share = progress(config, step, ms)
     values = {
-        "train_loss": exchange.mean_loss(),
+        "train_loss": run.exchange.loss,
         "train_time_ms": ms,
         "step_avg_ms": ms / step,
         "tok_s": tok_s,
         "input_wait_percent": 100 * (wait_ms - last_wait_ms) / (ms - last_ms),
-        "data_crc": f"{exchange.data_crc():08x}",
-        "eta_s": 1e-3 * ms * share_left / (1.0 - share_left),
+        "data_crc": f"{sum(crcs) & 0xFFFFFFFF:08x}",
+        "eta_s": 1e-3 * ms * (1.0 - share) / share,
     }
     run.log.line(f"step:{step}/{config.iterations} {as_words(values)}")
     run.log.event("step", step=step, **values)
@@ -1789,8 +2136,17 @@ def log_validation(run, loss, bpb, val_ms):
         f"{at} val_loss:{loss:.4f} val_bpb:{bpb:.4f} {as_words(values)}\n"
         f"val_stage_time_ms:{val_ms:.0f}ms {at}"
     )
+    if not math.isfinite(loss):
+        run.log.warn(f"the validation of step {step} is {loss}")
     values |= {"val_loss": loss, "val_bpb": bpb, "val_stage_time_ms": val_ms}
     run.log.event("validation", step=step, **values)
+
+
+def log_progress(validation, scope, done, nats, _bytes, seen):
+    validation.log.line(
+        f"val_progress:{scope} batch {done}/{validation.plan.num_batches} "
+        f"partial_mean_loss:{nats / max(seen, 1):.4f} tokens_seen:{seen:.0f}"
+    )
 
 
 def log_score(run, loss, bpb, ms):
@@ -1799,13 +2155,16 @@ def log_score(run, loss, bpb, ms):
     exact = f"{FINAL}_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f} {as_words(partial)}"
     run.log.line(f"{FINAL} val_loss:{loss:.4f} val_bpb:{bpb:.4f} {as_words(values)}")
     run.log.line(exact.rstrip())
+    if unknown := run.scorer.unknown:
+        run.log.warn(f"{unknown} targets are unknown to the tokenizer: their bytes are not counted")
+        values["unknown_targets"] = unknown
     run.log.event("score", step=run.step, val_loss=loss, val_bpb=bpb, **values)
 
 
 def log_end(run, batches, begun_ms):
     """What training and its input have cost since `begun_ms`, its start or RESUME."""
     ms = run.clock.total_ms
-    total_ms = max(batches.total_wait_ms, run.exchange.longest_wait_ms())
+    total_ms = max(run.runtime.gather(batches.total_wait_ms))
     percent = 100 * total_ms / max(ms - begun_ms, 1e-9)
     if run.step < run.config.iterations:
         ended = f"train_time:{ms:.0f}ms step:{run.step}/{run.config.iterations}"
@@ -1815,33 +2174,27 @@ def log_end(run, batches, begun_ms):
         f"timing_train_loop_ms:{ms:.0f}ms timing_val_total_ms:{run.val_ms:.0f}ms\n"
         f"input_wait total:{total_ms:.3f}ms share:{percent:.3f}% read_bytes:{batches.bytes_read} "
         f"epochs:{epochs:.3f}\n"
-        f"input cost {percent:.2f} % of training\n"
         f"peak memory allocated: {torch.cuda.max_memory_allocated() >> 20} MiB "
         f"reserved: {torch.cuda.max_memory_reserved() >> 20} MiB"
     )
-    first, last = lr_multiplier(run.config, 0, 0.0), lr_multiplier(run.config, run.step, ms)
-    if run.config.warmdown_iters and (first < 1.0 or last > 0.1):
-        rates = f"rates went from {first:.2f} to {last:.2f} of those set"
-        run.log.line(f"WARNING: {rates}: see WARMDOWN_ITERS")
     values = {"total_ms": total_ms, "share_percent": percent, "epochs": epochs}
     values |= {"timing_train_loop_ms": ms, "timing_val_total_ms": run.val_ms}
     run.log.event("input", read_bytes=batches.bytes_read, **values)
 
 
-def log_sizes(log, state, model_bytes, packed):
-    """The challenge's lines on sizes, and ours on how tensors are stored."""
+def log_sizes(log, state, model_bytes, artifact_bytes, payload, raw):
+    """The challenge's lines on sizes."""
     code_bytes = len(SOURCE)
-    total = len(packed.data) + code_bytes
-    ratio = sum(t.nbytes for t in state.values()) / packed.payload
+    total = artifact_bytes + code_bytes
+    ratio = sum(t.nbytes for t in state.values()) / payload
     log.line(
-        f"{packed.stored}\n"
         f"Serialized model: {model_bytes} bytes\nCode size: {code_bytes} bytes\n"
         f"Total submission size: {model_bytes + code_bytes} bytes\n"
-        f"Serialized model int8+zlib: {len(packed.data)} bytes "
-        f"(payload:{packed.payload} raw_torch:{packed.raw} payload_ratio:{ratio:.2f}x)\n"
+        f"Serialized model int8+zlib: {artifact_bytes} bytes "
+        f"(payload:{payload} raw_torch:{raw} payload_ratio:{ratio:.2f}x)\n"
         f"Total submission size int8+zlib: {total} bytes"
     )
-    log.event("artifact", artifact_bytes=len(packed.data), code_bytes=code_bytes)
+    log.event("artifact", artifact_bytes=artifact_bytes, code_bytes=code_bytes)
     if total > CAP:
         log.line(f"WARNING: {total} bytes, the cap is {CAP}")
 
@@ -1942,7 +2295,6 @@ class Phases:
 # === SETTINGS: reading, checking, help ===
 SETTINGS = {name.upper(): kind for name, kind in Config.__annotations__.items()}
 FIXED = {name for name, kind in SETTINGS.items() if "fixed" in get_args(kind)}
-KNOWN = SETTINGS.keys() | {"MODEL_DIR", "NUM_THREADS", "SHLVL"}  # or not meant
 
 
 def parse(kind, text):
@@ -1964,71 +2316,107 @@ def parse(kind, text):
     return words[text]
 
 
-def given_settings(env):
-    """{NAME: text} of the settings in the environment"""
-    return {name: env[name].strip("\r") for name in SETTINGS if name in env}
+def is_nearly(name, setting):
+    """Do two names differ in one place, by one or two letters?"""
+    start = len(os.path.commonprefix((name, setting)))
+    end = len(os.path.commonprefix((name[start:][::-1], setting[start:][::-1])))
+    return max(len(name), len(setting)) - start - end <= 2
 
 
-def read_config(env):
-    """(Config, faults): a fault for every wrong value, and for a name that is nearly a setting."""
+def read_config(arguments, env):
+    """(Config, {NAME: text} of the settings that were given, faults, warnings).
+
+    An argument NAME=value wins over the environment, and its name must be a setting's. The
+    environment has names of other programs, so one that is nearly a setting's is a warning.
+    """
+    given = {name: env[name].strip("\r") for name in SETTINGS if name in env}
     faults = []
+    for word in (word for word in arguments if word != "--print-config"):
+        name, equals, text = word.partition("=")
+        if equals and name in SETTINGS:
+            given[name] = text
+        else:
+            near = difflib.get_close_matches(name.upper(), SETTINGS, 1, cutoff=0.0)[0]
+            faults.append(f"{word}: no such setting: the nearest is {near}=value, see --help")
     values = {}
-    for name, text in given_settings(env).items():
+    for name, text in given.items():
         try:
             values[name.lower()] = parse(SETTINGS[name], text)
         except ValueError as wanted:
             faults.append(f"{name}={text}: set {wanted}, see --help")
-    for name in sorted(env.keys() - KNOWN):
-        for near in difflib.get_close_matches(name.upper(), SETTINGS, n=1, cutoff=0.85):
-            faults.append(f"{name}={env[name]}: no such setting: did you mean {near}?")
-    return Config(**values), faults
+    warnings = [
+        f"{name} in the environment is no setting; {setting} is"
+        for name in sorted(env.keys() - SETTINGS.keys())
+        for setting in SETTINGS
+        if is_nearly(name.upper(), setting) and setting not in env
+    ]
+    return Config(**values), given, faults, warnings
 
 
 def find_faults(config, env):
-    """A line for each thing that is wrong with the settings or what they name."""
-    faults = []
-    for name, is_wrong, remedy in rules(config, env):
-        if is_wrong:
-            faults.append(f"{name}={getattr(config, name.lower())}: {remedy}")
-    ranks = int(env.get("WORLD_SIZE", 1))
-    place = SimpleNamespace(rank=0, world_size=ranks, micro_steps=config.micro_steps(ranks))
-    plan = partial(BatchPlan.train, runtime=place)
-    for make in plan, read_tokenizer, partial(Shards, split="train"), partial(Shards, split="val"):
+    """(a line for each thing that is wrong with the settings or what they name, {} or what the run
+    is made of)"""
+    heads, run_id = config.num_heads, config.run_id
+    log = Path("logs", f"{run_id}.txt")
+    is_name = re.fullmatch(r"(\w[\w.-]*)?", run_id) and len(os.fsencode(run_id)) <= 100
+    taken = is_name and not config.resume and (log.exists() or checkpoint_files(run_id))
+    gpus = torch.cuda.device_count() if config.device != "cpu" else 0
+    no_gpu = f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: set cpu"
+    hidden = config.device == "auto" and "CUDA_VISIBLE_DEVICES" not in env
+    unused = not gpus and (hidden and Path("/dev/nvidiactl").exists() or config.device == "cuda")
+    few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
+    rules = (  # setting, is it wrong?, the remedy
+        ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of 2 x NUM_HEADS={heads}"),
+        ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
+        (
+            "RUN_ID",
+            not is_name,
+            "set letters or digits, then also '.', '_', '-', at most 100 bytes",
+        ),
+        ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
+        ("RESUME", config.resume == "auto" and not run_id, "set RUN_ID, too"),
+        ("DEVICE", unused, no_gpu),
+        ("DEVICE", few, f"{gpus} GPUs are fewer than processes: see --nproc_per_node"),
+        ("VAL_BYTECOUNT_DEVICE", config.val_bytecount_device == "cuda" and not gpus, no_gpu),
+    )
+    faults = [f"{name}={getattr(config, name.lower())}: {fix}" for name, bad, fix in rules if bad]
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if env.get(name, "1") not in ("0", "1") and "RANK" not in env:
+            faults.append(f"{name}={env[name]}: start it with torchrun, one task for each machine")
+    parts = []
+    plan = partial(BatchPlan.train, ranks=int(env.get("WORLD_SIZE", 1)))
+    for make in plan, partial(Shards, split="train"), partial(Shards, split="val"), read_tokenizer:
         try:
-            make(config)
+            parts.append(make(config))
         except RunError as error:
             faults.append(str(error))
-    return list(dict.fromkeys(faults))
+    if faults:
+        return list(dict.fromkeys(faults)), {}
+    _, train, val, (_, tokenizer) = parts
+    return [], made_of(config, train, val, tokenizer)
 
 
-def rules(config, env):
-    """(setting, is it wrong?, the remedy)"""
-    heads = config.num_heads
-    step = 2 * heads  # of MODEL_DIM
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    need = 0  # bytes: float32 weights, gradients and two moments
-    with suppress(Exception), torch.device("meta"):  # sizes may be wrong, an edit may need values
-        need = 16 * sum(p.numel() for p in GPT(config, torch.float32).parameters())
-    large = f"needs {need >> 30} GiB, there are {memory >> 30}: lower it, or NUM_LAYERS"
-    log = Path("logs", f"{config.run_id}.txt")
-    name = re.fullmatch(r"(\w[\w.-]{0,99})?", config.run_id)
-    taken = name and not config.resume and (log.exists() or checkpoint_files(config.run_id))
-    gpus = torch.cuda.device_count() if config.device != "cpu" else 0
-    blind = config.device == "cuda" or (config.device == "auto" and Path("/dev/nvidiactl").exists())
-    few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
-    build = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
-    return (
-        ("MODEL_DIM", need > memory and not gpus, large),
-        ("MODEL_DIM", config.model_dim % step, f"NUM_HEADS={heads}: set a multiple of {step}"),
-        ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
-        ("RUN_ID", not name, "set letters or digits, then also '.', '_', '-', at most 100"),
-        ("RUN_ID", not os.access(".", os.W_OK), "you cannot write in this folder: use another"),
-        ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
-        ("RESUME", config.resume == "auto" and not env.get("RUN_ID"), "set RUN_ID, too"),
-        ("DEVICE", blind and not gpus, f"no GPU for {build}: install another, or set cpu"),
-        ("DEVICE", few, f"{gpus} GPUs are fewer than processes: see --nproc_per_node"),
-        ("VAL_BYTECOUNT_DEVICE", config.val_bytecount_device == "cuda" and not gpus, "set cpu"),
-    )
+def compare_ranks(told):
+    """RunError if a rank has faults, or is made of other things than rank 0."""
+    every = dict.fromkeys(text for faults, _ in told for text in faults)
+    if every:
+        ranks = {
+            text: [rank for rank, (faults, _) in enumerate(told) if text in faults]
+            for text in every
+        }
+        lines = [
+            text if len(ranks[text]) == len(told) else f"rank {ranks[text][0]}: {text}"
+            for text in every
+        ]
+        raise RunError("\n  ".join(["nothing started, wrong settings:", *lines]))
+    first = told[0][1]
+    for rank, (_, made) in enumerate(told):
+        differ = differences(made, first, common="growing" in made.keys() | first.keys())
+        if differ:
+            remedy = "copy rank 0's"
+            raise RunError(
+                f"rank {rank} is not the same as rank 0: {'; '.join(differ[:5])}: {remedy}"
+            )
 
 
 # === MAIN ===
@@ -2041,209 +2429,127 @@ def attention_backends(config):
         try:
             nn.attention.activate_flash_attention_impl("FA3")
             every = {"fa3": every.pop("flash")} | every
-        except Exception as error:
+        except Exception as error:  # it is not installed, or the GPU is another one
             if wanted == "fa3":
                 raise RunError(f"ATTENTION_BACKEND=fa3: {first_line(error)}: set auto") from error
     return every if wanted == "auto" else {wanted: every[wanted]}
 
 
-def log_source(log, settings):
-    """The beginning of a log: script, versions, settings."""
-    rule = "=" * 100
-    smi = ""
-    with suppress(OSError, subprocess.SubprocessError):
-        smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30).stdout
-    versions = f"Running Python {sys.version}\nRunning PyTorch {torch.__version__}"
-    log.write(".txt", f"{SOURCE.decode()}\n{rule}\n{versions}\n{smi}\n{rule}")
-    log.line(str(log.path))
-    log.line(f"settings: {' '.join(f'{name}={text}' for name, text in settings.items())}")
-    log.event("run", run_id=log.path.stem, argv=sys.argv, settings=settings)
-
-
-def numbers_of(pid):
-    """The names of numbers in a process's first environment, without CUDA's and Python's."""
-    number = r"(?:^|\0)(?!CUDA|NCCL|OMP|PYTHON|TORCHI)([A-Z]\w*)=-?[\d.]+(?:e-?\d+)?(?=\0)"
-    return {*re.findall(number, Path(f"/proc/{pid}/environ").read_text(errors="replace"))}
-
-
-def log_header(run, backends):
-    """Settings, in the challenge's lines."""
-    config = run.config
+def begin(run, state, where, given, warnings):
+    """Restores the checkpoint, if there is one, and begins the log."""
     log = run.log
-    runtime = run.runtime
-
-    def words(names):
-        return " ".join(f"{name}:{getattr(config, name)}" for name in names.split())
-
-    val = run.validation.overlap
-    kind = "byte" if config.tokenizer_path.endswith(".json") else "sentencepiece"
-    embed_lr = config.tied_embed_lr if config.tie_embeddings else config.embed_lr
-    head_lr = 0.0 if config.tie_embeddings else config.head_lr
-    log.line(
-        f"val_bpb:enabled tokenizer_kind={kind} tokenizer_path={config.tokenizer_path}\n"
-        f"train_loader:dataset:{run.shards.folder.name} train_shards:{len(run.shards.paths)}\n"
-        f"val_loader:shards pattern={config.data_path}/fineweb_val_*.bin "
-        f"{as_words({'tokens': run.validation.targets, **run.validation.partial})}\n"
-        f"model_params:{sum(p.numel() for p in run.model.parameters())}\n"
-        f"world_size:{runtime.world_size} grad_accum_steps:{runtime.micro_steps}\n"
-        f"sdp_backends:{backends}\nattention_mode:gqa {words('num_heads num_kv_heads')}\n"
-        f"{words('tie_embeddings')} embed_lr:{embed_lr} head_lr:{head_lr} "
-        f"{words('matrix_lr scalar_lr')}\n"
-        f"{words('train_batch_tokens train_seq_len iterations warmup_steps')} "
-        f"max_wallclock_seconds:{config.max_wallclock_seconds:.3f}\n{words('seed')}\n"
-        f"train_io:{run.overlap.words()}\n"
-        f"val_io:overlap:{val.queue > 0 or val.copy_stream} {val.words()} "
-        f"bytecount_device:{config.val_bytecount_device}"
-    )
-    if not Path(config.data_path, "tokenizer.sha256").is_file():
-        log.line("WARNING: no tokenizer.sha256 in DATA_PATH: prove val_bpb with data/audit.py")
-    for same in {*run.shards.identities.values()} & {*run.validation.shards.identities.values()}:
-        log.line(f"WARNING: a validation shard is a training shard, too: {same}")
-    with suppress(OSError):  # EMA_DECAY=0.9 in front of the command: its shell does not have it
-        command = os.getppid() if "RANK" in os.environ else os.getpid()  # torchrun, or this one
-        for name in sorted(numbers_of(command) - numbers_of(os.getsid(os.getppid())) - KNOWN):
-            log.line(f"WARNING: {name} is not a setting of this script: see --help")
-    log.event("config", **asdict(config))
-    log.event("made_of", **made_of(run))
-    device = torch.cuda.get_device_name() if runtime.cuda else os.uname().machine
-    machine = {"device": device, "cpus": os.cpu_count(), "world_size": runtime.world_size}
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    log.event("hardware", **machine, **versions, python=sys.version.split()[0])
+    for group in run.groups:
+        group["base_lr"] = group["lr"]  # before the schedule
+    run.made_with = numbers_of(map_leaves(state_of, held(run)))
+    if state:
+        warnings += resume(run, state, where)
+    elif run.config.resume:
+        warnings.append(f"RESUME: {run.config.run_id} has no checkpoint: step 1 is next")
+    has_log = log.path.exists()
+    run.runtime.stop_if(log.begin() if run.runtime.rank == 0 else "")
+    if not (run.over and has_log):  # that log has the settings
+        log_start(run, given)
+    for warning in warnings:
+        log.warn(warning)
+    if run.over:
+        log.line(f"no step is left: packs and scores {where}")
+    elif state:
+        log.line(f"resumed: step:{run.step} resumed_from:{where}")
+        log.event("checkpoint", step=run.step, resumed_from=where)
 
 
-def resume(run, checkpoint):
-    """Restores a checkpoint. Rates and betas stay this run's; what steps have changed does not."""
-    path, state = checkpoint
-    may_differ = {"script"} | SETTINGS.keys() - FIXED
-    differ = differences(made_of(run), state["made_of"])
-    differ = [text for text in differ if text.split(":")[0] not in may_differ]
-    if differ:
-        remedy = "restore that, or leave out RESUME and set another RUN_ID"
-        raise RunError(f"RESUME={path} is of other things: {'; '.join(differ)}: {remedy}")
-    run.shards.expected = state["made_of"]
-    own = [group["made_with"] for group in run.groups]
-    try:
-        restore(run, state)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"RESUME={path}: {reason}: mend the script, or set a new RUN_ID") from error
-    for group, mine in zip(run.groups, own, strict=True):
-        was = group["made_with"]
-        changed = {name for name in was if name != "lr" and group[name] != was[name]}
-        group.update({name: mine[name] for name in mine.keys() - changed}, made_with=mine)
-
-
-def log_resume(run, checkpoint, trained):
-    if not checkpoint:
-        if run.config.resume:
-            run.log.line(f"WARNING: RESUME: {run.config.run_id} has no checkpoint: step 1 is next")
-        return
-    path, state = checkpoint
-    for text in differences(made_of(run), state["made_of"]):
-        run.log.line(f"WARNING: RESUME continues with another {text}")
-    if trained:
-        run.log.line(f"no step is left: packs and scores {path}")
-        return
-    run.log.line(f"resumed: step:{run.step} resumed_from:{path}")
-    run.log.event("checkpoint", step=run.step, resumed_from=str(path))
-
-
-def run_to_the_end(config, runtime, log, checkpoint, settings):
-    """(exit code, status, problem): all ranks come to the same end."""
-    backends = attention_backends(config)
-    names = ",".join(backends)
-    torch.compiler.config.cache_key_tag = names  # or its cache would not tell them apart
-    with sdpa_kernel(list(backends.values()), set_priority=True):
-        run = Trainer(config, runtime, log)
-        for group in run.groups:
-            group["made_with"] = {name: group[name] for name in group if name != "params"}
-        differ = differences(made_of(run), runtime.broadcast(made_of(run)))
-        if differ:
-            raise RunError(f"not the same as rank 0: {'; '.join(differ)}: copy rank 0's")
-        if checkpoint:
-            resume(run, checkpoint)
-        trained = run.step > 0 and is_over(config, run.step, run.exchange.elapsed_ms(run.step + 1))
-        has_log = log.path.exists()
-        if runtime.rank == 0:
-            log.begin()
-        if not (trained and has_log):  # that log has the settings
-            log_source(log, settings)
-            log_header(run, names)
-        log_resume(run, checkpoint, trained)
-        try:
-            if not trained:
-                run.train()
-            run.export_and_score()
-        except HaltError as end:
-            return halt(run, *end.args)
-    return 0, "finished", ""
-
-
-def execute(config, env):
+def execute(config, env, store, log, given_and_warnings):
     """Runs it; the exit code, the same on all ranks."""
     runtime = Runtime(config, env)
-    runtime.start(env)
-    checkpoint = read_checkpoint(config) if runtime.rank == 0 else None
-    run_id, checkpoint = runtime.broadcast((config.run_id or str(uuid.uuid4()), checkpoint))
+    runtime.start(store)
+    run_id = runtime.broadcast(config.run_id or str(uuid.uuid4()))
     config = replace(config, run_id=run_id)
-    log = RunLog(run_id)
-    settings = given_settings(env)
-    try:
-        code, status, problem = run_to_the_end(config, runtime, log, checkpoint, settings)
-    except Exception as error:
-        problem = as_problem(error, runtime)
-        log.event("end", status="failed", exit_code=1, error=first_line(problem))
-        raise problem from (None if problem is error else error)
-    log.event("end", status=status, exit_code=code, error=problem)
-    if runtime.rank == 0:
-        tell(f"{status}: see {log.path}")
-        if problem:  # last: it says how to continue
-            tell(f"train_gpt.py: {problem}", "stderr")
+    log.path = Path("logs", f"{run_id}.txt")
+    state, where = find_checkpoint(config, runtime)
+    code, status, problem = 0, "finished", ""
+    backends = attention_backends(config)
+    torch.compiler.config.cache_key_tag = ",".join(backends)  # its cache must tell them apart
+    with sdpa_kernel(list(backends.values()), set_priority=True):
+        run = Trainer(config, runtime, log)
+        begin(run, state, where, *given_and_warnings)
+        try:
+            if not run.over:
+                run.train()
+            run.export_and_score()
+        except HaltError:
+            save(run)
+            # All wait here for the disk, or torchrun would end rank 0.
+            code, status = 128 + max(runtime.gather(runtime.signum)), "interrupted"
+            again = f"RUN_ID={run_id} RESUME=auto <command>"
+            problem = f"interrupted after step {run.step}; to resume: {again}"
+    log.end(status, code, problem)
     if dist.is_initialized():
         dist.destroy_process_group()
     return code
 
 
+def fail(error, log, rank, code):
+    """Says why a run has failed, in its log and on the console; returns the exit code."""
+    trace = "".join(traceback.format_exception(error))
+    said = f"train_gpt.py: rank {rank}: {error}" if isinstance(error, RunError) else trace.rstrip()
+    if isinstance(error, SystemExit):  # sys.exit(), in an edit
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        said = trace = "" if code == error.code else str(error)
+    elif isinstance(error, KeyboardInterrupt):
+        code, said, trace = 130, "interrupted", ""
+    elif isinstance(error, RunError) and not error.__cause__:
+        trace = ""
+    log.end("failed", code, first_line(error), trace)
+    if rank != "0" or isinstance(error, LostRankError):
+        # Rank 0, or the rank that has the cause, says it first; torchrun then ends this one.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(2)
+    if said:
+        tell(said, "stderr")
+    return code
+
+
 def main(arguments, env):
-    """The exit code: 0 done, 1 failed, 2 wrong settings, 128 + n ended by signal n."""
+    """The exit code: 0 done, 1 failed, 2 nothing started, 128 + n ended by signal n."""
     if arguments in (["--help"], ["-h"]):
         tell(f"{__doc__}\n{inspect.getsource(Config)}")
         return 0
-    env = env if "RANK" in env else {**env, "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # alone
-    config, faults = read_config(env)
-    how = "settings go in front: ITERATIONS=100 python3 train_gpt.py"
-    faults += [f"{word}: {how}" for word in arguments if word != "--print-config"]
-    if arguments == ["--print-config"]:
-        pairs = {name: {"value": v, "source": "default"} for name, v in vars(config).items()}
-        for name in given_settings(env):
-            pairs[name.lower()]["source"] = "environment"
-        tell(json.dumps(pairs, indent=1))
-        if not faults:
+    env = {name: text for name, text in env.items() if text or name in SETTINGS}
+    if "RANK" not in env:  # alone
+        env |= {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    log = RunLog()
+    code = 2
+    try:
+        config, given, faults, warnings = read_config(arguments, env)
+        if "--print-config" in arguments and not faults:
+            pairs = {name: {"value": v, "source": "default"} for name, v in vars(config).items()}
+            for name in given:
+                pairs[name.lower()]["source"] = "given"
+            tell(json.dumps(pairs, indent=1))
             return 0
-    else:
-        faults += find_faults(config, env)
-    if not faults:
-        return execute(config, env)
-    if env.get("LOCAL_RANK", "0") == "0":
-        lines = "\n  ".join(["nothing started, wrong settings:", *faults])
-        tell(f"train_gpt.py: {lines}", "stderr")
-    else:
-        time.sleep(30)  # torchrun ends all at the first exit: that of the rank that speaks
-    return 2
+        more, made = find_faults(config, env)
+        told = faults + more, made
+        store, told = meet(env, told) if "RANK" in env else (None, [told])
+        compare_ranks(told)
+        code = 1
+        try:
+            code = execute(config, env, store, log, (given, warnings))
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            micro_steps = 2 * config.micro_steps(int(env["WORLD_SIZE"]))
+            remedy = f"set GRAD_ACCUM_STEPS={micro_steps}, or a smaller MODEL_DIM"
+            raise RunError(f"out of memory: {first_line(error)}: {remedy}") from error
+        except dist.DistError as error:
+            raise lost_rank(error) from error
+    except BaseException as error:
+        code = fail(error, log, env.get("RANK", "0"), code)
+    return code
 
 
 if __name__ == "__main__":
-    exit_code = 1
-    rank = os.environ.get("RANK", "0")
-    try:
-        exit_code = main(sys.argv[1:], os.environ)
-    except BaseException as error:
-        if rank != "0" or isinstance(error, LostRankError):
-            # Rank 0, or the rank that has the cause, says it first; torchrun then ends this one.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(2)
-        if isinstance(error, RunError):
-            tell(f"train_gpt.py: rank {rank}: {error}", "stderr")
-        else:
-            traceback.print_exc()
-    os._exit(exit_code)  # the interpreter's own exit aborts now and then, in gloo
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")  # a path may have any bytes
+    exit_status = main(sys.argv[1:], os.environ)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(exit_status)  # the interpreter's own exit aborts now and then, in gloo
