@@ -33,6 +33,7 @@ Then prove the edit: python3 tools/verify.py train_gpt.py NAME=value ...
 """
 
 import difflib
+import errno
 import fcntl
 import hashlib
 import inspect
@@ -59,6 +60,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -952,27 +954,18 @@ class Shards:
         self.add_all()
         self.grew = self.growing  # then ranks may have got different shards, see check_shards
         if split == "val":
-            self.wait_while(lambda: not self.producing().get("val_complete"))
+            self.wait_while(lambda: '"val_complete": true' not in self.producing())
             self.add_all()  # those that have come since the last look
             self.growing = False
 
     def producing(self):
         """What is in .producing; empty if there is no such file."""
-        path = Path(self.folder, ".producing")
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise RunError(f"{path}: {first_line(error)}: make it readable") from error
-        with suppress(ValueError):
-            content = json.loads(text)
-            if isinstance(content, dict):
-                return {"more": True, **content}
-        return {"more": repr(text)}
+        with suppress(FileNotFoundError):
+            return Path(self.folder, ".producing").read_text(errors="replace") or "empty"
+        return ""
 
     def add_all(self):
-        self.growing = bool(self.producing())
+        self.growing = self.producing() != ""
         name = re.compile(rf"fineweb_{self.split}_\d+\.bin")
         found = sorted(path for path in self.folder.glob("*.bin") if name.fullmatch(path.name))
         if not found and not self.growing:
@@ -983,38 +976,35 @@ class Shards:
         for path in found[len(self.shards) :]:
             number = f"{first + len(self.shards):06d}"
             if path.name == f"fineweb_{self.split}_{number}.bin":
-                self.add(path)
+                self.add(open_shard(path, version_of(path.stat())))
             elif not self.growing:
                 raise RunError(f"{path}: expected number {number} next: get it, or move this")
         if not self.growing:
             self.compare_with_export()
 
-    def add(self, path):
-        try:
-            shard = open_shard(path, version_of(path.stat()))
-        except OSError as error:
-            raise RunError(f"{path}: {first_line(error)}: get this shard again") from error
-        was = self.expected.get(path.name, shard.identity)
+    def add(self, shard):
+        was = self.expected.get(shard.path.name, shard.identity)
         if was != shard.identity:
-            raise RunError(f"{path}: {shard.identity}, but {was} in the checkpoint: restore that")
+            now = f"it has {shard.identity}, the checkpoint had {was}"
+            raise RunError(f"{shard.path}: {now}: restore that")
         # New lists: another thread may be reading the old ones.
         self.ends = [*self.ends, self.ends[-1] + shard.tokens]
         self.shards = [*self.shards, shard]
 
     def compare_with_export(self):
-        """tokenize_docs.py lists in export.json what it has made."""
+        """tokenize_docs.py lists in export.json what it has made; older ones list tokens alone."""
         listed = {}
         with suppress(OSError, ValueError, LookupError, TypeError):  # made by something else
             export = json.loads(Path(self.folder, "export.json").read_bytes())
             listed = export["shards"][self.split] if export["complete"] else {}
         here = self.identities() if listed else {}
         for name in sorted(here.keys() | listed):
-            entry = listed.get(name, "no such shard")  # older ones list the tokens alone
+            entry = listed.get(name, "no such shard")
             wanted = entry["identity"] if isinstance(entry, dict) else f"{entry} tokens"
-            if not here.get(name, "missing").startswith(wanted):
-                remedy = "restore that, or make the set again under another name"
-                what = f"{name} is {here.get(name, 'missing')}, in export.json {wanted}"
-                raise RunError(f"{self.folder}: {what}: {remedy}")
+            found = here.get(name, "missing")
+            if not found.startswith(wanted):
+                remedy = "restore it, or make the set again under another name"
+                raise RunError(f"{self.folder}/{name}: {found}; export.json: {wanted}: {remedy}")
 
     def identities(self):
         """{name: identity} of all shards"""
@@ -1027,7 +1017,7 @@ class Shards:
 
     def wait_while(self, is_missing):
         """Waits for what a growing set does not have yet. RunError if nobody makes it."""
-        seen = {}
+        seen = ""
         waited = 0.0
         while self.growing and is_missing():
             state = self.producing()
@@ -1399,6 +1389,10 @@ class RunError(Exception):
 class LostRankError(RunError):
     """Another rank has ended."""
 
+    def __init__(self, error):
+        cause = "another rank has ended, or ranks make different collective calls"
+        super().__init__(f"{cause} ({first_line(error)})")
+
 
 class HaltError(Exception):
     """A rank has heard a signal: all ranks stop at this step."""
@@ -1428,11 +1422,6 @@ def tell(text, stream="stdout"):
         print(text + "\n", end="", file=getattr(sys, stream), flush=True)
 
 
-def lost_rank(error):
-    cause = "another rank has ended, or ranks make different collective calls"
-    return LostRankError(f"{cause} ({first_line(error)})")
-
-
 @contextmanager
 def collective():
     """Around calls of torch.distributed: its errors mean that ranks do not meet."""
@@ -1441,7 +1430,7 @@ def collective():
     except RuntimeError as error:
         # NCCL has a type for them. Gloo has none: its texts begin with a place in its source.
         if isinstance(error, dist.DistError) or str(error).startswith("["):
-            raise lost_rank(error) from error
+            raise LostRankError(error) from error
         raise
 
 
@@ -1508,34 +1497,28 @@ class Runtime:
         if self.cuda:
             torch.cuda.synchronize()
 
+    @collective()
     def all_reduce(self, tensor):
         """Sums over the ranks, in place. Queued on CUDA; with gloo a synchronisation point."""
         if dist.is_initialized():
-            with collective():
-                dist.all_reduce(tensor)
+            dist.all_reduce(tensor)
         return tensor
 
+    @collective()
     def broadcast(self, value, source=0):
         """The value of rank `source`, on all ranks. A synchronisation point."""
         box = [value]
         if dist.is_initialized():
-            with collective():
-                dist.broadcast_object_list(box, source, device=self.device)
+            dist.broadcast_object_list(box, source, device=self.device)
         return box[0]
 
+    @collective()
     def gather(self, value):
         """The values of all ranks, on all ranks. A synchronisation point."""
         values = [value] * self.world_size
         if dist.is_initialized():
-            with collective():
-                dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value)
         return values
-
-    def stop_if(self, problem):
-        """RunError on all ranks if one of them has a problem. A synchronisation point."""
-        problems = [text for text in self.gather(problem) if text]
-        if problems:
-            raise RunError(problems[0])
 
 
 class RunLog:
@@ -1547,22 +1530,22 @@ class RunLog:
         self.warned = set()
 
     def begin(self):
-        """Opens what the run will write: a refused start leaves no trace. Returns a problem."""
+        """Opens what the run will write: a refused start leaves no trace. Returns what fails."""
         try:
             for folder in (self.path.parent, Path("checkpoints", self.path.stem)):
                 folder.mkdir(parents=True, exist_ok=True)
-            files = {
-                suffix: open(self.path.with_suffix(suffix), "a", errors="backslashreplace")
-                for suffix in (".txt", ".jsonl")
-            }
-        except OSError as error:
-            return f"{error.filename}: {first_line(error)}: make it writable, or use another folder"
-        try:
+            files = {}
+            for suffix in (".txt", ".jsonl"):
+                file = os.open(
+                    self.path.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                )
+                files[suffix] = os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace")
             fcntl.flock(files[".txt"], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return f"{self.path}: another run writes it: wait until it ends, or set another RUN_ID"
-        except OSError:
-            pass  # some file systems have no locks
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
+                return f"{error.filename}: {first_line(error)}: set it right, or use another folder"
         self.files = files
         return ""
 
@@ -1618,21 +1601,20 @@ def write_atomic(path, data, own=""):
 
 def write_results(log, artifact, model):
     """The artifact beside the log, and both files in this folder, as far as they can be written."""
-    own = log.path.with_suffix(".int8.ptz")
-    results = {own: artifact, "final_model.int8.ptz": artifact, "final_model.pt": model}
     folder = os.open(".", os.O_RDONLY)
     with suppress(OSError):  # some file systems have no locks
         fcntl.flock(folder, fcntl.LOCK_EX)  # so that both final files are of one run
-    problems = []
-    for name, data in results.items():
+    written = 0
+    names = log.path.with_suffix(".int8.ptz"), Path("final_model.int8.ptz"), Path("final_model.pt")
+    for path, data in zip(names, (artifact, artifact, model), strict=True):
         try:
-            write_atomic(Path(name), data, f".{log.path.stem}")
+            write_atomic(path, data, f".{log.path.stem}")
+            written += 1
         except RunError as error:
-            problems.append(str(error))
             log.warn(str(error))
     os.close(folder)
-    if len(problems) == len(results):
-        raise RunError(f"no artifact could be written: {problems[0]}: RESUME=auto scores again")
+    if not written:
+        raise RunError("no artifact could be written: make room, then RESUME=auto scores again")
 
 
 def read_tokenizer(config):
@@ -1656,19 +1638,13 @@ def read_tokenizer(config):
 
 
 def recorded_tokenizer(config):
-    """(sha256, file) of the tokenizer that made the shards, as far as DATA_PATH says it."""
+    """(sha256, file) of the tokenizer that made the shards; empty if DATA_PATH does not say it."""
     path = Path(config.data_path, "tokenizer.sha256")  # data/ writes it as sha256sum would
-    try:
-        recorded = re.match(r"([0-9a-f]{64}) [ *](.+)", os.fsdecode(path.read_bytes()))
-        if not recorded:
-            raise RunError(
-                f"{path}: not a line of sha256sum: write it with `sha256sum <tokenizer>`"
-            )
-        return recorded[1], f"{path.parent}/{recorded[2]}"
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise RunError(f"{path}: {first_line(error)}: make it readable") from error
+    if path.exists():
+        digest, _, name = os.fsdecode(path.read_bytes()).strip().partition("  ")
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise RunError(f"{path}: not a line of sha256sum: write it with sha256sum")
+        return digest, f"{path.parent}/{name}"
     with suppress(OSError, ValueError, LookupError, TypeError):
         export = json.loads(Path(config.data_path, "export.json").read_bytes())
         return export["tokenizer_sha256"], f"that of {config.data_path}/export.json"
@@ -1734,8 +1710,10 @@ def made_of(config, train, val, tokenizer):
 
 
 def made_of_run(run):
+    """What a checkpoint must agree with: also the kinds of optimizers."""
     validation = run.validation
-    return made_of(run.config, run.shards, validation.shards, validation.tokenizer)
+    made = made_of(run.config, run.shards, validation.shards, validation.tokenizer)
+    return made | {"optimizers": ", ".join(type(each).__qualname__ for each in run.optimizers)}
 
 
 def differences(here, there, common=False):
@@ -1816,10 +1794,6 @@ def numbers_of(state):
     return {place: leaf for place, leaf in flatten(state).items() if not torch.is_tensor(leaf)}
 
 
-def kinds(run):
-    return [type(optimizer).__qualname__ for optimizer in run.optimizers]
-
-
 def check_equal(run, state):
     """RunError if a tensor is not the same on all ranks: rank 0's is saved for all. Collective."""
     sums = {
@@ -1827,15 +1801,13 @@ def check_equal(run, state):
         for place, leaf in flatten(state).items()
         if torch.is_tensor(leaf)
     }
-    theirs = run.runtime.broadcast(sums)
-    places = sorted(sums.keys() | theirs.keys())
-    differ = [place for place in places if sums.get(place) != theirs.get(place)]
-    problem = ""
-    if differ:
-        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
-        rule = "what the Trainer holds must be the same on all ranks, or not be held by it"
-        problem = f"{differ[0]}{more}: not the same on rank {run.runtime.rank} and rank 0: {rule}"
-    run.runtime.stop_if(problem)
+    told = run.runtime.gather(sums)
+    for rank, sums in enumerate(told):
+        differ = [text.split(":")[0] for text in differences(sums, told[0])]
+        if differ:
+            rule = "what the Trainer holds must be the same on all ranks, or not be held by it"
+            more = f" and {len(differ) - 1} more tensors" if len(differ) > 1 else ""
+            raise RunError(f"{differ[0]}{more}: other values on rank {rank} than on rank 0: {rule}")
 
 
 def load(part, saved):
@@ -1868,7 +1840,6 @@ def snapshot(run):
         "held": state,
         "made_with": run.made_with,
         "made_of": made_of_run(run),
-        "optimizers": kinds(run),
         "step": run.step,
         "train_ms": run.clock.now_ms(),
         "data_crc": sum(run.runtime.gather(run.crc)) & 0xFFFFFFFF,
@@ -1908,63 +1879,40 @@ def save(run):
 
 
 def checkpoint_files(run_id):
-    """The checkpoints of a run in this folder, the newest first. Copies with other names stay."""
+    """The checkpoints of a run in this folder, the newest first. Copies of other names stay."""
     files = Path("checkpoints", run_id).glob("step_*.pt")
-    own = [path for path in files if re.fullmatch(r"step_\d{8,}\.pt", path.name)]
-    return sorted(own, key=step_of, reverse=True)
+    own = (path for path in files if re.fullmatch(r"step_\d{8}\.pt", path.name))
+    return sorted(own, reverse=True)
 
 
-def step_of(path):
-    return int(path.stem.removeprefix("step_"))
+def find_checkpoint(config, runtime):
+    """(state, its path and host) of what RESUME means; state is None if there is none. Collective.
 
-
-def load_checkpoint(path, data):
-    """The state in a checkpoint's bytes; RunError, with torch's reason, if they do not load."""
+    Machines may have different files: the newest is taken, and sent by the first rank that has it.
+    """
+    files = checkpoint_files(config.run_id) if config.resume == "auto" else [Path(config.resume)]
+    if not config.resume:
+        return None, ""
+    data = files[0].read_bytes() if files and files[0].exists() else b""
+    step = int(config.resume != "auto" or files[0].stem[5:]) if data else 0
+    told = runtime.gather((step, sha256(data), os.uname().nodename))
+    newest, checksum, host = max(told, key=itemgetter(0))
+    if not newest and config.resume == "auto":
+        return None, ""
+    source = told.index((newest, checksum, host))
+    path, data = runtime.broadcast((files[0] if files else None, data), source)
+    others = {name for step, other, name in told if step == newest and other != checksum}
+    where = f"{path} of {host}" + f"; {', '.join(others)} has another one" * bool(others)
     try:
         if zipfile.ZipFile(io.BytesIO(data)).testzip():  # torch.load ignores checksums
             raise ValueError("its checksum is wrong")
         state = torch.load(io.BytesIO(data), "cpu", weights_only=True)
         state["made_of"], state["held"]  # torch.load also reads other files, such as weights
     except Exception as error:  # whatever a bad file raises
-        remedy = "set an older step_<n>.pt and another RUN_ID"
-        raise RunError(f"RESUME={path} does not load: {first_line(error)}: {remedy}") from error
-    return state
-
-
-def find_checkpoint(config, runtime):
-    """(state, its path and host) of what RESUME means; state is None if there is none. Collective.
-
-    Machines may have different files: the newest is taken, and sent by a rank that has it.
-    """
-    if not config.resume:
-        return None, ""
-    auto = config.resume == "auto"
-    path = next(iter(checkpoint_files(config.run_id)), None) if auto else Path(config.resume)
-    step, data, problem = -1, b"", ""
-    try:
-        if path:
-            data = path.read_bytes()
-            step = step_of(path) if auto else 0
-    except OSError as error:
-        problem = f"RESUME={path}: {first_line(error)}" if auto else ""
-    runtime.stop_if(problem)
-    told = runtime.gather((step, sha256(data), os.uname().nodename))
-    source = max(range(len(told)), key=lambda rank: told[rank][0])  # of equal ones the first
-    step, checksum, host = told[source]
-    if step < 0 and auto:
-        return None, ""
-    if step < 0:
-        raise RunError(f"RESUME={path}: no rank can read it: set auto, or another step_<n>.pt")
-    state = None
-    if runtime.rank == source:
-        try:
-            state = load_checkpoint(path, data)
-        except RunError as error:
-            problem = str(error)
-    runtime.stop_if(problem)
-    others = {each[2] for each in told if each[0] == step and each[1] != checksum}
-    where = f"{path} of {host}" + f" (that of {', '.join(others)} is another one)" * bool(others)
-    return runtime.broadcast((state, where), source)
+        reason = first_line(error) if data else "no such file"
+        remedy = "set another step_<n>.pt and another RUN_ID"
+        raise RunError(f"RESUME={where} does not load: {reason}: {remedy}") from error
+    return state, where
 
 
 def resume(run, state, where):
@@ -1973,20 +1921,16 @@ def resume(run, state, where):
     may_differ = {"script"} | SETTINGS.keys() - FIXED
     differ = differences(here, there, common="growing" in there)
     forbidden = [text for text in differ if text.split(":")[0] not in may_differ]
-    saved = numbers_of(state["held"])
-    fresh = flatten(map_leaves(state_of, held(run)))
-    forbidden += [f"{place} is not in it" for place in fresh.keys() - flatten(state["held"]).keys()]
-    if kinds(run) != state["optimizers"]:
-        forbidden += [f"optimizers: {kinds(run)} here, {state['optimizers']} there"]
+    missing = flatten(map_leaves(state_of, held(run))).keys() - flatten(state["held"]).keys()
+    forbidden += [f"{place}: missing there" for place in sorted(missing)]
     if forbidden:
         remedy = "restore that, or leave out RESUME and set another RUN_ID"
         raise RunError(f"RESUME={where} is of other things: {'; '.join(forbidden[:5])}: {remedy}")
     run.shards.expected = there
-    own, theirs = run.made_with, state["made_with"]
-    kept = {place: own[place] for place in own.keys() & theirs if saved[place] == theirs[place]}
-    restore(
-        run, {**state, "held": map_leaves(lambda place, leaf: kept.get(place, leaf), state["held"])}
-    )
+    own, was, now = run.made_with, state["made_with"], numbers_of(state["held"])
+    kept = {place: own[place] for place in own.keys() & was if was[place] == now.get(place)}
+    saved = map_leaves(lambda place, leaf: kept.get(place, leaf), state["held"])
+    restore(run, {**state, "held": saved})
     length = "ITERATIONS", "MAX_WALLCLOCK_SECONDS"
     run.over = run.over and all(here[name] == there[name] for name in length)
     return [f"RESUME continues with another {text}" for text in differ]
@@ -2336,8 +2280,9 @@ def read_config(arguments, env):
         if equals and name in SETTINGS:
             given[name] = text
         else:
-            near = difflib.get_close_matches(name.upper(), SETTINGS, 1, cutoff=0.0)[0]
-            faults.append(f"{word}: no such setting: the nearest is {near}=value, see --help")
+            near = difflib.get_close_matches(name.upper(), SETTINGS, 1, cutoff=0.5)
+            advice = f"did you mean {near[0]}=value" if near else "set NAME=value, see --help"
+            faults.append(f"{word}: no such setting: {advice}")
     values = {}
     for name, text in given.items():
         try:
@@ -2359,7 +2304,11 @@ def find_faults(config, env):
     heads, run_id = config.num_heads, config.run_id
     log = Path("logs", f"{run_id}.txt")
     is_name = re.fullmatch(r"(\w[\w.-]*)?", run_id) and len(os.fsencode(run_id)) <= 100
-    taken = is_name and not config.resume and (log.exists() or checkpoint_files(run_id))
+    kept = checkpoint_files(run_id) if is_name else []
+    taken = is_name and not config.resume and (log.exists() or kept)
+    has_later = (
+        config.resume not in ("", "auto") and kept and kept[0].name > Path(config.resume).name
+    )
     gpus = torch.cuda.device_count() if config.device != "cpu" else 0
     no_gpu = f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: set cpu"
     hidden = config.device == "auto" and "CUDA_VISIBLE_DEVICES" not in env
@@ -2368,13 +2317,10 @@ def find_faults(config, env):
     rules = (  # setting, is it wrong?, the remedy
         ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of 2 x NUM_HEADS={heads}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
-        (
-            "RUN_ID",
-            not is_name,
-            "set letters or digits, then also '.', '_', '-', at most 100 bytes",
-        ),
+        ("RUN_ID", not is_name, "set letters, digits, '_', then also '.', '-': at most 100 bytes"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
         ("RESUME", config.resume == "auto" and not run_id, "set RUN_ID, too"),
+        ("RESUME", has_later, f"RUN_ID={run_id} has later ones: set another RUN_ID"),
         ("DEVICE", unused, no_gpu),
         ("DEVICE", few, f"{gpus} GPUs are fewer than processes: see --nproc_per_node"),
         ("VAL_BYTECOUNT_DEVICE", config.val_bytecount_device == "cuda" and not gpus, no_gpu),
@@ -2390,6 +2336,8 @@ def find_faults(config, env):
             parts.append(make(config))
         except RunError as error:
             faults.append(str(error))
+        except OSError as error:  # of a dangling link, a folder, a file that cannot be read
+            faults.append(f"{error.filename}: {first_line(error)}: set it right")
     if faults:
         return list(dict.fromkeys(faults)), {}
     _, train, val, (_, tokenizer) = parts
@@ -2398,25 +2346,19 @@ def find_faults(config, env):
 
 def compare_ranks(told):
     """RunError if a rank has faults, or is made of other things than rank 0."""
-    every = dict.fromkeys(text for faults, _ in told for text in faults)
-    if every:
-        ranks = {
-            text: [rank for rank, (faults, _) in enumerate(told) if text in faults]
-            for text in every
-        }
-        lines = [
-            text if len(ranks[text]) == len(told) else f"rank {ranks[text][0]}: {text}"
-            for text in every
-        ]
+    lines = told[0][0] + [
+        f"rank {rank}: {text}"
+        for rank, (faults, _) in enumerate(told)
+        for text in faults
+        if text not in told[0][0]
+    ]
+    if lines:
         raise RunError("\n  ".join(["nothing started, wrong settings:", *lines]))
     first = told[0][1]
     for rank, (_, made) in enumerate(told):
-        differ = differences(made, first, common="growing" in made.keys() | first.keys())
+        differ = "; ".join(differences(made, first, "growing" in made.keys() | first.keys())[:5])
         if differ:
-            remedy = "copy rank 0's"
-            raise RunError(
-                f"rank {rank} is not the same as rank 0: {'; '.join(differ[:5])}: {remedy}"
-            )
+            raise RunError(f"rank {rank} is not as rank 0: {differ}: copy rank 0's")
 
 
 # === MAIN ===
@@ -2446,7 +2388,9 @@ def begin(run, state, where, given, warnings):
     elif run.config.resume:
         warnings.append(f"RESUME: {run.config.run_id} has no checkpoint: step 1 is next")
     has_log = log.path.exists()
-    run.runtime.stop_if(log.begin() if run.runtime.rank == 0 else "")
+    problem = run.runtime.broadcast(log.begin() if run.runtime.rank == 0 else "")
+    if problem:
+        raise RunError(problem)
     if not (run.over and has_log):  # that log has the settings
         log_start(run, given)
     for warning in warnings:
@@ -2539,7 +2483,7 @@ def main(arguments, env):
             remedy = f"set GRAD_ACCUM_STEPS={micro_steps}, or a smaller MODEL_DIM"
             raise RunError(f"out of memory: {first_line(error)}: {remedy}") from error
         except dist.DistError as error:
-            raise lost_rank(error) from error
+            raise LostRankError(error) from error
     except BaseException as error:
         code = fail(error, log, env.get("RANK", "0"), code)
     return code
