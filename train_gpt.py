@@ -374,7 +374,8 @@ def make_optimizers(model, config, runtime):
     for name, p in model.named_parameters():
         if name in ("tok_emb.weight", "lm_head.weight"):
             continue  # they have groups of their own
-        if p.ndim < 2 or is_named(name, config.control_tensor_name_patterns):
+        control = is_named(name, config.control_tensor_name_patterns)
+        if p.ndim < 2 or control or name == "skip_weights":
             vectors.append(p)
         elif p.ndim == 2 and name.startswith("blocks."):
             matrices[p.shape].append(p)
@@ -919,11 +920,14 @@ def version_of(stat):
 @cache
 def open_shard(path, version):
     """The shard at `path`, opened and read once for each version; RunError if it is none."""
-    descriptor = os.open(path, os.O_RDONLY)
-    version = version_of(os.fstat(descriptor))
-    size = version[2]
-    start = os.pread(descriptor, END_BYTES, 0)
-    end = os.pread(descriptor, END_BYTES, max(0, size - END_BYTES))
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        version = version_of(os.fstat(descriptor))
+        size = version[2]
+        start = os.pread(descriptor, END_BYTES, 0)
+        end = os.pread(descriptor, END_BYTES, max(0, size - END_BYTES))
+    except OSError as error:
+        raise RunError(f"{path}: {first_line(error)}: get this shard again") from error
     header = start[:12].ljust(12, b"\0")  # shorter in a truncated file
     magic, number, tokens = np.frombuffer(header, "<i4").tolist()
     if (magic, number, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
