@@ -89,7 +89,10 @@ VocabSize = Annotated[int, (1, 65_537, "1 to 65536: shards hold 16 bits per toke
 # needs the checkpoint's value of it. All other settings may change on RESUME.
 Fixed = Annotated[TypeVar("Kind"), "fixed"]
 # Tensors with one of these in their names: trained by Adam; if small, stored in float32.
-CONTROLS = "attn_scale,mlp_scale,resid_mix,q_gain,skip_weight"
+CONTROLS = (
+    "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
+    "skip_weights"
+)
 
 
 @dataclass(frozen=True)
@@ -1664,8 +1667,9 @@ def byte_table(path, data):
         none = np.zeros_like(boundary)
         return ByteTable(np.where(boundary, 0, 1), none, boundary, none)
     model = sentencepiece.SentencePieceProcessor(model_proto=data)
-    spaces = model.encode([" ", "a b"], out_type=str)
-    if model.unk_id() in model.encode(" ") or "<0xE2>" in spaces[0] + spaces[1]:
+    pieces = model.encode(" ", out_type=str) + model.encode("a b", out_type=str)
+    of_spaces = {*model.encode(" "), *model.encode("a b")} - {*model.encode("ab")}
+    if "<0xE2>" in pieces or model.unk_id() in of_spaces:
         # A space would be three byte pieces, or unknown: bits per byte would be wrong.
         raise RunError(f"TOKENIZER_PATH={path}: it has no piece for one space: use another")
     ids = list(range(len(model)))
