@@ -1446,7 +1446,7 @@ def meet(env, told):
 
     The store is there before a device is touched, so it can say what is wrong with one.
     """
-    rank, ranks = int(env["RANK"]), int(env["WORLD_SIZE"])
+    rank, ranks = int(env["RANK"]), int(env.get("WORLD_SIZE", 1))
     timeout = timedelta(minutes=5)
     try:
         store = next(dist.rendezvous("env://", timeout=timeout))[0]
