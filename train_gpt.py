@@ -2323,7 +2323,7 @@ def find_faults(config, env):
     unused = not gpus and (hidden and Path("/dev/nvidiactl").exists() or config.device == "cuda")
     few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
     rules = (  # setting, is it wrong?, the remedy
-        ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of 2 x NUM_HEADS={heads}"),
+        ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of {2 * heads}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
         ("RUN_ID", not is_name, "set letters, digits, '_', then also '.', '-': at most 100 bytes"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
