@@ -1,8 +1,8 @@
 """Settings keep their published names and defaults; --help and --print-config show them all.
 
 All faults are in one message, each with name, value and remedy; it ends the script with 2 before a
-device or a log is touched. An argument NAME=value wins over the environment and must be a setting; in
-the environment, a name that is nearly a setting's is a warning, and all other names pass.
+device or a log is touched. An argument NAME=value wins over the environment and must be a setting.
+In the environment, a name that is nearly a setting's is a warning, and all other names pass.
 """
 
 import inspect
