@@ -1453,7 +1453,11 @@ def meet(env, told):
         # torchrun's store outlives a restart: the prefix hides what dead processes have said.
         store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         store.set(f"told {rank}", json.dumps(told))
-        return store, [json.loads(store.get(f"told {each}")) for each in range(ranks)]
+        everyone = [json.loads(store.get(f"told {each}")) for each in range(ranks)]
+        store.set(f"read {rank}", "")
+        if rank == 0:  # the store may end with it
+            store.wait([f"read {each}" for each in range(ranks)])
+        return store, everyone
     except (ValueError, dist.DistError) as error:
         reason = f"{first_line(error)}: start it with torchrun, or `unset RANK`"
         raise RunError(f"RANK={rank}: {reason}") from error
