@@ -1919,7 +1919,8 @@ def find_checkpoint(config, runtime):
         if zipfile.ZipFile(io.BytesIO(data)).testzip():  # torch.load ignores checksums
             raise ValueError("its checksum is wrong")
         state = torch.load(io.BytesIO(data), "cpu", weights_only=True)
-        state["made_of"], state["held"]  # torch.load also reads other files, such as weights
+        if "made_of" not in state:
+            raise ValueError("it is not a checkpoint of a run")
     except Exception as error:  # whatever a bad file raises
         reason = first_line(error) if data else "no such file"
         remedy = "set another step_<n>.pt and another RUN_ID"
