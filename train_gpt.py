@@ -60,7 +60,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -1552,7 +1551,7 @@ class RunLog:
             return f"{self.path}: another run writes it: wait until it ends, or set another RUN_ID"
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
-                return f"{error.filename}: {first_line(error)}: set it right, or use another folder"
+                return f"{error.filename}: {first_line(error)}: use a folder that can be written"
         self.files = files
         return ""
 
@@ -1741,7 +1740,7 @@ def check_shards(run):
     told = run.runtime.gather((changed, run.shards.identities() if run.shards.grew else {}))
     for rank, (paths, identities) in enumerate(told):
         for path in paths:
-            run.log.warn(f"{path} was written to in this run: see which tokens it has trained on")
+            run.log.warn(f"{path} was written to while this run reads it: it may mix two versions")
         for text in differences(identities, told[0][1], common=True):
             raise RunError(f"rank {rank} has other shards than rank 0: {text}: copy rank 0's")
 
@@ -1898,19 +1897,21 @@ def find_checkpoint(config, runtime):
 
     Machines may have different files: the newest is taken, and sent by the first rank that has it.
     """
-    files = checkpoint_files(config.run_id) if config.resume == "auto" else [Path(config.resume)]
     if not config.resume:
         return None, ""
-    data = files[0].read_bytes() if files and files[0].exists() else b""
-    step = int(config.resume != "auto" or files[0].stem[5:]) if data else 0
-    told = runtime.gather((step, sha256(data), os.uname().nodename))
-    newest, checksum, host = max(told, key=itemgetter(0))
-    if not newest and config.resume == "auto":
+    auto = config.resume == "auto"
+    files = checkpoint_files(config.run_id) if auto else [Path(config.resume)]
+    path = files[0] if files else None
+    data = path.read_bytes() if path and path.exists() else b""
+    step = int(path.stem.removeprefix("step_")) if auto and data else 0
+    told = runtime.gather((step, sha256(data), os.uname().nodename, bool(data)))
+    newest = max(told, key=lambda each: (each[3], each[0]))  # the first of equal ones
+    step, checksum, host, exists = newest
+    if auto and not exists:
         return None, ""
-    source = told.index((newest, checksum, host))
-    path, data = runtime.broadcast((files[0] if files else None, data), source)
-    others = {name for step, other, name in told if step == newest and other != checksum}
-    where = f"{path} of {host}" + f"; {', '.join(others)} has another one" * bool(others)
+    path, data = runtime.broadcast((path, data), told.index(newest))
+    others = [each[2] for each in told if each[0] == step and each[1] != checksum]
+    where = f"{path} of {host}" + f"; {others[0]} has another one of this step" * bool(others)
     try:
         if zipfile.ZipFile(io.BytesIO(data)).testzip():  # torch.load ignores checksums
             raise ValueError("its checksum is wrong")
