@@ -1910,8 +1910,10 @@ def find_checkpoint(config, runtime):
     if auto and not exists:
         return None, ""
     path, data = runtime.broadcast((path, data), told.index(newest))
-    others = [each[2] for each in told if each[0] == step and each[1] != checksum]
-    where = f"{path} of {host}" + f"; {others[0]} has another one of this step" * bool(others)
+    where = f"{path} of {host}"
+    for other_step, other_checksum, other_host, _ in told:
+        if other_step == step > 0 and other_checksum != checksum:
+            where = f"{path} of {host}; {other_host} has another one of this step"
     try:
         if zipfile.ZipFile(io.BytesIO(data)).testzip():  # torch.load ignores checksums
             raise ValueError("its checksum is wrong")
