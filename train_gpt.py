@@ -60,7 +60,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -89,7 +88,10 @@ VocabSize = Annotated[int, (1, 65_537, "1 to 65536: shards hold 16 bits per toke
 # needs the checkpoint's value of it. All other settings may change on RESUME.
 Fixed = Annotated[TypeVar("Kind"), "fixed"]
 # Tensors with one of these in their names: trained by Adam; if small, stored in float32.
-CONTROLS = "attn_scale,mlp_scale,resid_mix,q_gain,skip_weight"
+CONTROLS = (
+    "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
+    "skip_weights"
+)
 
 
 @dataclass(frozen=True)
@@ -374,7 +376,8 @@ def make_optimizers(model, config, runtime):
     for name, p in model.named_parameters():
         if name in ("tok_emb.weight", "lm_head.weight"):
             continue  # they have groups of their own
-        if p.ndim < 2 or is_named(name, config.control_tensor_name_patterns):
+        control = is_named(name, config.control_tensor_name_patterns)
+        if p.ndim < 2 or control or name == "skip_weights":
             vectors.append(p)
         elif p.ndim == 2 and name.startswith("blocks."):
             matrices[p.shape].append(p)
@@ -919,11 +922,14 @@ def version_of(stat):
 @cache
 def open_shard(path, version):
     """The shard at `path`, opened and read once for each version; RunError if it is none."""
-    descriptor = os.open(path, os.O_RDONLY)
-    version = version_of(os.fstat(descriptor))
-    size = version[2]
-    start = os.pread(descriptor, END_BYTES, 0)
-    end = os.pread(descriptor, END_BYTES, max(0, size - END_BYTES))
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        version = version_of(os.fstat(descriptor))
+        size = version[2]
+        start = os.pread(descriptor, END_BYTES, 0)
+        end = os.pread(descriptor, END_BYTES, max(0, size - END_BYTES))
+    except OSError as error:
+        raise RunError(f"{path}: {first_line(error)}: get this shard again") from error
     header = start[:12].ljust(12, b"\0")  # shorter in a truncated file
     magic, number, tokens = np.frombuffer(header, "<i4").tolist()
     if (magic, number, size) != (20240520, 1, HEADER_BYTES + 2 * tokens) or tokens < 1:
@@ -1545,7 +1551,7 @@ class RunLog:
             return f"{self.path}: another run writes it: wait until it ends, or set another RUN_ID"
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
-                return f"{error.filename}: {first_line(error)}: set it right, or use another folder"
+                return f"{error.filename}: {first_line(error)}: use a folder that can be written"
         self.files = files
         return ""
 
@@ -1660,8 +1666,9 @@ def byte_table(path, data):
         none = np.zeros_like(boundary)
         return ByteTable(np.where(boundary, 0, 1), none, boundary, none)
     model = sentencepiece.SentencePieceProcessor(model_proto=data)
-    spaces = model.encode([" ", "a b"], out_type=str)
-    if model.unk_id() in model.encode(" ") or "<0xE2>" in spaces[0] + spaces[1]:
+    pieces = model.encode(" ", out_type=str) + model.encode("a b", out_type=str)
+    of_spaces = {*model.encode(" "), *model.encode("a b")} - {*model.encode("ab")}
+    if "<0xE2>" in pieces or model.unk_id() in of_spaces:
         # A space would be three byte pieces, or unknown: bits per byte would be wrong.
         raise RunError(f"TOKENIZER_PATH={path}: it has no piece for one space: use another")
     ids = list(range(len(model)))
@@ -1733,7 +1740,7 @@ def check_shards(run):
     told = run.runtime.gather((changed, run.shards.identities() if run.shards.grew else {}))
     for rank, (paths, identities) in enumerate(told):
         for path in paths:
-            run.log.warn(f"{path} was written to in this run: see which tokens it has trained on")
+            run.log.warn(f"{path} was written to while this run reads it: it may mix two versions")
         for text in differences(identities, told[0][1], common=True):
             raise RunError(f"rank {rank} has other shards than rank 0: {text}: copy rank 0's")
 
@@ -1890,19 +1897,23 @@ def find_checkpoint(config, runtime):
 
     Machines may have different files: the newest is taken, and sent by the first rank that has it.
     """
-    files = checkpoint_files(config.run_id) if config.resume == "auto" else [Path(config.resume)]
     if not config.resume:
         return None, ""
-    data = files[0].read_bytes() if files and files[0].exists() else b""
-    step = int(config.resume != "auto" or files[0].stem[5:]) if data else 0
-    told = runtime.gather((step, sha256(data), os.uname().nodename))
-    newest, checksum, host = max(told, key=itemgetter(0))
-    if not newest and config.resume == "auto":
+    auto = config.resume == "auto"
+    files = checkpoint_files(config.run_id) if auto else [Path(config.resume)]
+    path = files[0] if files else None
+    data = path.read_bytes() if path and path.exists() else b""
+    step = int(path.stem.removeprefix("step_")) if auto and data else 0
+    told = runtime.gather((step, sha256(data), os.uname().nodename, bool(data)))
+    newest = max(told, key=lambda each: (each[3], each[0]))  # the first of equal ones
+    step, checksum, host, exists = newest
+    if auto and not exists:
         return None, ""
-    source = told.index((newest, checksum, host))
-    path, data = runtime.broadcast((files[0] if files else None, data), source)
-    others = {name for step, other, name in told if step == newest and other != checksum}
-    where = f"{path} of {host}" + f"; {', '.join(others)} has another one" * bool(others)
+    path, data = runtime.broadcast((path, data), told.index(newest))
+    where = f"{path} of {host}"
+    for other_step, other_checksum, other_host, _ in told:
+        if other_step == step > 0 and other_checksum != checksum:
+            where = f"{path} of {host}; {other_host} has another one of this step"
     try:
         if zipfile.ZipFile(io.BytesIO(data)).testzip():  # torch.load ignores checksums
             raise ValueError("its checksum is wrong")

@@ -195,7 +195,7 @@ def free_port() -> int:
 def config_of(**settings: object) -> train_gpt.Config:
     """A Config from environment-style names, as the script would read it;
     raises on values of a wrong type."""
-    config, faults = train_gpt.read_config({k: str(v) for k, v in settings.items()})
+    config, _, faults, _ = train_gpt.read_config([], {k: str(v) for k, v in settings.items()})
     assert not faults, faults
     return config
 
@@ -228,11 +228,11 @@ def open_pipeline(
     runtime = replaced.pop("runtime", None) or runtime_of(config)
     shards = replaced.pop("shards", None) or train_gpt.Shards(config, split)
     if split == "train":
-        plan = train_gpt.BatchPlan.train(config, runtime, step)
+        plan = train_gpt.BatchPlan.train(config, runtime.rank, runtime.world_size, step)
     else:
-        plan = train_gpt.BatchPlan.val(config, runtime, shards.ends[-1])
-    overlap = replaced.pop("overlap", None) or train_gpt.Overlap.of(config, split, runtime.cuda)
-    return train_gpt.Pipeline(shards, plan, overlap, runtime, **replaced)
+        plan = train_gpt.BatchPlan.val(config, shards.ends[-1], runtime.rank, runtime.world_size)
+    overlap = replaced.pop("overlap", None) or train_gpt.Overlap.of(config, split, runtime.device)
+    return train_gpt.Pipeline(shards, plan, overlap, runtime.device, **replaced)
 
 
 # For small tensors a second thread only waits, and slows other processes down.
@@ -268,6 +268,7 @@ class SimulatedRanks:
         for runtime in self.runtimes:
             runtime.all_reduce = partial(self.all_reduce, runtime.rank)
             runtime.broadcast = partial(self.broadcast, runtime.rank)
+            runtime.gather = partial(self.gather, runtime.rank)
 
     def gathered(self, rank: int, value: Any) -> list[Any]:
         self.given[rank] = value
@@ -282,6 +283,9 @@ class SimulatedRanks:
 
     def broadcast(self, rank: int, value: Any, source: int = 0) -> Any:
         return self.gathered(rank, value)[source] if self.running else value
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        return self.gathered(rank, value) if self.running else [value] * len(self.runtimes)
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """What `work(rank)` returns, or the HaltError that it raises, on every rank."""

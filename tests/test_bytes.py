@@ -8,6 +8,7 @@ import math
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import sentencepiece
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from running import SMALL_MODEL, Corpus, Recorder, config_of, runtime_of
+from running import SMALL_MODEL, Corpus, Recorder, config_of, runtime_of, write_split
 from running import train_gpt as tg
 
 pytestmark = pytest.mark.timeout(60)
@@ -31,8 +32,8 @@ TEXT = (
 ) * 20
 
 
-def train_tokenizer(folder: Path, **more: object) -> Path:
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+def train_tokenizer(folder: Path, text: str = TEXT, **more: object) -> Path:
+    (folder / "text.txt").write_text(text, encoding="utf-8")
     options = {"vocab_size": 400, "model_type": "bpe", "byte_fallback": True, "split_digits": True}
     options |= {"add_dummy_prefix": False, "normalization_rule_name": "identity"}
     options |= {"pad_id": 0, "bos_id": BOS, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False}
@@ -45,7 +46,7 @@ def train_tokenizer(folder: Path, **more: object) -> Path:
 class Tokenizer:
     def __init__(self, path: Path) -> None:
         self.path, self.model = path, sentencepiece.SentencePieceProcessor(model_file=str(path))
-        self.table = tg.ByteTable.load(str(path), path.read_bytes())
+        self.table = tg.byte_table(str(path), path.read_bytes())
 
     def stream(self, documents: list[str]) -> np.ndarray:
         """What a shard holds: every document after its BOS."""
@@ -181,7 +182,7 @@ def test_a_byte_tokenizer_counts_one_byte_a_token_and_none_for_controls(
     tmp_path: Path, offset: int, form: str
 ) -> None:
     path = json_file(tmp_path, offset, form)
-    table = tg.ByteTable.load(str(path), path.read_bytes())
+    table = tg.byte_table(str(path), path.read_bytes())
     assert table.base.tolist() == [0] * offset + [1] * 256
     assert table.boundary.tolist() == [True] * offset + [False] * 256
     assert len(table.leading_space) == len(table.base) and not table.leading_space.any()
@@ -199,7 +200,7 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
     for recorded, refused in ((right, False), (wrong, True)):
         line = f"{recorded}  ../../tokenizers/right.model\n"
         (data / "tokenizer.sha256").write_text(line)
-        faults = tg.find_faults(config_of(**env), {})
+        faults, _ = tg.find_faults(config_of(**env), {})
         assert len(faults) == refused, faults
     set_it = f"did not make the shards: set or restore {data}/../../tokenizers/right.model"
     assert faults == [f"TOKENIZER_PATH={corpus.tokenizer}: {set_it}"]
@@ -231,7 +232,7 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
         return y[y >= 0].float().mean() / 100  # a hundredth of the target
 
     validation.mean_nats = mean_nats
-    table = tg.ByteTable.load(str(corpus.tokenizer), corpus.tokenizer.read_bytes())
+    table = tg.byte_table(str(corpus.tokenizer), corpus.tokenizer.read_bytes())
     tokens = corpus.val[: 32 * rows + 1]
     pairs = list(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
     pairs = pairs[1::2] if masked else pairs
@@ -242,3 +243,51 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
         val_loss, val_bpb, _ = validation.evaluate(None, "step_0")
         assert val_loss == pytest.approx(nats / len(pairs), rel=1e-6)
         assert val_bpb == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+
+
+def score_of(folder: Path, tokenizer: Path, documents: list[str]) -> tg.Validation:
+    """The validation of a split that the tokenizer has made."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer))
+    tokens = [token for text in documents for token in [BOS, *model.encode(text)]]
+    write_split(folder, "val", np.array(tokens), [])
+    data = {"DATA_PATH": folder, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": len(model)}
+    config = config_of(**{**SMALL_MODEL, **data, "TRAIN_SEQ_LEN": 8})
+    return tg.Validation(config, runtime_of(config), Recorder(), lambda name: nullcontext())
+
+
+class Uniform(torch.nn.Module):
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*tokens.shape, 600)
+
+
+def test_a_tokenizer_without_a_piece_for_a_space_is_refused(tmp_path: Path) -> None:
+    """Its spaces would be three byte pieces, and bits per byte too low."""
+    path = train_tokenizer(tmp_path)
+    tg.byte_table(str(path), path.read_bytes())
+    for byte_fallback in (True, False):  # a space is three byte pieces, or unknown
+        path = train_tokenizer(tmp_path, text=TEXT.replace(" ", ""), byte_fallback=byte_fallback)
+        with pytest.raises(tg.RunError, match="no piece for one space"):
+            tg.read_tokenizer(config_of(TOKENIZER_PATH=path, DATA_PATH=tmp_path))
+
+
+def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -> None:
+    path = train_tokenizer(tmp_path, byte_fallback=False)
+    validation = score_of(
+        tmp_path, path, ["the world \u0416 of the \u0416\u0416 words of the world"]
+    )
+    validation.evaluate(Uniform(), "final")
+    assert validation.unknown == 2, "two that are neighbours are one token"
+    run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=Recorder())
+    run.log.files = {"": None}
+    tg.log_score(run, 1.0, 1.0, 1.0)
+    assert "WARNING: 2 targets are unknown to the tokenizer" in "\n".join(run.log.lines)
+    assert run.log.events[-1]["unknown_targets"] == 2
+
+
+def test_a_split_without_bytes_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 400}', encoding="utf-8")
+    write_split(tmp_path, "val", np.arange(300), [])
+    data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tmp_path / "byte.json", "VOCAB_SIZE": 656}
+    config = config_of(**{**SMALL_MODEL, **data})
+    with pytest.raises(tg.RunError, match="no target of the validation split has bytes"):
+        tg.Validation(config, runtime_of(config), Recorder(), lambda name: nullcontext())

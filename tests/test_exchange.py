@@ -38,9 +38,16 @@ def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tg, name, lambda run: None)
 
 
+def trainer_of(config: tg.Config, runtime: tg.Runtime) -> tg.Trainer:
+    trainer = tg.Trainer(config, runtime, Recorder())
+    for group in trainer.groups:
+        group["base_lr"] = group["lr"]
+    return trainer
+
+
 def trainers_of(ranks: SimulatedRanks, config: tg.Config) -> list[tg.Trainer]:
     """One after the other: the generator of initial weights is the process' own."""
-    return [tg.Trainer(config, runtime, Recorder()) for runtime in ranks.runtimes]
+    return [trainer_of(config, runtime) for runtime in ranks.runtimes]
 
 
 def state_of(trainer: tg.Trainer) -> list[torch.Tensor]:
@@ -66,11 +73,11 @@ def test_gradients_lie_in_the_vector_that_is_summed() -> None:
     ]
 
     def work(rank: int) -> None:
-        exchanges[rank].begin(0, 0.0, 0)
+        exchanges[rank].begin(0, 0.0)
         for _ in range(2):  # two micro-steps
             matrix, vector = models[rank].parameters()
             exchanges[rank].backward((rank + 1) * matrix.sum() + 10 * vector.sum())
-        exchanges[rank].all_reduce(0, 0.0, 0, torch.tensor(0.0))
+        exchanges[rank].all_reduce(0, torch.tensor(0.0))
 
     ranks.run(work)
     assert ranks.sums == [1, 1, 1]
@@ -91,36 +98,52 @@ class Summed(tg.Runtime):
 
 @pytest.mark.parametrize("ranks", [3, 16, 1024])
 def test_what_ranks_tell_each_other_is_exact(ranks: int) -> None:
-    """Though it is added up in float32: 32 bits of data_crc, steps and times of each rank."""
+    """Though it is added up in float32: steps and the time of rank 0, and the mean loss."""
     Summed.total = 0.0
-    crcs = [(0x9E3779B1 * (rank + 1)) % 2**32 for rank in range(ranks)]
     for rank in range(ranks):
         runtime = Summed(config_of(DEVICE="cpu"), {"RANK": rank, "WORLD_SIZE": ranks})
+        runtime.signum = 15 * (rank == 1)
         exchange = tg.Exchange(model_of(2), runtime, tg.Clock(runtime))
-        exchange.begin(0, 0.0, 0)
+        exchange.begin(0, 0.0)
         exchange.done_here = (19_999, 599_999.0) if rank == 0 else (20_000, 7.0)
-        exchange.all_reduce(0, 7.0 * rank, crcs[rank], torch.tensor(0.5 * rank))
+        exchange.all_reduce(0, torch.tensor(0.5 * rank))
     exchange.read(1)
-    assert exchange.data_crc() == sum(crcs) % 2**32
-    assert [message.wait_ms for message in exchange.messages] == [7.0 * r for r in range(ranks)]
-    assert exchange.mean_loss() == sum(0.5 * r for r in range(ranks)), "each sends its share"
-    assert exchange.longest_wait_ms() == 7.0 * (ranks - 1)
+    assert exchange.loss == sum(0.5 * r for r in range(ranks)), "each sends its share"
+    assert exchange.signals == 1
     assert exchange.elapsed_ms(19_999) == 599_999.0, "rank 0's clock, on all ranks"
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_tables_are_read_in_turn_and_none_that_is_not_asked_for(late: int) -> None:
+def test_numbers_are_read_in_turn_and_none_that_is_not_asked_for(late: int) -> None:
     runtime = runtime_of(config_of(DEVICE="cpu"))
     runtime.steps_late = late
     exchange = tg.Exchange(model_of(2), runtime, tg.Clock(runtime))
-    exchange.begin(0, 0.0, 0)
+    exchange.begin(0, 0.0)
     for step in range(9):
         exchange.read(step - late)  # as training does
         if step > late:
-            assert [row.wait_ms for row in exchange.messages] == [step - late - 1]
-        exchange.all_reduce(step, float(step), 0, torch.tensor(1.0))
+            assert exchange.loss == step - late - 1
+        exchange.all_reduce(step, torch.tensor(float(step)))
     exchange.read(9)
-    assert [row.wait_ms for row in exchange.messages] == [8]
+    assert exchange.loss == 8
+
+
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+def test_the_rank_whose_loss_is_not_finite_is_named(bad: str) -> None:
+    ranks = SimulatedRanks(config_of(), 3)
+    exchanges = [tg.Exchange(model_of(2), r, tg.Clock(r)) for r in ranks.runtimes]
+
+    def work(rank: int) -> None:
+        exchanges[rank].begin(4, 0.0)
+        if rank == 1 and bad == "gradient":
+            exchanges[rank].gradients[0] = math.inf
+        loss = math.nan if rank == 1 and bad == "loss" else 1.0
+        exchanges[rank].all_reduce(4, torch.tensor(loss))
+        named = "the loss of rank 1" if bad == "loss" else "the gradient"
+        with pytest.raises(tg.RunError, match=f"step 5: {named} is not finite"):
+            exchanges[rank].read(5)
+
+    ranks.run(work)
 
 
 # --- The schedule, by a clock that only work moves --------------------------------------------
@@ -175,7 +198,7 @@ class NoInput:
     """Batches without an end and without a thread."""
 
     total_wait_ms, bytes_read, rows, x, y = 0.0, 0, range(1), None, None
-    summary = tg.Summary()
+    summary = 0
 
     def __iter__(self) -> Iterator["NoInput"]:
         return self
@@ -198,7 +221,7 @@ def simulate(config: tg.Config, device: Device) -> tuple[tg.Trainer, list[tuple[
     """Trains on `device`, without work; (used, published) multiplier of each step from 1 on."""
     runtime, pairs = runtime_of(config), []
     runtime.steps_late = 2 if device.device_s else 0
-    trainer = tg.Trainer(config, runtime, Recorder())
+    trainer = trainer_of(config, runtime)
     runtime.cuda, weights = device.device_s > 0, list(trainer.model.parameters())
     train_step, (adam, muon) = trainer.train_step, (trainer.adam, trainer.muon)
     adam.step = muon.step = lambda: None

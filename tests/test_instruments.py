@@ -124,8 +124,7 @@ def test_a_trace_is_of_exactly_so_many_steps_and_changes_no_digit(
 # What input has cost
 
 REPORT = re.compile(
-    r"^input_wait total:(?P<total>\S+)ms share:(?P<share>\S+)% read_bytes:(?P<read_bytes>\d+) .*\n"
-    r"input cost (?P<said>\d+\.\d\d) % of training$",
+    r"^input_wait total:(?P<total>\S+)ms share:(?P<share>\S+)% read_bytes:(?P<read_bytes>\d+) .*$",
     re.MULTILINE,
 )
 
@@ -142,7 +141,6 @@ def test_a_wait_for_input_is_reported(data: dict, tmp_path: Path, settings: dict
     assert total > 700
     [event] = run.events("input")
     assert share == pytest.approx(100 * total / event["timing_train_loop_ms"], abs=0.1)
-    assert float(report["said"]) == pytest.approx(share, abs=0.01)
     steps = {event["step"]: event for event in run.events("step")}
     waits = {step: event["input_wait_percent"] for step, event in steps.items()}
     assert max(waits, key=waits.get) == 7 and waits[7] > 50
@@ -156,24 +154,10 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     config = config_of(**data)
     run = train_gpt.Trainer(config, runtime_of(config), Recorder())
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
-    run.exchange.messages = [message._replace(wait_ms=slowest) for message in run.exchange.messages]
+    run.runtime.gather = lambda value: [value, slowest]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)
     train_gpt.log_end(run, waits, 900.0)
     assert run.log.events[-1]["share_percent"] == percent
-
-
-@pytest.mark.parametrize(
-    ("warmdown", "cap", "rates"), [(160, 0, "0.10 to 0.00"), (8, 600, "1.00 to 1.00")]
-)
-def test_rates_that_begin_or_end_otherwise_than_expected_are_said(
-    tmp_path: Path, data: dict, warmdown: int, cap: int, rates: str
-) -> None:
-    """With a cap, they fall by the clock alone, so a run of few steps ends before."""
-    settings = data | {"WARMDOWN_ITERS": warmdown, "MAX_WALLCLOCK_SECONDS": cap}
-    run = Live(tmp_path, **settings).finish()
-    assert re.findall("WARNING: (?!no tokenizer)(.*)", run.log) == [
-        f"rates went from {rates} of those set: see WARMDOWN_ITERS"
-    ]
 
 
 def test_times_and_steps_agree(plain: Live) -> None:

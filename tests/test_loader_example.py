@@ -1,4 +1,4 @@
-"""tests/loader_example.py takes only the loader: it trains another model on the challenge's
+"""tools/loader_example.py takes only the loader: it trains another model on the challenge's
 batches; sizes that do not divide are an error that gives the rule."""
 
 import re
@@ -10,8 +10,8 @@ import pytest
 import torch
 from running import ROOT, run_script, train_gpt, write_split
 
-EXAMPLE = ROOT / "tests" / "loader_example.py"
-SEQ_LEN, STEP_TOKENS, STEPS = 64, 2048, 20
+EXAMPLE = ROOT / "tools" / "loader_example.py"
+SEQ_LEN, STEP_TOKENS, STEPS = 64, 2048, 20  # micro-batches are steps there
 
 
 def plain_losses(tokens: np.ndarray) -> list[float]:
@@ -25,8 +25,8 @@ def plain_losses(tokens: np.ndarray) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     span, losses = STEP_TOKENS // 8, []
     for step in range(STEPS):
-        first = step * 8 * (span + 1)
-        parts = tokens[first : first + 8 * (span + 1)].reshape(8, span + 1).astype(np.int64)
+        first = step * (span + 1)
+        parts = tokens[first : first + span + 1].reshape(1, span + 1).astype(np.int64)
         x = torch.from_numpy(parts[:, :-1].reshape(-1, SEQ_LEN).copy())
         y = torch.from_numpy(parts[:, 1:].reshape(-1, SEQ_LEN).copy())
         optimizer.zero_grad()
@@ -38,10 +38,10 @@ def plain_losses(tokens: np.ndarray) -> list[float]:
 
 
 def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Path) -> None:
-    assert "tests/loader_example.py" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "tools/loader_example.py" in (ROOT / "README.md").read_text(encoding="utf-8")
     tokens = np.random.default_rng(5).integers(0, 1024, 70_000)
     write_split(tmp_path, "train", tokens, [20_000, 9_000])
-    done = run_script(EXAMPLE, tmp_path / "run", tmp_path, PYTHONPATH=ROOT)
+    done = run_script(EXAMPLE, tmp_path / "run", tmp_path)
     assert done.code == 0, done.err
     losses = [float(value) for value in re.findall(r"loss ([\d.]+)", done.out)]
     assert losses == [round(loss, 4) for loss in plain_losses(tokens)]
@@ -57,7 +57,6 @@ def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Pa
 def test_sizes_that_do_not_divide_are_an_error_with_the_rule(
     tokens: int, ranks: int, rule: str
 ) -> None:
-    config = SimpleNamespace(train_seq_len=SEQ_LEN, train_batch_tokens=tokens)
-    runtime = SimpleNamespace(rank=0, world_size=ranks, micro_steps=1)
+    config = train_gpt.Config(train_seq_len=SEQ_LEN, train_batch_tokens=tokens, grad_accum_steps=1)
     with pytest.raises(train_gpt.RunError, match=f"{rule}$"):
-        train_gpt.BatchPlan.train(config, runtime)
+        train_gpt.BatchPlan.train(config, ranks=ranks)

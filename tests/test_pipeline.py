@@ -5,13 +5,14 @@ before it; no wait is without a limit, and close() takes under a second from any
 How far the reader is, its summary of a batch tells: the reader's thread computes that.
 """
 
+import errno
 import itertools
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,12 @@ MODES = [("train", 1), ("train", 0), ("val", 1), ("val", 0)]  # split, prefetch
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """No thread of the test and no open file outlives it."""
-    threads, files = set(threading.enumerate()), os.listdir("/proc/self/fd")
+    """No thread of the test outlives it."""
+    threads = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - threads:
         thread.join(5)
         assert not thread.is_alive(), f"{thread.name} is left"
-    assert len(os.listdir("/proc/self/fd")) == len(files)
 
 
 @pytest.fixture
@@ -159,41 +159,82 @@ def test_a_rank_reads_the_bytes_that_it_uses_and_no_others(
 # --- A file with which something is wrong ---------------------------------------------------------
 
 
-def unreadable(path: Path) -> None:
-    """Whose bytes cannot be read, as on a disk that breaks: one's own memory at address 1024."""
-    path.unlink()
-    path.symlink_to("/proc/self/mem")
+def break_reads(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard, act: Callable) -> None:
+    """Calls `act` for each read of the shard, as a disk that breaks or hangs would."""
+    read = os.preadv
+
+    def preadv(descriptor: int, *arguments: object) -> int:
+        if descriptor == shard.descriptor:
+            act()
+        return read(descriptor, *arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
 
 
-def shrunk(path: Path) -> None:
-    os.truncate(path, HEADER_BYTES + 21)
+def unreadable(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard) -> None:
+    def act() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    break_reads(monkeypatch, shard, act)
+
+
+def shrunk(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard) -> None:
+    os.truncate(shard.path, HEADER_BYTES + 21)
 
 
 FAULTS = {
     "unreadable": (unreadable, "Input/output error"),
     "shrunk": (shrunk, "ends 4[35] bytes early"),
-    "gone": (Path.unlink, "No such file"),
 }
 
 
 @pytest.mark.parametrize(("split", "prefetch"), MODES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_error_comes_after_the_good_batches(
-    tmp_path: Path, split: str, prefetch: int, fault: str
+    tmp_path: Path, split: str, prefetch: int, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it, words = FAULTS[fault]
     good = first_token(split, 4) + (split == "val")  # batches share a token in validation
     write_split(tmp_path, split, TOKENS[: 20 * SEQ_LEN + 1], [good])
     shards = train_gpt.Shards(config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16), split)
-    break_it(shards.paths[1])
+    break_it(monkeypatch, shards.shards[1])
     with closing(pipeline_of(tmp_path, split, prefetch, shards=shards)) as batches:
         for number in range(4):
             assert_batch(split, number, next(batches))
         for _ in range(2):  # whoever asks again is answered again
             with pytest.raises(train_gpt.RunError, match=words) as caught:
                 next(batches)
-            assert f"{shards.paths[1]} at byte {HEADER_BYTES}" in str(caught.value)
+            assert f"{shards.shards[1].path} at byte {HEADER_BYTES}" in str(caught.value)
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("split", "prefetch"), MODES)
+def test_what_is_renamed_or_linked_over_a_shard_is_not_read(
+    tmp_path: Path, split: str, prefetch: int
+) -> None:
+    """Nor what a link to the folder points at later: a shard is the file that it was."""
+    write_split(tmp_path / "old", split, TOKENS, [100])
+    write_split(tmp_path / "new", split, TOKENS[::-1], [100])
+    (tmp_path / "data").symlink_to("old")
+    with closing(pipeline_of(tmp_path / "data", split, prefetch)) as batches:
+        (tmp_path / "data").unlink()
+        (tmp_path / "data").symlink_to("new")
+        for number in (0, 1):
+            name = f"fineweb_{split}_{number:06d}.bin"
+            (tmp_path / "new" / name).replace(tmp_path / "old" / name)
+        for number in range(12):
+            assert_batch(split, number, next(batches))
+        assert not batches.shards.changed()
+
+
+def test_a_shard_that_is_written_to_is_named(data: Path) -> None:
+    shards = train_gpt.Shards(config_of(DATA_PATH=data, VOCAB_SIZE=2**16), "train")
+    assert not shards.changed()
+    with open(shards.shards[0].path, "r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"\1\1")
+    os.utime(shards.shards[0].path, ns=(1, 1))  # a clock may be too coarse to see the write
+    assert shards.changed() == [str(shards.shards[0].path)]
 
 
 @pytest.mark.parametrize("next_token", [7, 60_000])
@@ -220,28 +261,22 @@ def test_a_token_out_of_the_vocabulary_is_named_with_its_file(
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[Callable[..., train_gpt.Pipeline]]:
-    """A pipeline that reads two batches, and then waits for the next shard as if its disk were
-    gone: it is a pipe that nobody writes to. In the end somebody does, or its thread would stay."""
-    threads, paths = set(threading.enumerate()), []
+def hanging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., train_gpt.Pipeline]]:
+    """A pipeline that reads two batches, and then waits for a disk that is gone until the end."""
+    back = threading.Event()
 
     def make(prefetch: int = 1, **options: object) -> train_gpt.Pipeline:
         write_split(tmp_path, "train", TOKENS, [2 * SPAN])
         stall = options.get("DATA_STALL_SECONDS", 30)
         config = config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, DATA_STALL_SECONDS=stall)
         shards = train_gpt.Shards(config, "train")
-        paths.append(shards.paths[1])
-        paths[0].unlink()
-        os.mkfifo(paths[0])
+        break_reads(monkeypatch, shards.shards[1], back.wait)
         return pipeline_of(tmp_path, prefetch=prefetch, shards=shards, **options)
 
     yield make
-    for thread in set(threading.enumerate()) - threads:
-        deadline = time.monotonic() + 20
-        while thread.is_alive() and time.monotonic() < deadline:
-            with suppress(OSError):  # nobody reads there, yet or any more
-                os.close(os.open(paths[0], os.O_WRONLY | os.O_NONBLOCK))
-            thread.join(0.01)
+    back.set()
 
 
 @pytest.mark.parametrize("prefetch", [1, 0])
@@ -252,12 +287,28 @@ def test_a_read_that_hangs_is_an_error_after_the_good_batches(
     batches = hanging(prefetch, DATA_STALL_SECONDS=0.4)
     for number in range(2):
         assert_batch("train", number, next(batches))
-    words = f"{batches.shards.paths[1]} at byte 1024: no answer for DATA_STALL_SECONDS=0.4"
+    path = batches.shards.shards[1].path
+    words = f"{path} at byte 1024: no answer for DATA_STALL_SECONDS=0.4"
     with pytest.raises(train_gpt.RunError, match=words):
         next(batches)
     start = time.monotonic()
     batches.close()
     assert time.monotonic() - start < 2.5 and batches.thread.is_alive()
+
+
+def test_time_in_which_the_process_was_suspended_is_no_stall(
+    hanging: Callable[..., train_gpt.Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that SIGSTOP halts for a minute finds a clock that went on; its reads did not."""
+    batches = hanging(DATA_STALL_SECONDS=2.0)
+    use(batches, 2)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 60 * (clock() - start))
+    start = clock()
+    with pytest.raises(train_gpt.RunError, match="no answer"):
+        next(batches)
+    assert clock() - start >= 2.0
+    batches.close()
 
 
 @pytest.mark.parametrize("prefetch", [1, 0])
@@ -283,7 +334,7 @@ def use(batches: train_gpt.Pipeline, count: int = 3) -> None:
 
 
 def fail(batches: train_gpt.Pipeline) -> None:
-    shrunk(batches.shards.paths[0])
+    os.truncate(batches.shards.shards[0].path, HEADER_BYTES + 21)
     with pytest.raises(train_gpt.RunError):
         use(batches, 10)
 

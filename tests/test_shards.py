@@ -3,7 +3,10 @@
 A truncated or corrupt one is refused before anything starts, in a line that names it.
 """
 
+import json
+import os
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +28,9 @@ DAMAGED = {
     "magic": (shard_bytes(magic=20240521), ["20240521", "1424 bytes"]),
     "version": (shard_bytes(version=2), ["20240520, 2", "1424 bytes"]),
     "big_endian": (shard_bytes(order=">"), ["1424 bytes"]),
-    "cut_off": (shard_bytes()[:-1], ["200 tokens", "1423 bytes"]),
-    "too_long": (shard_bytes() + b"\0\0", ["200 tokens", "1426 bytes"]),
-    "no_tokens": (shard_bytes(0)[:1024], ["0 tokens", "1024 bytes"]),
+    "cut_off": (shard_bytes()[:-1], ["20240520, 1, 200", "1423 bytes"]),
+    "too_long": (shard_bytes() + b"\0\0", ["20240520, 1, 200", "1426 bytes"]),
+    "no_tokens": (shard_bytes(0)[:1024], ["20240520, 1, 0", "1024 bytes"]),
     "half_a_header": (shard_bytes()[:7], []),
     "empty": (b"", ["0 bytes"]),
 }
@@ -38,11 +41,11 @@ DAMAGED = {
 def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: str) -> None:
     content, words = DAMAGED[name]
     config = config_of(**byte_data(tmp_path), TRAIN_SEQ_LEN=32, RUN_ID="r")
-    assert not any(str(tmp_path) in fault for fault in train_gpt.find_faults(config, {}))
+    assert not any(str(tmp_path) in fault for fault in train_gpt.find_faults(config, {})[0])
     path = tmp_path / f"fineweb_{split}_000001.bin"
     path.write_bytes(content)
-    [said] = [fault for fault in train_gpt.find_faults(config, {}) if str(path) in fault]
-    for word in [*words, "truncated, or no shard", "get it again, or make it"]:
+    [said] = [fault for fault in train_gpt.find_faults(config, {})[0] if str(path) in fault]
+    for word in [*words, "truncated or corrupt shard", "download or make it again"]:
         assert word in said.replace(str(path), ""), said
     assert "\n" not in said
 
@@ -57,8 +60,8 @@ def test_the_stream_has_no_end(tmp_path: Path, sizes: list[int]) -> None:
     shards = train_gpt.Shards(config_of(DATA_PATH=tmp_path), "train")
     for first, count in np.ndindex(2 * len(stream) + 2, 3 * len(stream)):
         read = b"".join(
-            path.read_bytes()[offset : offset + size]
-            for path, offset, size in shards.pieces(first, count)
+            shard.path.read_bytes()[offset : offset + size]
+            for shard, offset, size in shards.pieces(first, count)
         )
         expected = stream[(first + np.arange(count)) % len(stream)]
         assert read == expected.tobytes()
@@ -66,5 +69,85 @@ def test_the_stream_has_no_end(tmp_path: Path, sizes: list[int]) -> None:
 
 def test_missing_data_is_one_fault_with_the_command_that_gets_it(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(train_gpt.RunError, match=rf"DATA_PATH={folder}: no fineweb_\*.bin"):
+        with pytest.raises(
+            train_gpt.RunError, match=rf"DATA_PATH={folder}: no fineweb_val_\*.bin: set"
+        ):
             train_gpt.Shards(config_of(DATA_PATH=folder), "val")
+
+
+def named_fault(folder: Path) -> str:
+    """What the trainer says of a data set."""
+    settings = {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json", "VOCAB_SIZE": 260}
+    faults, _ = train_gpt.find_faults(config_of(**settings, TRAIN_SEQ_LEN=32), {})
+    assert all("\n" not in fault for fault in faults)
+    return "; ".join(faults)
+
+
+def export_of(folder: Path, old: bool = False) -> None:
+    """export.json as tokenize_docs.py writes it."""
+    shards: dict[str, dict] = {"train": {}, "val": {}}
+    for path in folder.glob("fineweb_*.bin"):
+        data = path.read_bytes()
+        tokens = (len(data) - 1024) // 2
+        crc = zlib.crc32(data[-65536:], zlib.crc32(data[:65536]))
+        entry = {"tokens": tokens, "identity": f"{tokens} tokens, {crc:08x}", "sha256": ""}
+        shards[path.name.split("_")[1]][path.name] = tokens if old else entry
+    export = {"complete": True, "shards": shards, "tokenizer_sha256": ""}
+    (folder / "export.json").write_text(json.dumps(export))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_folder_must_hold_what_export_json_lists(tmp_path: Path, old: bool) -> None:
+    byte_data(tmp_path)
+    write_split(tmp_path, "val", TOKENS, [120])
+    export_of(tmp_path, old)
+    assert named_fault(tmp_path) == ""
+    last = tmp_path / "fineweb_val_000001.bin"
+    content = last.read_bytes()
+    last.unlink()
+    assert f"{last}: missing; export.json: 80 tokens" in named_fault(tmp_path)
+    last.write_bytes(content[:1024] + bytes(160))  # a copy that was broken off, of the right size
+    assert ("fineweb_val_000001.bin: 80 tokens," in named_fault(tmp_path)) == (not old)
+    last.write_bytes(content)
+    write_shard(tmp_path / "fineweb_train_000001.bin", TOKENS)
+    assert "fineweb_train_000001.bin: 200 tokens" in named_fault(tmp_path)
+
+
+def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
+    byte_data(tmp_path)
+    path = tmp_path / "fineweb_train_000001.bin"
+    path.symlink_to("nowhere")
+    assert f"{path}: No such file" in named_fault(tmp_path)
+    path.unlink()
+    path.mkdir()
+    assert str(path) in named_fault(tmp_path) and "directory" in named_fault(tmp_path)
+    path.rmdir()
+    for name, content in (("tokenizer.sha256", b""), ("tokenizer.sha256", b"\xff\xfe \x00")):
+        (tmp_path / name).write_bytes(content)
+        assert f"{tmp_path / name}: not a line of sha256sum" in named_fault(tmp_path)
+
+
+def test_names_that_are_no_shards_are_ignored_and_validation_begins_at_zero(tmp_path: Path) -> None:
+    byte_data(tmp_path)
+    for name in ("fineweb_val_bytes_000000.bin", "fineweb_train_000000 (copy).bin"):
+        write_shard(tmp_path / name, TOKENS)
+    assert named_fault(tmp_path) == ""
+    for split in ("train", "val"):
+        os.rename(
+            tmp_path / f"fineweb_{split}_000000.bin", tmp_path / f"fineweb_{split}_000001.bin"
+        )
+    assert named_fault(tmp_path).count("expected number 000000") == 1  # of validation
+
+
+def test_each_shard_is_read_twice_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its two ends, however often its folder is looked at."""
+    write_split(tmp_path, "train", np.arange(1, 41 * 50), [50] * 39)
+    reads = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: reads.append(args) or pread(*args))
+    config = config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16)
+    for _ in range(3):
+        train_gpt.Shards(config, "train").identities()
+    assert len(reads) == 2 * 40

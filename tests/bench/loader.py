@@ -90,11 +90,12 @@ def ours(job, script):
     trainer = imported(script)
     settings = {"TRAIN_BATCH_TOKENS": job.step_tokens, "TRAIN_SEQ_LEN": job.seq_len}
     settings |= {"DATA_PATH": job.folder, "DEVICE": "cpu"}
-    config, *_ = trainer.read_config({name: str(value) for name, value in settings.items()})
-    runtime = trainer.Runtime(config, {"RANK": "0", "WORLD_SIZE": str(job.ranks)})
-    shards, plan = trainer.Shards(config, "train"), trainer.BatchPlan.train(config, runtime)
-    overlap = trainer.Overlap.of(config, "train", False)
-    with contextlib.closing(trainer.Pipeline(shards, plan, overlap, runtime)) as batches:
+    config, *_ = trainer.read_config([f"{name}={value}" for name, value in settings.items()], {})
+    device = sys.modules["torch"].device("cpu")
+    shards = trainer.Shards(config, "train")
+    plan = trainer.BatchPlan.train(config, rank=0, ranks=job.ranks)
+    overlap = trainer.Overlap.of(config, "train", device)
+    with contextlib.closing(trainer.Pipeline(shards, plan, overlap, device)) as batches:
         yield ((batch.x, batch.y) for batch in batches)
 
 
