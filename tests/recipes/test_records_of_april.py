@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import verify
+from tiny import config_of
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.timeout(300)
@@ -174,8 +175,8 @@ def test_visits_and_skip_rows_are_those_of_the_records(run_of: Run) -> None:
 def test_layers_that_cannot_loop_are_a_wrong_setting(start: int, end: int, run_of: Run) -> None:
     run = run_of(("loop",), NUM_LAYERS=11)
     config = replace(run.config, loop_start=start, loop_end=end, loop_count=1)
-    rules = sys.modules[type(run).__module__].rules(config, {})
-    assert ("LOOP_END", True, f"set {start} to 10, or another LOOP_START") in rules
+    faults, _ = sys.modules[type(run).__module__].find_faults(config, {})
+    assert faults == [f"LOOP_END={end}: set {start} to 10, or another LOOP_START"]
 
 
 def test_skip_rows_that_are_not_used_yet_have_no_gradient(run_of: Run) -> None:
@@ -289,9 +290,8 @@ def test_adam_decays_each_kind_at_its_own_rate(run_of: Run) -> None:
 def test_rates_fall_over_the_last_share_to_the_floor(script: Callable) -> None:
     module = script("warmdown_share")
     settings = {"WARMDOWN_SHARE": 0.6, "MIN_LR": 0.1, "ITERATIONS": 100}
-    texts = {name: str(value) for name, value in settings.items()}
-    capped, _ = module.read_config(texts)
-    uncapped, _ = module.read_config(texts | {"MAX_WALLCLOCK_SECONDS": "0"})
+    capped = config_of(module, **settings)
+    uncapped = config_of(module, **settings, MAX_WALLCLOCK_SECONDS=0)
     by_step = partial(module.lr_multiplier, uncapped, elapsed_ms=0.0)
     by_clock = partial(module.lr_multiplier, capped, 1)
     for share, wanted in (0, 1), (0.4, 1), (0.7, 0.5), (0.88, 0.2), (0.94, 0.1), (1, 0.1):
