@@ -285,7 +285,8 @@ class GPT(nn.Module):
     def logits(self, tokens):
         """(B, T) tokens, T up to TRAIN_SEQ_LEN -> (B, T, vocabulary), float32."""
         T = tokens.size(1)
-        x = x0 = rms_norm(self.tok_emb(tokens).to(self.dtype))  # (B, T, D)
+        x = self.tok_emb(tokens).to(self.dtype)  # (B, T, D)
+        x = x0 = rms_norm(x)
         rotary = self.cos[:T].to(self.dtype), self.sin[:T].to(self.dtype)
         skips = []
         half = len(self.skip_weights)
