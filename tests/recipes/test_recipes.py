@@ -38,6 +38,7 @@ ON = {
 }
 FRONTIER = {
     "adam_weight_decay",
+    "attn_gate",
     "brotli",
     "gptq",
     "layer_scale",
@@ -45,8 +46,10 @@ FRONTIER = {
     "muon_row_norm",
     "orthogonal_init",
     "parallel_residuals",
+    "polar_express",
     "score_first_ttt",
     "skip_gates",
+    "two_lanes",
     "warmdown_share",
 }  # in test_records_of_april.py and test_records_of_april_export.py
 COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
