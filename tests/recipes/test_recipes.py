@@ -35,6 +35,7 @@ ON = {
     "partial_rope": {"ROPE_DIMS": 4},
     "xsa": {"XSA_LAST_N": 2},
     "longer_rows": {"SHORT_ROW_LEN": 8},
+    "two_lanes": {"LANES_START": 2},
 }
 FRONTIER = {
     "adam_weight_decay",
@@ -251,6 +252,7 @@ def test_lzma_compresses_and_reads_both(run_of: Run) -> None:
 
 
 MODELS = ["bigram_hash", "smear_gate", "partial_rope", "xsa", "leaky_relu2"]
+MODELS += ["attn_gate", "two_lanes"]
 
 
 def stirred(run: Any) -> Any:
