@@ -1445,14 +1445,19 @@ def meet(env, told):
 
     The store is there before a device is touched, so it can say what is wrong with one.
     """
-    rank, ranks = int(env["RANK"]), int(env["WORLD_SIZE"])
+    rank = int(env["RANK"])
     timeout = timedelta(minutes=5)
     try:
         store = next(dist.rendezvous("env://", timeout=timeout))[0]
         # torchrun's store outlives a restart: the prefix hides what dead processes have said.
         store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         store.set(f"told {rank}", json.dumps(told))
-        return store, [json.loads(store.get(f"told {each}")) for each in range(ranks)]
+        ranks = range(int(env["WORLD_SIZE"]))
+        every = [json.loads(store.get(f"told {each}")) for each in ranks]
+        store.set(f"heard {rank}", "")
+        if rank == 0:  # its process may hold the store, and may end now
+            store.wait([f"heard {each}" for each in ranks])
+        return store, every
     except (ValueError, dist.DistError) as error:
         reason = f"{first_line(error)}: start it with torchrun, or `unset RANK`"
         raise RunError(f"RANK={rank}: {reason}") from error
@@ -2313,6 +2318,7 @@ def find_faults(config, env):
     """(a line for each thing that is wrong with the settings or what they name, {} or what the run
     is made of)"""
     heads, run_id = config.num_heads, config.run_id
+    step = 2 * heads  # of MODEL_DIM
     log = Path("logs", f"{run_id}.txt")
     is_name = re.fullmatch(r"(\w[\w.-]*)?", run_id) and len(os.fsencode(run_id)) <= 100
     kept = checkpoint_files(run_id) if is_name else []
@@ -2326,7 +2332,7 @@ def find_faults(config, env):
     unused = not gpus and (hidden and Path("/dev/nvidiactl").exists() or config.device == "cuda")
     few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
     rules = (  # setting, is it wrong?, the remedy
-        ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of 2 x NUM_HEADS={heads}"),
+        ("MODEL_DIM", config.model_dim % step, f"NUM_HEADS={heads}: set a multiple of {step}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
         ("RUN_ID", not is_name, "set letters, digits, '_', then also '.', '-': at most 100 bytes"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
@@ -2338,7 +2344,7 @@ def find_faults(config, env):
     )
     faults = [f"{name}={getattr(config, name.lower())}: {fix}" for name, bad, fix in rules if bad]
     for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if env.get(name, "1") not in ("0", "1") and "RANK" not in env:
+        if (env.get(name) or "1") not in ("0", "1") and "RANK" not in env:
             faults.append(f"{name}={env[name]}: start it with torchrun, one task for each machine")
     parts = []
     plan = partial(BatchPlan.train, ranks=int(env.get("WORLD_SIZE", 1)))
