@@ -1759,7 +1759,7 @@ def held(run):
     return {
         name: value
         for name, value in vars(run).items()
-        if name != "made_with" and not isinstance(value, tools)
+        if name != "initial" and not isinstance(value, tools)
     }
 
 
@@ -1850,7 +1850,7 @@ def snapshot(run):
     run.exchange.read(run.step)
     return {
         "held": state,
-        "made_with": run.made_with,
+        "initial": run.initial,
         "made_of": made_of_run(run),
         "step": run.step,
         "train_ms": run.clock.now_ms(),
@@ -1943,7 +1943,7 @@ def resume(run, state, where):
         remedy = "restore that, or leave out RESUME and set another RUN_ID"
         raise RunError(f"RESUME={where} is of other things: {'; '.join(forbidden[:5])}: {remedy}")
     run.shards.expected = there
-    own, was, now = run.made_with, state["made_with"], numbers_of(state["held"])
+    own, was, now = run.initial, state["initial"], numbers_of(state["held"])
     kept = {place: own[place] for place in own.keys() & was if was[place] == now.get(place)}
     saved = map_leaves(lambda place, leaf: kept.get(place, leaf), state["held"])
     restore(run, {**state, "held": saved})
@@ -2399,7 +2399,7 @@ def begin(run, state, where, given, warnings):
     log = run.log
     for group in run.groups:
         group["base_lr"] = group["lr"]  # before the schedule
-    run.made_with = numbers_of(map_leaves(state_of, held(run)))
+    run.initial = numbers_of(map_leaves(state_of, held(run)))
     if state:
         warnings += resume(run, state, where)
     elif run.config.resume:
