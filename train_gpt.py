@@ -751,7 +751,7 @@ class Trainer:
     @property
     def optimizers(self):
         """Every optimizer that the Trainer holds, also in lists and dicts, once."""
-        parts = {id(part): part for part in leaves(vars(self))}.values()
+        parts = {id(part): part for part in flatten(vars(self)).values()}.values()
         return [part for part in parts if isinstance(part, torch.optim.Optimizer)]
 
     @property
@@ -1407,14 +1407,6 @@ class HaltError(Exception):
 def first_line(error):
     text = getattr(error, "strerror", None) or str(error)
     return (text.strip() or repr(error)).splitlines()[0]
-
-
-def leaves(part):
-    """All that is in lists, tuples and dicts, also in nested ones."""
-    if isinstance(part, list | tuple | dict):
-        inner = part.values() if isinstance(part, dict) else part
-        return [leaf for each in inner for leaf in leaves(each)]
-    return [part]
 
 
 def sha256(data):
