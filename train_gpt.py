@@ -752,7 +752,7 @@ class Trainer:
     @property
     def optimizers(self):
         """Every optimizer that the Trainer holds, also in lists and dicts, once."""
-        parts = {id(part): part for part in leaves(vars(self))}.values()
+        parts = {id(part): part for part in flatten(vars(self)).values()}.values()
         return [part for part in parts if isinstance(part, torch.optim.Optimizer)]
 
     @property
@@ -1410,14 +1410,6 @@ def first_line(error):
     return (text.strip() or repr(error)).splitlines()[0]
 
 
-def leaves(part):
-    """All that is in lists, tuples and dicts, also in nested ones."""
-    if isinstance(part, list | tuple | dict):
-        inner = part.values() if isinstance(part, dict) else part
-        return [leaf for each in inner for leaf in leaves(each)]
-    return [part]
-
-
 def sha256(data):
     return hashlib.sha256(data).hexdigest()
 
@@ -1446,14 +1438,19 @@ def meet(env, told):
 
     The store is there before a device is touched, so it can say what is wrong with one.
     """
-    rank, ranks = int(env["RANK"]), int(env["WORLD_SIZE"])
+    rank = int(env["RANK"])
     timeout = timedelta(minutes=5)
     try:
         store = next(dist.rendezvous("env://", timeout=timeout))[0]
         # torchrun's store outlives a restart: the prefix hides what dead processes have said.
         store = dist.PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         store.set(f"told {rank}", json.dumps(told))
-        return store, [json.loads(store.get(f"told {each}")) for each in range(ranks)]
+        ranks = range(int(env["WORLD_SIZE"]))
+        every = [json.loads(store.get(f"told {each}")) for each in ranks]
+        store.set(f"heard {rank}", "")
+        if rank == 0:  # its process may hold the store, and may end now
+            store.wait([f"heard {each}" for each in ranks])
+        return store, every
     except (ValueError, dist.DistError) as error:
         reason = f"{first_line(error)}: start it with torchrun, or `unset RANK`"
         raise RunError(f"RANK={rank}: {reason}") from error
@@ -1755,7 +1752,7 @@ def held(run):
     return {
         name: value
         for name, value in vars(run).items()
-        if name != "made_with" and not isinstance(value, tools)
+        if name != "initial" and not isinstance(value, tools)
     }
 
 
@@ -1846,7 +1843,7 @@ def snapshot(run):
     run.exchange.read(run.step)
     return {
         "held": state,
-        "made_with": run.made_with,
+        "initial": run.initial,
         "made_of": made_of_run(run),
         "step": run.step,
         "train_ms": run.clock.now_ms(),
@@ -1939,7 +1936,7 @@ def resume(run, state, where):
         remedy = "restore that, or leave out RESUME and set another RUN_ID"
         raise RunError(f"RESUME={where} is of other things: {'; '.join(forbidden[:5])}: {remedy}")
     run.shards.expected = there
-    own, was, now = run.made_with, state["made_with"], numbers_of(state["held"])
+    own, was, now = run.initial, state["initial"], numbers_of(state["held"])
     kept = {place: own[place] for place in own.keys() & was if was[place] == now.get(place)}
     saved = map_leaves(lambda place, leaf: kept.get(place, leaf), state["held"])
     restore(run, {**state, "held": saved})
@@ -2314,6 +2311,7 @@ def find_faults(config, env):
     """(a line for each thing that is wrong with the settings or what they name, {} or what the run
     is made of)"""
     heads, run_id = config.num_heads, config.run_id
+    step = 2 * heads  # of MODEL_DIM
     log = Path("logs", f"{run_id}.txt")
     is_name = re.fullmatch(r"(\w[\w.-]*)?", run_id) and len(os.fsencode(run_id)) <= 100
     kept = checkpoint_files(run_id) if is_name else []
@@ -2327,7 +2325,7 @@ def find_faults(config, env):
     unused = not gpus and (hidden and Path("/dev/nvidiactl").exists() or config.device == "cuda")
     few = 0 < gpus < int(env.get("LOCAL_WORLD_SIZE", 1))
     rules = (  # setting, is it wrong?, the remedy
-        ("MODEL_DIM", config.model_dim % (2 * heads), f"set a multiple of 2 x NUM_HEADS={heads}"),
+        ("MODEL_DIM", config.model_dim % step, f"NUM_HEADS={heads}: set a multiple of {step}"),
         ("NUM_KV_HEADS", heads % config.num_kv_heads, f"set a divisor of NUM_HEADS={heads}"),
         ("RUN_ID", not is_name, "set letters, digits, '_', then also '.', '-': at most 100 bytes"),
         ("RUN_ID", taken, f"{log} or its checkpoints exist: set another RUN_ID, or RESUME=auto"),
@@ -2339,7 +2337,7 @@ def find_faults(config, env):
     )
     faults = [f"{name}={getattr(config, name.lower())}: {fix}" for name, bad, fix in rules if bad]
     for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if env.get(name, "1") not in ("0", "1") and "RANK" not in env:
+        if (env.get(name) or "1") not in ("0", "1") and "RANK" not in env:
             faults.append(f"{name}={env[name]}: start it with torchrun, one task for each machine")
     parts = []
     plan = partial(BatchPlan.train, ranks=int(env.get("WORLD_SIZE", 1)))
@@ -2394,7 +2392,7 @@ def begin(run, state, where, given, warnings):
     log = run.log
     for group in run.groups:
         group["base_lr"] = group["lr"]  # before the schedule
-    run.made_with = numbers_of(map_leaves(state_of, held(run)))
+    run.initial = numbers_of(map_leaves(state_of, held(run)))
     if state:
         warnings += resume(run, state, where)
     elif run.config.resume:

@@ -1,8 +1,8 @@
 """Settings keep their published names and defaults; --help and --print-config show them all.
 
 All faults are in one message, each with name, value and remedy; it ends the script with 2 before a
-device, a process group or a log is touched. A name that is nearly a setting's is an error, and all
-other names pass.
+device or a log is touched. An argument NAME=value must be a setting; in the environment a name that
+is nearly a setting's is a warning, and all other names pass.
 """
 
 import inspect
@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,6 @@ from running import (
     SMALL_MODEL,
     TRAINER,
     byte_data,
-    clean_environment,
     config_of,
     run_script,
     run_trainer,
@@ -57,7 +55,7 @@ CHECKPOINT_EVERY=0 CHECKPOINT_KEEP=3 RESUME=
 """
 # Names that a machine or another program may have, those that look like settings among them.
 OTHERS = """
-PATH HOME NAME PORT DEBUG CI SHLVL COLUMNS LINES DATASET MODEL_DIR MODEL_NAME MODEL_PATH DATA_DIR
+PATH HOME NAME PORT DEBUG CI SHLVL COLUMNS LINES DATASET MODEL_NAME MODEL_PATH DATA_DIR
 DATA_ROOT DATASETS_PATH OUTPUT_DIR CACHE_DIR LOG_DIR LOG_LEVEL NUM_GPUS NUM_WORKERS NUM_THREADS
 N_PREFIX N_JOBS N_GPUS N_PROCS GPU_COUNT GPU_ID JOB_ID RUN_NAME RUN_DIR EXPERIMENT_NAME MAX_JOBS
 CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER NCCL_TIMEOUT OMP_NUM_THREADS MKL_NUM_THREADS TORCH_LOGS
@@ -66,7 +64,8 @@ LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK NNODES WANDB_RUN_ID WANDB_NAME H
 TOKENIZERS_PARALLELISM SLURM_PROCID SLURM_NTASKS XDG_DATA_DIRS PYTHONHASHSEED RUNPOD_POD_ID
 LEARNING_RATE MAX_STEPS LR D_MODEL N_LAYER N_HEAD N_EMBD BLOCK_SIZE MAX_ITERS ITERS LAYERS DROPOUT
 DTYPE COMPILE WARMUP_ITERS EVAL_INTERVAL WEIGHT_DECAY PREFETCH CHECKPOINT EMA_DECAY SWA_EVERY TTT_LR
-TTT_EPOCHS MUON_WD ROPE_DIMS QAT_START n_layer
+TTT_EPOCHS MUON_WD ROPE_DIMS QAT_START n_layer CUDA_PATH VLLM_ATTENTION_BACKEND DATASET_PATH
+SM_DATA_PATH LR_WARMUP_STEPS CONDA_SHLVL SSH_AGENT_PID HISTSIZE OPENBLAS_L2_SIZE NVPL_BLAS_DEBUG
 """
 
 
@@ -113,8 +112,8 @@ def small(folder: Path, **more: object) -> dict[str, str]:
 
 def faults_of(environment: dict[str, str], ranks: int = 1) -> list[str]:
     environment = environment | {"WORLD_SIZE": str(ranks)}
-    config, faults = train_gpt.read_config(environment)
-    return faults + train_gpt.find_faults(config, environment)
+    config, _, faults, _ = train_gpt.read_config([], environment)
+    return faults + train_gpt.find_faults(config, environment)[0]
 
 
 # Names, defaults, and how they are shown.
@@ -123,23 +122,24 @@ def faults_of(environment: dict[str, str], ranks: int = 1) -> list[str]:
 def test_names_and_defaults_are_the_published_ones() -> None:
     published = dict(pair.split("=") for pair in PUBLISHED.split())
     assert published.keys() | {"RUN_ID", "CONTROL_TENSOR_NAME_PATTERNS"} == SETTINGS
-    config, faults = train_gpt.read_config({})
-    assert faults == [] and config.run_id == "", "a random name"
+    config, given, faults, warnings = train_gpt.read_config([], {})
+    assert (given, faults, warnings, config.run_id) == ({}, [], [], ""), "a random name"
     assert config == config_of(**published)
     assert config.control_tensor_name_patterns == CONTROLS
 
 
 def test_print_config_says_where_each_value_is_from(main: Callable[..., Said]) -> None:
-    said = main("--print-config", SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
+    words = ("--print-config", "SEED=5", "TIE_EMBEDDINGS=0")
+    said = main(*words, SEED=9, MATRIX_LR="1e-3", DEVICE="auto")
     shown = json.loads(said.out)
     assert (said.code, said.err) == (0, "")
     assert {name.upper() for name in shown} == SETTINGS
     assert {tuple(entry) for entry in shown.values()} == {("value", "source")}
-    changed = {n: entry["value"] for n, entry in shown.items() if entry["source"] == "environment"}
+    changed = {n: entry["value"] for n, entry in shown.items() if entry["source"] == "given"}
     assert changed == {"seed": 5, "tie_embeddings": False, "matrix_lr": 0.001, "device": "auto"}
     assert shown["beta1"] == {"value": 0.9, "source": "default"}
     said = main("--print-config", SEED="x")
-    assert said.code == 2 and "SEED=x" in said.err and json.loads(said.out)
+    assert said.code == 2 and "SEED=x" in said.err
 
 
 def read_help(text: str) -> dict[str, tuple[str, str]]:
@@ -161,12 +161,12 @@ def test_help_shows_every_setting_with_its_default_in_groups(main: Callable[...,
     assert (said.code, said.err) == (0, "")
     assert listed.keys() == SETTINGS
     shown = {name: default for name, (default, _) in listed.items() if name != "RUN_ID"}
-    config, faults = train_gpt.read_config(shown)
+    config, _, faults, _ = train_gpt.read_config([], shown)
     assert faults == []
     assert config == train_gpt.Config()
     for names in ("SEED DATA_PATH", "NUM_LAYERS MODEL_DIM", "ITERATIONS WARMUP_STEPS"):
         assert len({listed[name][1] for name in names.split()}) == 1
-    assert "ITERATIONS=100 python3 train_gpt.py\n" in said.out
+    assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in said.out
 
 
 def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
@@ -175,10 +175,8 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
         tmp_path / "edited.py",
         {line: line + "    my_rate: float = 2.5  # rate; mine\n"},
     )
-    settings = {"MY_RATE": "3", "MY_RATES": "3"}
-    done = run_script(script, tmp_path, "--print-config", **settings)
-    assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "environment"}
-    assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE?" in done.err
+    done = run_script(script, tmp_path, "--print-config", MY_RATE=3)
+    assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "given"}
 
 
 # Wrong values.
@@ -210,7 +208,7 @@ WRONG = {
     "MODEL_DIM=30": "set a multiple of 4",
     "NUM_KV_HEADS=3": "set a divisor of NUM_HEADS=2",
     "TRAIN_BATCH_TOKENS=2080": "set a multiple of 256",
-    "MODEL_DIM=262144": "GiB, there are",
+    f"RUN_ID={'世' * 34}": "at most 100 bytes",
     "DATA_PATH=/nowhere": "no fineweb_*.bin: set the folder that cached_challenge_fineweb.py or",
     "TOKENIZER_PATH=/nowhere/of.model": "No such file or directory: set that of the shards",
     f"TOKENIZER_PATH={__file__}": "no known kind of tokenizer: set that of the shards",
@@ -224,13 +222,20 @@ def test_a_wrong_value_is_one_line_with_the_remedy(tmp_path: Path, wrong: str) -
     name, value = wrong.split("=")
     faults = faults_of(small(tmp_path, **{name: value}))
     faults = [fault for fault in faults if "TRAIN_BATCH_TOKENS" not in fault or name in fault]
-    [fault] = faults
+    fault = faults[0].replace("_train_", "_").replace("_val_", "_")  # without data there are two
+    assert len(faults) == 1 + (name == "DATA_PATH")
     place = value if name == "VOCAB_SIZE" else f"{name}={value}"
     assert place in fault and WRONG[wrong] in fault and "\n" not in fault, fault
 
 
+def test_a_vocabulary_must_fit_into_shards() -> None:
+    _, _, faults, _ = train_gpt.read_config(["VOCAB_SIZE=65537"], {})
+    assert faults == ["VOCAB_SIZE=65537: set 1 to 65536: shards hold 16 bits per token, see --help"]
+
+
 def test_a_line_end_of_windows_is_not_a_part_of_a_value() -> None:
-    config, faults = train_gpt.read_config({"ITERATIONS": "7\r", "DATA_PATH": "here\r"})
+    settings = {"ITERATIONS": "7\r", "DATA_PATH": "here\r"}
+    config, _, faults, _ = train_gpt.read_config([], settings)
     assert (config.iterations, config.data_path, faults) == (7, "here", [])
 
 
@@ -268,14 +273,16 @@ def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: 
     """Kinds, ranges, shapes, names, data, arguments; none of them hides another."""
     wrong = {"ITERATIONS": "ten", "TIE_EMBEDDINGS": "maybe", "SEED": -1, "RUN_ID": "a/b"}
     wrong |= {"MODEL_DIM": 6, "NUM_KV_HEADS": 3, "TRAIN_BATCH_TOKENS": 1000}
-    wrong |= {"VOCAB_SIZE": 259, "BETA2": 1.5, "TRAIN_PREFTECH": 1, "iterations": 5}
+    wrong |= {"VOCAB_SIZE": 259, "BETA2": 1.5}
     environment = small(tmp_path / "data", **wrong)
     (tmp_path / "data" / "fineweb_train_000000.bin").write_bytes(b"damaged")
     (tmp_path / "data" / "fineweb_val_000000.bin").unlink()
-    said = main("--bogus", **environment)
+    said = main("--bogus", "TRAIN_PREFTECH=1", "iterations=5", **environment)
     assert (said.code, said.out) == (2, "")
+    wrong |= {"TRAIN_PREFTECH": 1, "iterations": 5}
     starts = [f"{name}={value}: " for name, value in wrong.items()]
     starts += [str(tmp_path / "data" / "fineweb_train_000000.bin"), "DATA_PATH=", "--bogus: "]
+    assert "TRAIN_PREFTECH=1: no such setting: did you mean TRAIN_PREFETCH=value" in said.faults
     assert [s for s in starts if sum(fault.startswith(s) for fault in said.faults) != 1] == []
     assert len(said.faults) == len(starts), said.err
 
@@ -293,8 +300,8 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
 
 def test_missing_data_comes_with_scripts_that_exist(main: Callable[..., Said]) -> None:
     said = main()
-    assert said.code == 2 and len(said.faults) == 2  # the tokenizer and the data
-    scripts = re.findall(r"\w+\.py", said.faults[1])
+    assert said.code == 2 and len(said.faults) == 3  # the shards of two splits, the tokenizer
+    scripts = re.findall(r"\w+\.py", said.faults[0])
     assert len(scripts) == 2 and all((ROOT / "data" / name).exists() for name in scripts)
 
 
@@ -306,6 +313,8 @@ def test_a_gpu_that_torch_cannot_use_never_means_the_cpu(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl" or exists(path))
     assert faults_of({**environment, "DEVICE": "cpu"}) == []
+    environment["DEVICE"] = "auto"
+    assert faults_of({**environment, "CUDA_VISIBLE_DEVICES": ""}) == [], "hidden on purpose"
     for device in ("auto", "cuda"):
         [fault] = faults_of({**environment, "DEVICE": device})
         words = [f"DEVICE={device}: ", torch.__version__, str(torch.version.cuda), "set cpu"]
@@ -315,49 +324,49 @@ def test_a_gpu_that_torch_cannot_use_never_means_the_cpu(
 # Names that are not settings.
 
 
-def test_a_misspelt_name_is_an_error_that_names_the_nearest_setting() -> None:
-    """A letter too few or too many, two swapped in a name of eight or more, lower case."""
+def test_a_misspelt_name_in_the_environment_is_a_warning_with_both_names() -> None:
+    """One or two letters too few, too many, swapped or of the other case."""
     slips = {}
     for name in sorted(SETTINGS):
         for at in (1, len(name) // 2, len(name) - 2):
             slips[name[:at] + name[at + 1 :]] = name
             slips[name[:at] + "X" + name[at:]] = name
-            if len(name) >= 8:
-                slips[name[:at] + name[at + 1] + name[at] + name[at + 2 :]] = name
+            slips[name[:at] + name[at + 1] + name[at] + name[at + 2 :]] = name
         slips[name.lower()] = name
-    slips = {slip: name for slip, name in slips.items() if slip not in SETTINGS}
-    _, faults = train_gpt.read_config(dict.fromkeys(slips, "1"))
-    named = {fault.split("=")[0]: re.search(r"(\w+)\?$", fault)[1] for fault in faults}
-    assert {slip: named.get(slip) for slip, name in slips.items() if named.get(slip) != name} == {}
+    for slip, name in slips.items():
+        if slip not in SETTINGS:
+            _, _, faults, warnings = train_gpt.read_config([], {slip: "1"})
+            said = f"{slip} in the environment is no setting; {name} is"
+            assert faults == [] and said in warnings, slip
 
 
-def test_other_names_are_no_errors() -> None:
-    _, faults = train_gpt.read_config(dict.fromkeys(OTHERS.split(), "1"))
-    assert faults == []
+def test_names_of_other_programs_are_not_spoken_of() -> None:
+    _, _, faults, warnings = train_gpt.read_config([], dict.fromkeys(OTHERS.split(), "1"))
+    assert (faults, warnings) == ([], [])
 
 
-def test_numbers_in_front_of_the_command_that_are_not_settings_are_said(tmp_path: Path) -> None:
-    """By a shell that has them not; names with other values are not looked at."""
-    settings = small(tmp_path) | {"ITERATIONS": 1, "VAL_LOSS_EVERY": 0, "RUN_ID": "r"}
-    front = "EMA_DECAY=0.9 MAX_ITERS=5 LR=1e-3 OPTIMIZER=muon OMP_NUM_THREADS=1 CUDA_X=0"
-    done = subprocess.run(
-        ["bash", "-c", f"{front} {sys.executable} {TRAINER}; exit $?"],
-        cwd=tmp_path,
-        env=clean_environment(**settings),
-        start_new_session=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    said = re.findall("WARNING: (.*) is not a setting of this script: see --help", done.stdout)
-    assert said == ["EMA_DECAY", "LR", "MAX_ITERS"]
+def test_arguments_win_and_a_near_name_warns_on_console_and_in_the_log(tmp_path: Path) -> None:
+    settings = small(tmp_path) | {
+        "ITERATIONS": 9,
+        "RUN_ID": "r",
+        "SEEDS": "1,2",
+        "VAL_LOSS_EVERY": 0,
+    }
+    done = run_script(TRAINER, tmp_path, "ITERATIONS=1", "MATRIX_LR=0.5", **settings)
+    assert done.code == 0, done.err
+    for text in (done.out, done.text):
+        assert "step:1/1 " in text and "matrix_lr:0.5 " in text
+        assert text.count("WARNING: SEEDS in the environment is no setting; SEED is\n") == 1
 
 
-def test_a_folder_in_which_one_cannot_write_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert faults_of(small(tmp_path)) == ["RUN_ID=: you cannot write in this folder: use another"]
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_launcher_that_is_not_torchrun_is_refused(tmp_path: Path, name: str) -> None:
+    """Else each of its tasks would be a run of its own, and overwrite the others' artifact."""
+    environment = small(tmp_path)
+    [fault] = faults_of({**environment, name: "2"})
+    assert fault == f"{name}=2: start it with torchrun, one task for each machine"
+    for more in ({name: "1"}, {name: ""}, {name: "2", "RANK": "0"}):
+        assert faults_of({**environment, **more}) == []
 
 
 def test_what_a_launcher_left_behind_is_not_used_or_named(
@@ -366,9 +375,10 @@ def test_what_a_launcher_left_behind_is_not_used_or_named(
     """WORLD_SIZE=8 alone would train on an eighth of the data, LOCAL_RANK=3 would be silent."""
     assert "SEED=-1" in main(SEED=-1, LOCAL_RANK=3).err
     settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
-    assert "world_size:1 " in Live(tmp_path / "alone", **settings, WORLD_SIZE=8).finish().log
+    left = {"WORLD_SIZE": 8, "RANK": "", "LOCAL_RANK": ""}
+    assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().log
     run = Live(tmp_path / "rank", **settings, RANK=0, LOCAL_RANK=0)
-    assert run.end() == [1] and "Traceback" not in run.err
+    assert run.end() == [2] and "Traceback" not in run.err
     assert run.said[0].startswith("rank 0: RANK=0: ") and "WORLD_SIZE expected" in run.said[0]
     assert run.said[0].endswith(": start it with torchrun, or `unset RANK`")
 
@@ -376,22 +386,20 @@ def test_what_a_launcher_left_behind_is_not_used_or_named(
 # The script as a process.
 
 
-def test_one_rank_of_a_machine_speaks_and_the_others_let_it_finish(
-    main: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The launcher ends all ranks at the first exit."""
-    waited = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    node = {"WORLD_SIZE": 16, "MASTER_ADDR": "x", "MASTER_PORT": 1}
-    first = main(SEED=-1, LOCAL_RANK=0, RANK=8, **node)
-    assert first.code == 2 and "SEED=-1" in first.err and sum(waited) < 1
-    second = main(SEED=-1, LOCAL_RANK=1, RANK=9, **node)
-    assert second == (2, "", "") and sum(waited) >= 10
+def test_all_ranks_hear_of_a_fault_of_one_and_leave_nothing(tmp_path: Path) -> None:
+    """Of a setting on one machine, too; what is wrong on all is said once."""
+    settings = small(tmp_path / "data") | {"RUN_ID": "r", "NUM_KV_HEADS": 3}
+    run = Live(tmp_path / "run", 2, other={"SEED": -1}, **settings)
+    assert run.end() == [2, 2]
+    lines = run.err.splitlines()
+    assert lines.count("  NUM_KV_HEADS=3: set a divisor of NUM_HEADS=2") == 2, "by each rank"
+    assert lines.count("  rank 1: SEED=-1: set a whole number from 0 on, see --help") == 2
+    assert sorted(os.listdir(run.folder)) == ["err", "out"]
 
 
 @pytest.mark.slow
 def test_torchrun_shows_the_whole_list_once(tmp_path: Path) -> None:
-    done = run_trainer(tmp_path, ranks=2, SEED=-1, NUM_KV_HEADS=3, TRAIN_PREFTECH=1)
+    done = run_trainer(tmp_path, ranks=2, SEED=-1, NUM_KV_HEADS=3)
     assert done.code != 0 and done.out == "" and os.listdir(tmp_path) == []
-    for start in ("SEED=-1: ", "NUM_KV_HEADS=3: ", "TRAIN_PREFTECH=1: ", "TOKENIZER_PATH="):
+    for start in ("SEED=-1: ", "NUM_KV_HEADS=3: ", "TOKENIZER_PATH="):
         assert done.err.count(start) == 1, done.err
