@@ -839,7 +839,7 @@ class Trainer:
                 self.train_step(batches)
                 if self.step <= 10 or is_due(config.train_log_every, self.step):
                     log_step(self, batches)
-                if is_due(config.checkpoint_every, self.step):
+                if is_due(config.checkpoint_every, self.step) and self.step < config.iterations:
                     save(self)
                 self.phase.end_step(self.step)
             if self.step > self.logged[0]:
@@ -1916,7 +1916,8 @@ def find_checkpoint(config, runtime):
         if zipfile.ZipFile(io.BytesIO(data)).testzip():  # torch.load ignores checksums
             raise ValueError("its checksum is wrong")
         state = torch.load(io.BytesIO(data), "cpu", weights_only=True)
-        state["made_of"], state["held"]  # torch.load also reads other files, such as weights
+        if "held" not in state:  # torch.load also reads other files, such as weights
+            raise ValueError("it is no checkpoint")
     except Exception as error:  # whatever a bad file raises
         reason = first_line(error) if data else "no such file"
         remedy = "set another step_<n>.pt and another RUN_ID"
