@@ -122,3 +122,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> 
 def counted(indices: Sequence[int]) -> str:
     """Indices from 0 as people count: 1, 2, 5."""
     return ", ".join(str(index + 1) for index in sorted(indices))
+
+
+def some(names: Sequence[Any], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
