@@ -1,11 +1,8 @@
 """Compare runs: how do they differ, how long did they take, is one better?
 
-    # tables; a LOG is a file or a folder of logs
-    python3 tools/compare.py LOG...
-    # a picture for a pull request (.png or .svg)
-    python3 tools/compare.py LOG... --plot runs.svg
-    # is A's loss lower than B's by more than --margin?
-    python3 tools/compare.py --a LOG... --b LOG...
+    python3 tools/compare.py LOG...                     # tables; LOG: a file or a folder of logs
+    python3 tools/compare.py LOG... --plot runs.svg     # a picture for a pull request (or .png)
+    python3 tools/compare.py --a LOG... --b LOG...      # is A's loss lower by more than --margin?
 
 A and B are runs of one configuration each, with several seeds. Their results are compared by
 Welch's one-sided test, in nats per token, or in bits per byte if tokenizers differ. The time spent
@@ -30,10 +27,7 @@ import picture
 from cli import cell, counted, some, table
 from configuration import faults_of_group, faults_of_split, seed_groups, telling, trace
 from runs import NO_LOGS, Logs, Run, read_logs
-from significance import BITS, CAP_BYTES, NATS, Comparison, compare_samples, spread, value_of, welch
-
-MOST_ROWS = 12  # of settings that differ; the others are named
-
+from significance import CAP_BYTES, Comparison, compare_samples, spread, value_of, welch
 
 # --- A against B ---
 
@@ -43,30 +37,28 @@ def compare_groups(
 ) -> Comparison:
     """Two groups of runs: refused also where a group is not a sample of one configuration.
     `unread`: more refusals."""
-    allow, runs = options.allow, [*a, *b]
+    allow, runs, reasons = options.allow, [*a, *b], [*unread]
     if {trace(run) for run in a} & {trace(run) for run in b} - {None}:
-        reason = "A and B share a run (equal to the digit): each run belongs to one of them"
-        return Comparison(refusals=[*unread, reason])
+        reasons.append("A and B share a run (equal to the digit): each run belongs to one of them")
     names = [f"{run.name} ({run.status}, step {run.last_step})" for run in runs]
     samples = [[run.result for run in group] for group in (a, b)]
     comparison = compare_samples(*samples, options.margin, names)
-    reasons = [*unread, *faults_of_group("A", a, allow), *faults_of_group("B", b, allow)]
+    notes = comparison.notes
+    reasons += [*faults_of_group("A", a, allow), *faults_of_group("B", b, allow)]
     reasons += [*comparison.refusals, *faults_of_split(runs, allow)]
     comparison.refusals = list(dict.fromkeys(reasons))
     kinds = sorted({run.result.kind for run in runs if run.result})
     if len(kinds) > 1:
         text = f"the results come from different evaluations ({', '.join(kinds)})"
-        comparison.notes.append(f"{text}: their difference is the model's and the evaluation's")
+        notes.append(f"{text}: their difference is the model's and the evaluation's")
     if allow:
-        comparison.notes.append(f"--allow: the runs of a group may differ in {some(allow)}")
-    stepless = [run.name for run in runs if not run.steps]
+        notes.append(f"--allow: the runs of a group may differ in {some(allow)}")
     if apart := telling(runs):
-        words = f"A and B differ in {some(apart)}: which is better is tested, not why"
-    elif stepless:
-        words = f"in what A and B differ is not known: no step was read from {some(stepless)}"
+        notes.append(f"A and B differ in {some(apart)}: which is better is tested, not why")
+    elif stepless := [run.name for run in runs if not run.steps]:
+        notes.append(f"no step was read from {some(stepless)}: in what it differs is not known")
     else:
-        words = "the logs show no difference in configuration between A and B"
-    comparison.notes.append(words)
+        notes.append("the logs show no difference in configuration between A and B")
     return comparison
 
 
@@ -114,36 +106,30 @@ def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
     conditions, equal = configuration.differences(runs)
-    seeds: dict[int | None, list[int]] = {}
-    for index, run in enumerate(runs):
-        seeds.setdefault(run.known_seed, []).append(index)
-    rows = [("seed", value_words(list(seeds.items())))]
-    for d in conditions[:MOST_ROWS]:
+    numbers = [run.known_seed for run in runs]
+    seeds = {seed: [i for i, other in enumerate(numbers) if other == seed] for seed in numbers}
+    rows = [("seed", value_words([*seeds.items()]))]
+    for d in conditions:
         unknown = f" | not known: {counted(d.unknown)}" if d.unknown else ""
-        rows.append((d.name + " (harmless)" * d.harmless, value_words(d.values) + unknown))
+        rows.append((d.name + " (harmless)" * d.harmless(), value_words(d.values) + unknown))
     lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
-    if more := [d.name for d in conditions[MOST_ROWS:]]:
-        lines.append(f"  also: {some(more, 20)}")
     if not conditions and all(run.steps for run in runs):
         lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
     return lines
 
 
-def value_words(values: Sequence[tuple[Any, Sequence[int]]], most: int = 6) -> str:
-    parts = [f"{cell(value)[:40]}: {counted(numbers)}" for value, numbers in values[:most]]
-    if len(values) > most:
-        parts.append(f"{len(values) - most} more values")
-    return " | ".join(parts)
+def value_words(values: Sequence[tuple[Any, Sequence[int]]]) -> str:
+    return some([f"{cell(value)[:40]}: {counted(numbers)}" for value, numbers in values], 6, " | ")
 
 
 def seconds(ms: float | None) -> str:
     return cell(ms and ms / 1e3, ",.1f")
 
 
-# What each column shows of a run.
-TIME: dict[str, Callable[[Run], str]] = {
+Columns = dict[str, Callable[[Run], str]]  # what each shows of a run
+TIME: Columns = {
     "status": lambda run: run.status,
     "seed": lambda run: cell(run.known_seed) + " (name)" * (run.seed != run.known_seed),
     "steps": lambda run: f"{run.last_step:,}",
@@ -153,7 +139,7 @@ TIME: dict[str, Callable[[Run], str]] = {
     "val s": lambda run: seconds(run.val_total_ms),
     "eval s": lambda run: seconds(run.eval_ms),
 }
-RESULT: dict[str, Callable[[Run], str]] = {
+RESULT: Columns = {
     "train loss": lambda run: f"{run.steps[-1].train_loss:.4f}" if run.steps else "-",
     "val loss": lambda run: f"{run.validations[-1].val_loss:.4f}" if run.validations else "-",
     "result": lambda run: f"{run.result.val_bpb:.5f}" if run.result else "-",
@@ -166,7 +152,7 @@ RESULT: dict[str, Callable[[Run], str]] = {
 }
 
 
-def table_of(runs: Sequence[Run], columns: dict[str, Callable[[Run], str]]) -> list[str]:
+def table_of(runs: Sequence[Run], columns: Columns) -> list[str]:
     names = enumerate(zip(configuration.labels(runs), runs, strict=True), 1)
     rows = [[str(n), name, *(show(run) for show in columns.values())] for n, (name, run) in names]
     return table(["#", "log", *columns], rows)
@@ -176,7 +162,7 @@ def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     lines = []
     for numbers in seed_groups(runs, allow):
         parts = []
-        for unit in (NATS, BITS):
+        for unit in ("nats", "bits per byte"):
             values = [value_of(runs[i].result, unit) for i in numbers]
             if len(numbers) > 1 and None not in values:
                 parts.append(f"{unit} {fmean(values):.5f} std {spread(values):.5f}")
@@ -186,12 +172,16 @@ def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
 
 
 def data_line(runs: Sequence[Run]) -> str:
+    """Were the same batches trained on, up to the last step that all logs have?"""
     without = [index for index, run in enumerate(runs) if not run.crc_at()]
     missing = f"; no data_crc: {counted(without)}" if without else ""
-    common = configuration.same_data(runs)
-    if common is None:
+    known = {index: crcs for index, run in enumerate(runs) if (crcs := run.crc_at())}
+    common = set.intersection(*map(set, known.values())) if len(known) > 1 else set()
+    if not common:
         return f"Same data: not known (no common step with a data_crc{missing})"
-    step, crcs = common
+    step, crcs = max(common), {}
+    for index, logged in known.items():
+        crcs.setdefault(logged[step], []).append(index)
     text = " | ".join(f"{crc}: {counted(numbers)}" for crc, numbers in crcs.items())
     answer = "yes" if len(crcs) == 1 else "NO"
     return f"Same data: {answer}, data_crc at step {step} (the last common one): {text}{missing}"
@@ -200,13 +190,8 @@ def data_line(runs: Sequence[Run]) -> str:
 def remark_lines(runs: Sequence[Run]) -> list[str]:
     """What a careful reader would notice about single runs."""
     remarks: dict[str, list[int]] = {}
-    first_of: dict[Any, int] = {}
     for index, run in enumerate(runs):
-        known, said = trace(run), [*remarks_on(run)]
-        if known is not None and first_of.setdefault(known, index) != index:
-            same = f"to the digit the seed, time and result of run {first_of[known] + 1}"
-            said.append(f"{same}: the same run?")
-        for remark in said:
+        for remark in remarks_on(run):
             remarks.setdefault(remark, []).append(index)
     lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
     return ["Remarks", *lines] if lines else []
@@ -217,7 +202,7 @@ def remarks_on(run: Run) -> Iterator[str]:
         yield "no step was read: in what it differs, and whether it is finished, is not known"
     elif run.status != "finished":
         yield f"{run.status} at step {run.last_step}" + (f": {run.error}" if run.error else "")
-    if run.is_our_text:
+    if run.crc_at() and not run.path.endswith(".jsonl"):
         yield "read from its text, as another trainer's: there is no .jsonl beside it"
     if run.seed is not None and run.seed_in_name not in (None, run.seed):
         yield f"its name says seed {run.seed_in_name}, its log {run.seed}"
@@ -226,35 +211,24 @@ def remarks_on(run: Run) -> Iterator[str]:
     if run.resumed_at:
         other = ", with another script" if len({*run.scripts}) > 1 else ""
         yield f"resumed at step {some(run.resumed_at)}{other}"
-    over = (run.total_bytes or 0) - CAP_BYTES
-    if over > 0:
-        yield f"{over:,} bytes over the cap of {CAP_BYTES:,}"
 
 
 # --- the program ---
 
 
-def notes_for_picture(runs: Sequence[Run]) -> list[str]:
-    """What a reader must know before comparing."""
-    notes = list(faults_of_split(runs, ["partial_val"]))
+def plot(arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path) -> str:
+    """Writes the picture; returns in one line why there is none, else nothing. A run without a
+    result is not a seed of an arm that has results."""
+    kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
+    left_out = sum(map(len, arms)) - sum(map(len, kept))
+    notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
+    runs = [run for arm in kept for run in arm]
+    notes += faults_of_split(runs, ["partial_val"])
     if all(run.partial_val for run in runs):
         notes.append("all runs were validated on a part of the split")
     datasets = sorted({run.dataset for run in runs if run.dataset})
     if len(datasets) > 1:
         notes.append(f"the runs have different data: {some(datasets, 4)}")
-    return notes
-
-
-def plot(arms: Sequence[Sequence[Run]], path: Path, names: Sequence[str] = ()) -> str:
-    """Writes the picture of the arms that have runs; returns in one line why there is none, else
-    nothing. A run without a result is not a seed of an arm that has results."""
-    names = [name for name, arm in zip(names, arms, strict=False) if arm]
-    arms = [arm for arm in arms if arm]
-    kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
-    left_out = sum(map(len, arms)) - sum(map(len, kept))
-    notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
-    notes += notes_for_picture([run for arm in kept for run in arm])
-    names = names or configuration.arm_names(kept)
     return picture.attempt(dict(zip(names, kept, strict=True)), notes, path)
 
 
@@ -307,7 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arms = [a.runs, b.runs]
     problems = [] if logs.runs else logs.problems
     if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
-        fault = plot(arms, options.plot)
+        arms = [arm for arm in arms if arm]
+        fault = plot(arms, configuration.arm_names(arms), options.plot)
         problems = [fault] if fault else []
     if logs.runs:
         print("\n".join([*answer, *report(logs, options.allow)]))

@@ -7,11 +7,10 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cli import some
+from cli import setting, some
 from runs import Run
 
 # Names of the run, its files and its processes: no part of a configuration.
@@ -34,22 +33,22 @@ HARMLESS = re.compile(
 FIELDS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
 FIELDS += ("partial_val",)
 # Not settings: they have no value that one could set.
-FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "gpus", "cpus"}
-FACTS |= {*FIELDS, *MADE_OF}
+FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *FIELDS, *MADE_OF}
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 
 
-@dataclass
-class Difference:
+class Difference(NamedTuple):
     """A condition that is not equal in all runs: each value with the numbers (from 0) of its runs,
     and the runs whose logs do not tell it."""
 
     name: str
     values: list[tuple[Any, list[int]]]
     unknown: list[int]
-    harmless: bool
+
+    def harmless(self) -> bool:
+        return HARMLESS.fullmatch(self.name) is not None
 
 
 # --- what differs ---
@@ -67,7 +66,7 @@ def conditions(run: Run) -> dict[str, Any]:
         values.pop("grad_accum_steps", None)
     values |= {
         "code": run.scripts[-1][:12] if run.scripts else None,
-        "code_bytes": run.code_bytes or run.source and len(run.source),
+        "code_bytes": None if run.scripts else run.code_bytes,
         **{name: getattr(run, name) for name in FIELDS},
         **run.machine,
         **checksums(run),
@@ -90,8 +89,6 @@ def checksums(run: Run) -> dict[str, str]:
 def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
     """Conditions that differ, and how many are equal in all runs that tell them."""
     known = [conditions(run) for run in runs]
-    # Where all have a hash of the code, the number of its bytes says nothing more.
-    hashed = all("code" in setup for setup in known)
     result, equal = [], 0
     for name in dict.fromkeys(name for setup in known for name in setup):
         values: dict[Any, list[int]] = {}
@@ -100,17 +97,16 @@ def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
                 values.setdefault(setup[name], []).append(index)
         if len(values) > 1:
             unknown = [index for index, setup in enumerate(known) if name not in setup]
-            harmless = HARMLESS.fullmatch(name) is not None or hashed and name == "code_bytes"
-            result.append(Difference(name, list(values.items()), unknown, harmless))
+            result.append(Difference(name, list(values.items()), unknown))
         else:
             equal += 1
-    return sorted(result, key=lambda difference: difference.harmless), equal
+    return sorted(result, key=Difference.harmless), equal
 
 
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    names = [d.name for d in differences(runs)[0] if not d.harmless]
+    names = [d.name for d in differences(runs)[0] if not d.harmless()]
     return [name for name in names if name.lower() not in allowed]
 
 
@@ -129,19 +125,6 @@ def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[i
             name = re.sub(SEED_OR_SUFFIX, "", runs[index].path) if twice else ""
             parts.setdefault((setup, name), []).append(index)
     return sorted(parts.values())
-
-
-def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:
-    """The last step of which all runs that have one logged a data_crc, and the runs of each crc
-    there."""
-    known = {index: crcs for index, run in enumerate(runs) if (crcs := run.crc_at())}
-    common = set.intersection(*map(set, known.values())) if len(known) > 1 else set()
-    if not common:
-        return None
-    step, groups = max(common), {}
-    for index, crcs in known.items():
-        groups.setdefault(crcs[step], []).append(index)
-    return step, groups
 
 
 def trace(run: Run) -> tuple[Any, ...] | None:
@@ -184,10 +167,8 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
     if len(counts) > 1:
         yield f"parts of {' and '.join(counts)} tokens were scored: give all runs one VAL_TOKENS"
     known = [checksums(run) for run in runs]
-    tokenizers, splits = (
-        {sums[name] for sums in known if name in sums}
-        for name in ("tokenizer", "validation_shards")
-    )
+    tokenizers = {sums.get("tokenizer") for sums in known} - {None}
+    splits = {sums.get("validation_shards") for sums in known} - {None}
     same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
     if len(splits) > 1 and not same_text and "validation_shards" not in allowed:
         yield "the validation shards differ (checksums in made_of): validate all runs on one split"
@@ -220,15 +201,10 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     different, known = telling(firsts), [conditions(run) for run in firsts]
     settings = 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}
     if settings and all(name in setup for setup in known for name in different):
-        return [" ".join(written(n, setup[n]) for n in different) for setup in known]
+        return [" ".join(setting(n, setup[n]) for n in different) for setup in known]
     names = labels(firsts)
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
     for place, group in enumerate(groups):
         if len(group) > 1:  # x1, x2, x3
             short[place] = short[place].removesuffix(str(group[0].known_seed)).rstrip("-_.")
     return short if len(set(short)) == len(short) else names
-
-
-def written(name: str, value: Any) -> str:
-    """A setting as it is set in front of a command."""
-    return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"

@@ -1,7 +1,7 @@
 """What one line of a training log says: `events(text)` gives its events.
 
-runs.py decides what follows from the order of lines. PATTERNS is the whole knowledge of how lines
-are written: a regular expression for each kind, with the function that reads a match.
+runs.py decides what follows from the order of lines. The patterns at the end are the whole
+knowledge of how lines are written.
 """
 
 import math
@@ -42,7 +42,6 @@ class Validation:
     val_loss: float  # nats per token
     val_bpb: float
     train_time_ms: float | None = None
-    partial: bool = False  # scored on a part of the split
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class Result:
     val_bpb: float
     eval_ms: float | None = None
     digits: int = 12  # decimals of val_bpb as printed; 12: full precision
-    partial: bool = False  # scored on a part of the split
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -67,7 +65,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Anything else: a field of the run, source, python, torch, gpu, config.NAME of a setting."""
+    """Anything else: a field of the run, source, python, torch, device, config.NAME of a setting."""
 
     name: str
     value: Any
@@ -108,10 +106,6 @@ def typed(text: str) -> Any:
     return float(text) if re.fullmatch(NUMBER, text) else text
 
 
-def decimals(text: str) -> int:
-    return len(text.partition(".")[2])
-
-
 # --- what reads a match ---
 
 
@@ -126,7 +120,7 @@ def read_step(match: re.Match[str], text: str) -> list[Event]:
     time = time_ms("train_time", rest)
     losses = figure("val_loss", rest), figure("val_bpb", rest)
     if None not in losses:
-        return [Validation(step, *losses, time, "partial_val:1" in rest)]
+        return [Validation(step, *losses, time)]
     train_loss = figure("train_loss", rest)
     if train_loss is None:
         return []
@@ -138,20 +132,13 @@ def read_result(match: re.Match[str], text: str) -> list[Event]:
     """A name, val_loss and val_bpb, after training."""
     name, loss, bpb = match[1].strip(" :"), float(match[2]), match[3]
     kind = next(kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
-    partial, time = "partial_val:1" in text, time_ms("eval_time|elapsed", text)
-    return [Result(kind, name, loss, float(bpb), time, decimals(bpb), partial)]
+    time, digits = time_ms("eval_time|elapsed", text), len(bpb.partition(".")[2])
+    return [Result(kind, name, loss, float(bpb), time, digits)]
 
 
 def read_bytes(match: re.Match[str], text: str) -> list[Event]:
-    """Sizes of the code and of what is compressed; a total of the raw model is followed by that of
-    the compressed one."""
-    label, codec = match[1], match[2]
-    size = int(match[3].replace(",", ""))
-    if label == "Code size":
-        return [Fact("packed_code_bytes" if codec == "compressed" else "code_bytes", size)]
-    if label == "Total submission size":
-        return [Fact("total_bytes", size)]
-    return [Fact("model_bytes", size)] if codec else []
+    sizes = {name: value for name, value in match.groupdict().items() if value}
+    return [Fact(name, int(value.replace(",", ""))) for name, value in sizes.items()]
 
 
 def read_settings(match: re.Match[str], text: str) -> list[Event]:
@@ -169,55 +156,44 @@ def read_settings(match: re.Match[str], text: str) -> list[Event]:
 # --- how lines are written ---
 
 # The first pattern that matches reads a line. tests/tools/test_reading.py has an example of each.
-PATTERNS = (
-    (
-        read_facts,
-        r"Running (?:Python (?P<python>\d+\.\d+\.[\w.+]+)|PyTorch (?P<torch>\d+\.\d+\.[\w.+]+))",
-    ),
-    (
-        read_facts,
-        r"\|\s+(?P<gpu>\d+\s+(?:NVIDIA|Tesla|GeForce|Quadro|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|",
-    ),
-    (read_step, r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)"),
-    (
-        read_facts,
-        r"(?:stopping_early:.*?\btrain_time: ?|timing_train_loop_ms:)(?P<train_time_ms>\d{1,15})ms",
-    ),
-    (
-        read_result,
-        rf"([A-Za-z][^{{}}\"']{{0,80}}?)\bval_loss[:=] ?({NUMBER})[ ,]"
-        rf".*?\bval_bpb[:=] ?({NUMBER})(?![\w.])",
-    ),
-    (
-        read_bytes,
-        r"(Serialized model|Code size|Total submission size)(?: \(?([\w+.-]{1,40})\)?)?"
-        r": (\d[\d,]{0,20}) bytes",
-    ),
-    (read_facts, r"input_wait total:(?P<input_wait_ms>[\d.]{1,18})ms "),
-    (read_facts, r"total_eval_time:\s*(?P<eval_total_s>[\d.]{1,18})s"),
-    (
-        read_facts,
-        r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
-    ),
-    (
-        read_facts,
-        r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)(?: partial_val:(?P<partial_val>1))?",
-    ),
-    (read_settings, r"settings:"),
-    (read_facts, r"resumed: step:(?P<resumed>\d{1,12})\b"),
-    (read_settings, r"(?P<split>train|val)_io:"),
-    (
-        read_settings,
-        r"(?=model_params:|world_size:|attention_mode:|tie_embeddings:|train_batch_tokens:|seed:|"
-        r"  [a-z_]\w*: \S+$)",
-    ),
+FACTS = (
+    r"Running Python (?P<python>\d+\.\d+\.[\w.+]+)",
+    r"Running PyTorch (?P<torch>\d+\.\d+\.[\w.+]+)",
+    r"\|\s+\d+\s+(?P<device>(?:NVIDIA|Tesla|GeForce|Quadro|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|",
+    r"stopping_early:.*?\btrain_time: ?(?P<train_time_ms>\d{1,15})ms",
+    r"timing_train_loop_ms:(?P<train_time_ms>\d{1,15})ms",
+    r"input_wait total:(?P<input_wait_ms>[\d.]{1,18})ms ",
+    r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
+    r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
+    r"resumed: step:(?P<resumed>\d{1,12})\b",
 )
-READERS = [(re.compile(pattern), read) for read, pattern in PATTERNS]
+BYTES = (
+    r"Code size[^:]{0,40}: (?P<code_bytes>\d[\d,]{0,20}) bytes",
+    r"Serialized model \(?[\w+.-]{1,40}\)?: (?P<model_bytes>\d[\d,]{0,20}) bytes",
+    r"Total submission size[^:]{0,40}: (?P<total_bytes>\d[\d,]{0,20}) bytes",
+)
+RESULT = (
+    rf"([A-Za-z][^{{}}\"']{{0,80}}?)\bval_loss[:=] ?({NUMBER})[ ,]"
+    rf".*?\bval_bpb[:=] ?({NUMBER})(?![\w.])"
+)
+SETTINGS = (
+    r"settings:",
+    r"(?P<split>train|val)_io:",
+    r"(?=model_params:|world_size:|attention_mode:|tie_embeddings:|train_batch_tokens:|seed:)",
+    r"(?=  [a-z_]\w*: \S+$)",
+)
+STEP = r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)"
+READERS = [(re.compile(STEP), read_step)]
+READERS += [(re.compile(pattern), read_facts) for pattern in FACTS]
+READERS += [(re.compile(pattern), read_bytes) for pattern in BYTES]
+READERS += [(re.compile(pattern), read_settings) for pattern in SETTINGS]
+READERS += [(re.compile(RESULT), read_result)]
 
 
 def events(text: str) -> list[Event]:
     """What a line says, in its order."""
+    partial: list[Event] = [Fact("partial_val", True)] if "partial_val:1" in text else []
     for regex, read in READERS:
         if match := regex.match(text):
-            return read(match, text)
+            return [*read(match, text), *partial]
     return []

@@ -8,9 +8,8 @@ arm is a list of runs that differ only in their seed. A note below says what a r
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cli import missing
@@ -29,14 +28,16 @@ QUANTITIES = {  # of a curve: its lines and the axis
 }
 
 
-@dataclass
-class Arm:
-    """Runs that differ only in their seed, under one name and colour."""
+class Arm(NamedTuple):
+    """Runs that differ only in their seed."""
 
     name: str
     runs: Sequence[Run]
-    colour: str
-    dashes: str
+    style: dict[str, str]  # colour and dashes
+
+
+def style(place: int) -> dict[str, str]:
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
 
 
 # --- curves ---
@@ -73,11 +74,12 @@ def draw_curves(axis: Any, arms: Sequence[Arm], curves: list[Any], words: str) -
     for arm, curve in zip(arms, curves, strict=True):
         mean = curve.mean(axis=1)
         marker = "o" if len(curve) < 25 else None
-        style = {"color": arm.colour, "linestyle": arm.dashes, "marker": marker, "markersize": 3}
-        axis.plot(curve.index, mean, linewidth=1.6, **style)
+        axis.plot(curve.index, mean, linewidth=1.6, marker=marker, markersize=3, **arm.style)
         if len(arm.runs) > 1:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
-            axis.fill_between(curve.index, low, high, color=arm.colour, alpha=0.2, linewidth=0)
+            axis.fill_between(
+                curve.index, low, high, color=arm.style["color"], alpha=0.2, linewidth=0
+            )
     band = any(len(arm.runs) > 1 for arm in arms)
     title = "mean over seeds, band: one standard deviation" if band else ""
     axis.set_title(title, fontsize=9)
@@ -122,8 +124,14 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
         mean, reach = sum(given) / len(given), interval(given) if len(given) > 1 else 0.0
         if len(given) > 1:
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
-            axis.scatter(places, given, color=arm.colour, s=16, alpha=0.55)
-        look = {"fmt": "D", "color": arm.colour, "markersize": 6, "capsize": 6, "elinewidth": 1.8}
+            axis.scatter(places, given, color=arm.style["color"], s=16, alpha=0.55)
+        look = {
+            "fmt": "D",
+            "color": arm.style["color"],
+            "markersize": 6,
+            "capsize": 6,
+            "elinewidth": 1.8,
+        }
         axis.errorbar(place, mean, yerr=reach or None, **look)
         top = max(mean + reach, *given)
         style = {"textcoords": "offset points", "ha": "center"}
@@ -143,11 +151,7 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
 def attempt(groups: Mapping[str, Sequence[Run]], notes: Sequence[str], path: Path) -> str:
     """Writes the picture of the arms by their names, with notes; returns in one line why there is
     none, else nothing."""
-    looks = [(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(groups))]
-    arms = [
-        Arm(name[:LINE], runs, *look)
-        for (name, runs), look in zip(groups.items(), looks, strict=True)
-    ]
+    arms = [Arm(name[:LINE], runs, style(n)) for n, (name, runs) in enumerate(groups.items())]
     try:
         return draw(arms, list(notes), path)
     except ImportError as error:
@@ -192,10 +196,7 @@ def draw(arms: Sequence[Arm], notes: list[str], path: Path) -> str:
 def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], color=arm.colour, linestyle=arm.dashes, marker="D", label=arm.name)
-        for arm in arms
-    ]
+    handles = [Line2D([], [], **arm.style, marker="D", label=arm.name) for arm in arms]
     place = {"loc": "outside lower center", "frameon": False}
     legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
     legend.get_title().set_color("#a00000")

@@ -38,7 +38,7 @@ class Run:
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)  # settings: lower-case name, typed value
     made_of: dict[str, str] = field(default_factory=dict)  # script, tokenizer, shards: checksums
-    machine: dict[str, Any] = field(default_factory=dict)  # device, gpus, cpus, torch, python
+    machine: dict[str, Any] = field(default_factory=dict)  # device, cpus, torch, python
     world_size: int | None = None
     micro_steps: int | None = None  # in effect
     model_params: int | None = None
@@ -50,7 +50,6 @@ class Run:
     results: list[Result] = field(default_factory=list)  # all after the last training step
     result: Result | None = None  # the one that counts
     code_bytes: int | None = None  # of the script as it is
-    packed_code_bytes: int | None = None  # as compressed for the artifact, if a log knows both
     model_bytes: int | None = None  # compressed
     total_bytes: int | None = None  # what is held against the cap
     train_time_ms: float | None = None  # of the whole training
@@ -98,15 +97,6 @@ class Run:
         """data_crc of each logged step."""
         return {s.step: s.data_crc for s in self.steps if s.data_crc is not None}
 
-    @property
-    def is_our_text(self) -> bool:
-        """Is it a log of our trainer that was read without its .jsonl?"""
-        return bool(self.crc_at()) and not self.path.endswith(".jsonl")
-
-    @property
-    def empty(self) -> bool:
-        return not (self.steps or self.validations or self.results or self.error)
-
 
 @dataclass
 class Logs:
@@ -152,13 +142,12 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
         path = beside
     try:
         text = text_of(read_file(path))
-        run = read_events(path, text, log.problems) if path == beside else read_text(path, text)
+        read = read_events if path == beside else read_text
+        run = read(path, text, log.problems)
     except (OSError, ValueError) as error:
         log.problems.append(getattr(error, "strerror", None) or str(error))
         return log
-    if path != beside and CUT.search(text[text.rfind("\n") + 1 :]):
-        log.problems.append("the last line is cut off")
-    if run.empty:
+    if not (run.steps or run.validations or run.results or run.error):
         log.problems.append("no training log: no step and no result is in it")
     else:
         log.runs.append(run)
@@ -192,6 +181,7 @@ def read_events(path: Path, text: str, problems: list[str]) -> Run:
         try:
             event = json.loads(line)
             TAKE.get(event["event"], lambda *_: None)(run, event)
+            run.partial_val |= bool(event.get("partial_val"))
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             damaged += 1
     if damaged:
@@ -207,7 +197,7 @@ def take_run(run: Run, event: dict[str, Any]) -> None:
         setattr(run, name, event.get(name))
     run.results, run.status, run.error = [], "unfinished", None
     run.train_time_ms = run.input_wait_ms = run.val_total_ms = run.total_bytes = None
-    run.partial_val = bool(event.get("partial_val"))
+    run.partial_val = False
 
 
 def take_config(run: Run, event: dict[str, Any]) -> None:
@@ -235,9 +225,7 @@ def take_step(run: Run, event: dict[str, Any]) -> None:
 
 def take_validation(run: Run, event: dict[str, Any]) -> None:
     losses = float(event["val_loss"]), float(event["val_bpb"])
-    partial = bool(event.get("partial_val"))
-    run.partial_val |= partial
-    line = Validation(int(event["step"]), *losses, event.get("train_time_ms"), partial)
+    line = Validation(int(event["step"]), *losses, event.get("train_time_ms"))
     append_step(run.validations, line)
 
 
@@ -250,11 +238,7 @@ def take_checkpoint(run: Run, event: dict[str, Any]) -> None:
 
 def take_score(run: Run, event: dict[str, Any]) -> None:
     losses = float(event["val_loss"]), float(event["val_bpb"])
-    partial = bool(event.get("partial_val"))
-    run.partial_val |= partial
-    run.results = [
-        Result("roundtrip", "score", *losses, event.get("eval_time_ms"), partial=partial)
-    ]
+    run.results = [Result("roundtrip", "score", *losses, event.get("eval_time_ms"))]
 
 
 def take_artifact(run: Run, event: dict[str, Any]) -> None:
@@ -309,11 +293,14 @@ def events_of(text: str) -> Iterator[Event]:
         at = end
 
 
-def read_text(path: Path, text: str) -> Run:
-    """The last run of a text log; a last line that ends inside a number is left out."""
+def read_text(path: Path, text: str, problems: list[str]) -> Run:
+    """The last run of a text log."""
     run, text = Run(os.fspath(path)), without_fronts(text)
     last = text[text.rfind("\n") + 1 :]
-    for event in events_of(text.removesuffix(last) if CUT.search(last) else text):
+    if CUT.search(last):
+        text = text.removesuffix(last)
+        problems.append("the last line is cut off")
+    for event in events_of(text):
         if isinstance(event, Result):
             run.results.append(event)
         elif isinstance(event, Fact):
@@ -321,7 +308,6 @@ def read_text(path: Path, text: str) -> Run:
         else:
             rewind(run, event.step)
             append_step(run.steps if isinstance(event, Step) else run.validations, event)
-        run.partial_val |= getattr(event, "partial", False)
     settle(run)
     if run.result:
         run.status = "finished" if run.steps or run.validations else "no steps"
@@ -339,7 +325,6 @@ def rewind(run: Run, step: int) -> None:
         run.scripts = run.scripts if step > 1 else run.scripts[-1:]
     if step != last:
         run.results.clear()
-        run.eval_ms = None
 
 
 def take_fact(run: Run, name: str, value: Any) -> None:
@@ -347,16 +332,11 @@ def take_fact(run: Run, name: str, value: Any) -> None:
     if kind == "source":  # printing added one line end to the script's own
         run.source = value.removesuffix("\n").encode("utf-8", "surrogateescape")
         add_script(run, hashlib.sha256(run.source).hexdigest())
-    elif kind in ("python", "torch"):
+    elif kind in ("python", "torch", "device"):
         run.machine[kind] = value
     elif kind == "config":
         if not run.results:
             run.config[part] = value
-    elif kind == "gpu":
-        number, device = value.split(None, 1)
-        run.machine |= {"device": device, "gpus": int(number) + 1}
-    elif kind == "eval_total_s":
-        run.eval_ms = 1e3 * value
     elif kind == "resumed":
         drop_from(run, value + 1)
         run.resumed_at.append(value + 1)
@@ -393,7 +373,7 @@ def append_step(kept: list[Any], line: Step | Validation) -> None:
 def settle(run: Run) -> None:
     """What follows from the lines once a run is read: its result, first of all."""
     run.result = next((one for one in reversed(run.results) if one.kind in SUBMITTED), None)
-    if run.eval_ms is None and run.result:
+    if run.result:
         timed = [r.eval_ms for r in run.results if r.kind == run.result.kind and r.eval_ms]
         run.eval_ms = timed[-1] if timed else None
     timed = [x for x in (*run.steps[-1:], *run.validations[-1:]) if x.train_time_ms is not None]
