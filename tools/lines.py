@@ -6,8 +6,7 @@ knowledge of how lines are written.
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_VALUE = 400  # characters of a value
 # What a result is, by the first pattern that is found in its name.
@@ -24,8 +23,7 @@ SUBMITTED = ("ttt", "sliding", "roundtrip", "other")  # measured on the decoded 
 # --- events ---
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A training line."""
 
     step: int
@@ -34,8 +32,7 @@ class Step:
     data_crc: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(NamedTuple):
     """A validation while training."""
 
     step: int
@@ -44,8 +41,7 @@ class Validation:
     train_time_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """A result after training."""
 
     kind: str  # one of KINDS
@@ -63,9 +59,8 @@ class Result:
         return self.val_loss / math.log(2) / self.val_bpb
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """Anything else: a field of the run, source, python, torch, device, config.NAME of a setting."""
+class Fact(NamedTuple):
+    """A field of the run, or source, python, torch, device, config.NAME of a setting."""
 
     name: str
     value: Any
