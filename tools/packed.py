@@ -6,7 +6,6 @@ here.
 
 import ast
 import base64
-import bz2
 import hashlib
 import io
 import lzma
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from os.path import commonprefix
 
-MAX_SCRIPT = 2_000_000  # bytes that are parsed
 MAX_UNPACKED = 16_000_000  # bytes taken out of a packed script
 MIN_PACKED = 100  # characters of a literal that may be a packed script
 # The packed form runs its source under its own name, so that __file__ is the file submitted: its
@@ -40,7 +38,6 @@ FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
 # The first line of a script: an import, a comment or a string.
 START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
-NO_LINE = "(no such line)"
 
 
 def scripts_in(log: str) -> Iterator[tuple[int, int]]:
@@ -98,7 +95,7 @@ def stripped(source: bytes) -> bytes:
         inside -= set(range(first + 1, last + 1))
     kept = [line if n in inside else line.rstrip() + "\n" for n, line in enumerate(lines, 1)]
     result = "".join(line for n, line in enumerate(kept, 1) if n in inside or line.strip()).encode()
-    for body, node in docstrings(tree):
+    for body, _ in docstrings(tree):
         body[:] = body[1:] or [ast.Pass()]
     if ast.dump(parsed(result)) != ast.dump(tree):
         raise ValueError("its comments cannot be taken out: put each docstring on its own line")
@@ -117,8 +114,6 @@ def docstrings(tree: ast.AST) -> list[tuple[list[ast.stmt], ast.stmt]]:
 def parsed(source: bytes) -> ast.Module:
     """Raises ValueError, in words."""
     try:
-        if len(source) > MAX_SCRIPT:
-            raise ValueError(f"{len(source):,} bytes, more than {MAX_SCRIPT:,} are not read")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(source)
@@ -159,13 +154,12 @@ def inflated(data: bytes) -> bytes | None:
         lambda: lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, MAX_UNPACKED),
         lambda: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=raw).decompress(data, MAX_UNPACKED),
         lambda: zlib.decompressobj(wbits=47).decompress(data, MAX_UNPACKED),  # zlib, gzip
-        lambda: bz2.BZ2Decompressor().decompress(data, MAX_UNPACKED),
     ]
     for way in ways:
         try:
             text = way()
             text.decode("utf-8")
-        except (lzma.LZMAError, zlib.error, OSError, ValueError, EOFError, MemoryError):
+        except (lzma.LZMAError, zlib.error, ValueError, EOFError, MemoryError):
             continue
         return text
     return None
@@ -192,7 +186,7 @@ def difference(first: bytes, second: bytes) -> str:
     """In which line two scripts differ, packed or not; nothing but comments: empty."""
     texts = (first, second) if first == second else (plain_form(first), plain_form(second))
     both = ([line.rstrip() for line in text.strip().split(b"\n")] for text in texts)
-    for number, pair in enumerate(zip_longest(*both, fillvalue=NO_LINE.encode()), 1):
+    for number, pair in enumerate(zip_longest(*both, fillvalue=b"(no such line)"), 1):
         if pair[0] != pair[1]:
             here, there = (line.decode("utf-8", "replace").strip() for line in pair)
             start = max(0, len(commonprefix([here, there])) - 30)  # long lines: where they differ
