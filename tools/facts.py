@@ -1,7 +1,6 @@
 """The facts of a record's folder: read once, never changed. Nothing of the folder is run."""
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from runs import Run, read_log
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
 LEVELS = ("refused", "warned", "note", "not checked")
+SCRIPT = "train_gpt.py"
 SCHEMA = Path(__file__).resolve().parent / "submission.schema.json"
 LOG = re.compile(r"(?!requirements|readme|license).*\.(log|txt|out)", re.IGNORECASE)
 SUBMITTED_LOG = re.compile(r"train(_seed\d+)?\.log")
@@ -36,9 +36,8 @@ def list_folder(folder: Path) -> tuple[dict[str, int], list[str]]:
 # --- submission.json ---
 
 
-def read_submission(data: bytes, name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The values under the schema's names, and the file's faults. Floats are Decimals, as they were
-    written."""
+def read_submission(data: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The values, and the file's faults. Floats are Decimals, as they were written."""
     import jsonschema
 
     try:
@@ -47,18 +46,13 @@ def read_submission(data: bytes, name: str) -> tuple[dict[str, Any], list[tuple[
         values = {key: value for key, value in given.items() if value is not None}
     except (ValueError, ArithmeticError, RecursionError, AttributeError) as error:
         where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        return {}, [("refused", f"{name}: it is not a JSON object{where}")]
+        return {}, [("refused", f"submission.json: it is not a JSON object{where}")]
     rules = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    for key, rule in rules["properties"].items():
-        names = (key, *rule["x-synonyms"])
-        written = next((name for name in values if name.lower().replace("-", "_") in names), None)
-        if key not in values and written is not None:
-            values[key] = values[written]
-    faults = {"": f"{name}: rename it to submission.json"} if name != "submission.json" else {}
+    faults: dict[str, str] = {}
     for error in jsonschema.Draft202012Validator(rules).iter_errors(values):
         key = str(next(iter(error.absolute_path), ""))
         words = f"{key} is {shown(values[key])}: write {error.schema['x-write']}" if key else ""
-        faults.setdefault(key or error.message, f"{name}: {words or error.message}")
+        faults.setdefault(key or error.message, f"submission.json: {words or error.message}")
     return values, [("warned", fault) for fault in faults.values()]
 
 
@@ -68,24 +62,8 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def stated_by_seed(submission: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The values of each seed in seed_results."""
-    given = submission.get("seed_results")
-    given = given if isinstance(given, dict) else {}
-    return {
-        int(number[0]): value if isinstance(value, dict) else {"val_bpb": value}
-        for key, value in given.items()
-        if (number := re.search(r"\d{1,12}", key))
-    }
-
-
 def is_number(value: object) -> bool:
-    if value is None or isinstance(value, (bool, str, list, dict)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
+    return type(value) in (int, float, Decimal) and abs(value) < 1e18  # not nan
 
 
 # --- logs ---
@@ -106,7 +84,7 @@ def read_runs(root: Path, files: Sequence[str]) -> tuple[dict[str, Run], dict[st
             first = next((other for other, one in runs.items() if known == trace(one)), None)
             if known is None or first is None:
                 runs[name] = run
-            elif is_submitted(name):
+            else:
                 problems[name] = f"it is a copy of {first}"
     return runs, problems
 
@@ -129,7 +107,6 @@ class Facts:
     of_submission: Sequence[tuple[str, str]] = ()  # its faults: levels and sentences
     runs: Mapping[str, Run] = field(default_factory=dict)  # by the names of their logs
     no_logs: Mapping[str, str] = field(default_factory=dict)  # files: why no run was read
-    script_name: str = "train_gpt.py"
     source: bytes = b""  # the script as shipped
 
     @property
@@ -148,6 +125,20 @@ class Facts:
         """val_bpb or val_loss of each judged run; empty where one does not say it."""
         values = [getattr(run.result, key) for run in self.judged.values()]
         return values if all(map(is_number, values)) else []
+
+    @property
+    def stated_track(self) -> str | None:
+        return track_named(self.stated.get("track"))
+
+    @property
+    def by_seed(self) -> dict[int, dict[str, Any]]:
+        """What submission.json says of each seed."""
+        given = self.stated.get("seed_results")
+        return {
+            int(number[0]): value if isinstance(value, dict) else {"val_bpb": value}
+            for key, value in (given if isinstance(given, dict) else {}).items()
+            if (number := re.search(r"\d{1,12}", key))
+        }
 
     def number(self, key: str) -> int:
         """A number of submission.json; 0: it does not say it."""
@@ -169,19 +160,13 @@ def facts_of(root: Path, place: Path, track: str | None) -> Facts:
     files, outside = list_folder(root)
     values: dict[str, Any] = {}
     faults = [("refused", "no submission.json: let tools/package.py make one of the logs")]
-    stated = [name for name in files if re.fullmatch(r"submission[^/]*\.json", name)]
-    for name in sorted(stated, key=lambda name: name != "submission.json")[:1]:
-        values, faults = read_submission((root / name).read_bytes(), name)
+    if "submission.json" in files:
+        values, faults = read_submission((root / "submission.json").read_bytes())
     runs, no_logs = read_runs(root, list(files))
-    scripts = [name for name in files if re.fullmatch(r"train[^/]*\.py", name)]
-    script = max(scripts, key=lambda name: (name == "train_gpt.py", files[name]), default="")
-    source = (root / script).read_bytes() if script else b""
+    source = (root / SCRIPT).read_bytes() if SCRIPT in files else b""
     own = place.parent.name if place.parent.name in TRACKS else None
     track = track or own or track_named(values.get("track")) or RECORD
-    return Facts(
-        root, place, track, files, outside, values, faults, runs, no_logs,
-        script or "train_gpt.py", source,
-    )  # fmt: skip
+    return Facts(root, place, track, files, outside, values, faults, runs, no_logs, source)
 
 
 def track_named(text: object) -> str | None:

@@ -96,8 +96,8 @@ def typed(text: str) -> Any:
     text = text.strip()[:MAX_VALUE]
     if text in ("True", "False"):
         return text == "True"
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text)
+    if re.fullmatch(r"-?\d{1,18}|\d{1,3}(,\d{3}){1,5}", text):
+        return int(text.replace(",", ""))
     return float(text) if re.fullmatch(NUMBER, text) else text
 
 
@@ -131,11 +131,6 @@ def read_result(match: re.Match[str], text: str) -> list[Event]:
     return [Result(kind, name, loss, float(bpb), time, digits)]
 
 
-def read_bytes(match: re.Match[str], text: str) -> list[Event]:
-    sizes = {name: value for name, value in match.groupdict().items() if value}
-    return [Fact(name, int(value.replace(",", ""))) for name, value in sizes.items()]
-
-
 def read_settings(match: re.Match[str], text: str) -> list[Event]:
     """Words of name:value; which overlap is in effect has the names of the settings."""
     split = f"{match['split']}_" if "split" in match.groupdict() else ""
@@ -161,8 +156,6 @@ FACTS = (
     r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
     r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
     r"resumed: step:(?P<resumed>\d{1,12})\b",
-)
-BYTES = (
     r"Code size[^:]{0,40}: (?P<code_bytes>\d[\d,]{0,20}) bytes",
     r"Serialized model \(?[\w+.-]{1,40}\)?: (?P<model_bytes>\d[\d,]{0,20}) bytes",
     r"Total submission size[^:]{0,40}: (?P<total_bytes>\d[\d,]{0,20}) bytes",
@@ -180,7 +173,6 @@ SETTINGS = (
 STEP = r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)"
 READERS = [(re.compile(STEP), read_step)]
 READERS += [(re.compile(pattern), read_facts) for pattern in FACTS]
-READERS += [(re.compile(pattern), read_bytes) for pattern in BYTES]
 READERS += [(re.compile(pattern), read_settings) for pattern in SETTINGS]
 READERS += [(re.compile(RESULT), read_result)]
 

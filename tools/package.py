@@ -60,7 +60,7 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
     runs: dict[int, Run] = {}
     for given in paths:
         path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
-        log = read_log(path)
+        log = read_log(path, events=False)  # the text holds the script
         if not (found := log.runs):
             raise ToolError(f"{path}: {log.problems[0]}: name logs/<RUN_ID>.txt")
         run, seed = found[-1], found[-1].known_seed
@@ -157,7 +157,8 @@ def command(runs: dict[int, Run]) -> list[str]:
     words += ["```bash", f"for seed in {' '.join(map(str, runs))}; do"]
     words += ['  RUN_ID="seed$seed" SEED="$seed" \\']
     for name, folder in (("data_path", "datasets"), ("tokenizer_path", "tokenizers")):
-        last = Path(str(run.config.get(name) or "")).name or f"<{name}>"
+        given = (settings or {}).get(name.upper()) or run.config.get(name) or ""
+        last = Path(str(given)).name or f"<{name}>"
         words.append(f"  {name.upper()}=../../../data/{folder}/{shlex.quote(last)} \\")
     for name, value in (settings or {}).items():
         if name not in OF_ONE_RUN:

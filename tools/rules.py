@@ -12,7 +12,7 @@ from statistics import fmean
 
 from cli import some
 from configuration import telling
-from facts import OPEN, RECORD, Facts, is_number, is_scored, shown, stated_by_seed, track_named
+from facts import OPEN, RECORD, SCRIPT, Facts, is_number, is_scored, is_submitted, shown
 from lines import SUBMITTED
 from packed import difference, is_ours, parsed, unpacked
 from runs import Run
@@ -43,24 +43,22 @@ def required_files(facts: Facts) -> Said:
     elif TODO in (facts.root / "README.md").read_text("utf-8", "replace"):
         yield "warned", "README.md still has a TODO: write what was done"
     if not facts.source:
-        yield "refused", f"{facts.script_name} is missing or empty: add the script that ran"
-    elif facts.script_name != "train_gpt.py":
-        yield "warned", f"{facts.script_name}: rename it to train_gpt.py"
+        yield "refused", "train_gpt.py is missing or empty: add the script that ran"
     for link in facts.outside[:5]:
         yield "refused", f"{link} is a link that leads out of the folder: copy the file"
-    for name in sorted(facts.files.keys() - {*facts.runs, facts.script_name}):
+    for name in sorted(facts.files.keys() - {*facts.runs, *facts.no_logs, SCRIPT}):
         if not USUAL.fullmatch(PurePosixPath(name).name.lower()):
             other = (facts.root / name).read_bytes() if name.endswith(".py") else b""
             if facts.source and other and not difference(other, facts.source):
-                yield "note", f"{name} is the readable form of {facts.script_name}"
+                yield "note", f"{name} is the readable form of train_gpt.py"
             else:
-                yield "not checked", f"{name}: what {facts.script_name} needs counts as code"
+                yield "not checked", f"{name}: what train_gpt.py needs counts as code"
 
 
 @rule
 def place_and_submission(facts: Facts) -> Said:
     given = facts.stated.get("track")
-    if track_named(given) not in (facts.track, None):
+    if facts.stated_track not in (facts.track, None):
         yield "warned", f"submission.json says track {shown(given)}: it is {facts.track}"
     date, _, description = facts.place.name.partition("_")
     if not parsed_date(date) or not description:
@@ -84,7 +82,7 @@ def finished_runs(facts: Facts) -> Said:
     if not facts.judged:
         yield "refused", "no log has a result of the artifact: add train_seed<N>.log of each seed"
     for name, problem in facts.no_logs.items():
-        if name.endswith(".log"):
+        if is_submitted(name):
             yield "warned", f"{name}: {problem}"
     for name, run in facts.runs.items():
         if not is_scored(run) and "/" not in name:
@@ -102,7 +100,7 @@ def seeds(facts: Facts) -> Said:
         name for name, run in runs.items() if run.seed_in_name not in (run.known_seed, None)
     ]
     numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
-    given = facts.stated.get("seeds", [*stated_by_seed(facts.stated)])
+    given = facts.stated.get("seeds", [*facts.by_seed])
     named = sorted(seed for seed in given if type(seed) is int) if isinstance(given, list) else []
     if misnamed:
         logs = some([f"{name} says seed {runs[name].seed}" for name in misnamed])
@@ -138,7 +136,7 @@ def stated_results(facts: Facts) -> Said:
     for key in ("val_bpb", "val_loss"):
         claims.append((key, facts.stated.get(key), key, [*facts.judged.values()]))
         for run in facts.judged.values():
-            of_seed = stated_by_seed(facts.stated).get(run.known_seed, {}).get(key)
+            of_seed = facts.by_seed.get(run.known_seed, {}).get(key)
             claims.append((f"{key} of seed {run.known_seed}", of_seed, key, [run]))
     for name, given, key, runs in claims:
         values = [getattr(run.result, key) for run in runs]
@@ -154,9 +152,6 @@ def wrong_result(text: str, key: str, runs: list[Run]) -> Said:
     rounding = 0.51 * 10.0 ** -len(text.partition(".")[2])
     printed = max(0.51 * 10.0**-run.result.digits for run in runs)
     if abs(stated - right) <= max(printed, 1e-8) + min(rounding, 10 * CLOSE):
-        return
-    if abs(stated - right) <= CLOSE:
-        yield ("note" if stated > right else "warned"), "off in the last digits"
         return
     for run in runs:
         for line in (*run.results, *run.validations):
@@ -189,7 +184,7 @@ def sizes(facts: Facts) -> Said:
     elif stated and not min([total, *totals]) - 1 <= stated <= max([total, *totals]):
         yield "warned", f"bytes_total is {stated:,}: model and code are {total:,}"
     if stated_code and stated_code != size:
-        yield "warned", f"bytes_code is {stated_code:,}: {facts.script_name} has {size:,} bytes"
+        yield "warned", f"bytes_code is {stated_code:,}: train_gpt.py has {size:,} bytes"
 
 
 # --- script ---
@@ -202,9 +197,9 @@ def script_in_log(facts: Facts, run: Run) -> Said:
         return
     if run.source is not None:
         if words := difference(run.source, facts.source):
-            yield facts.serious, f"holds another script than {facts.script_name}: {words}"
+            yield facts.serious, f"holds another script than train_gpt.py: {words}"
     elif run.code_bytes not in (None, len(facts.source)):
-        words = f"counts {run.code_bytes:,} bytes of code, {facts.script_name} has"
+        words = f"counts {run.code_bytes:,} bytes of code, train_gpt.py has"
         yield "warned", f"{words} {len(facts.source):,}: which one ran?"
     else:
         yield "not checked", "the script that ran"
@@ -213,11 +208,11 @@ def script_in_log(facts: Facts, run: Run) -> Said:
 @rule
 def script_form(facts: Facts) -> Said:
     if is_ours(facts.source) and unpacked(facts.source) is None:
-        yield "refused", f"{facts.script_name}: a packed script that is damaged: pack it again"
+        yield "refused", "train_gpt.py: a packed script that is damaged: pack it again"
     try:
         parsed(facts.source)
     except ValueError as error:
-        yield "warned", f"{facts.script_name}: {error}"
+        yield "warned", f"train_gpt.py: {error}"
 
 
 # --- time, machine and data ---

@@ -40,14 +40,11 @@ def run_of(log: Path | None) -> Run:
     text = read_log(log.with_suffix(".txt"), events=False)  # has the script
     known = read_log(log)
     if known.runs and text.runs and text.runs[0].source and "vocab_size" in known.runs[0].config:
-        known.runs[0].source = text.runs[0].source
+        known.runs[0].source, known.runs[0].path = text.runs[0].source, text.runs[0].path
         return known.runs[0]
     lacking = f"no {log.stem}.jsonl beside it: copy that, and {log.stem}.int8.ptz"
     lacking = "its script's text is not whole" if log.with_suffix(".jsonl").exists() else lacking
-    why = [
-        *(f"{log}: {problem}" for problem in [*known.problems, *text.problems]),
-        f"{log}: {lacking}",
-    ][0]
+    why = f"{log}: {[*known.problems, *text.problems, lacking][0]}"
     raise ToolError(f"{why}: name the log of a run of train_gpt.py")
 
 
