@@ -240,7 +240,7 @@ class Ablation:
             if code == 0 and not self.log(run).exists():
                 raise ToolError(f"{self.log(run)} was not written: name a command that trains")
             if code == 2:
-                reason = "the trainer refuses its settings (above): nothing more was run"
+                reason = "the command refuses what it is given (above): nothing more was run"
                 raise ToolError(f"{label}: {reason}")
         return failures
 

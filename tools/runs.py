@@ -145,7 +145,7 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
         read = read_events if path == beside else read_text
         run = read(path, text, log.problems)
     except (OSError, ValueError) as error:
-        log.problems.append(getattr(error, "strerror", None) or str(error))
+        log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         return log
     if not (run.steps or run.validations or run.results or run.error):
         log.problems.append("no training log: no step and no result is in it")
@@ -165,7 +165,7 @@ def text_of(data: bytes) -> str:
     """Carriage returns are made plain, colours are taken off. A byte that is not UTF-8 comes back
     when the text is encoded in the same way."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:200].count(b"\0") > 50:
-        raise ValueError("it is in UTF-16: iconv -f UTF-16 -t UTF-8 LOG > NEW.log makes it UTF-8")
+        raise ValueError("UTF-16: iconv -f UTF-16 -t UTF-8 LOG > NEW.log makes it UTF-8")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     return COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
 

@@ -140,7 +140,7 @@ def test_a_setting_that_the_log_does_not_have_ends_it(place: Place) -> None:
     """After one run, not after all of them."""
     for vary, words in (
         ("TRAIN_PREFTECH=0,1", "has no such setting: see --help"),
-        ("KNOB=99,0", "the trainer refuses its settings (above): nothing more was run"),
+        ("KNOB=99,0", "the command refuses what it is given (above): nothing more was run"),
     ):
         before = len(place.starts())
         code, _, err = place("--vary", vary, "--out", f"out{before}")

@@ -98,7 +98,7 @@ REFUSED = {
     "1 does not say its seed": lambda text: text.replace("seed:1337\n", ""),
     "1 no training log": lambda text: "",
     "1 run it with another SEED, or leave": lambda text: text.replace("seed:1337\n", "seed:1\n"),
-    "1 missing.txt: No such file or directory": ("missing.txt",),
+    "1 missing.txt: cannot be read: No such file or directory": ("missing.txt",),
     "2 needed: --author, --github-id": ("--author", " ", "--github-id", ""),
 }
 

@@ -197,7 +197,9 @@ def test_what_stands_in_front_of_every_line_is_taken_off(tmp_path: Path, front: 
     run = only(read_text(tmp_path, "\n".join(text), "plain.log"))
     assert run == plain
     log = read_text(tmp_path, "a line without it\n" + "\n".join(text))
-    assert log.runs == [] and log.problems[0].startswith("its step lines begin with ")
+    assert log.runs == [] and log.problems[0].startswith(
+        "cannot be read: its step lines begin with "
+    )
     assert log.problems[0].endswith("others do not: remove it")
 
 
@@ -209,7 +211,9 @@ def test_a_log_without_steps_is_not_finished(tmp_path: Path) -> None:
 def test_other_encodings(tmp_path: Path) -> None:
     for data in (BASELINE.encode("utf-16"), BASELINE.encode("utf-16-le")):
         log = read_text(tmp_path, data)
-        assert log.runs == [] and "it is in UTF-16: iconv -f UTF-16 -t UTF-8" in log.problems[0]
+        assert (
+            log.runs == [] and "cannot be read: UTF-16: iconv -f UTF-16 -t UTF-8" in log.problems[0]
+        )
     for data in (b"\xef\xbb\xbf" + BASELINE.encode(), BASELINE.replace("\n", "\r\n").encode()):
         assert only(read_text(tmp_path, data)).result.val_bpb == SCORE
 
@@ -292,8 +296,8 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     problems = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
     assert problems == [
         *(f"{name}.log: no training log: no step and no result is in it" for name in "abc"),
-        "pipe: not a file",
-        "none.log: No such file or directory",
+        "pipe: cannot be read: not a file",
+        "none.log: cannot be read: No such file or directory",
         "empty: a folder without .txt, .log or .jsonl files: name the logs",
         "README.md: no log by its name: name the .jsonl, .txt or .log file of a run",
     ]
