@@ -264,11 +264,7 @@ def run_child(command: Sequence[str], settings: Mapping[str, str], output: Path)
     with open(output, "wb") as out:
         streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
         environ = {**os.environ, **settings}
-        try:
-            child = subprocess.Popen(command, env=environ, start_new_session=True, **streams)
-        except OSError as error:
-            words = "settings stand in front of ablate.py, the program after --"
-            raise ToolError(f"{command[0]}: {error.strerror}: {words}") from error
+        child = subprocess.Popen(command, env=environ, start_new_session=True, **streams)
         try:
             return child.wait()
         finally:
@@ -437,6 +433,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.command = words[at + 1 :]
     if not options.command:
         parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
+    if shutil.which(options.command[0]) is None:
+        parser.error(f"{options.command[0]}: no such program: settings stand in front of ablate.py")
     return options
 
 
