@@ -8,8 +8,8 @@ import pytest
 import recipe
 import torch
 import verify
+from packed import pack
 from running import ROOT
-from script import pack
 from significance import CAP_BYTES
 
 pytestmark = pytest.mark.timeout(300)
