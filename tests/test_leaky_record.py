@@ -6,9 +6,8 @@ from pathlib import Path
 
 import check
 import pytest
-from packed import packed_form
+from packed import packed_form, unpacked
 from running import ROOT, Call, Corpus, run_script
-from script import look
 
 FOLDER = ROOT / "records/track_non_record_16mb/2026-11-21_LeakyReLU2_LegalTTT_ParallelMuon_Pipeline"
 SCRIPT = FOLDER / "train_gpt.py"
@@ -54,7 +53,7 @@ def test_it_trains_and_scores_in_packed_form(corpus: Corpus, tmp_path: Path) -> 
     source = SCRIPT.read_bytes()
     script = tmp_path / "train_gpt.py"
     script.write_bytes(packed_form(source))
-    assert look(script.read_bytes()).text == source
+    assert unpacked(script.read_bytes()) == source
     done = run_script(script, tmp_path / "run", **corpus.env, **TINY)
     assert done.code == 0, done.err[-3000:]
     found = re.findall(r"^(.*?) val_loss:(\S+) val_bpb:(\S+) (?:stride|eval_time)", done.text, re.M)

@@ -76,7 +76,7 @@ def test_a_log_that_cannot_be_written_is_said_before_the_run(
         (folder / name).write_text("")
     problem = train_gpt.RunLog("r").begin()
     assert problem.startswith(name) and "\n" not in problem
-    assert problem.endswith(": set it right, or use another folder")
+    assert problem.endswith(": use a folder that can be written")
     assert not [path for path in folder.rglob("*") if "r.txt" in path.name]
 
 

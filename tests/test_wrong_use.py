@@ -35,9 +35,9 @@ tools/compare.py x --plot y.pdf | 2 | --plot y.pdf: name a file that ends in .pn
 tools/compare.py x --margin nan | 2 | nan: write a number from 0 on, such as 0.5
 tools/compare.py x --margin 0.1 | 2 | --margin does nothing without --a
 tools/compare.py none.log | 1 | error: none.log: cannot be read: No such file or directory
-tools/ablate.py | 2 | nothing varies: name --vary NAME=v1,v2
+tools/ablate.py | 2 | name the command after --
+tools/ablate.py -- python3 x.py | 2 | nothing varies: name two values
 tools/ablate.py --vary MLP_MULT=2,4 -- pyton3 x.py | 2 | pyton3: no such program
-tools/ablate.py --vary MLP_MULT=2,4 -- python3 none.py | 2 | none.py: no such script in
 tools/timeline.py none.json.gz | 1 | error: none.json.gz: No such file or directory
 tools/timeline.py novel.txt | 1 | novel.txt: damaged or no trace
 tools/timeline.py novel.txt --picture p.pdf | 2 | p.pdf: must end in .svg or .png

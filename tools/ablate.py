@@ -3,24 +3,23 @@ Runs take turns and are paired by seed. Differences are printed with 95 % interv
 
     # on a laptop: small models, about a minute and a half a run
     python3 tools/ablate.py --vary MLP_MULT=2,4 -- python3 data/quickstart.py
-    ITERATIONS=2000 MAX_WALLCLOCK_SECONDS=0 python3 tools/ablate.py --vary MATRIX_LR=0.03,0.04 \\
-        --vary MLP_MULT=2,3 -- torchrun --standalone --nproc_per_node=8 train_gpt.py
-    python3 tools/ablate.py --script train_gpt.py,ema.py -- python3 train_gpt.py
+    ITERATIONS=2000 python3 tools/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 \\
+        -- torchrun --standalone --nproc_per_node=8 train_gpt.py
+    python3 tools/ablate.py --script train_gpt.py,ema.py -- python3 {script}
 
-Settings are environment variables. Each combination of values is an arm. The other arms are
-compared with the first one. --script runs the command with each of these scripts. Each round runs
-every arm with one seed, and starts with the next arm. python3 and torchrun are those of the Python
-that runs this tool. Any command works that writes logs/<RUN_ID>.jsonl where it is started.
+The command runs as it is given, with SEED, RUN_ID and the settings in its environment; it must
+write logs/<RUN_ID>.jsonl where it is started. Each combination of values is an arm, and the others
+are compared with the first one. --script puts each of these scripts in place of {script}. Each
+round runs every arm with one seed, and starts with the next arm.
 
 If you give the same command again, finished runs are kept, and others are run again; you may add
 seeds and values. If a run fails, the other runs continue.
 
-Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage or settings,
-130 interrupted.
+Exit code: 0 done, 1 a run failed, or cannot be compared, 2 wrong usage, 130 interrupted.
 """
 
 import argparse
-import difflib
+import contextlib
 import hashlib
 import itertools
 import json
@@ -30,30 +29,29 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import NamedTuple
 
 import cli
-import launch
-import picture
 from cli import ToolError
-from configuration import telling
-from launch import OURS, Trainer
-from results import headline
+from compare import plot, report
+from configuration import faults_of_split, telling
 from runs import Logs, Run, read_logs
-from significance import BITS, NATS, faults_of_split, other_tokenizers, paired, value_of
-from tables import report
+from significance import BITS, NATS, other_tokenizers, paired, value_of
 
+OURS = ("RUN_ID", "SEED")  # set for each run
+SCRIPT = "{script}"  # in the command: a script of --script
+PATIENCE_S = 20.0  # for a run to end after each signal
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(NamedTuple):
     """A combination of values, with its script where scripts vary."""
 
     settings: tuple[tuple[str, str], ...]
@@ -76,16 +74,11 @@ class Arm:
         return f"{plain}-{hashlib.sha256(self.label.encode()).hexdigest()[:8]}".lstrip("-")
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A run of the plan."""
 
     arm: Arm
     seed: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.arm.label} seed {self.seed}"
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -96,23 +89,23 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
         if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ToolError(f"--vary {text}: write NAME=value,value, such as TRAIN_PREFETCH=1,0")
         if name in OURS:
-            instead = "; vary another setting, with --seeds 1,2" if name == "SEED" else ""
-            raise ToolError(f"--vary {text}: every run has its own {name}{instead}")
+            raise ToolError(f"--vary {text}: every run has its own {name}: see --seeds")
         settings.setdefault(name, []).extend(value.strip() for value in values.split(","))
         if "" in settings[name] or len(set(settings[name])) < len(settings[name]):
             raise ToolError(f"--vary {text}: values are comma-separated, distinct and not empty")
     return settings
 
 
-def parse_scripts(text: str | None, trainer: Trainer) -> dict[str | None, Trainer]:
-    """Each script with the command that runs it; None: the command's own."""
+def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
+    """The scripts that take the place of {script}; None: the command has none."""
+    if (text is not None) != any(SCRIPT in word for word in command):
+        raise ToolError(f"--script A.py,B.py belongs to {SCRIPT} in the command: name both")
     if text is None:
-        return {None: trainer}
-    trainers = {name.strip(): trainer.with_script(name.strip()) for name in text.split(",")}
-    scripts = {Path(name).read_bytes() for name in trainers}
-    if len(scripts) < text.count(",") + 1:
-        raise ToolError(f"--script {text}: scripts must differ, not only in their names")
-    return trainers
+        return [None]
+    scripts = text.split(",")
+    if lacking := [name for name in scripts if not Path(name).is_file()]:
+        raise ToolError(f"--script {text}: {lacking[0]!r}: no such file: write its path")
+    return scripts
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -137,10 +130,10 @@ class Ablation:
     def __init__(self, options: argparse.Namespace) -> None:
         self.vary = parse_vary(options.vary)
         self.seeds = parse_seeds(options.seeds)
-        self.trainers = parse_scripts(options.script, Trainer(options.command))
+        self.given = options.command
         self.arms = [
             Arm(tuple(zip(self.vary, values, strict=True)), script)
-            for script in self.trainers
+            for script in parse_scripts(options.script, options.command)
             for values in itertools.product(*self.vary.values())
         ]
         if len(self.arms) < 2:
@@ -166,6 +159,9 @@ class Ablation:
         own = {"SEED": str(run.seed), "RUN_ID": self.run_id(run)}
         return {**dict(run.arm.settings), **own}
 
+    def command(self, run: Planned) -> list[str]:
+        return [word.replace(SCRIPT, run.arm.script or SCRIPT) for word in self.given]
+
     def log(self, run: Planned) -> Path:
         return Path("logs", f"{self.run_id(run)}.jsonl")
 
@@ -173,63 +169,53 @@ class Ablation:
         """What the run's log says, if it is finished."""
         runs = read_logs([self.log(run)]).runs if self.made.get(self.run_id(run)) else []
         ours = [one for one in runs if one.config.get("run_id") in (None, self.run_id(run))]
-        return ours[0] if ours and ours[0].status == "finished" and headline(ours[0]) else None
+        return ours[0] if ours and ours[0].status == "finished" and ours[0].result else None
 
     def how(self, run: Planned, log: Run | None) -> dict[str, str]:
-        """How a run is made now: its command, its script, and the settings that its log knows."""
-        trainer = self.trainers[run.arm.script]
-        environ = {**os.environ, **self.settings(run)}
+        """How a run is made now: its command, the files that it names, and the settings that its
+        log knows."""
+        command, environ = self.command(run), {**os.environ, **self.settings(run)}
+        files = {word: Path(word).read_bytes() for word in command if Path(word).is_file()}
+        contents = {name: hashlib.sha256(data).hexdigest()[:16] for name, data in files.items()}
         known = {name.upper() for name in log.config} - {*OURS} if log else set()
-        script = hashlib.sha256(trainer.source()).hexdigest()[:16]
         settings = {name: environ[name] for name in sorted(known & environ.keys())}
-        return {"command": shlex.join(trainer.given), "script": script, **settings}
+        return {"command": shlex.join(command), **contents, **settings}
 
     def open(self) -> None:
         """Reads which runs this folder has; a run that was made in another way ends the tool."""
         self.folder.mkdir(parents=True, exist_ok=True)
         Path("logs").mkdir(exist_ok=True)
-        other = "change that back, or name another --out"
         if self.manifest_path.exists():
             try:
-                self.made = dict(json.loads(self.manifest_path.read_text(encoding="utf-8"))["runs"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ToolError(f"{self.manifest_path}: cannot be read: remove it") from error
+                self.made = dict(json.loads(self.manifest_path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                raise ToolError(f"{self.manifest_path}: damaged: name another --out") from error
         for run in self.runs:
             run_id, log = self.run_id(run), self.result(run)
             if run_id not in self.made and self.log(run).exists():
                 raise ToolError(f"{self.log(run)}: not a run of {self.folder}: name another --out")
-            if log and (changed := differences_of(self.made[run_id], self.how(run, log))):
-                raise ToolError(f"{self.log(run)}: was made otherwise ({changed}): {other}")
+            old, new = self.made.get(run_id, {}), self.how(run, log) if log else {}
+            both = [(k, old.get(k, "not set"), new.get(k, "not set")) for k in {**old, **new}]
+            if log and (changed := [f"{k} was {a}, is {b}" for k, a, b in both if a != b]):
+                words = "change that back, or name another --out"
+                raise ToolError(f"{self.log(run)}: made otherwise ({'; '.join(changed)}): {words}")
 
     def save(self, run: Planned, how: dict[str, str]) -> None:
         self.made[self.run_id(run)] = how
-        self.manifest_path.write_text(json.dumps({"runs": self.made}, indent=1), encoding="utf-8")
+        self.manifest_path.write_text(json.dumps(self.made, indent=1), encoding="utf-8")
 
-    def check_settings(self) -> None:
-        """Finds a wrong name or value before anything runs, where the script can be asked."""
-        for arm in self.arms:
-            trainer = self.trainers[arm.script]
-            known = trainer.configuration(dict(arm.settings))
-            if known is not None:
-                self.check_names(known, str(trainer.script))
-
-    def check_names(self, known: Mapping[str, Any], where: str) -> None:
-        """Names that the trainer does not know vary nothing, unless they are its surroundings'."""
-        names = [name.upper() for name in known]
-        for name in self.vary:
-            if name not in names and not SURROUNDINGS.match(name):
-                close = difflib.get_close_matches(name.upper(), names, 1, 0.7)
-                remedy = f"did you mean {close[0]}?" if close else "its --help lists all of them"
-                raise ToolError(f"--vary {name}: {where} has no such setting: {remedy}")
-
-    def check_values(self, run: Planned, log: Run) -> None:
-        """A command may set a variable itself: then its runs vary nothing."""
+    def check(self, run: Planned, log: Run) -> None:
+        """Did the run have the settings that were varied? Its log says it."""
         for name, text in run.arm.settings:
-            had = log.config.get(name.lower())
-            if isinstance(had, int | float) and had != float(text):
-                self.save(run, {})  # it is run again
+            had, fault = log.config.get(name.lower()), ""
+            if had is None and not SURROUNDINGS.match(name):
+                fault = f"--vary {name}: {self.log(run)} has no such setting: see --help"
+            elif isinstance(had, int | float) and had != float(text):
                 words = "the command sets it itself: take it out of the command"
-                raise ToolError(f"{name}={text}: the run had {had}: {words}")
+                fault = f"{name}={text}: the run had {had}: {words}"
+            if fault:
+                self.save(run, {})  # it is run again
+                raise ToolError(fault)
 
     def run_all(self) -> list[str]:
         """Runs what is not finished; returns the failures. Wrong settings end it (ToolError)."""
@@ -238,24 +224,24 @@ class Ablation:
         if kept := len(self.runs) - len(todo):
             print(f"{kept} of {len(self.runs)} runs are finished and kept")
         for number, run in enumerate(todo, 1):
-            place = f"[{number}/{len(todo)}] {run.label}"
+            label = f"{run.arm.label} seed {run.seed}"
+            place = f"[{number}/{len(todo)}] {label}"
             print(f"{place}: started", flush=True)
             begun = time.monotonic()
             code, log = self.run_one(run)
             if code == 0 and log:
-                self.check_names(log.config, str(self.log(run)))
-                self.check_values(run, log)
+                self.check(run, log)
                 print(f"{place}: finished in {time.monotonic() - begun:.0f} s", flush=True)
                 continue
             unfinished = f", but {self.log(run)} has no end" * (code == 0)
             print(f"{place}: FAILED (exit code {code}){unfinished}")
-            print(launch.last_lines(self.folder / f"{self.run_id(run)}.out"), flush=True)
-            failures.append(f"{run.label}: exit code {code}{unfinished}")
+            print(last_lines(self.folder / f"{self.run_id(run)}.out"), flush=True)
+            failures.append(f"{label}: exit code {code}{unfinished}")
             if code == 0 and not self.log(run).exists():
                 raise ToolError(f"{self.log(run)} was not written: name a command that trains")
             if code == 2:
-                reason = "the trainer refuses its settings (above): nothing more was run"
-                raise ToolError(f"{run.label}: {reason}")
+                reason = "the command refuses what it is given (above): nothing more was run"
+                raise ToolError(f"{label}: {reason}")
         return failures
 
     def run_one(self, run: Planned) -> tuple[int, Run | None]:
@@ -266,48 +252,62 @@ class Ablation:
         shutil.rmtree(Path("checkpoints", run_id), ignore_errors=True)
         self.save(run, {})  # it is ours, and not finished
         output = self.folder / f"{run_id}.out"
-        code = launch.run_child(self.trainers[run.arm.script], self.settings(run), output)
+        code = run_child(self.command(run), self.settings(run), output)
         runs = read_logs([self.log(run)]).runs
         self.save(run, self.how(run, runs[0] if runs else None))
-        log = self.result(run)
-        return code, log
+        return code, self.result(run)
 
 
-def differences_of(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """In what two ways to make a run differ, in words; equal: empty."""
-    pairs = {name: (old.get(name, "not set"), new.get(name, "not set")) for name in {**old, **new}}
-    return "; ".join(f"{name} was {a}, is {b}" for name, (a, b) in pairs.items() if a != b)
+def run_child(command: Sequence[str], settings: Mapping[str, str], output: Path) -> int:
+    """Runs the command to its exit code, with what it prints in `output`. Whatever ends this ends
+    it, too."""
+    with open(output, "wb") as out:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        environ = {**os.environ, **settings}
+        child = subprocess.Popen(command, env=environ, start_new_session=True, **streams)
+        try:
+            return child.wait()
+        finally:
+            if child.poll() is None:
+                end(child)
 
 
-@dataclass
-class Difference:
+def end(child: "subprocess.Popen[bytes]") -> None:
+    """Ends a command and its group: politely first, as torchrun has to end its workers."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(PATIENCE_S)
+            return
+
+
+def last_lines(output: Path) -> str:
+    """The end of what a run printed, indented."""
+    lines = output.read_bytes()[-20_000:].decode("utf-8", "replace").splitlines()
+    return "\n".join(f"      {line[:300]}" for line in lines[-12:]) or "      it printed nothing"
+
+
+class Difference(NamedTuple):
     """An arm minus the first arm, paired by seed; the interval is None for a single pair."""
 
-    arm: str
     metric: str
     unit: str
     pairs: int
     mean: float
-    low: float | None = None
-    high: float | None = None
+    interval: tuple[float, float] | None
 
     @property
     def measurable(self) -> bool:
-        return self.low is not None and not self.low <= 0 <= self.high
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
-    @property
-    def equal(self) -> bool:
-        return self.mean == self.low == self.high == 0
-
-    @property
-    def judgement(self) -> str:
-        if self.low is None:
-            return "one pair: no interval"
-        return "measurable" if self.measurable else "equal" if self.equal else "not measurable"
-
-    @property
-    def interval(self) -> str:
-        return "-" if self.low is None else f"{self.low:+.4g} to {self.high:+.4g}"
+    def cells(self) -> list[str]:
+        words = ["-", "one pair: no interval"]
+        if self.interval is not None:
+            judged = "measurable" if self.measurable else "not measurable"
+            judged = "equal" if self.interval == (0, 0) else judged
+            words = ["{:+.4g} to {:+.4g}".format(*self.interval), judged]
+        return [self.metric, str(self.pairs), f"{self.mean:+.4g} {self.unit}", *words]
 
 
 class Results:
@@ -321,33 +321,25 @@ class Results:
     def of(self, arm: Arm) -> dict[int, Run]:
         return {run.seed: log for run, log in self.runs.items() if run.arm == arm}
 
-    @property
-    def metrics(self) -> list[tuple[str, str, Callable[[Run], float | None]]]:
-        """(name, unit, value of a run) of all that is compared."""
-        unit = BITS if other_tokenizers([headline(run) for run in self.runs.values()]) else NATS
-        result: list[tuple[str, str, Callable[[Run], float | None]]] = [
-            ("loss", unit, lambda run: value_of(headline(run), unit)),
+    def differences(self, arm: Arm) -> list[Difference]:
+        unit = BITS if other_tokenizers([run.result for run in self.runs.values()]) else NATS
+        metrics: list[tuple[str, str, Callable[[Run], float | None]]] = [
+            ("loss", unit, lambda run: value_of(run.result, unit)),
             ("step time", "ms", lambda run: run.step_ms),
             ("input wait", "ms per step", lambda run: run.input_wait_per_step()),
             ("validation time", "s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
         ]
         if len({run.last_step for run in self.runs.values()}) > 1:
-            result.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
-        return result
-
-    def differences(self, arm: Arm) -> list[Difference]:
+            metrics.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
         result, first, second = [], self.of(self.first), self.of(arm)
-        for name, unit, value in self.metrics:
+        for name, of, value in metrics:
             pairs = [(value(first[seed]), value(second[seed])) for seed in first if seed in second]
-            known = [
-                pair for pair in pairs if all(v is not None and math.isfinite(v) for v in pair)
-            ]
-            if len(known) == 1:
-                result.append(Difference(arm.label, name, unit, 1, known[0][1] - known[0][0]))
-            elif known:
-                test = paired(*zip(*known, strict=True))
-                figures = test.difference, test.low, test.high
-                result.append(Difference(arm.label, name, unit, len(known), *figures))
+            known = [p for p in pairs if all(v is not None and math.isfinite(v) for v in p)]
+            if known:
+                mean = fmean(theirs - ours for ours, theirs in known)
+                test = paired(*zip(*known, strict=True)) if len(known) > 1 else None
+                interval = test and (test.low, test.high)
+                result.append(Difference(name, of, len(known), mean, interval))
         return result
 
     def refusals(self, arm: Arm) -> list[str]:
@@ -365,27 +357,16 @@ class Results:
             return text + f"not an ablation: {'; '.join(why)}"
         if not changes:
             return text + "no pair of finished runs"
-        if changes[0].low is None:
+        if changes[0].interval is None:
             return text + "one seed cannot tell a difference from chance: add --seeds 3"
-        clear = [
-            f"{d.metric} {d.mean:+.4g} {d.unit} ({d.interval})" for d in changes if d.measurable
-        ]
+        clear = [d for d in changes if d.measurable]
+        said = [f"{d.metric} {d.cells()[2]} ({d.cells()[3]})" for d in clear]
         rest = ", ".join(d.metric for d in changes if not d.measurable)
-        text += ", ".join(clear) or "nothing is measurable"
-        text += f"; not measurable: {rest}" if clear and rest else ""
-        if changes[0].metric == "loss" and changes[0].equal:
+        text += f"{', '.join(said)}; not measurable: {rest}" if clear and rest else ", ".join(said)
+        text += "" if clear else "nothing is measurable"
+        if changes[0].metric == "loss" and changes[0].interval == (0, 0):
             text += "; the losses are equal to the digit: what was varied computes the same"
         return text
-
-
-def difference_lines(differences: Sequence[Difference]) -> list[str]:
-    rows = [
-        [d.arm, d.metric, str(d.pairs), f"{d.mean:+.4g} {d.unit}", d.interval, d.judgement]
-        for d in differences
-    ]
-    head = ["arm", "quantity", "pairs", "difference", "95 % interval", "verdict"]
-    title = "Differences from the first arm, paired by seed"
-    return [title, *cli.table(head, rows)] if rows else []
 
 
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
@@ -394,21 +375,22 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     if not results.runs:
         print("no run is finished: what they printed is above")
         return 1
-    differences = [d for arm in results.others for d in results.differences(arm)]
+    head = ["arm", "quantity", "pairs", "difference", "95 % interval", "verdict"]
+    rows = [[arm.label, *d.cells()] for arm in results.others for d in results.differences(arm)]
     verdicts = [results.verdict(arm) for arm in results.others]
     blocks = [
         ["Verdict (differences with their 95 % intervals)", *(f"  {line}" for line in verdicts)],
-        difference_lines(differences),
+        ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
         report(Logs(runs=list(results.runs.values()))),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    arms = [list(results.of(arm).values()) for arm in ablation.arms]
+    arms = {arm.label: list(results.of(arm).values()) for arm in ablation.arms}
+    arms = {name: runs for name, runs in arms.items() if runs}
     path = ablation.folder / "picture.png"
-    names = [arm.label for arm in ablation.arms]
-    print(picture.attempt(arms, path, names) or f"picture: {path}")
+    print(plot([*arms.values()], [*arms], path) or f"picture: {path}")
     print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
     return int(bool(failures or any(map(results.refusals, results.others))))
 
@@ -417,7 +399,6 @@ def ablate(options: argparse.Namespace) -> int:
     import scipy  # noqa: F401  (before hours of runs)
 
     ablation = Ablation(options)
-    ablation.check_settings()
     words = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds: {len(ablation.runs)} runs"
     print(f"{' and '.join(ablation.varied)}: {words}")
     ablation.open()
@@ -425,8 +406,8 @@ def ablate(options: argparse.Namespace) -> int:
         failures = ablation.run_all()
     except KeyboardInterrupt:
         kept = sum(ablation.result(run) is not None for run in ablation.runs)
-        print(f"\ninterrupted: {kept} of {len(ablation.runs)} runs are finished and kept; ", end="")
-        print("give the same command again to run the others")
+        words = "finished and kept; give the same command again to run the others"
+        print(f"\ninterrupted: {kept} of {len(ablation.runs)} runs are {words}")
         return 130
     return conclude(ablation, failures)
 
@@ -439,7 +420,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--vary", action="append", default=[], metavar="NAME=v1,v2", help="may be repeated")
-    add("--script", metavar="A.py,B.py", help="complete scripts, instead of the command's")
+    add("--script", metavar="A.py,B.py", help="complete scripts, for {script} in the command")
     help_text = "how many seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)"
     add("--seeds", default="3", help=help_text)
     help_text = "folder of the report; its name begins each RUN_ID (default: logs/ablate-<names>)"
@@ -450,12 +431,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if stray:
         parser.error(f"{stray[0]}: values are one word, with commas; the command stands after --")
     options.command = words[at + 1 :]
-    if len(options.command) == 1:  # perhaps in quotes
-        options.command = shlex.split(options.command[0])
-    if not (options.vary or options.script):
-        parser.error("nothing varies: name --vary NAME=v1,v2 or --script A.py,B.py")
     if not options.command:
         parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
+    if shutil.which(options.command[0]) is None:
+        parser.error(f"{options.command[0]}: no such program: settings stand in front of ablate.py")
     return options
 
 

@@ -5,7 +5,7 @@
     python3 tools/check.py FOLDER --previous FOLDER|SCORE      better, by 0.005 nats at p < 0.01?
 
 refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for your
-information. The last line names what could not be checked.
+information.
 SCORE is in bits per byte: 1.1228.
 
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.
@@ -21,13 +21,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import cli
-from cli import plain
+from cli import plain, some
 from facts import LEVELS, TRACKS, Facts, facts_of
 from lines import Result
-from rules import RULES, RUN_RULES, Said, some
+from rules import RULES, RUN_RULES, Said
 from significance import ALPHA, CAP_BYTES, compare_samples
 
-UNSEEN = "what the script computes, and what other lines of the logs say"
+UNSEEN = "what the script computes: read it, and run it"
 SCORE = re.compile(r"\d{0,4}\.?\d{1,12}")
 
 # What is to be beaten: its name, and the results of its seeds, or one number twice.
@@ -69,7 +69,7 @@ def check_folder(
         facts = facts_of(folder, lies, track)
         said = [(one, "") for rule in RULES for one in rule(facts)]
         for rule in RUN_RULES:
-            said += [(one, run.log) for run in facts.judged for one in rule(facts, run)]
+            said += [(one, log) for log, run in facts.judged.items() for one in rule(facts, run)]
     except (OSError, ValueError) as error:
         return Report(nothing, (Finding("refused", f"it cannot be read: {error}"),))
     if previous is not None:
@@ -92,22 +92,19 @@ def lines(report: Report, shown: object) -> list[str]:
             spread = f" +- {stdev(values):.5f}" if len(values) > 1 else ""
             scores.append(f"{key} {fmean(values):.5f}{spread}")
     if scores:
-        seeds = sorted(str(one.seed) for one in facts.judged)
+        seeds = sorted(str(run.known_seed) for run in facts.judged.values())
         result.append(f"  {', '.join(scores)}, seeds {', '.join(seeds)}")
     if facts.model_bytes and facts.source:
-        total = facts.model_bytes + facts.code_bytes
+        code = len(facts.source)
+        total = facts.model_bytes + code
         left = f"{abs(CAP_BYTES - total):,} {'left' if total <= CAP_BYTES else 'too many'}"
-        parts = f"code {facts.code_bytes:,} + model {facts.model_bytes:,} = {total:,} bytes"
+        parts = f"code {code:,} + model {facts.model_bytes:,} = {total:,} bytes"
         result.append(f"  {parts}, {left}")
-    unseen = []
     for finding in report.findings:
-        about = "" if len(finding.logs) in (0, len(facts.judged)) else some(list(finding.logs))
-        if finding.level == "not checked":
-            unseen.append(plain(f"{finding.message} ({about})" if about else finding.message))
-        else:
-            subject = f"{some(list(finding.logs))}: " if finding.logs else ""
-            result.append(plain(f"  {finding.level:8}{subject}{finding.message}"))
-    return [*result, f"  not checked: {'; '.join([*unseen, UNSEEN])}"]
+        logs = finding.logs if len(finding.logs) < len(facts.judged) or not facts.judged else ()
+        subject = f"{some(logs)}: " if logs else ""
+        result.append(plain(f"  {finding.level:11}  {subject}{finding.message}"))
+    return [*result, f"  not checked  {UNSEEN}"]
 
 
 # --- better than the record before? ---
@@ -117,14 +114,14 @@ def read_previous(given: str) -> Previous:
     """--previous: a score, or a folder whose logs count. Raises ValueError, in words."""
     if os.path.isdir(given):
         facts = facts_of(Path(given), Path(os.path.abspath(given)), None)
-        results = [one.result for one in facts.judged]
+        results = [run.result for run in facts.judged.values()]
         if not results:
             raise ValueError(f"--previous {given}: no finished log in it: give its score: 1.1228")
         return facts.place.name, results * 2 if len(results) == 1 else results
     if not SCORE.fullmatch(given) or not float(given) > 0:
         words = "neither a folder nor a score in bits per byte, such as 1.1228"
         raise ValueError(f"--previous {given}: {words}")
-    return given, [Result("other", "previous", val_bpb=float(given))] * 2
+    return given, [Result("other", "previous", None, float(given))] * 2
 
 
 def significance(facts: Facts, name: str, results: list[Result]) -> Said:
@@ -133,7 +130,7 @@ def significance(facts: Facts, name: str, results: list[Result]) -> Said:
         words = f"runs: {len(facts.judged)}: a test against {name} needs three seeds"
         yield facts.serious, words
         return
-    comparison = compare_samples([one.result for one in facts.judged], results)
+    comparison = compare_samples([run.result for run in facts.judged.values()], results)
     for note in comparison.notes:
         yield "note", f"{name}: {note}"
     test = comparison.test

@@ -106,6 +106,11 @@ def cell(value: Any, form: str = "") -> str:
     return "-" if value is None else format(value, form)
 
 
+def setting(name: str, value: Any) -> str:
+    """As it is set: TRAIN_PREFETCH=1."""
+    return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
     """Aligned columns, two spaces apart: the first `left` to the left, numbers to the right;
     without empty columns."""
@@ -122,3 +127,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> 
 def counted(indices: Sequence[int]) -> str:
     """Indices from 0 as people count: 1, 2, 5."""
     return ", ".join(str(index + 1) for index in sorted(indices))
+
+
+def some(names: Sequence[Any], most: int = 6, sign: str = ", ") -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return sign.join(map(str, names[:most])) + more

@@ -1,4 +1,4 @@
-"""What a configuration is, in what runs differ, which runs are seeds of one.
+"""What a configuration is, in what runs differ, which runs are seeds of one and what to call them.
 
 What a run is made of is known by checksums (made_of) where its events tell them.
 """
@@ -6,12 +6,11 @@ What a run is made of is known by checksums (made_of) where its events tell them
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from results import arm_of, headline
+from cli import setting, some
 from runs import Run
 
 # Names of the run, its files and its processes: no part of a configuration.
@@ -31,23 +30,28 @@ HARMLESS = re.compile(
     r"(train|val|checkpoint|trace|training)_(.*_)?(every|keep)|trace_steps|checkpoint_.*_steps|"
     r"python|cpus|platform|data_dir|val_progress_log_every"
 )
+FIELDS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
+FIELDS += ("partial_val",)
 # Not settings: they have no value that one could set.
-FACTS = {
-    "code", "code_bytes", "model_params", "world_size", "effective_grad_accum_steps", "dataset",
-    "train_shards", "val_split_tokens", "partial_val", "python", "torch", "cuda", "device", "gpus",
-    "cpus", *MADE_OF,
-}  # fmt: skip
+FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *FIELDS, *MADE_OF}
+SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
+SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
+SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 
 
-@dataclass
-class Difference:
+class Difference(NamedTuple):
     """A condition that is not equal in all runs: each value with the numbers (from 0) of its runs,
     and the runs whose logs do not tell it."""
 
     name: str
     values: list[tuple[Any, list[int]]]
     unknown: list[int]
-    harmless: bool
+
+    def harmless(self) -> bool:
+        return HARMLESS.fullmatch(self.name) is not None
+
+
+# --- what differs ---
 
 
 def conditions(run: Run) -> dict[str, Any]:
@@ -58,21 +62,13 @@ def conditions(run: Run) -> dict[str, Any]:
             values[name] = Path(value).name
         elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
             values[name] = value
-    if run.grad_accum_steps is not None:
+    if run.micro_steps is not None:  # what GRAD_ACCUM_STEPS has led to
         values.pop("grad_accum_steps", None)
-    script = run.made_of.get("script") or run.source_sha256
     values |= {
-        "code": script and script[:12],
-        "code_bytes": run.sizes.code or run.source_bytes,
-        "model_params": run.model_params,
-        "world_size": run.world_size,
-        "effective_grad_accum_steps": run.grad_accum_steps,
-        "dataset": run.dataset,
-        "train_shards": run.train_shards,
-        "val_split_tokens": run.val_tokens,
-        "partial_val": run.partial_val,
-        **run.versions,
-        **run.hardware,
+        "code": run.scripts[-1][:12] if run.scripts else None,
+        "code_bytes": None if run.scripts else run.code_bytes,
+        **{name: getattr(run, name) for name in FIELDS},
+        **run.machine,
         **checksums(run),
     }
     return {name: value for name, value in values.items() if value is not None}
@@ -93,8 +89,6 @@ def checksums(run: Run) -> dict[str, str]:
 def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
     """Conditions that differ, and how many are equal in all runs that tell them."""
     known = [conditions(run) for run in runs]
-    # Where all have a hash of the code, the number of its bytes says nothing more.
-    hashed = all("code" in setup for setup in known)
     result, equal = [], 0
     for name in dict.fromkeys(name for setup in known for name in setup):
         values: dict[Any, list[int]] = {}
@@ -103,17 +97,16 @@ def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
                 values.setdefault(setup[name], []).append(index)
         if len(values) > 1:
             unknown = [index for index, setup in enumerate(known) if name not in setup]
-            harmless = HARMLESS.fullmatch(name) is not None or hashed and name == "code_bytes"
-            result.append(Difference(name, list(values.items()), unknown, harmless))
+            result.append(Difference(name, list(values.items()), unknown))
         else:
             equal += 1
-    return sorted(result, key=lambda difference: difference.harmless), equal
+    return sorted(result, key=Difference.harmless), equal
 
 
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    names = [d.name for d in differences(runs)[0] if not d.harmless]
+    names = [d.name for d in differences(runs)[0] if not d.harmless()]
     return [name for name in names if name.lower() not in allowed]
 
 
@@ -129,21 +122,9 @@ def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[i
         # With a seed twice it is several: logs do not tell all, such as how slow a disk was.
         twice = len({runs[index].known_seed for index in group}) < len(group)
         for index in group:
-            parts.setdefault((setup, twice and arm_of(runs[index])), []).append(index)
+            name = re.sub(SEED_OR_SUFFIX, "", runs[index].path) if twice else ""
+            parts.setdefault((setup, name), []).append(index)
     return sorted(parts.values())
-
-
-def same_data(runs: Sequence[Run]) -> tuple[int, dict[str, list[int]]] | None:
-    """The last step of which all runs that have one logged a data_crc, and the runs of each crc
-    there."""
-    known = {index: crcs for index, run in enumerate(runs) if (crcs := run.crc_at())}
-    common = set.intersection(*map(set, known.values())) if len(known) > 1 else set()
-    if not common:
-        return None
-    step, groups = max(common), {}
-    for index, crcs in known.items():
-        groups.setdefault(crcs[step], []).append(index)
-    return step, groups
 
 
 def trace(run: Run) -> tuple[Any, ...] | None:
@@ -151,27 +132,79 @@ def trace(run: Run) -> tuple[Any, ...] | None:
     is known."""
     if run.train_time_ms is None or not run.last_step:
         return None
-    result = headline(run)
-    scores = result and [x and round(x, 8) for x in (result.val_bpb, result.val_loss)]
-    return (run.seed, *times(run), scores and tuple(scores))
+    times = tuple(step.train_time_ms and round(step.train_time_ms) for step in run.steps)
+    values = (run.result.val_bpb, run.result.val_loss) if run.result else ()
+    scores = tuple(value and round(value, 8) for value in values)
+    return run.seed, run.last_step, round(run.train_time_ms), times, scores
 
 
-def times(run: Run) -> tuple[Any, ...]:
-    """The times of a run: equal to the millisecond in no two runs, whatever their seeds say."""
-    steps = tuple(ms and round(ms) for ms in (step.train_time_ms for step in run.steps))
-    return run.last_step, round(run.train_time_ms or 0), steps
+# --- why runs are not compared ---
 
 
-def written(name: str, value: Any) -> str:
-    """A setting as it is set in front of a command; what is none as `name value`."""
-    if value is None:
-        return f"{name} not known"
-    if name in FACTS or "_io_" in name:
-        return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
-    value = int(value) if isinstance(value, bool) else value
-    return f"{name.upper()}={value}"
+def faults_of_group(name: str, group: Sequence[Run], allow: Sequence[str]) -> Iterator[str]:
+    """Reasons why some runs are not a sample of one configuration."""
+    if mixed := telling(group, allow):
+        options = " ".join(f"--allow {word}" for word in mixed[:3])
+        remedy = f"name the runs of one, or say that it does not matter: {options}"
+        yield f"{name} mixes configurations: {some(mixed)} differ: {remedy}"
+    traces = [trace(run) for run in group]
+    for index, run in enumerate(group):
+        if traces[index] is not None and traces[index] in traces[:index]:
+            yield f"{name}: {run.name} repeats another run's seed and result: one run counts once"
+        if run.status in ("failed", "interrupted"):
+            yield f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}"
 
 
-def label(run: Run, names: Sequence[str]) -> str:
-    known = conditions(run)
-    return " ".join(written(name, known.get(name)) for name in names)
+def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
+    """Reasons not to compare the scores of runs: not all of them are of one whole split."""
+    allowed = {name.lower() for name in allow}
+    parts = {bool(run.partial_val) for run in runs}
+    if True in parts and (False in parts or "partial_val" not in allowed):
+        which = "some runs" if False in parts else "all runs"
+        say = "" if False in parts else ", or say that a part is enough: --allow partial_val"
+        yield f"{which} scored a part of the validation split: run again without VAL_TOKENS{say}"
+    counts = {f"{run.val_tokens:,}" for run in runs if run.partial_val and run.val_tokens}
+    if len(counts) > 1:
+        yield f"parts of {' and '.join(counts)} tokens were scored: give all runs one VAL_TOKENS"
+    known = [checksums(run) for run in runs]
+    tokenizers = {sums.get("tokenizer") for sums in known} - {None}
+    splits = {sums.get("validation_shards") for sums in known} - {None}
+    same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
+    if len(splits) > 1 and not same_text and "validation_shards" not in allowed:
+        yield "the validation shards differ (checksums in made_of): validate all runs on one split"
+    sizes = {}
+    for run in runs:
+        rate = run.result and run.result.bytes_per_token
+        if rate and run.val_tokens and not run.partial_val:
+            sizes[run.name] = rate * run.val_tokens
+    if sizes and max(sizes.values()) > SAME_TEXT * min(sizes.values()):
+        ends = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+        scored = " and ".join(f"{name} {sizes[name]:,.0f} bytes" for name in ends)
+        yield f"other validation texts: {scored} scored: validate all runs on one text"
+
+
+# --- names ---
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Names of the logs; with their folders where some are alike."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{Path(run.path).resolve().parent.name[:24]}/{run.name}" for run in runs]
+
+
+def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """TRAIN_PREFETCH=1 for each arm; where settings are not all that differs, its log's name,
+    without the seed where that tells them apart."""
+    firsts = [group[0] for group in groups]
+    different, known = telling(firsts), [conditions(run) for run in firsts]
+    settings = 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}
+    if settings and all(name in setup for setup in known for name in different):
+        return [" ".join(setting(n, setup[n]) for n in different) for setup in known]
+    names = labels(firsts)
+    short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
+    for place, group in enumerate(groups):
+        if len(group) > 1:  # x1, x2, x3
+            short[place] = short[place].removesuffix(str(group[0].known_seed)).rstrip("-_.")
+    return short if len(set(short)) == len(short) else names

@@ -11,7 +11,8 @@ would refuse is not made, and no folder is overwritten.
     python3 tools/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
     python3 tools/package.py --unpack FILE            the readable script inside FILE
 
-The packed script gives the same results to the digit, and its log counts its own size.
+The packed script has no comments and no docstrings. It gives the same results to the digit, and its
+log counts its own size. The readable script may lie beside it in the folder.
 
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
@@ -32,15 +33,12 @@ from typing import Any
 
 import cli
 from check import check_folder, lines
-from cli import ToolError
+from cli import ToolError, some
 from configuration import telling
-from facts import TRACKS, difference
-from packed import is_ours
-from results import headline
+from facts import TRACKS
+from packed import difference, is_ours, pack, unpacked
 from rules import OF_SCRIPTS, TODO, parsed_date
 from runs import Run, read_log
-from script import look, pack
-from significance import some
 
 RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
@@ -62,15 +60,18 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
     runs: dict[int, Run] = {}
     for given in paths:
         path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
-        log = read_log(path)
+        log = read_log(path, events=False)  # the text holds the script
         if not (found := log.runs):
             raise ToolError(f"{path}: {log.problems[0]}: name logs/<RUN_ID>.txt")
         run, seed = found[-1], found[-1].known_seed
-        if headline(run) is None:
+        if run.result is None:
             why = run.error or "it ends before the result"
             raise ToolError(f"{path}: {run.status}: {why}: name a finished run")
         if seed is None:
             raise ToolError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
+        if len({*run.scripts}) > 1:
+            words = "run that seed again with one script"
+            raise ToolError(f"{path}: it was resumed with another script: {words}")
         if seed in runs:
             words = "run it with another SEED, or leave it out"
             raise ToolError(f"{path}: seed {seed} again, as {runs[seed].path}: {words}")
@@ -82,11 +83,10 @@ def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
     """The script of --script, else that of the logs. check.py compares it with each log's."""
     sources = [run.source for run in runs if run.source is not None]
     if script is not None:
-        given = look(script.read_bytes()).text
-        if any(difference(look(source).text, given)[0] for source in sources):
-            remedy = "leave out --script, or run the seeds again with it"
-            raise ToolError(f"--script {script}: not the script that the logs hold: {remedy}")
-        return script.read_bytes()
+        given = script.read_bytes()
+        if words := [words for source in sources if (words := difference(source, given))]:
+            raise ToolError(f"--script {script}: not the script that the logs hold: {words[0]}")
+        return given
     if len({*sources}) > 1:
         raise ToolError("the logs hold different scripts: package runs of one script")
     if sources:
@@ -115,7 +115,7 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
         means[key] = round(fmean(values), 8) if len(values) == len(runs) else None
         means[f"{key}_std"] = round(stdev(values), 8) if means[key] and len(runs) > 1 else None
     first = [*runs.values()][0]
-    device = first.hardware.get("device")
+    device = first.machine.get("device")
     totals = [result.get("bytes_total", 0) for result in results.values()]
     values = {
         "author": options.author.strip(),
@@ -130,13 +130,13 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
         "seeds": [*runs],
         "seed_results": results,
         "hardware": device and f"{first.world_size or 1}x {device}",
-        "pytorch_version": first.versions.get("torch"),
+        "pytorch_version": first.machine.get("torch"),
     }
     return {key: value for key, value in values.items() if value is not None}
 
 
 def result_of(run: Run, source: bytes) -> dict[str, Any]:
-    result, artifact = headline(run), run.sizes.artifact
+    result, artifact = run.result, run.model_bytes
     values = {
         "val_loss": result.val_loss,
         "val_bpb": result.val_bpb,
@@ -144,7 +144,7 @@ def result_of(run: Run, source: bytes) -> dict[str, Any]:
         "artifact_bytes": artifact,
         "steps": run.last_step,
         "train_time_ms": run.train_time_ms,
-        "eval_time_ms": result.eval_ms,
+        "eval_time_ms": run.eval_ms,
     }
     return {k: round(v, 8 if k.startswith("val") else 0) for k, v in values.items() if v}
 
@@ -157,7 +157,8 @@ def command(runs: dict[int, Run]) -> list[str]:
     words += ["```bash", f"for seed in {' '.join(map(str, runs))}; do"]
     words += ['  RUN_ID="seed$seed" SEED="$seed" \\']
     for name, folder in (("data_path", "datasets"), ("tokenizer_path", "tokenizers")):
-        last = Path(str(run.config.get(name) or "")).name or f"<{name}>"
+        given = (settings or {}).get(name.upper()) or run.config.get(name) or ""
+        last = Path(str(given)).name or f"<{name}>"
         words.append(f"  {name.upper()}=../../../data/{folder}/{shlex.quote(last)} \\")
     for name, value in (settings or {}).items():
         if name not in OF_ONE_RUN:
@@ -228,18 +229,17 @@ def write_form(options: argparse.Namespace) -> int:
     suffix = "packed" if options.pack else "readable"
     target = options.output or given.with_name(f"{given.stem}_{suffix}.py")
     text = given.read_bytes()
-    if options.unpack and not look(text).packed:
+    if options.unpack and unpacked(text) is None:
         raise ToolError(f"{given}: not a packed script, or a damaged one: pack it again")
-    if options.unpack and look(text).stray:
-        print(f"note: {given} has other code around the packed script: it is left out")
     if target.exists() and not (target.is_file() and is_ours(target.read_bytes())):
         raise ToolError(f"{target}: exists and is not a packed script: name another --output")
     try:
-        result = pack(text) if options.pack else look(text).text
+        result = pack(text) if options.pack else unpacked(text)
         target.write_bytes(result)
     except ValueError as error:
         raise ToolError(f"{given}: {error}") from error
-    print(f"{target}: {len(text):,} bytes became {len(result):,}")
+    words = ", without comments and docstrings" if options.pack else ""
+    print(f"{target}: {len(text):,} bytes became {len(result):,}{words}")
     return 0
 
 

@@ -1,12 +1,21 @@
-"""The packed form of a script: one that unpacks and runs itself. Nothing is run here."""
+"""Scripts as texts: where they stand in a log, their packed form, what two of them differ in.
+
+A packed script unpacks and runs itself; comments and docstrings are left out of it. Nothing is run
+here.
+"""
 
 import ast
 import base64
-import bz2
 import hashlib
+import io
 import lzma
+import re
+import tokenize
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from os.path import commonprefix
 
 MAX_UNPACKED = 16_000_000  # bytes taken out of a packed script
 MIN_PACKED = 100  # characters of a literal that may be a packed script
@@ -14,7 +23,7 @@ MIN_PACKED = 100  # characters of a literal that may be a packed script
 # text is what the log begins with, its size is the code size. linecache hands the readable lines to
 # whatever asks for them: inspect.getsource, torch.compile, Triton, tracebacks.
 PACKED = """\
-# Packed; sha256 of the readable source: {sha256}
+# Packed; sha256 of the source in it: {sha256}
 import base64, linecache, lzma, sys, zlib
 _data = b"{literal}"
 if zlib.crc32(_data) != {crc}:
@@ -24,83 +33,118 @@ _lines = [_line + "\\n" for _line in _source.decode().split("\\n")]
 linecache.cache[__file__] = len(_source), None, _lines, __file__
 exec(compile(_source, __file__, "exec"))
 """
-HEADER = PACKED.split("{", 1)[0].encode()
 # pb=0: for text, half a per cent smaller than the preset.
 FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
-# All that a script may be made of that does nothing but unpack and run one literal.
-DECODERS = {"base64", "lzma", "zlib", "bz2", "gzip", "brotli"}
-CALLS = {"exec", "compile", "decompress", "decode", "b85decode", "b64decode", "a85decode"}
-TEXTS = {"exec", "utf-8", "utf8", "id", "<string>", "train_gpt.py"}
-BARE = (ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.Expr, ast.Assign, ast.Call)
-BARE += (ast.Name, ast.Attribute, ast.Constant, ast.List, ast.Dict, ast.keyword, ast.expr_context)
+VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
+# The first line of a script: an import, a comment or a string.
+START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
 
 
-def packed_form(source: bytes, literal: bytes = b"") -> bytes:
-    """`source` as a script that unpacks and runs it; `literal`: with this payload."""
-    data = b"" if literal else lzma.compress(source, lzma.FORMAT_ALONE, filters=FILTERS)
-    literal = literal or base64.b85encode(data)
-    sha256 = hashlib.sha256(source).hexdigest()
-    crc = zlib.crc32(literal)
-    return PACKED.format(sha256=sha256, literal=literal.decode(), crc=crc).encode()
+def scripts_in(log: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of each script in a log: it stands in front of a rule and the versions."""
+    at = 0
+    for versions in VERSIONS.finditer(log):
+        if start := START.search(log, at, versions.start()):
+            yield start.start(), versions.start()
+        at = versions.end()
 
 
-def is_ours(text: bytes) -> bool:
-    """Does it begin as the scripts that `packed_form` makes?"""
-    return text.startswith(HEADER)
+# --- the packed form ---
 
 
-def literals(tree: ast.AST) -> list[bytes]:
-    """The long texts in a script that may be another script."""
+def pack(source: bytes) -> bytes:
+    """The submitted form of a script. Raises ValueError, in words, for what cannot be packed."""
+    if unpacked(source) is not None:
+        raise ValueError("it is packed already: name the readable script")
+    return packed_form(stripped(source))
+
+
+def packed_form(source: bytes) -> bytes:
+    literal = base64.b85encode(lzma.compress(source, lzma.FORMAT_ALONE, filters=FILTERS))
+    values = {"sha256": hashlib.sha256(source).hexdigest(), "crc": zlib.crc32(literal)}
+    return PACKED.format(literal=literal.decode(), **values).encode()
+
+
+def stripped(source: bytes) -> bytes:
+    """A script without comments, docstrings and empty lines; each other line is as it was.
+
+    Raises ValueError, in words, for what Python cannot read.
+    """
+    tree = parsed(source)
+    text = source.decode("utf-8-sig").replace("\r\n", "\n")
+    lines = text.splitlines(keepends=True)
+    inside: set[int] = set()  # lines that begin inside a text: their blanks count
+    spans = []  # (first line, column, last line, column, what stands there instead)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        (first, column), (last, end) = token.start, token.end
+        if token.type == tokenize.COMMENT:
+            spans.append((first, column, last, end, ""))
+        elif first < last and token.type != tokenize.NEWLINE:
+            inside.update(range(first + 1, last + 1))
+    for body, node in docstrings(tree):
+        line = lines[node.lineno - 1].encode()
+        column = len(line[: node.col_offset].decode())
+        end = len(lines[node.end_lineno - 1].encode()[: node.end_col_offset].decode())
+        spans.append((node.lineno, column, node.end_lineno, end, "pass" * (len(body) == 1)))
+    for first, column, last, end, instead in sorted(spans, reverse=True):
+        rest = lines[last - 1][end:]
+        lines[first - 1 : last] = [
+            lines[first - 1][:column] + instead + rest,
+            *[""] * (last - first),
+        ]
+        inside -= set(range(first + 1, last + 1))
+    kept = [line if n in inside else line.rstrip() + "\n" for n, line in enumerate(lines, 1)]
+    result = "".join(line for n, line in enumerate(kept, 1) if n in inside or line.strip()).encode()
+    for body, _ in docstrings(tree):
+        body[:] = body[1:] or [ast.Pass()]
+    if ast.dump(parsed(result)) != ast.dump(tree):
+        raise ValueError("its comments cannot be taken out: put each docstring on its own line")
+    return result
+
+
+def docstrings(tree: ast.AST) -> list[tuple[list[ast.stmt], ast.stmt]]:
+    """Each docstring, with the body that it begins."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in ast.walk(tree) if isinstance(node, kinds)]
     return [
-        node.value if isinstance(node.value, bytes) else node.value.encode("utf-8", "replace")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, (str, bytes))
-        and len(node.value) >= MIN_PACKED
+        (node.body, node.body[0]) for node in found if ast.get_docstring(node, False) is not None
     ]
 
 
-def is_only_packed(text: bytes, tree: ast.Module, source: bytes) -> bool:
-    """Does a packed script hold nothing beside `source` but the code that unpacks and runs it?"""
-    found = literals(tree)
-    if len(found) != 1:
-        return False
-    if is_ours(text):
-        return text == packed_form(source, found[0])
-    nodes = list(ast.walk(tree))
-    froms = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    imports = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
-    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
-    functions = [node.func for node in nodes if isinstance(node, ast.Call)]
-    names = [getattr(one, "attr", getattr(one, "id", "")) for one in functions]
+def parsed(source: bytes) -> ast.Module:
+    """Raises ValueError, in words."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
+    except SyntaxError as error:
+        where = f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
+        raise ValueError(f"it does not compile: {where}: name a script that runs") from error
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(f"it cannot be parsed: {type(error).__name__}") from error
+
+
+# --- what is packed ---
+
+
+def unpacked(text: bytes) -> bytes | None:
+    """The script inside a packed one, whoever packed it; None: it is not packed, or damaged."""
+    try:
+        nodes = list(ast.walk(parsed(text)))
+    except ValueError:
+        return None
     values = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    short = {value for value in values if isinstance(value, str) and len(value) < MIN_PACKED}
-    return (
-        all(isinstance(node, BARE) for node in nodes)
-        and froms | imports <= DECODERS
-        and all(isinstance(node, ast.Name) for node in stored)
-        and set(names) <= CALLS
-        and short <= TEXTS
-        and names.count("exec") == 1
-    )
-
-
-def unpack(texts: list[bytes]) -> bytes | None:
-    """The script that one of the longest literals carries, compressed; None: no script."""
-    for literal in sorted(texts, key=len, reverse=True)[:3]:
-        for data in decoded(literal):
-            text = inflated(data)
-            if text and b"import" in text:
-                return text
+    texts = [v.encode("utf-8", "replace") if isinstance(v, str) else v for v in values]
+    literals = [v for v in texts if isinstance(v, bytes) and len(v) >= MIN_PACKED]
+    for literal in sorted(literals, key=len, reverse=True)[:3]:
+        for decode in (bytes, base64.b85decode, base64.b64decode, base64.a85decode):
+            try:
+                source = inflated(decode(literal))
+            except ValueError:
+                continue
+            if source and b"import" in source:
+                return source
     return None
-
-
-def decoded(literal: bytes) -> Iterator[bytes]:
-    for decode in (bytes, base64.b85decode, base64.b64decode, base64.a85decode):
-        try:
-            yield decode(literal)
-        except ValueError:
-            continue
 
 
 def inflated(data: bytes) -> bytes | None:
@@ -110,13 +154,42 @@ def inflated(data: bytes) -> bytes | None:
         lambda: lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, MAX_UNPACKED),
         lambda: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=raw).decompress(data, MAX_UNPACKED),
         lambda: zlib.decompressobj(wbits=47).decompress(data, MAX_UNPACKED),  # zlib, gzip
-        lambda: bz2.BZ2Decompressor().decompress(data, MAX_UNPACKED),
     ]
     for way in ways:
         try:
             text = way()
             text.decode("utf-8")
-        except (lzma.LZMAError, zlib.error, OSError, ValueError, EOFError, MemoryError):
+        except (lzma.LZMAError, zlib.error, ValueError, EOFError, MemoryError):
             continue
         return text
     return None
+
+
+def is_ours(text: bytes) -> bool:
+    """Does it begin as the scripts that `pack` makes?"""
+    return text.startswith(b"# Packed; sha256 of the ")
+
+
+# --- two scripts ---
+
+
+def plain_form(text: bytes) -> bytes:
+    """What decides what a script does: unpacked, without comments; as it is if it is no Python."""
+    text = unpacked(text) or text
+    try:
+        return stripped(text)
+    except ValueError:
+        return text
+
+
+def difference(first: bytes, second: bytes) -> str:
+    """In which line two scripts differ, packed or not; nothing but comments: empty."""
+    texts = (first, second) if first == second else (plain_form(first), plain_form(second))
+    both = ([line.rstrip() for line in text.strip().split(b"\n")] for text in texts)
+    for number, pair in enumerate(zip_longest(*both, fillvalue=b"(no such line)"), 1):
+        if pair[0] != pair[1]:
+            here, there = (line.decode("utf-8", "replace").strip() for line in pair)
+            start = max(0, len(commonprefix([here, there])) - 30)  # long lines: where they differ
+            words = repr(here[start : start + 80]), repr(there[start : start + 80])
+            return f"line {number} without comments is {words[0]}, not {words[1]}"
+    return ""

@@ -2,106 +2,42 @@
 
 It shows each arm's mean over its seeds against steps, with a band; the results; and the time spent
 waiting for input where arms differ in it: a dot per seed with the mean and its 95 % interval. An
-arm is a list of runs that differ only in their seed. A note below says what a reader must know:
-a part of the split, other data, runs that were left out, missing curves.
+arm is a list of runs that differ only in their seed. A note below says what a reader must know.
 """
 
 import math
-import re
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cli import missing
-from configuration import FACTS, conditions, label, telling
-from results import headline
 from runs import Run
-from significance import BITS, NATS, faults_of_split, interval, other_tokenizers, some, value_of
-from tables import labels
+from significance import BITS, interval, other_tokenizers, value_of
 
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 DASHES = ("-", "--", ":", "-.")
 FEW = 3  # points that each run needs for a curve
 LINE = 72  # characters of an arm's name
-SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 LATE = 0.2  # the range of y shows an arm from this share of its run on
-SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 QUANTITIES = {  # of a curve: its lines and the axis
     "val_bpb": ("validations", "validation, bits per byte"),
-    "val_loss": ("validations", "validation, nats per token"),
     "train_loss": ("steps", "training loss, nats per token"),
 }
 
 
-@dataclass
-class Arm:
-    """Runs that differ only in their seed, under one name and colour."""
+class Arm(NamedTuple):
+    """Runs that differ only in their seed."""
 
     name: str
-    runs: list[Run]
-    colour: str
-    dashes: str
+    runs: Sequence[Run]
+    style: dict[str, str]  # colour and dashes
 
 
-def named(groups: Sequence[Sequence[Run]], names: Sequence[str]) -> list[Arm]:
-    """The arms with their names: those given, the settings that differ, or their logs' names."""
-    firsts = [group[0] for group in groups]
-    names = names or setting_names(firsts) or log_names(groups)
-    looks = [(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]) for i in range(len(groups))]
-    return [
-        Arm(name[:LINE], list(group), *look)
-        for name, group, look in zip(names, groups, looks, strict=True)
-    ]
-
-
-def setting_names(firsts: Sequence[Run]) -> list[str]:
-    """TRAIN_PREFETCH=1 for each arm; nothing where settings are not all that differs."""
-    different = telling(firsts)
-    if len(firsts) < 2 or not 0 < len(different) <= SETTINGS_IN_NAME or FACTS & {*different}:
-        return []
-    if any(name not in conditions(run) for run in firsts for name in different):
-        return []
-    names = [label(run, different) for run in firsts]
-    return names if len(set(names)) == len(names) else []
-
-
-def log_names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The names of logs, without their seeds where that tells them apart."""
-    names = labels([group[0] for group in groups])
-    short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
-    for place, group in enumerate(groups):
-        if len(group) > 1:  # x1, x2, x3
-            short[place] = short[place].removesuffix(str(group[0].known_seed)).rstrip("-_.")
-    return short if len(set(short)) == len(short) else names
-
-
-def title_of(arms: Sequence[Arm]) -> str:
-    runs = f"{sum(len(arm.runs) for arm in arms)} runs"
-    return f"{arms[0].name}, {runs}" if len(arms) == 1 else f"{len(arms)} arms, {runs}"
-
-
-def finished(groups: Sequence[Sequence[Run]]) -> tuple[list[list[Run]], list[str]]:
-    """A run without a result is not a seed of an arm that has results."""
-    kept = [[run for run in group if headline(run)] or list(group) for group in groups if group]
-    left_out = sum(map(len, groups)) - sum(map(len, kept))
-    notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
-    return kept, notes
-
-
-def notes_on(runs: Sequence[Run]) -> list[str]:
-    """What a reader must know before comparing."""
-    notes = list(faults_of_split(runs, ["partial_val"]))
-    parts = sum(run.partial_val for run in runs)
-    if parts == len(runs):
-        notes.append("all runs were validated on a part of the split")
-    datasets = sorted({run.dataset for run in runs if run.dataset})
-    if len(datasets) > 1:
-        notes.append(f"the runs have different data: {some(datasets, 4)}")
-    return notes
+def style(place: int) -> dict[str, str]:
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
 
 
 # --- curves ---
@@ -110,7 +46,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 def curves_of(arms: Sequence[Arm]) -> tuple[list[Any], str]:
     """A table for each arm, a row for each step and a column for each run, and the axis: of the
     first quantity that all runs have. None: empty."""
-    results = [headline(run) for arm in arms for run in arm.runs]
+    results = [run.result for arm in arms for run in arm.runs]
     names = ["val_bpb"] if other_tokenizers(results) else list(QUANTITIES)
     for name in names:
         curves = [curve_of(arm.runs, name) for arm in arms]
@@ -138,11 +74,12 @@ def draw_curves(axis: Any, arms: Sequence[Arm], curves: list[Any], words: str) -
     for arm, curve in zip(arms, curves, strict=True):
         mean = curve.mean(axis=1)
         marker = "o" if len(curve) < 25 else None
-        style = {"color": arm.colour, "linestyle": arm.dashes, "marker": marker, "markersize": 3}
-        axis.plot(curve.index, mean, linewidth=1.6, **style)
+        axis.plot(curve.index, mean, linewidth=1.6, marker=marker, markersize=3, **arm.style)
         if len(arm.runs) > 1:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
-            axis.fill_between(curve.index, low, high, color=arm.colour, alpha=0.2, linewidth=0)
+            axis.fill_between(
+                curve.index, low, high, color=arm.style["color"], alpha=0.2, linewidth=0
+            )
     band = any(len(arm.runs) > 1 for arm in arms)
     title = "mean over seeds, band: one standard deviation" if band else ""
     axis.set_title(title, fontsize=9)
@@ -161,13 +98,9 @@ def limits(curves: Sequence[Any]) -> tuple[float, float]:
 
 
 def result_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
-    """Results in bits per byte; in nats where no log has bits."""
-    for unit, words in ((BITS, "result, bits per byte"), (NATS, "result, nats per token")):
-        known = [[value_of(headline(run), unit) for run in arm.runs] for arm in arms]
-        values = [[value for value in arm if value is not None] for arm in known]
-        if any(values):
-            return values, words
-    return [], ""
+    known = [[value_of(run.result, BITS) for run in arm.runs] for arm in arms]
+    values = [[value for value in arm if value is not None] for arm in known]
+    return (values, "result, bits per byte") if any(values) else ([], "")
 
 
 def wait_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
@@ -191,8 +124,14 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
         mean, reach = sum(given) / len(given), interval(given) if len(given) > 1 else 0.0
         if len(given) > 1:
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
-            axis.scatter(places, given, color=arm.colour, s=16, alpha=0.55)
-        look = {"fmt": "D", "color": arm.colour, "markersize": 6, "capsize": 6, "elinewidth": 1.8}
+            axis.scatter(places, given, color=arm.style["color"], s=16, alpha=0.55)
+        look = {
+            "fmt": "D",
+            "color": arm.style["color"],
+            "markersize": 6,
+            "capsize": 6,
+            "elinewidth": 1.8,
+        }
         axis.errorbar(place, mean, yerr=reach or None, **look)
         top = max(mean + reach, *given)
         style = {"textcoords": "offset points", "ha": "center"}
@@ -209,23 +148,21 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
 
 
-def attempt(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str] = ()) -> str:
-    """Writes the picture; returns in one line why there is none, else nothing. `names`: of all
-    groups, else they are named by what differs."""
+def attempt(groups: Mapping[str, Sequence[Run]], notes: Sequence[str], path: Path) -> str:
+    """Writes the picture of the arms by their names, with notes; returns in one line why there is
+    none, else nothing."""
+    arms = [Arm(name[:LINE], runs, style(n)) for n, (name, runs) in enumerate(groups.items())]
     try:
-        return draw(groups, path, names)
+        return draw(arms, list(notes), path)
     except ImportError as error:
         return f"{path}: not drawn: {missing(error.name or '', 'matplotlib pandas scipy')}"
     except OSError as error:
         return f"--plot {path}: cannot be written: {error.strerror or error}: name another folder"
 
 
-def draw(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str]) -> str:
+def draw(arms: Sequence[Arm], notes: list[str], path: Path) -> str:
     from matplotlib.figure import Figure  # optional, and slow to import
 
-    kept, notes = finished(groups)
-    names = [name for name, group in zip(names, groups, strict=False) if group]
-    arms = named(kept, names)
     curves, words = curves_of(arms)
     panels: list[Callable[[Any], None]] = []
     if curves:
@@ -235,7 +172,6 @@ def draw(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str]) -> s
             panels.append(lambda axis, v=values, w=about: draw_dots(axis, arms, v, w))
     if not panels:
         return f"--plot {path}: no run has a result or a curve"
-    notes += notes_on([run for arm in arms for run in arm.runs])
     if not curves:
         notes.append(f"no curves: not all runs have {FEW} points of a quantity to compare")
     widths = [3 if curves and not i else 2 for i in range(len(panels))]
@@ -250,7 +186,9 @@ def draw(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str]) -> s
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     draw_legend(figure, arms, note)
-    figure.suptitle(title_of(arms))
+    runs = f"{sum(len(arm.runs) for arm in arms)} runs"
+    name = arms[0].name if len(arms) == 1 else f"{len(arms)} arms"
+    figure.suptitle(f"{name}, {runs}")
     figure.savefig(path, dpi=150)
     return ""
 
@@ -258,10 +196,7 @@ def draw(groups: Sequence[Sequence[Run]], path: Path, names: Sequence[str]) -> s
 def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], color=arm.colour, linestyle=arm.dashes, marker="D", label=arm.name)
-        for arm in arms
-    ]
+    handles = [Line2D([], [], **arm.style, marker="D", label=arm.name) for arm in arms]
     place = {"loc": "outside lower center", "frameon": False}
     legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
     legend.get_title().set_color("#a00000")

@@ -234,17 +234,17 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
     with tempfile.TemporaryDirectory(prefix="recipe") as name:
         script = Path(name, "train_gpt.py")
         script.write_text(text, encoding="utf-8")
-        env = {"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1", **assigned}
-        command = [sys.executable, str(script), "--print-config"]
+        env = {"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1"}
+        given = [f"{setting}={value}" for setting, value in assigned.items()]
+        command = [sys.executable, str(script), "--print-config", *given]
         done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise ToolError(f"--set: {(done.stderr or done.stdout).strip()}")
+        lines = (done.stderr or done.stdout).splitlines()
+        faults = [line.strip() for line in lines if line.strip().startswith((*given,))]
+        raise ToolError(f"--set {'; '.join(faults or lines)}")
     values = json.loads(done.stdout)
     for setting in assigned:
         field = setting.lower()
-        if field not in values:
-            words = "no such setting of these recipes or train_gpt.py: recipe.py list shows whose"
-            raise ToolError(f"--set {setting}: {words}")
         line = re.compile(rf"^(    {field}: [^=\n]+ = )(.+?)(  # )", re.MULTILINE)
         value = values[field]["value"]
         value = json.dumps(value) if isinstance(value, str) else repr(value)

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import Parser, ToolError, number, plain, run
-from results import headline
-from runs import Run, read_file, read_logs
+from runs import Run, read_file, read_log
 
 TOP_K = 50
 
@@ -38,13 +37,14 @@ def run_of(log: Path | None) -> Run:
         log = logs[-1] if logs else log / "<RUN_ID>.txt"
     if not log.is_file():
         raise ToolError(f"{log}: no such file: train first, or name a log; text needs --prompt")
-    log = log.with_suffix(".txt") if log.suffix == ".jsonl" else log
-    known = read_logs([log])
-    if known.runs and known.runs[0].source and "vocab_size" in known.runs[0].config:
+    text = read_log(log.with_suffix(".txt"), events=False)  # has the script
+    known = read_log(log)
+    if known.runs and text.runs and text.runs[0].source and "vocab_size" in known.runs[0].config:
+        known.runs[0].source, known.runs[0].path = text.runs[0].source, text.runs[0].path
         return known.runs[0]
     lacking = f"no {log.stem}.jsonl beside it: copy that, and {log.stem}.int8.ptz"
     lacking = "its script's text is not whole" if log.with_suffix(".jsonl").exists() else lacking
-    why = [*known.problems, f"{log}: {lacking}"][0]
+    why = f"{log}: {[*known.problems, *text.problems, lacking][0]}"
     raise ToolError(f"{why}: name the log of a run of train_gpt.py")
 
 
@@ -57,8 +57,8 @@ def load(log: Run) -> tuple[Any, Any]:
     if not path.exists():
         raise ToolError(f"{path}: no such artifact (the run is {log.status}): name another run")
     data = read_file(path)
-    if log.sizes.artifact not in (None, len(data)):
-        words = f"{len(data):,} bytes, its log says {log.sizes.artifact:,}: RESUME=auto repeats it"
+    if log.model_bytes not in (None, len(data)):
+        words = f"{len(data):,} bytes, its log says {log.model_bytes:,}: RESUME=auto repeats it"
         raise ToolError(f"{path}: damaged, or another run's: {words}")
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model, config = load(log)
     encode, decode, bos = coder_of(log, Path(config.tokenizer_path))
     tokens = write(model, [bos, *encode(options.prompt)], config, options)
-    result, path = headline(log), Path(log.path)
+    result, path = log.result, Path(log.path)
     score = f"val_bpb {result.val_bpb:.4f}" if result else f"no score ({log.status})"
     print(f"run {path.stem}, {score}, {path.with_suffix('.int8.ptz')}", file=sys.stderr)
     sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,14 +1,17 @@
-"""Measure how long the main thread waits for a batch, with this trainer's pipeline and with the
-challenge's loader, on the same tokens.
+"""Measure how long the main thread waits for a batch, with this trainer's pipeline and with another
+loader, on the same tokens.
 
     python3 tests/bench/loader.py PATH/train_gpt.py [--quick]
-        PATH/train_gpt.py has the challenge's loader; takes minutes; run nothing else
+        against the challenge's loader, which PATH/train_gpt.py has
+    python3 tests/bench/loader.py --documents [--quick]
+        against a loader of packed documents, as the last records have (document_loader.py)
 
-In each repeat each loader has a new process. If the two yield different tokens, the tool stops.
-Between two batches a core computes for 20 ms without the GIL. A batch has 65,536 tokens; rank 0 of
-8 is measured. Figures are medians over the repeats. `boundary` is the median over the shard
+Takes minutes; run nothing else. In each repeat each loader has a new process, in turns. If the two
+yield different tokens, the tool stops. Between two batches a core computes without the GIL, for
+20 ms, with --documents also for 120 ms. A batch has 65,536 tokens, with --documents 98,304; rank 0
+of 8 is measured. Figures are medians over the repeats. `boundary` is the median over the shard
 boundaries of a run: at each boundary the longer wait of two batches, the one that crosses it and
-the next one.
+the next one. `memory` is the peak of the process in MiB.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import itertools
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -31,8 +35,10 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-SPANS_PER_STEP, RANKS, COMPUTE_MS = 8, 8, 20
+SPANS_PER_STEP, RANKS = 8, 8
 MEGABYTE = bytes(1 << 20)
+DOCUMENT_ROW = 2048  # tokens; a longer document is cut
+BOS, DOCUMENT_TOKENS = 1, 850  # of each document the first token, and its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Job:
     step_tokens: int  # TRAIN_BATCH_TOKENS, over all ranks and micro-steps
     shard_tokens: int
     num_shards: int
+    compute_ms: int = 20  # between two batches
 
     @property
     def span(self):
@@ -69,7 +76,8 @@ class Job:
         header[:3] = 20240520, 1, self.shard_tokens
         for number, path in enumerate(self.paths):
             generator = np.random.default_rng(number)
-            tokens = generator.integers(0, 1024, self.shard_tokens, dtype=np.uint16)
+            tokens = generator.integers(2, 1024, self.shard_tokens, dtype=np.uint16)
+            tokens[::DOCUMENT_TOKENS] = BOS
             with open(path, "wb") as file:
                 file.write(header.tobytes() + tokens.astype("<u2").tobytes())
                 os.fsync(file.fileno())
@@ -90,11 +98,12 @@ def ours(job, script):
     trainer = imported(script)
     settings = {"TRAIN_BATCH_TOKENS": job.step_tokens, "TRAIN_SEQ_LEN": job.seq_len}
     settings |= {"DATA_PATH": job.folder, "DEVICE": "cpu"}
-    config, *_ = trainer.read_config({name: str(value) for name, value in settings.items()})
-    runtime = trainer.Runtime(config, {"RANK": "0", "WORLD_SIZE": str(job.ranks)})
-    shards, plan = trainer.Shards(config, "train"), trainer.BatchPlan.train(config, runtime)
-    overlap = trainer.Overlap.of(config, "train", False)
-    with contextlib.closing(trainer.Pipeline(shards, plan, overlap, runtime)) as batches:
+    config, *_ = trainer.read_config([f"{name}={value}" for name, value in settings.items()], {})
+    device = sys.modules["torch"].device("cpu")
+    shards = trainer.Shards(config, "train")
+    plan = trainer.BatchPlan.train(config, rank=0, ranks=job.ranks)
+    overlap = trainer.Overlap.of(config, "train", device)
+    with contextlib.closing(trainer.Pipeline(shards, plan, overlap, device)) as batches:
         yield ((batch.x, batch.y) for batch in batches)
 
 
@@ -108,7 +117,20 @@ def challenge(job, script):
     yield ([part.clone() for part in loader.next_batch(*step)] for _ in itertools.count())
 
 
-ARMS = {"ours": ours, "challenge": challenge}
+@contextlib.contextmanager
+def documents(job, script):
+    """The loader of packed documents; only x and y are compared."""
+    from document_loader import DocumentLoader
+
+    paths = itertools.cycle(job.paths)
+    loader = DocumentLoader(
+        paths, rank=0, ranks=job.ranks, tokens=job.span - 1, max_tokens=job.seq_len
+    )
+    with contextlib.closing(loader):
+        yield ([part.view(-1, job.seq_len) for part in batch[:2]] for batch in loader)
+
+
+ARMS = {"ours": ours, "challenge": challenge, "documents": documents}
 
 
 # === Measuring: in the arm's process ===
@@ -125,7 +147,7 @@ def measure(arm, job, script):
     with arm(job, script) as batches:
         next(batches)
         for _ in range(job.steps - 1):
-            work(COMPUTE_MS)
+            work(job.compute_ms)
             asked = time.perf_counter()
             next(batches)
             waits.append(1e3 * (time.perf_counter() - asked))
@@ -133,8 +155,10 @@ def measure(arm, job, script):
 
 
 def checksums(arm, job, script):
-    """Of x and y of batches beyond a boundary, as int64."""
-    sums, count = [], job.boundaries()[0] + 3
+    """Of x and y as int64: the challenge's loader beyond a boundary, the one of documents until
+    its first, where it drops the rest of a shard."""
+    dropped = job.seq_len == DOCUMENT_ROW
+    sums, count = [], job.boundaries()[0] + (-1 if dropped else 3)
     with arm(job, script) as batches:
         for pair in itertools.islice(batches, count):
             sums.append(zlib.crc32(b"".join(np.asarray(part, np.int64).tobytes() for part in pair)))
@@ -148,7 +172,9 @@ def serve(order):
     torch.set_num_threads(1)
     arm, job, script = ARMS[order["arm"]], Job(**order["job"]), order["script"]
     waits = measure(arm, job, script)
-    print("\n" + json.dumps({"waits_ms": waits, "checksums": checksums(arm, job, script)}))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    answer = {"waits_ms": waits, "memory": memory, "checksums": checksums(arm, job, script)}
+    print("\n" + json.dumps(answer))
 
 
 # === Conducting: in the first process ===
@@ -177,7 +203,7 @@ def conduct(repeats, job, scripts):
         for name, script in scripts.items():
             warm(job)
             answer = ask(arm=name, job=dataclasses.asdict(job), script=str(script))
-            found[name].append(figures(answer["waits_ms"], job))
+            found[name].append(figures(answer["waits_ms"], job) | {"memory": answer["memory"]})
             seen.append(answer["checksums"])
         if seen[0] != seen[1]:
             sys.exit("loader.py: the two loaders yield different tokens")
@@ -203,28 +229,46 @@ def report(found):
         print(f"{name}, ms: {', '.join(medians)}")
 
 
-def job_of(quick, folder):
-    """48 steps a shard; four shards, then the first again."""
+def jobs_of(options, folder):
+    """Against the challenge: 48 steps a shard; four shards, then the first again.
+
+    Against documents: 127 steps a shard, as in 100M tokens, at two speeds.
+    """
+    quick = options.quick
+    if options.documents:
+        span = 4 * DOCUMENT_ROW if quick else 98_304
+        shard = (20 if quick else 127) * RANKS * (span + 1) + span
+        steps = 50 if quick else 400
+        job = Job(folder, RANKS, steps, DOCUMENT_ROW, RANKS * span, shard, 3)
+        return [dataclasses.replace(job, compute_ms=ms) for ms in ([2] if quick else [20, 120])]
     seq_len, step, shard = (16, 8192, 12_500) if quick else (1024, 524_288, 3_125_000)
-    return Job(folder, RANKS, 60 if quick else 160, seq_len, step, RANKS * shard, 4)
+    return [Job(folder, RANKS, 60 if quick else 160, seq_len, step, RANKS * shard, 4)]
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("script", type=Path, help="a script that has the challenge's loader")
+    words = "a script that has the challenge's loader"
+    parser.add_argument("script", type=Path, nargs="?", help=words)
+    words = "against the loader of packed documents"
+    parser.add_argument("--documents", action="store_true", help=words)
     words = "small shards, one repeat, only to see that it works"
     parser.add_argument("--quick", action="store_true", help=words)
     options = parser.parse_args()
-    if not options.script.is_file():
+    if options.documents == bool(options.script):
+        parser.error("name a script, or --documents")
+    if options.script and not options.script.is_file():
         parser.error(f"{options.script}: no such file")
-    scripts = {"ours": ROOT / "train_gpt.py", "challenge": options.script}
+    other = {"documents": ""} if options.documents else {"challenge": options.script}
+    scripts = {"ours": ROOT / "train_gpt.py", **other}
     with tempfile.TemporaryDirectory(prefix="loader-bench-") as folder:
-        job = job_of(options.quick, folder)
+        jobs = jobs_of(options, folder)
         print(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        job.write()
-        report(conduct(1 if options.quick else 3, job, scripts))
+        jobs[0].write()
+        for job in jobs:
+            print(f"{job.compute_ms} ms of compute between batches")
+            report(conduct(1 if options.quick else 3, job, scripts))
 
 
 if __name__ == "__main__":

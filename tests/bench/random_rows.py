@@ -100,14 +100,15 @@ def ours(folder, rows, seq_len):
     module = script_with_shuffled_order(folder)
     settings = {"SHUFFLE_SPANS": 1, "DATA_PATH": folder, "TRAIN_SEQ_LEN": seq_len}
     settings |= {"TRAIN_BATCH_TOKENS": RANKS * rows * seq_len, "DEVICE": "cpu"}
-    config, faults = module.read_config({name: str(value) for name, value in settings.items()})
+    words = [f"{name}={value}" for name, value in settings.items()]
+    config, _, faults, _ = module.read_config(words, {})
     if faults:
         sys.exit(f"random_rows.py: {faults[0]}")
-    runtime = module.Runtime(config, {"RANK": "0", "WORLD_SIZE": str(RANKS)})
+    device = torch.device("cpu")
     shards = module.ShuffledShards(config, "train")
-    plan = module.BatchPlan.train(config, runtime)
-    overlap = module.Overlap.of(config, "train", runtime.cuda)
-    with closing(module.Pipeline(shards, plan, overlap, runtime)) as batches:
+    plan = module.BatchPlan.train(config, rank=0, ranks=RANKS)
+    overlap = module.Overlap.of(config, "train", device)
+    with closing(module.Pipeline(shards, plan, overlap, device)) as batches:
         for batch in batches:
             yield batch.x, batch.y
 

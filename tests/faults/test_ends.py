@@ -330,7 +330,7 @@ def test_a_shard_that_changes_is_one_line_with_file_and_offset(
     line = failed(run, f"data/{SHARD} at byte ", words)
     assert re.match(r"rank \d: ", line)
     assert run.checkpoints() == [2, 4] and run.events("step")[-1]["step"] == 5
-    assert f"{SHARD} was written to in this run" in run.log
+    assert f"{SHARD} was written to while this run reads it" in run.log
 
 
 def test_a_read_that_never_ends_is_one_line(tmp_path: Path, data: dict) -> None:
@@ -381,7 +381,7 @@ def test_a_log_that_cannot_be_written_is_said_before_the_first_step(
         (tmp_path / "logs").symlink_to("/nowhere/logs")
     run = Live(tmp_path, 2, **data)
     assert run.end() == [1, 1] and run.out == "" and "Traceback" not in run.err
-    assert run.said[0] == "rank 0: logs: File exists: set it right, or use another folder"
+    assert run.said[0] == "rank 0: logs: File exists: use a folder that can be written"
     assert {path.name for path in tmp_path.iterdir()} == {"logs", "out", "err"}
 
 

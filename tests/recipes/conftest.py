@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import recipe
-from running import SMALL_MODEL, SimulatedRanks, log_of, runtime_of, write_split
+from running import SMALL_MODEL, write_split
 from running import train_gpt as tg
+from tiny import trainers
 
 NUMBERS = itertools.count()  # of runs
 SETTINGS = SMALL_MODEL | {
@@ -71,11 +72,7 @@ def run_of(
         module = script(*names)
         monkeypatch.setattr(module, "SMALL", 500)  # in so small a model tensors are quantized, too
         env = SETTINGS | data.env | {"RUN_ID": f"r{next(NUMBERS)}"} | settings
-        config, faults = module.read_config({name: str(value) for name, value in env.items()})
-        assert not faults, faults
-        if ranks == 1:
-            return module.Trainer(config, runtime_of(config, trainer=module), log_of(module))
-        together = SimulatedRanks(config, ranks, module)
-        return [module.Trainer(config, one, log_of(module)) for one in together.runtimes], together
+        runs, together = trainers(module, ranks, **env)
+        return (runs, together) if together else runs[0]
 
     return make

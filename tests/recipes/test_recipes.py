@@ -20,7 +20,7 @@ import pytest
 import recipe
 import torch
 import verify
-from running import ROOT, SimulatedRanks
+from running import ROOT
 from running import train_gpt as tg
 from torch.nn import functional as F
 
@@ -35,9 +35,11 @@ ON = {
     "partial_rope": {"ROPE_DIMS": 4},
     "xsa": {"XSA_LAST_N": 2},
     "longer_rows": {"SHORT_ROW_LEN": 8},
+    "two_lanes": {"LANES_START": 2},
 }
 FRONTIER = {
     "adam_weight_decay",
+    "attn_gate",
     "brotli",
     "gptq",
     "layer_scale",
@@ -45,8 +47,10 @@ FRONTIER = {
     "muon_row_norm",
     "orthogonal_init",
     "parallel_residuals",
+    "polar_express",
     "score_first_ttt",
     "skip_gates",
+    "two_lanes",
     "warmdown_share",
 }  # in test_records_of_april.py and test_records_of_april_export.py
 COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
@@ -90,7 +94,7 @@ def test_recipe_applies_with_a_whole_header(name: str, script: Callable) -> None
     for setting, (default, value) in one.settings.items():
         kind = module.SETTINGS[setting]
         assert (module.parse(kind, default) if default else default) == defaults[setting]
-        assert module.read_config({setting: value})[1] == []
+        assert module.read_config([f"{setting}={value}"], {})[2] == []
 
 
 @pytest.mark.slow
@@ -171,7 +175,6 @@ def test_sliding_windows_score_each_target_once(run_of: Run, data: SimpleNamespa
     """Window by window, in a plain loop, with the bytes of exactly those targets."""
     run = run_of(("sliding_window",), EVAL_STRIDE=8)
     run.train()
-    run.validation = run.windows
     targets = (600 - 1) // 32 * 32
     tokens = torch.from_numpy(data.val[: targets + 1].astype(np.int64))
     nats, in_bytes = [], 0
@@ -184,11 +187,10 @@ def test_sliding_windows_score_each_target_once(run_of: Run, data: SimpleNamespa
             scored = 32 if end == 32 else 8
             nats += losses[-scored:].tolist()
             in_bytes += int((window[1:][-scored:] >= 4).sum())
-    assert len(nats) == targets == run.validation.targets
-    loss, bpb, _ = run.evaluate(tg.FINAL)
+    assert len(nats) == targets == run.scorer.targets
+    loss, bpb, _ = run.evaluate(tg.FINAL, run.scorer)
     module = sys.modules[type(run).__module__]
-    ranks = SimulatedRanks(run.config, 3, module).runtimes
-    plans = [module.WindowPlan.val(run.config, one, len(data.val)) for one in ranks]
+    plans = [module.WindowPlan.val(run.config, len(data.val), rank, 3) for rank in range(3)]
     rows = [row for plan in plans for k in range(plan.num_batches) for row in plan.rows(k)]
     assert rows == list(range(len(range(32, targets + 1, 8)))), "each window on one rank"
     assert loss == pytest.approx(np.mean(nats), rel=1e-6)
@@ -199,8 +201,7 @@ def test_windows_without_overlap_score_as_plain_rows(run_of: Run) -> None:
     run = run_of(("sliding_window",), EVAL_STRIDE=32)
     run.train()
     plain = run.evaluate(tg.FINAL)[:2]
-    run.validation = run.windows
-    assert run.evaluate(tg.FINAL)[:2] == pytest.approx(plain, rel=1e-9)
+    assert run.evaluate(tg.FINAL, run.scorer)[:2] == pytest.approx(plain, rel=1e-9)
 
 
 def test_rejects_a_stride_that_leaves_targets_out(run_of: Run) -> None:
@@ -216,43 +217,42 @@ def test_int6_has_31_levels_and_keeps_small_rows(run_of: Run) -> None:
         for block in run.model.blocks:
             block.mlp.fc.weight.mul_(0.1)
     state = run.model.state_dict()
-    packed = module.pack(state, run.config)
-    file = torch.load(io.BytesIO(zlib.decompress(packed.data)))
+    data = module.pack(state, run.config)[0]
+    file = torch.load(io.BytesIO(zlib.decompress(data)))
     most = {name: int(q.abs().max()) for name, q in file["quantized"].items()}
     assert {n: m for n, m in most.items() if ".fc." in n} == dict.fromkeys(
         [f"blocks.{i}.mlp.fc.weight" for i in range(3)], 31
     )
     assert most["tok_emb.weight"] < 31, "the root's floor, on purpose"
-    unpacked = module.unpack(packed.data, state)
+    unpacked = module.unpack(data, state)
     weight = state["blocks.0.mlp.fc.weight"]
     error = (unpacked["blocks.0.mlp.fc.weight"] - weight).norm() / weight.norm()
     assert error < 0.03
     scales = file["scales"]["blocks.0.mlp.fc.weight"].float()
     largest = weight.abs().amax(1)
     torch.testing.assert_close(scales, largest / 31, rtol=2e-3, atol=0)
-    assert "13 int8, 0 float16, 13 float32, 6 int6, mean error" in packed.stored
-    misspelt = module.pack(state, tg.replace(run.config, int6_names=".mpl."))
-    assert "WARNING: INT6_NAMES=.mpl.: no tensor" in misspelt.stored
+    with pytest.raises(module.RunError, match="INT6_NAMES=.mpl.: no tensor"):
+        run_of(("int6",), INT6_NAMES=".mpl.")
 
 
 def test_lzma_compresses_and_reads_both(run_of: Run) -> None:
     run = run_of(("lzma",), ARTIFACT_CODEC="lzma")
     module = sys.modules[type(run).__module__]
     state = run.model.state_dict()
-    small = module.pack(state, run.config)
-    plain = tg.pack(state, run_of().config)
-    assert lzma.decompress(small.data) == zlib.decompress(plain.data)
-    assert small.stored == plain.stored + ", compressed by lzma"
-    for data in (small.data, plain.data):
+    small = module.pack(state, run.config)[0]
+    plain = tg.pack(state, run_of().config)[0]
+    assert lzma.decompress(small) == zlib.decompress(plain)
+    for data in (small, plain):
         assert all(
             map(
                 torch.equal,
-                *(d.values() for d in (module.unpack(data, state), tg.unpack(plain.data, state))),
+                *(d.values() for d in (module.unpack(data, state), tg.unpack(plain, state))),
             )
         )
 
 
 MODELS = ["bigram_hash", "smear_gate", "partial_rope", "xsa", "leaky_relu2"]
+MODELS += ["attn_gate", "two_lanes"]
 
 
 def stirred(run: Any) -> Any:

@@ -1,6 +1,7 @@
 """Recipes of the records of April 2026: each against a plain reference, and all of them together.
 
-The references are written from what the records of 2026-04-05 and 2026-04-09 do, in words.
+The references are written from what the records of 2026-04-05, 2026-04-09 and 2026-04-27 do, in
+words.
 """
 
 import math
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import verify
+from tiny import config_of
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,10 +35,14 @@ ON = {
     "ema": {"EMA_DECAY": 0.8},
     "shuffled_order": {"SHUFFLE_SPANS": 1},
     "sliding_window": {"EVAL_STRIDE": 8},
+    "polar_express": {"POLAR_EXPRESS": 1},
+    "attn_gate": {"GATE_WINDOW": 5, "GATE_SCALE": 0.7},
+    "two_lanes": {"LANES_START": 3},
+    "smear_gate": {"SMEAR_GATE": 1, "SMEAR_WINDOW": 6},
 }
 OURS = [
     "layer_scale", "skip_gates", "orthogonal_init", "loop", "parallel_residuals", "muon_row_norm",
-    "adam_weight_decay", "warmdown_share",
+    "adam_weight_decay", "warmdown_share", "polar_express", "attn_gate", "two_lanes",
 ]  # fmt: skip
 MODEL = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
 Run = Callable[..., Any]
@@ -100,6 +106,10 @@ class Reference:
             if xsa:
                 own = v[:, its] / v[:, its].norm(dim=-1, keepdim=True)
                 y = y - (y * own).sum(-1, keepdim=True) * own
+            if self.on("gate_window"):
+                read = x[:, : self.config.gate_window]
+                inner = self.config.gate_scale * read @ self.p[f"{layer}.attn.gate"][head]
+                y = y / (1 + (-inner).exp())[:, None]
             heads.append(y)
         out = torch.cat(heads, dim=1) @ self.p[f"{layer}.attn.proj.weight"].T
         return self.p[f"{layer}.attn_scale"] * out
@@ -119,30 +129,63 @@ class Reference:
         parallel = 0 <= self.on("parallel_start", -1) <= number
         return y + self.mlp(scale * norm(x if parallel else y), layer)
 
+    def lanes(self, number: int, one: Tensor, two: Tensor, x0: Tensor) -> tuple[Tensor, Tensor]:
+        layer = f"blocks.{number}"
+        scale = 1 / math.sqrt(number + 1) if self.on("layer_scale") else 1
+        xsa = number >= self.config.num_layers - self.on("xsa_last_n")
+        mix = self.p[f"{layer}.resid_mix"]
+        parts = (
+            self.attention(scale * norm(mix[0] * one + mix[1] * x0), layer, xsa),
+            self.mlp(scale * norm(two), layer),
+        )
+        weights = self.p[f"{layer}.lanes"].tolist()
+        return tuple(
+            weights[i] * lane + weights[i + 1] * parts[0] + weights[i + 2] * parts[1]
+            for i, lane in ((0, one), (3, two))
+        )
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        x = self.p["tok_emb.weight"][tokens]
+        y = x.clone()
+        for t in range(1, len(tokens)):
+            if self.on("smear_window") and tokens[t] != self.config.smear_bos:
+                inner = float(x[t, : self.config.smear_window] @ self.p["smear"])
+                y[t] += self.p["smear_scale"] / (1 + math.exp(-inner)) * x[t - 1]
+        return norm(y)
+
     def logits(self, tokens: Tensor, looping: bool) -> Tensor:
         order = list(range(self.config.num_layers))
         if looping:
             first, last = self.config.loop_start, self.config.loop_end
             again = self.config.loop_count * list(range(first, last + 1))
             order = order[: last + 1] + again + order[last + 1 :]
-        x = x0 = norm(self.p["tok_emb.weight"][tokens])
+        x = x0 = self.embedding(tokens)
+        other = None  # the second lane
         half = len(order) // 2
         skips = []
         for number in order[:half]:
             x = self.block(number, x, x0)
             skips.append(x)
         for row, number in enumerate(order[half:]):
+            in_lanes = 0 <= self.on("lanes_start", -1) <= number
+            if in_lanes and other is None:
+                other = x
             if skips:
                 skip = self.p["skip_weights"][row] * skips.pop()
                 gate = None
                 if self.on("skip_gates"):
                     gate = 1 / (1 + (-self.p["skip_gates"][row]).exp())
                 x = x + skip if gate is None else gate * x + (1 - gate) * skip
-            x = self.block(number, x, x0)
+            if in_lanes:
+                x, other = self.lanes(number, x, other, x0)
+            else:
+                x = self.block(number, x, x0)
+        x = x if other is None else (x + other) / 2
         return 30 * torch.tanh(norm(x) @ self.p["tok_emb.weight"].T / 30)
 
 
 MODELS = ["layer_scale", "parallel_residuals", "skip_gates", "loop"]
+MODELS += ["attn_gate", "two_lanes", "smear_gate"]
 ALL_MODELS = [*MODELS, "xsa", "partial_rope", "leaky_relu2"]
 
 
@@ -151,6 +194,7 @@ def test_logits_are_those_of_the_reference(names: list[str], run_of: Run) -> Non
     run = run_of(tuple(names), **MODEL | settings_of(*names))
     model = with_random_weights(run)
     tokens = torch.randint(260, (32,), generator=torch.Generator().manual_seed(2))
+    tokens[[9, 20]] = 1
     for looping in (False, True) if "loop" in names else (False,):
         model.looping = looping
         with torch.no_grad():
@@ -174,8 +218,8 @@ def test_visits_and_skip_rows_are_those_of_the_records(run_of: Run) -> None:
 def test_layers_that_cannot_loop_are_a_wrong_setting(start: int, end: int, run_of: Run) -> None:
     run = run_of(("loop",), NUM_LAYERS=11)
     config = replace(run.config, loop_start=start, loop_end=end, loop_count=1)
-    rules = sys.modules[type(run).__module__].rules(config, {})
-    assert ("LOOP_END", True, f"set {start} to 10, or another LOOP_START") in rules
+    faults, _ = sys.modules[type(run).__module__].find_faults(config, {})
+    assert faults == [f"LOOP_END={end}: set {start} to 10, or another LOOP_START"]
 
 
 def test_skip_rows_that_are_not_used_yet_have_no_gradient(run_of: Run) -> None:
@@ -243,9 +287,16 @@ def three_steps(run: Any) -> list[tuple]:
     return steps
 
 
-def test_muon_divides_rows_by_their_norm_and_decays_before_it_updates(run_of: Run) -> None:
-    names = "muon_row_norm", "muon_weight_decay"
-    steps = three_steps(run_of(names, **MODEL | settings_of(*names), MATRIX_LR=0.04))
+@pytest.mark.parametrize("polar", [False, True])
+def test_muon_divides_rows_by_their_norm_and_decays_before_it_updates(
+    polar: bool, run_of: Run
+) -> None:
+    names = "muon_row_norm", "muon_weight_decay", *["polar_express"] * polar
+    run = run_of(names, **MODEL | settings_of(*names), MATRIX_LR=0.04)
+    coefficients = 5 * [(3.4445, -4.775, 2.0315)]
+    if polar:
+        coefficients = sys.modules[type(run).__module__].POLAR
+    steps = three_steps(run)
     for name in "blocks.0.attn.c_q.weight", "blocks.1.attn.c_k.weight", "blocks.4.mlp.fc.weight":
         buffer = torch.zeros_like(steps[0][1][name])
         for share, gradients, before, after in steps:
@@ -254,12 +305,51 @@ def test_muon_divides_rows_by_their_norm_and_decays_before_it_updates(run_of: Ru
             x = gradients[name] + momentum * buffer
             x = torch.stack([row / row.norm() for row in x])
             x = x.T / x.norm() if len(x) > x.size(1) else x / x.norm()
-            for _ in range(5):
-                x = 3.4445 * x - 4.775 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
+            for a, b, c in coefficients:
+                x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
             rows, columns = before[name].shape
             x = math.sqrt(max(1, rows / columns)) * (x.T if rows > columns else x)
             wanted = (1 - 0.04 * share * 0.1) * before[name] - 0.04 * share * x
             torch.testing.assert_close(after[name], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_polar_express_brings_singular_values_close_to_one(script: Callable) -> None:
+    module = script("polar_express")
+    values = torch.logspace(-3, 0, 400, dtype=torch.float64)
+    for iterations, low, high in (module.POLAR, 0.85, 1.15), (5 * module.STOCK, 0.4, 1.21):
+        matrix = torch.diag(values / values.norm()).unsqueeze(0)
+        found = module.newton_schulz(matrix, iterations, torch.float64)[0].diagonal()
+        large = found[values / values.norm() > 1e-3]
+        assert low < large.min() and large.max() < high
+        assert (large.min() > 0.85) == (iterations is module.POLAR)
+
+
+def test_polar_express_has_five_iterations(script: Callable) -> None:
+    module = script("polar_express")
+    for steps, wrong in (5, False), (6, True):
+        config = config_of(module, POLAR_EXPRESS=1, MUON_BACKEND_STEPS=steps)
+        faults = module.find_faults(config, {})[0]
+        assert ("MUON_BACKEND_STEPS=6: set up to 5, or POLAR_EXPRESS=0" in faults) == wrong
+
+
+def test_new_gates_and_lanes_begin_as_published_and_adam_trains_them(run_of: Run) -> None:
+    names = "attn_gate", "two_lanes", "smear_gate"
+    run = run_of(names, **MODEL | settings_of(*names))
+    begins = {
+        "gate": 0.0,
+        "lanes": [1.1, 1.0, 1.0, 1.1, 1.0, 1.0],
+        "smear": 0.0,
+        "smear_scale": 0.0,
+    }
+    vectors = {id(p) for p in run.adam.param_groups[1]["params"]}
+    found = {}
+    for name, p in run.model.named_parameters():
+        if (kind := name.split(".")[-1]) in begins:
+            found[name] = id(p) in vectors
+            torch.testing.assert_close(p, torch.tensor(begins[kind]).expand(p.shape))
+    lanes = {"blocks.3.lanes", "blocks.4.lanes", "smear", "smear_scale"}
+    assert found.keys() == lanes | {f"blocks.{i}.attn.gate" for i in range(5)}
+    assert all(found.values())
 
 
 def test_adam_decays_each_kind_at_its_own_rate(run_of: Run) -> None:
@@ -289,9 +379,8 @@ def test_adam_decays_each_kind_at_its_own_rate(run_of: Run) -> None:
 def test_rates_fall_over_the_last_share_to_the_floor(script: Callable) -> None:
     module = script("warmdown_share")
     settings = {"WARMDOWN_SHARE": 0.6, "MIN_LR": 0.1, "ITERATIONS": 100}
-    texts = {name: str(value) for name, value in settings.items()}
-    capped, _ = module.read_config(texts)
-    uncapped, _ = module.read_config(texts | {"MAX_WALLCLOCK_SECONDS": "0"})
+    capped = config_of(module, **settings)
+    uncapped = config_of(module, **settings, MAX_WALLCLOCK_SECONDS=0)
     by_step = partial(module.lr_multiplier, uncapped, elapsed_ms=0.0)
     by_clock = partial(module.lr_multiplier, capped, 1)
     for share, wanted in (0, 1), (0.4, 1), (0.7, 0.5), (0.88, 0.2), (0.94, 0.1), (1, 0.1):

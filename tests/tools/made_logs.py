@@ -69,37 +69,27 @@ def event_lines(seed: int = 1, status: str = "finished", **changed: Any) -> str:
     score, made_of = changed.pop("score", 1.2), {"script": "ab" * 32, "tokenizer": "cd" * 32}
     made_of |= {"fineweb_val_000000.bin": "5000 tokens, 0000beef"} | changed.pop("made_of", {})
     config = {"seed": seed, "matrix_lr": 0.04, "train_prefetch": True, "vocab_size": 1024} | changed
-    validated = {"event": "validation", "val_loss": 2.1, "train_time_ms": 4 * ms}
+    config["grad_accum_steps"] = 0
+    facts = {"model_params": 1000, "dataset": "mine", "train_shards": 3, "val_tokens": 1984}
+    facts |= {"world_size": 2, "micro_steps": 4}
+    timed = {"val_loss": 2.1, "train_time_ms": 4 * ms}
     events = [
-        {"event": "run", "run_id": "r", "argv": ["train_gpt.py"], "settings": {"SEED": str(seed)}},
-        {"event": "config"} | config,
-        {"event": "made_of"} | made_of,
-        {"event": "hardware", "device": "x86_64", "cpus": 2, "world_size": 1, "torch": "2.13.0"},
-        validated | {"step": 0, "val_bpb": 3.0, "train_time_ms": 0},
-        {
-            "event": "step",
-            "step": 1,
-            "train_loss": 5.5,
-            "train_time_ms": 40,
-            "data_crc": "00aa0001",
-        },
-        {
-            "event": "step",
-            "step": 4,
-            "train_loss": 4.5,
-            "train_time_ms": 160,
-            "data_crc": "00aa0004",
-        },
-        validated | {"step": 4, "val_bpb": 1.3},
-        {"event": "input", "total_ms": 4, "share_percent": 2.5, "epochs": 0.5}
-        | {"timing_train_loop_ms": 4 * ms, "timing_val_total_ms": 70},
-        {"event": "artifact", "artifact_bytes": 3000, "code_bytes": 900},
+        ("run", facts | {"run_id": "r", "argv": ["train_gpt.py"], "settings": {"SEED": str(seed)}}),
+        ("config", config),
+        ("made_of", made_of),
+        ("hardware", {"device": "x86_64", "cpus": 2, "torch": "2.13.0"}),
+        ("validation", timed | {"step": 0, "val_bpb": 3.0, "train_time_ms": 0}),
+        ("step", {"step": 1, "train_loss": 5.5, "train_time_ms": 40, "data_crc": "00aa0001"}),
+        ("step", {"step": 4, "train_loss": 4.5, "train_time_ms": 160, "data_crc": "00aa0004"}),
+        ("validation", timed | {"step": 4, "val_bpb": 1.3}),
+        ("input", {"total_ms": 4, "timing_train_loop_ms": 4 * ms, "timing_val_total_ms": 70}),
+        ("artifact", {"artifact_bytes": 3000, "code_bytes": 900}),
     ]
     if score is not None:
-        scored = {"val_loss": 2.00000000001, "val_bpb": score, "eval_time_ms": 30}
-        events.append({"event": "score"} | scored)
-    events.append({"event": "end", "status": status, "exit_code": 0, "error": ""})
-    return "".join(json.dumps({"time": 1.5} | event) + "\n" for event in events)
+        events += [("score", {"val_loss": 2.00000000001, "val_bpb": score, "eval_time_ms": 30})]
+    events += [("end", {"status": status, "exit_code": 0, "error": ""})]
+    lines = [{"event": name, "time": 1.5} | values for name, values in events]
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def read_text(folder: Path, text: str | bytes, name: str = "train.log") -> Logs:

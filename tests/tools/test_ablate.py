@@ -28,15 +28,12 @@ E = os.environ
 KNOWN = {"knob": 0.0, "mlp_mult": 2.0, "train_prefetch": True, "seed": 1337, "iterations": 20,
          "max_wallclock_seconds": 600.0}
 config = {k: type(v)(float(E[k.upper()])) if k.upper() in E else v for k, v in KNOWN.items()}
-if sys.argv[1:] == ["--print-config"]:
-    if E.get("KNOB") == "99":
-        sys.exit("fake: nothing was started, settings are wrong:\n  KNOB=99: set less")
-    print(json.dumps({k: {"value": v, "source": "default"} for k, v in config.items()}))
-    sys.exit(0)
 run, seed, knob, N = E["RUN_ID"], config["seed"], config["knob"], config["iterations"]
 with open("journal", "a") as journal:
     print(json.dumps({**E, "script": sys.argv[0]}), file=journal)
 started = len(open("journal").readlines())
+if E.get("KNOB") == "99":
+    sys.exit(2)
 log = open(f"logs/{run}.jsonl", "x")
 def event(name, **fields):
     print(json.dumps({"event": name, "time": 1000.0 + started, **fields}), file=log, flush=True)
@@ -100,7 +97,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ablate.picture, "attempt", lambda *_: "no picture in tests")
+    monkeypatch.setattr(ablate, "plot", lambda *_: "no picture in tests")
     return Place(tmp_path, call)
 
 
@@ -115,15 +112,16 @@ def row_of(out: str, quantity: str) -> str:
 
 
 USAGE = """
---vary SEED=1,2                         | vary another setting, with --seeds 1,2
+--vary SEED=1,2                         | every run has its own SEED: see --seeds
+--vary KNOB=1                           | nothing varies: name two values
+--vary KNOB=1,1                         | values are comma-separated, distinct and not empty
+--vary KNOB=0,1 --seeds x               | write how many, such as 3, or which
 --script fake.py fake2.py               | fake2.py: values are one word, with commas
---script fake.py,same.py                | scripts must differ, not only in their names
---script fake.py,ema.diff               | a script of Python is expected
---vary TRAIN_PREFTECH=0,1               | did you mean TRAIN_PREFETCH
---vary LEARNING_RATE=1,2                | fake.py has no such setting: its --help lists all of them
---vary KNOB=0,99                        | KNOB=99: set less
+--script fake.py,none.py -- ls {script} | 'none.py': no such file: write its path
+--script fake.py,same.py                | belongs to {script} in the command: name both
+--vary KNOB=0,1 -- python3 {script}     | belongs to {script} in the command: name both
 --vary KNOB=0,1 --                      | after --
---vary KNOB=0,1 -- A=1 python3          | A=1: settings go in front of the tool, not after
+--vary KNOB=0,1 -- A=1 python3          | A=1: no such program: settings stand in front of
 """
 
 
@@ -134,8 +132,20 @@ def test_wrong_usage_is_told_before_anything_runs(place: Place, row: str) -> Non
     words = shlex.split(given)
     words += [] if "--" in words else ["--", "python3", "fake.py"]
     code, _, err = place.call(ablate.main, *words)
-    assert code == 2 and reason.strip() in err and err.count("\n") == 1 + err.count("\n  ")
+    assert code == 2 and reason.strip() in err and err.count("\n") == 1
     assert not place.starts()
+
+
+def test_a_setting_that_the_log_does_not_have_ends_it(place: Place) -> None:
+    """After one run, not after all of them."""
+    for vary, words in (
+        ("TRAIN_PREFTECH=0,1", "has no such setting: see --help"),
+        ("KNOB=99,0", "the command refuses what it is given (above): nothing more was run"),
+    ):
+        before = len(place.starts())
+        code, _, err = place("--vary", vary, "--out", f"out{before}")
+        assert code == 2 and words in err and len(place.starts()) == before + 1
+    assert place("--vary", "OMP_NUM_THREADS=1,2", "--out", "threads", "--seeds", "1")[0] == 0
 
 
 def test_runs_take_turns_and_are_paired_by_seed(place: Place) -> None:
@@ -207,7 +217,7 @@ def test_another_ablation_is_not_mixed_in(place: Place) -> None:
     )
     place.script.write_text(FAKE + "# changed\n")
     code, _, err = place(*TWO)
-    assert code == 2 and "script was" in err and "name another --out" in err
+    assert code == 2 and "fake.py was" in err and "name another --out" in err
     (place.folder / "logs" / "mine-0-seed1337.jsonl").write_text("precious")
     code, _, err = place("--vary", "KNOB=0,1", "--out", "mine")
     assert code == 2 and "mine-0-seed1337.jsonl: not a run of mine: name another --out" in err
@@ -236,9 +246,13 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
 
 
 def test_scripts_take_turns_as_settings_do(place: Place) -> None:
+    """Each takes the place of {script}, also in the options of a wrapper."""
     (place.folder / "ema.py").write_text(FAKE.replace("pace = 50", "pace = 70"))
     words = ("--script", "fake.py,ema.py", "--vary", "KNOB=0,1", "--out", "out", "--seeds", "2")
-    code, out, err = place(*words)
+    start = "import os, sys\nos.execv(sys.executable, [sys.executable, sys.argv[2]])\n"
+    (place.folder / "quick.py").write_text(start)
+    command = ("--", sys.executable, "quick.py", "--script", "{script}")
+    code, out, err = place.call(ablate.main, *words, *command)
     ids = [f"out-{name}-seed1337" for name in ("fake-0", "fake-1", "ema-0", "ema-1")]
     assert (code, err) == (0, "") and place.started()[:4] == ids
     assert [start["script"] for start in place.starts()[:3:2]] == ["fake.py", "ema.py"]
@@ -249,18 +263,6 @@ def test_scripts_take_turns_as_settings_do(place: Place) -> None:
     assert "step time +20 ms" in verdicts[1]
 
 
-def test_a_wrapper_is_given_the_script_as_its_own_option(place: Place) -> None:
-    """As data/quickstart.py is, which sets sizes for a laptop."""
-    for name in ("a.py", "b.py"):
-        (place.folder / name).write_text(f"{FAKE}# {name}")
-    start = 'import os, sys\nat = sys.argv.index("--script")\n'
-    start += "os.execv(sys.executable, [sys.executable, sys.argv[at + 1]])\n"
-    (place.folder / "quick.py").write_text(start)
-    words = ("--script", "a.py,b.py", "--seeds", "1", "--", "python3", "quick.py")
-    assert place.call(ablate.main, *words)[0] == 0
-    assert [start["script"] for start in place.starts()] == ["a.py", "b.py"]
-
-
 @pytest.mark.slow
 def test_our_trainer_is_ablated(tmp_path: Path) -> None:
     """Overlap changes nothing, and nothing differs between the runs but seed and overlap. A picture
@@ -269,7 +271,7 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
     data = byte_data(tmp_path / "d") | {"DATA_PATH": "d", "TOKENIZER_PATH": "d/byte.json"}
     data |= {"TRAIN_BATCH_TOKENS": 512, "ITERATIONS": 6}
     variables = clean_environment(**SMALL_MODEL | data)
-    words = ("--vary", "TRAIN_PREFETCH=1,0", "--seeds", "2", "--", "train_gpt.py")
+    words = ("--vary", "TRAIN_PREFETCH=1,0", "--seeds", "2", "--", sys.executable, "train_gpt.py")
     streams = {"capture_output": True, "text": True, "timeout": 200}
     done = subprocess.run([sys.executable, TOOL, *words], cwd=tmp_path, env=variables, **streams)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,10 +1,8 @@
 """tools/compare.py and its picture: what differs, same data, A against B with its refusals."""
 
 import math
-import os
 import re
-import subprocess
-import sys
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,8 +61,8 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
         ["matrix_lr", "0.04: 1, 2, 3 | 0.02: 4, 5"],
         ["code_bytes", "48000: 1, 2, 3 | 48100: 4, 5"],
     ]
-    group = significance.summary(values)
-    said = f"equal but for the seed: nats {group.mean:.5f} std {group.std:.5f}, bits per byte "
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    said = f"equal but for the seed: nats {mean:.5f} std {std:.5f}, bits per byte "
     assert f"\nRuns 1, 2, 3, {said}" in out and "\nRuns 4, 5, equal but for the seed" in out
 
 
@@ -78,10 +76,9 @@ def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> 
     assert re.split(r"  +", head) == [*names, "train s", "eval s"]
     assert block(out, "Results")[1].split() == [
         *("1", "train_seed9.log", "2.0608", "2.0501", f"{bpb_of(2.0601):.5f}"),
-        *("2.06010", "302,114", "15,700,000", "16,002,114", "-2,114"),
+        *("2.06010", "roundtrip", "302,114", "15,700,000", "16,002,114", "-2,114"),
     ]
-    said = ["  1: its name says seed 9, its log 3", "  1: 2,114 bytes over the cap of 16,000,000"]
-    assert block(out, "Remarks") == said and code == 0
+    assert block(out, "Remarks") == ["  1: its name says seed 9, its log 3"] and code == 0
 
 
 def test_what_may_change_a_result(tmp_path: Path) -> None:
@@ -93,6 +90,22 @@ def test_what_may_change_a_result(tmp_path: Path) -> None:
     names = ["iterations", "world_size"]
     assert telling(runs) == names and telling(runs, ["ITERATIONS", "WORLD_SIZE"]) == []
     assert seed_groups(runs) == [[0], [1]] and seed_groups(runs, names) == [[0, 1]]
+
+
+def test_logs_without_steps_or_events_are_remarked(tmp_path: Path, call: Call) -> None:
+    """A log from which no step was read is never finished, nor without difference."""
+    for name in "ab":
+        text = log_text(seed=1, nats=2.0)
+        (tmp_path / f"{name}.log").write_text(re.sub(r"(?m)^(step|seed|tie).*\n", "", text))
+    write_log(tmp_path / "c.log", crc=1)
+    logs = [tmp_path / f"{name}.log" for name in "abc"]
+    _, out, _ = call(compare.main, *logs[:2])
+    assert block(out, "Time")[1].split()[2:4] == ["no", "steps"] and "nothing else" not in out
+    assert "  1, 2: no step was read: in what it differs, and whether" in out
+    groups = ("--a", logs[0], logs[2], "--b", logs[1], logs[1])
+    assert "show no difference" not in call(compare.main, *groups)[1]
+    _, out, _ = call(compare.main, logs[2])
+    assert "  1: read from its text, as another trainer's: there is no .jsonl beside it" in out
 
 
 def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
@@ -119,8 +132,8 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     assert code == 0 and out.startswith("A against B")
     assert lines[0] == f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01"
     assert lines[1].startswith(f"  A is {test.difference:.5f} nats lower (95 % interval")
-    group = significance.summary(A)
-    assert lines[2] == f"  A: 3 runs, {group.mean:.5f} nats, std {group.std:.5f}"
+    mean, std = statistics.fmean(A), statistics.stdev(A)
+    assert lines[2] == f"  A: 3 runs, {mean:.5f} nats, std {std:.5f}"
     notes = [line for line in lines if "note" in line]
     assert notes == ["  note: A and B differ in matrix_lr: which is better is tested, not why"]
     out = call(compare.main, "--a", *b, "--b", *a)[1]
@@ -192,27 +205,6 @@ def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "note: tokenizers differ: compared in bits per byte" in out
     assert "A is better than B by more than 0.0018 bits per byte" in out
-
-
-MODDED = """import torch
-def f(): pass
-{rule}
-Running Python 3.12.7
-step:0/1670 val_loss:10.8258 train_time:0ms step_avg:0.01ms
-step:1500/1670 val_loss:3.3100 train_time:79000ms step_avg:52.67ms
-step:1670/1670 val_loss:{loss} train_time:88000ms step_avg:52.69ms
-peak memory allocated: 29000 MiB reserved: 30000 MiB
-"""
-
-
-def test_logs_of_modded_nanogpt_are_finished_runs(tmp_path: Path, call: Call) -> None:
-    """Their result is the last validation."""
-    for path in ("a/3.2771", "a/3.2780", "a/3.2776", "b/3.2861", "b/3.2880", "b/3.2866"):
-        log = write_log(tmp_path / f"{path}.txt")
-        log.write_text(MODDED.format(rule="=" * 100, loss=path[2:]))
-    command = ("--a", tmp_path / "a", "--b", tmp_path / "b")
-    code, out, _ = call(compare.main, *command)
-    assert code == 0 and "A is 0.00933 nats lower" in out and "52.69" in block(out, "Time")[1]
 
 
 def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
@@ -316,13 +308,9 @@ def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
     assert [len(arm) for arm in arms] == [3] * 6
 
 
-def test_a_picture_is_written_also_into_a_pipe_that_closes(tmp_path: Path, call: Call) -> None:
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
     logs, path = three_arms(tmp_path), tmp_path / "out.png"
-    command = [sys.executable, ROOT / "tools" / "compare.py", *logs, "--plot", path]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env={**os.environ})
-    process.stdout.close()
-    process.wait(60)
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG") and len(data) > 20_000
+    assert call(compare.main, *logs, "--plot", path)[0] == 0
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
     code, _, err = call(compare.main, *logs, "--plot", tmp_path / "none" / "out.png")
     assert code == 1 and err.startswith("error: --plot ") and len(err.splitlines()) == 1

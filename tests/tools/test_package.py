@@ -14,7 +14,7 @@ import package
 import pytest
 from facts import OPEN, RECORD
 from made_logs import ARTIFACT, NAME, RULE, SCRIPT, record_log
-from packed import packed_form
+from packed import packed_form, plain_form
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, run_trainer
 
 Make = Callable[..., tuple[int, str, str, Path]]
@@ -75,9 +75,9 @@ def test_a_record_is_made_whole_and_accepted(tmp_path: Path, make: Make) -> None
 def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> None:
     """check.py judges it: what it refuses is not made, and leaves no trace."""
     logs, script = seeds(tmp_path), tmp_path / "mine.py"
-    script.write_text(SCRIPT + "# more\n")
+    script.write_text(SCRIPT + "x = 1\n")
     done, out, err, folder = make(*logs, "--script", script)
-    assert done == 1 and "not the script that the logs hold: leave out --script" in err
+    assert done == 1 and "not the script that the logs hold: line 6 without comments is" in err
     assert not folder.parent.exists()
     for path in logs:
         path.write_text(path.read_text().split(f"{RULE}\n", 1)[1])
@@ -87,9 +87,13 @@ def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> 
     assert done == 0 and (folder / "train_gpt.py").read_text() == SCRIPT
 
 
+EDITED = f"{SCRIPT}x = 1\n{RULE}\nRunning Python 3.12.3\n{RULE}\n"  # of a run that went on
 # A change of the third log, or an option: the exit code and the words.
 REFUSED = {
     "1 : unfinished: it ends before the result": lambda text: text.split("Serialized model i")[0],
+    "1 it was resumed with another script: run that seed again": lambda text: text.replace(
+        "step:13790/20000 train", f"{EDITED}step:13790/20000 train"
+    ),
     "1 the logs hold different scripts": lambda text: text.replace("import os\n", "import sys\n"),
     "1 does not say its seed": lambda text: text.replace("seed:1337\n", ""),
     "1 no training log": lambda text: "",
@@ -146,14 +150,75 @@ def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Mak
     assert (made, err) == (0, ""), out
     assert (folder / "train_gpt.py").read_bytes() == packed.read_bytes()
     assert package.main(["--unpack", str(packed), "--output", str(tmp_path / "back.py")]) == 0
-    assert (tmp_path / "back.py").read_bytes() == script.read_bytes()
+    assert (tmp_path / "back.py").read_bytes() == plain_form(script.read_bytes())
     lines = re.search(r"```bash\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
     lines = lines.replace("python3", sys.executable)
     lines = lines.replace("torchrun", f"{sys.executable} -m torch.distributed.run")
     again = subprocess.run(["bash", "-c", lines], cwd=folder, env=clean_environment())
-    last = (folder / "logs" / "seed2.txt").read_text().splitlines()[-1]
-    assert again.returncode == 0 and last.startswith("final_int8_zlib_roundtrip_exact")
-    assert last == runs[1].text.splitlines()[-1]
+    text = (folder / "logs" / "seed2.txt").read_text()
+    scores = [re.findall(r"_exact (val_loss:.*)", one) for one in (text, runs[1].text)]
+    assert again.returncode == 0 and scores[0] and scores[0] == scores[1]
+
+
+COMMENTED = '''"""Doc."""
+import os  # the system
+
+
+class Empty(Exception):
+    """Nothing else."""
+
+
+def f(x, y=(1,  # one
+            2)):
+    """Of two
+
+    lines."""
+    # Why.
+    text = """# kept
+
+    """  # gone
+    if x:  # ä
+        "no docstring"
+        return f"{text}#{y}"; "nor this"
+    return ''
+
+async def g(): "short"
+'''
+
+
+def test_comments_and_docstrings_are_left_out(tmp_path: Path, call: Call) -> None:
+    """And nothing else: the lines that remain are as they were."""
+    path = tmp_path / "a.py"
+    path.write_text(COMMENTED)
+    code, out, _ = call(package.main, "--pack", path)
+    packed = (tmp_path / "a_packed.py").read_bytes()
+    assert code == 0 and out.endswith(f"became {len(packed):,}, without comments and docstrings\n")
+    assert (
+        call(package.main, "--unpack", tmp_path / "a_packed.py", "--output", tmp_path / "b.py")[0]
+        == 0
+    )
+    assert (tmp_path / "b.py").read_text().splitlines() == [
+        "import os",
+        "class Empty(Exception):",
+        "    pass",
+        "def f(x, y=(1,",
+        "            2)):",
+        '    text = """# kept',
+        "",
+        '    """  ',
+        "    if x:",
+        '        "no docstring"',
+        '        return f"{text}#{y}"; "nor this"',
+        "    return ''",
+        "async def g(): pass",
+    ]
+    for wrong, words in (
+        (packed, "it is packed already"),
+        (b"def f(:", "it does not compile: line 1"),
+    ):
+        path.write_bytes(wrong)
+        code, _, err = call(package.main, "--pack", path, "--output", tmp_path / "c.py")
+        assert code == 1 and words in err and err.count("\n") == 1
 
 
 def test_the_packed_script_shows_its_readable_lines(tmp_path: Path) -> None:
