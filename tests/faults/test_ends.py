@@ -240,10 +240,11 @@ def test_state_of_one_rank_alone_is_named_at_the_first_checkpoint(
 # Errors
 
 
+BUFFERED = "sys.stdout.reconfigure(write_through=False); "  # also with PYTHONUNBUFFERED
 BUGS = {  # an edit's own error, which no one else's words replace
     "a file": ("open('/data/igloo/gloo.npy')", "FileNotFoundError: [Errno 2] No such file"),
     "a runtime error": ("raise RuntimeError('cannot allocate memory for gloo')", "RuntimeError: "),
-    "a print": ("print('before the crash'); {}['x']", "KeyError: 'x'"),
+    "a print": (BUFFERED + "print('before the crash'); {}['x']", "KeyError: 'x'"),
 }
 
 

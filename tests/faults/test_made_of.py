@@ -241,7 +241,8 @@ def test_ranks_whose_growing_sets_get_other_shards_end(tmp_path: Path, data: dic
         write_shard(folder / "fineweb_train_000000.bin", tokens)
         (folder / ".producing").write_text('{"val_complete": true}')
     other = {"DATA_PATH": folders[1]}
-    run = Live(tmp_path / "run", 2, other=other, **data | {"DATA_PATH": folders[0]})
+    settings = data | {"DATA_PATH": folders[0], "CHECKPOINT_EVERY": 0, "VAL_LOSS_EVERY": 0}
+    run = Live(tmp_path / "run", 2, other=other, **settings | {"DATA_STALL_SECONDS": 9})
     run.until_line("step:5/")
     for number, folder in enumerate(folders):
         part = write_shard(folder / "part", tokens - number)
