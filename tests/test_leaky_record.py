@@ -70,6 +70,6 @@ def test_it_trains_and_scores_in_packed_form(corpus: Corpus, tmp_path: Path) -> 
 def test_check_finds_only_that_its_split_is_small(call: Call) -> None:
     code, out, _ = call(check.main, FOLDER)
     assert code == 0 and re.findall(r"^  (?:refused|warned) +(.*)", out, re.M) == [
-        "train_seed1337.log: it scored 193,664 tokens: "
+        "it scored 193,664 tokens: "
         "every published split has 40,000,000 or more"
     ]  # fmt: skip
