@@ -1,8 +1,8 @@
 """Settings keep their published names and defaults; --help and --print-config show them all.
 
 All faults are in one message, each with name, value and remedy; it ends the script with 2 before a
-device or a log is touched. An argument NAME=value must be a setting; in the environment a name that
-is nearly a setting's is a warning, and all other names pass.
+device or a log is touched. An argument NAME=value wins over the environment and must be a setting.
+In the environment, a name that is nearly a setting's is a warning, and all other names pass.
 """
 
 import inspect
@@ -22,7 +22,6 @@ from running import (
     ROOT,
     SETTINGS,
     SMALL_MODEL,
-    TRAINER,
     byte_data,
     config_of,
     run_script,
@@ -64,8 +63,8 @@ LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK NNODES WANDB_RUN_ID WANDB_NAME H
 TOKENIZERS_PARALLELISM SLURM_PROCID SLURM_NTASKS XDG_DATA_DIRS PYTHONHASHSEED RUNPOD_POD_ID
 LEARNING_RATE MAX_STEPS LR D_MODEL N_LAYER N_HEAD N_EMBD BLOCK_SIZE MAX_ITERS ITERS LAYERS DROPOUT
 DTYPE COMPILE WARMUP_ITERS EVAL_INTERVAL WEIGHT_DECAY PREFETCH CHECKPOINT EMA_DECAY SWA_EVERY TTT_LR
-TTT_EPOCHS MUON_WD ROPE_DIMS QAT_START n_layer CUDA_PATH VLLM_ATTENTION_BACKEND DATASET_PATH
-SM_DATA_PATH LR_WARMUP_STEPS CONDA_SHLVL SSH_AGENT_PID HISTSIZE OPENBLAS_L2_SIZE NVPL_BLAS_DEBUG
+TTT_EPOCHS MUON_WD ROPE_DIMS QAT_START n_layer VLLM_ATTENTION_BACKEND DATASET_PATH SM_DATA_PATH
+CUDA_PATH CONDA_SHLVL SSH_AGENT_PID HISTSIZE XDG_SESSION_ID SLURM_JOB_ID OPENBLAS_L2_SIZE
 """
 
 
@@ -123,23 +122,25 @@ def test_names_and_defaults_are_the_published_ones() -> None:
     published = dict(pair.split("=") for pair in PUBLISHED.split())
     assert published.keys() | {"RUN_ID", "CONTROL_TENSOR_NAME_PATTERNS"} == SETTINGS
     config, given, faults, warnings = train_gpt.read_config([], {})
-    assert (given, faults, warnings, config.run_id) == ({}, [], [], ""), "a random name"
+    assert not given and not faults and not warnings
+    assert config.run_id == "", "a random name"
     assert config == config_of(**published)
     assert config.control_tensor_name_patterns == CONTROLS
 
 
-def test_print_config_says_where_each_value_is_from(main: Callable[..., Said]) -> None:
-    words = ("--print-config", "SEED=5", "TIE_EMBEDDINGS=0")
-    said = main(*words, SEED=9, MATRIX_LR="1e-3", DEVICE="auto")
+def test_print_config_says_which_values_were_given(main: Callable[..., Said]) -> None:
+    """By arguments or the environment; arguments win."""
+    words = "ITERATIONS=4", "--print-config", "SEED=7", "RUN_ID=a=b"
+    said = main(*words, SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
     shown = json.loads(said.out)
     assert (said.code, said.err) == (0, "")
     assert {name.upper() for name in shown} == SETTINGS
     assert {tuple(entry) for entry in shown.values()} == {("value", "source")}
-    changed = {n: entry["value"] for n, entry in shown.items() if entry["source"] == "given"}
-    assert changed == {"seed": 5, "tie_embeddings": False, "matrix_lr": 0.001, "device": "auto"}
+    given = {name: entry["value"] for name, entry in shown.items() if entry["source"] == "given"}
+    other = {"tie_embeddings": False, "matrix_lr": 0.001, "device": "auto"}
+    assert given == {"iterations": 4, "seed": 7, "run_id": "a=b", **other}
     assert shown["beta1"] == {"value": 0.9, "source": "default"}
-    said = main("--print-config", SEED="x")
-    assert said.code == 2 and "SEED=x" in said.err
+    assert main("--print-config", SEED="x").code == 2
 
 
 def read_help(text: str) -> dict[str, tuple[str, str]]:
@@ -161,9 +162,7 @@ def test_help_shows_every_setting_with_its_default_in_groups(main: Callable[...,
     assert (said.code, said.err) == (0, "")
     assert listed.keys() == SETTINGS
     shown = {name: default for name, (default, _) in listed.items() if name != "RUN_ID"}
-    config, _, faults, _ = train_gpt.read_config([], shown)
-    assert faults == []
-    assert config == train_gpt.Config()
+    assert config_of(**shown) == train_gpt.Config()
     for names in ("SEED DATA_PATH", "NUM_LAYERS MODEL_DIM", "ITERATIONS WARMUP_STEPS"):
         assert len({listed[name][1] for name in names.split()}) == 1
     assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in said.out
@@ -175,8 +174,10 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
         tmp_path / "edited.py",
         {line: line + "    my_rate: float = 2.5  # rate; mine\n"},
     )
-    done = run_script(script, tmp_path, "--print-config", MY_RATE=3)
+    done = run_script(script, tmp_path, "--print-config", MY_RATE="3")
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "given"}
+    done = run_script(script, tmp_path, "MY_RATES=3")
+    assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE=" in done.err
 
 
 # Wrong values.
@@ -204,12 +205,12 @@ WRONG = {
     "RUN_ID=a/b": "letters",
     "RUN_ID=..": "letters",
     "RUN_ID= ": "letters",
+    "RUN_ID=" + 100 * "\u4e2d": "at most 100 bytes",
     "RESUME=auto": "set RUN_ID",
     "MODEL_DIM=30": "set a multiple of 4",
     "NUM_KV_HEADS=3": "set a divisor of NUM_HEADS=2",
     "TRAIN_BATCH_TOKENS=2080": "set a multiple of 256",
-    f"RUN_ID={'世' * 34}": "at most 100 bytes",
-    "DATA_PATH=/nowhere": "no fineweb_*.bin: set the folder that cached_challenge_fineweb.py or",
+    "VOCAB_SIZE=65537": "set 1 to 65536: shards hold 16 bits per token",
     "TOKENIZER_PATH=/nowhere/of.model": "No such file or directory: set that of the shards",
     f"TOKENIZER_PATH={__file__}": "no known kind of tokenizer: set that of the shards",
     "VOCAB_SIZE=259": "set 260",
@@ -221,22 +222,13 @@ WRONG = {
 def test_a_wrong_value_is_one_line_with_the_remedy(tmp_path: Path, wrong: str) -> None:
     name, value = wrong.split("=")
     faults = faults_of(small(tmp_path, **{name: value}))
-    faults = [fault for fault in faults if "TRAIN_BATCH_TOKENS" not in fault or name in fault]
-    fault = faults[0].replace("_train_", "_").replace("_val_", "_")  # without data there are two
-    assert len(faults) == 1 + (name == "DATA_PATH")
-    place = value if name == "VOCAB_SIZE" else f"{name}={value}"
-    assert place in fault and WRONG[wrong] in fault and "\n" not in fault, fault
-
-
-def test_a_vocabulary_must_fit_into_shards() -> None:
-    _, _, faults, _ = train_gpt.read_config(["VOCAB_SIZE=65537"], {})
-    assert faults == ["VOCAB_SIZE=65537: set 1 to 65536: shards hold 16 bits per token, see --help"]
+    [fault] = [fault for fault in faults if f"{name}={value}: " in fault]
+    assert WRONG[wrong] in fault and "\n" not in fault and len(faults) <= 2, faults
 
 
 def test_a_line_end_of_windows_is_not_a_part_of_a_value() -> None:
-    settings = {"ITERATIONS": "7\r", "DATA_PATH": "here\r"}
-    config, _, faults, _ = train_gpt.read_config([], settings)
-    assert (config.iterations, config.data_path, faults) == (7, "here", [])
+    config = config_of(ITERATIONS="7\r", DATA_PATH="here\r")
+    assert (config.iterations, config.data_path) == (7, "here")
 
 
 SHAPES = [
@@ -248,25 +240,23 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 8, 16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_remedies_help_and_what_has_no_fault_can_be_trained(
-    tmp_path: Path, shape: dict[str, int], ranks: int
+    tmp_path: Path, shape: dict[str, int]
 ) -> None:
     """Following the lines ends with none left."""
-    mine = small(tmp_path, **shape)
-    for _ in range(8):
-        faults = faults_of(mine, ranks)
-        for fault in faults:
-            name, _, remedy = fault.partition("=")
-            mine[name] = re.search(r"set \D*(\d+)", remedy)[1]
-        if not faults:
-            break
-    assert faults == []
-    config = config_of(**mine)
-    model = train_gpt.GPT(config, torch.float32)
-    x = torch.zeros(1, config.train_seq_len, dtype=torch.int64)
-    assert model(x, x).isfinite()
+    for ranks in (1, 3, 8, 16):
+        mine = small(tmp_path, **shape)
+        for _ in range(8):
+            faults = faults_of(mine, ranks)
+            for fault in faults:
+                name, _, remedy = fault.partition("=")
+                mine[name] = re.search(r"set \D*(\d+)", remedy)[1]
+        assert faults == []
+        config = config_of(**mine)
+        model = train_gpt.GPT(config, torch.float32)
+        x = torch.zeros(1, config.train_seq_len, dtype=torch.int64)
+        assert model(x, x).isfinite()
 
 
 def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: Path) -> None:
@@ -277,14 +267,16 @@ def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: 
     environment = small(tmp_path / "data", **wrong)
     (tmp_path / "data" / "fineweb_train_000000.bin").write_bytes(b"damaged")
     (tmp_path / "data" / "fineweb_val_000000.bin").unlink()
-    said = main("--bogus", "TRAIN_PREFTECH=1", "iterations=5", **environment)
+    arguments = {"TRAIN_PREFTECH=1": "TRAIN_PREFETCH", "iterations=5": "ITERATIONS"}
+    arguments |= {"--seed=1": "SEED", "VOCAB_SIZE": "VOCAB_SIZE", "xyz": "--help"}
+    said = main(*arguments, **environment)
     assert (said.code, said.out) == (2, "")
-    wrong |= {"TRAIN_PREFTECH": 1, "iterations": 5}
+    for word, near in arguments.items():
+        assert [near in fault for fault in said.faults if fault.startswith(f"{word}: ")] == [True]
     starts = [f"{name}={value}: " for name, value in wrong.items()]
-    starts += [str(tmp_path / "data" / "fineweb_train_000000.bin"), "DATA_PATH=", "--bogus: "]
-    assert "TRAIN_PREFTECH=1: no such setting: did you mean TRAIN_PREFETCH=value" in said.faults
+    starts += [str(tmp_path / "data" / "fineweb_train_000000.bin"), "DATA_PATH="]
     assert [s for s in starts if sum(fault.startswith(s) for fault in said.faults) != 1] == []
-    assert len(said.faults) == len(starts), said.err
+    assert len(said.faults) == len(starts) + len(arguments), said.err
 
 
 def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> None:
@@ -300,7 +292,7 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
 
 def test_missing_data_comes_with_scripts_that_exist(main: Callable[..., Said]) -> None:
     said = main()
-    assert said.code == 2 and len(said.faults) == 3  # the shards of two splits, the tokenizer
+    assert said.code == 2 and len(said.faults) == 3  # two splits, the tokenizer
     scripts = re.findall(r"\w+\.py", said.faults[0])
     assert len(scripts) == 2 and all((ROOT / "data" / name).exists() for name in scripts)
 
@@ -313,19 +305,17 @@ def test_a_gpu_that_torch_cannot_use_never_means_the_cpu(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl" or exists(path))
     assert faults_of({**environment, "DEVICE": "cpu"}) == []
-    environment["DEVICE"] = "auto"
-    assert faults_of({**environment, "CUDA_VISIBLE_DEVICES": ""}) == [], "hidden on purpose"
     for device in ("auto", "cuda"):
         [fault] = faults_of({**environment, "DEVICE": device})
         words = [f"DEVICE={device}: ", torch.__version__, str(torch.version.cuda), "set cpu"]
         assert [word for word in words if word not in fault] == []
 
 
-# Names that are not settings.
+# Names in the environment that are not settings.
 
 
-def test_a_misspelt_name_in_the_environment_is_a_warning_with_both_names() -> None:
-    """One or two letters too few, too many, swapped or of the other case."""
+def test_a_misspelt_name_is_a_warning_that_names_the_setting() -> None:
+    """A letter too few or too many, two swapped, lower case."""
     slips = {}
     for name in sorted(SETTINGS):
         for at in (1, len(name) // 2, len(name) - 2):
@@ -333,40 +323,31 @@ def test_a_misspelt_name_in_the_environment_is_a_warning_with_both_names() -> No
             slips[name[:at] + "X" + name[at:]] = name
             slips[name[:at] + name[at + 1] + name[at] + name[at + 2 :]] = name
         slips[name.lower()] = name
-    for slip, name in slips.items():
-        if slip not in SETTINGS:
-            _, _, faults, warnings = train_gpt.read_config([], {slip: "1"})
-            said = f"{slip} in the environment is no setting; {name} is"
-            assert faults == [] and said in warnings, slip
+    slips = {slip: name for slip, name in slips.items() if slip not in SETTINGS}
+    config, given, faults, warnings = train_gpt.read_config([], dict.fromkeys(slips, "1"))
+    assert config == train_gpt.Config() and not given and not faults
+    expected = {f"{slip} in the environment is no setting; {slips[slip]} is" for slip in slips}
+    assert expected - {*warnings} == set()
 
 
-def test_names_of_other_programs_are_not_spoken_of() -> None:
+def test_names_of_other_programs_are_neither_errors_nor_warnings() -> None:
     _, _, faults, warnings = train_gpt.read_config([], dict.fromkeys(OTHERS.split(), "1"))
-    assert (faults, warnings) == ([], [])
+    assert faults == [] and warnings == []
 
 
-def test_arguments_win_and_a_near_name_warns_on_console_and_in_the_log(tmp_path: Path) -> None:
-    settings = small(tmp_path) | {
-        "ITERATIONS": 9,
-        "RUN_ID": "r",
-        "SEEDS": "1,2",
-        "VAL_LOSS_EVERY": 0,
-    }
-    done = run_script(TRAINER, tmp_path, "ITERATIONS=1", "MATRIX_LR=0.5", **settings)
+def test_a_near_name_is_one_line_of_the_console_and_the_log(tmp_path: Path) -> None:
+    settings = small(tmp_path) | {"ITERATIONS": 9, "VAL_LOSS_EVERY": 0}
+    more = {"SEEDS": "1,2", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}
+    words = "ITERATIONS=1", "RUN_ID=r", "MATRIX_LR=0.5"
+    done = run_script(ROOT / "train_gpt.py", tmp_path, *words, **settings, **more)
     assert done.code == 0, done.err
     for text in (done.out, done.text):
-        assert "step:1/1 " in text and "matrix_lr:0.5 " in text
-        assert text.count("WARNING: SEEDS in the environment is no setting; SEED is\n") == 1
+        assert text.count("SEEDS") == 1 and "VLLM" not in text
+        assert "\nWARNING: SEEDS in the environment is no setting; SEED is\n" in text
+        assert "\nstep:1/1 " in text and " MATRIX_LR=0.5" in text.split("\nval_bpb")[0]
 
 
-@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_a_launcher_that_is_not_torchrun_is_refused(tmp_path: Path, name: str) -> None:
-    """Else each of its tasks would be a run of its own, and overwrite the others' artifact."""
-    environment = small(tmp_path)
-    [fault] = faults_of({**environment, name: "2"})
-    assert fault == f"{name}=2: start it with torchrun, one task for each machine"
-    for more in ({name: "1"}, {name: ""}, {name: "2", "RANK": "0"}):
-        assert faults_of({**environment, **more}) == []
+# Launchers.
 
 
 def test_what_a_launcher_left_behind_is_not_used_or_named(
@@ -375,30 +356,39 @@ def test_what_a_launcher_left_behind_is_not_used_or_named(
     """WORLD_SIZE=8 alone would train on an eighth of the data, LOCAL_RANK=3 would be silent."""
     assert "SEED=-1" in main(SEED=-1, LOCAL_RANK=3).err
     settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
-    left = {"WORLD_SIZE": 8, "RANK": "", "LOCAL_RANK": ""}
+    left = {"WORLD_SIZE": 8, "RANK": "", "SLURM_STEP_NUM_TASKS": 1, "PMI_SIZE": ""}
     assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().log
-    run = Live(tmp_path / "rank", **settings, RANK=0, LOCAL_RANK=0)
+    run = Live(tmp_path / "rank", **settings, RANK=0, LOCAL_RANK=0, WORLD_SIZE="")
     assert run.end() == [2] and "Traceback" not in run.err
     assert run.said[0].startswith("rank 0: RANK=0: ") and "WORLD_SIZE expected" in run.said[0]
     assert run.said[0].endswith(": start it with torchrun, or `unset RANK`")
 
 
-# The script as a process.
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_copies_that_another_launcher_starts_are_refused(
+    tmp_path: Path, main: Callable[..., Said], name: str
+) -> None:
+    """Each would be a run of its own, and all would write the same files."""
+    environment = small(tmp_path) | {name: "2"}
+    said = main(**environment)
+    assert said.code == 2
+    assert said.faults == [f"{name}=2: start it with torchrun, one task for each machine"]
+    assert faults_of(environment | {"RANK": "0"}) == []  # torchrun in a task
+    assert faults_of(environment | {name: "1"}) == []
 
 
-def test_all_ranks_hear_of_a_fault_of_one_and_leave_nothing(tmp_path: Path) -> None:
-    """Of a setting on one machine, too; what is wrong on all is said once."""
+def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> None:
+    """None of them waits, and none leaves a file, or the mended command would be refused."""
     settings = small(tmp_path / "data") | {"RUN_ID": "r", "NUM_KV_HEADS": 3}
-    run = Live(tmp_path / "run", 2, other={"SEED": -1}, **settings)
-    assert run.end() == [2, 2]
-    lines = run.err.splitlines()
-    assert lines.count("  NUM_KV_HEADS=3: set a divisor of NUM_HEADS=2") == 2, "by each rank"
-    assert lines.count("  rank 1: SEED=-1: set a whole number from 0 on, see --help") == 2
-    assert sorted(os.listdir(run.folder)) == ["err", "out"]
+    run = Live(tmp_path / "run", 2, other={"MODEL_DIM": 30, "SEED": "x"}, **settings)
+    assert run.end() == [2, 2] and "Traceback" not in run.err and run.out == ""
+    for start in ("NUM_KV_HEADS=3: ", "rank 1: SEED=x: ", "rank 1: MODEL_DIM=30: "):
+        assert run.err.count(f"\n  {start}") >= 1, run.err
+    assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
 
 
 @pytest.mark.slow
-def test_torchrun_shows_the_whole_list_once(tmp_path: Path) -> None:
+def test_torchrun_shows_the_whole_list(tmp_path: Path) -> None:
     done = run_trainer(tmp_path, ranks=2, SEED=-1, NUM_KV_HEADS=3)
     assert done.code != 0 and done.out == "" and os.listdir(tmp_path) == []
     for start in ("SEED=-1: ", "NUM_KV_HEADS=3: ", "TOKENIZER_PATH="):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import SMALL_MODEL, Recorder, byte_data, config_of, run_trainer, runtime_of
+from running import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
 from running import train_gpt as tg
 from torch import Tensor, nn
 
@@ -274,16 +274,6 @@ def test_a_chosen_attention_is_the_only_one_or_ends_the_run_in_one_line(
     if name == "fa3":
         with pytest.raises(tg.RunError, match="^ATTENTION_BACKEND=fa3: no such package: set auto$"):
             tg.attention_backends(config)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_an_error_of_the_compiler_is_one_line(tmp_path: Path) -> None:
-    settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 2, "TORCH_COMPILE": 1}
-    settings |= {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache", "CXX": "/no/such/compiler"}
-    done = run_trainer(tmp_path / "run", **settings)
-    assert done.code == 1 and "Traceback" not in done.err
-    assert re.fullmatch("train_gpt.py: rank 0: torch.compile failed: .*: set .*=0\n", done.err)
 
 
 @pytest.mark.slow

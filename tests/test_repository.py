@@ -14,8 +14,8 @@ from running import ROOT
 
 TRAINER = ROOT / "train_gpt.py"
 BANNER = "\n# ===== MACHINERY: "
-MOST = {"to the banner": 1_250, "in all": 2_250, "bytes": 105_000, "tuple assignments": 30}
-FOLDERS = {"tools": 5_600, "data": 1_900, "tests": 12_000}  # lines of Python, at most
+MOST = {"to the banner": 900, "in all": 2_200, "tuple assignments": 30}
+FOLDERS = {"tools": 4_900, "data": 1_750, "tests": 11_500}  # lines of Python, at most
 README_WORDS = 9_000
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
 TOP = {".ci", ".gitignore", ".ruff.toml", "LICENSE", "README.md", "requirements.txt"}
@@ -56,7 +56,6 @@ def test_the_trainer_is_within_its_limits() -> None:
     found = {
         "to the banner": len(text.split(BANNER)[0].splitlines()),
         "in all": len(text.splitlines()),
-        "bytes": len(text.encode("utf-8")),
         "tuple assignments": len(tuples),
     }
     assert BANNER in text

@@ -16,7 +16,7 @@ from pathlib import Path
 import configuration
 import pytest
 import runs
-from faults.live import Live, assert_same_result
+from faults.live import Live, in_step
 from running import (
     ROOT,
     SMALL_MODEL,
@@ -46,6 +46,10 @@ train_batch_tokens:2048 train_seq_len:32 iterations:60 warmup_steps:2 max_wallcl
 seed:1337
 train_io:prefetch:True copy_stream:False prefetch_queue:2 gpu_prefetch:0
 val_io:overlap:True prefetch:True copy_stream:False prefetch_queue:2 <*> bytecount_device:cpu
+optimizer:Adam lr:0.05 tensors:1 numbers:9600
+optimizer:Adam lr:0.04 tensors:9 numbers:292
+optimizer:Muon lr:0.04 tensors:4 numbers:4096
+WARNING: no tokenizer.sha256 in DATA_PATH: <**>
 warmup_step:1/2
 warmup_step:2/2
 step:0/60 val_loss:<.4f> val_bpb:<.4f> train_time:0ms step_avg:<.2f>ms
@@ -55,8 +59,7 @@ step:60/60 train_loss:<.4f> train_time:<n>ms step_avg:<.2f>ms tok_s:<n> input_wa
 step:60/60 val_loss:<.4f> val_bpb:<.4f> train_time:<n>ms step_avg:<.2f>ms
 val_stage_time_ms:<n>ms step:60/60
 timing_train_loop_ms:<n>ms timing_val_total_ms:<n>ms
-input_wait total:<.3f>ms share:<.3f>% read_bytes:<n>
-input cost <.2f> % of training
+input_wait total:<.3f>ms share:<.3f>% read_bytes:<n> epochs:<.3f>
 peak memory allocated: <n> MiB reserved: <n> MiB
 Serialized model: <n> bytes
 Code size: <n> bytes
@@ -117,9 +120,10 @@ def test_the_file_begins_with_the_script_and_the_console_does_not(reference: Fin
     assert before.strip() == ""
     assert re.match(r"Running Python .*\nRunning PyTorch ", versions)
     assert "import " not in reference.out
-    assert lines.splitlines()[-1].startswith("final_int8_zlib_roundtrip_exact ")
+    *lines, score, end = lines.splitlines()
+    assert score.startswith("final_int8_zlib_roundtrip_exact ") and end == "finished"
     console = iter(reference.out.splitlines())
-    assert all(line in console for line in lines.splitlines()), "in this order"
+    assert all(line in console for line in [*lines, score]), "in this order"
     assert list(console) == ["finished: see logs/reference.txt"]
     assert reference.err == "", "of a run without trouble"
 
@@ -156,7 +160,7 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None
         written.setdefault(event["event"], set()).update(event.keys() - {"event", "time"})
     assert written.keys() == documented.keys()
     for name in written.keys() - {"made_of"}:
-        optional = {"partial_val", "resumed_from"}
+        optional = {"partial_val", "resumed_from", "unknown_targets"}
         assert written[name] == documented[name] - optional, name
 
 
@@ -282,6 +286,27 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
     assert run.events("step")[-1]["step"] == steps, "the last loss is logged"
 
 
+def test_a_run_that_the_cap_has_ended_is_over_after_resume(data: dict, tmp_path: Path) -> None:
+    """At the pace of all its steps, the first one of which was fast, another would fit in."""
+    settings = data | {"ITERATIONS": 100, "MAX_WALLCLOCK_SECONDS": 1.75, "RESUME": "auto"}
+    slow = in_step("time.sleep(0.6 * (self.step > 0))")
+    first = Live(tmp_path, 0, slow, **settings).finish()
+    [last] = first.checkpoints()
+    artifact, digits = first.artifact(), first.digits()
+    again = Live(tmp_path, 0, slow, **settings).finish()
+    assert not again.resumed() and again.digits() == [*digits, digits[-1]]
+    assert again.artifact() == artifact
+    longer = Live(tmp_path, 0, slow, **settings | {"MAX_WALLCLOCK_SECONDS": 2.6}).finish()
+    assert longer.resumed() == [last] and longer.checkpoints()[-1] > last
+
+
+def test_a_run_without_an_end_in_sight_logs_its_steps(data: dict, tmp_path: Path) -> None:
+    settings = {"ITERATIONS": 10**17, "WARMDOWN_ITERS": 0, "VAL_LOSS_EVERY": 0}
+    run = Live(tmp_path, 0, in_step("if self.step == 3: sys.exit(7)"), **data | settings)
+    assert run.end() == [7]
+    assert [event["step"] for event in run.events("step")] == [1, 2, 3]
+
+
 def test_a_second_run_in_the_folder_overwrites_no_result(data: dict, tmp_path: Path) -> None:
     first = Live(tmp_path, **data).finish()
     artifact = first.artifact()
@@ -330,21 +355,27 @@ def launch(folders: list[Path], env: dict[str, object]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_two_machines_that_share_no_disk_train_as_one(corpus: Corpus, tmp_path: Path) -> None:
-    """Each with one rank, in a folder with data of its own. Resumed from rank 0's checkpoint."""
-    env = {**SMALL_MODEL, "ITERATIONS": 6, "CHECKPOINT_EVERY": 4, "RUN_ID": "r", "RESUME": "auto"}
-    env["WARMDOWN_ITERS"] = 0
-    one = Live(tmp_path / "one", 2, **{**corpus.env, **env, "ITERATIONS": 8}).finish()
+def test_machines_that_share_no_disk_train_as_one(corpus: Corpus, tmp_path: Path) -> None:
+    """Each with one rank, in a folder with data of its own. RESUME takes the newest checkpoint,
+    whoever has it and whoever is rank 0."""
+    env = {**SMALL_MODEL, "CHECKPOINT_EVERY": 4, "RUN_ID": "r", "RESUME": "auto"}
+    env |= {"WARMDOWN_ITERS": 0, "VAL_LOSS_EVERY": 0}
+    one = Live(tmp_path / "one", 2, **{**corpus.env, **env, "ITERATIONS": 10}).finish()
     folders = [tmp_path / "node0", tmp_path / "node1"]
     for folder in folders:
         shutil.copytree(corpus.folder, folder / "data")
         shutil.copy(corpus.tokenizer, folder / "spm.model")
-    launch(folders, env)
-    [home] = [folder for folder in folders if (folder / "logs").exists()]  # rank 0's
-    [other] = [folder for folder in folders if folder != home]
-    launch(folders, env | {"ITERATIONS": 8})
-    two = Live.__new__(Live)
-    two.folder, two.run_id = home, "r"
-    assert two.resumed() == [6]
-    assert_same_result(two, one)
-    assert sorted(path.name for path in other.iterdir()) == ["data", "spm.model"]
+    for step, holder in ((6, None), (8, folders[0]), (10, folders[1])):
+        if holder:  # the newest moves to it, the other has an older one
+            name = f"step_{step - 2:08d}.pt"
+            [newest] = tmp_path.glob(f"node?/checkpoints/r/{name}")
+            (holder / "checkpoints/r").mkdir(parents=True, exist_ok=True)
+            shutil.move(newest, holder / "checkpoints/r" / name)
+        out = "\n".join(launch(folders, env | {"ITERATIONS": step}))
+        words = f"resumed: step:{step - 2} resumed_from:checkpoints/r/step_{step - 2:08d}.pt of "
+        assert (words in out) == (step > 6)
+        used = [folder for folder in folders if (folder / "logs").exists()]
+        assert len(used) == 1 or step > 6, "only rank 0 writes"
+    [score] = one.events("score")
+    exact = re.findall("_exact val_loss:(\\S+) val_bpb:(\\S+)", out)
+    assert exact == [(f"{score['val_loss']:.8f}", f"{score['val_bpb']:.8f}")]
