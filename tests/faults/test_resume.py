@@ -318,7 +318,7 @@ NOT_LOADED = {  # a file, and the reason that is given
     "missing": "no such file",
     "cut": "File is not a zip file",
     "damaged": "its checksum is wrong",
-    "weights": "it is not a checkpoint of a run",
+    "weights": "it is no checkpoint",
     "command": "Weights only load failed",
 }
 
