@@ -7,7 +7,7 @@
     python3 tools/recipe.py new wider --from mine.py         a recipe from an edited train_gpt.py
     python3 tools/recipe.py check                            do all of them apply today?
 
-A recipe is off until you switch it on with its setting: EMA_DECAY=0.997 python3 x.py. `--set`
+A recipe is off until you switch it on with its setting: python3 x.py EMA_DECAY=0.997. `--set`
 makes a value the default in the written file, as a stack (records/stacks/<name>.json) does.
 Recipes are merged by git. If two changes cannot be merged, both are shown and nothing is written.
 

@@ -313,15 +313,16 @@ def test_muon_divides_rows_by_their_norm_and_decays_before_it_updates(
             torch.testing.assert_close(after[name], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_polar_express_brings_singular_values_close_to_one(script: Callable) -> None:
+def test_polar_express_brings_singular_values_closer_to_one(script: Callable) -> None:
     module = script("polar_express")
     values = torch.logspace(-3, 0, 400, dtype=torch.float64)
-    for iterations, low, high in (module.POLAR, 0.85, 1.15), (5 * module.STOCK, 0.4, 1.21):
-        matrix = torch.diag(values / values.norm()).unsqueeze(0)
+    values /= values.norm()
+    matrix = torch.diag(values).unsqueeze(0)
+    for iterations, low, high in (module.POLAR, 0.859, 1.141), (5 * module.STOCK, 0.471, 1.202):
         found = module.newton_schulz(matrix, iterations, torch.float64)[0].diagonal()
-        large = found[values / values.norm() > 1e-3]
-        assert low < large.min() and large.max() < high
-        assert (large.min() > 0.85) == (iterations is module.POLAR)
+        found = found[values > 1e-3]
+        assert float(found.min()) == pytest.approx(low, abs=4e-3)
+        assert float(found.max()) == pytest.approx(high, abs=4e-3)
 
 
 def test_polar_express_has_five_iterations(script: Callable) -> None:
