@@ -60,7 +60,9 @@ def test_other_ranks_and_refused_starts_write_nothing(
     assert capsys.readouterr() == ("", "") and os.listdir(".") == []
 
 
-@pytest.mark.parametrize("case", ["a file", "a dangling link", "read-only", "no checkpoints"])
+@pytest.mark.parametrize(
+    "case", ["a file", "a dangling link", "no events", "read-only", "no checkpoints"]
+)
 def test_a_log_that_cannot_be_written_is_said_before_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -70,6 +72,9 @@ def test_a_log_that_cannot_be_written_is_said_before_the_run(
     name = "checkpoints" if case == "no checkpoints" else "logs"
     if case == "read-only":
         monkeypatch.setattr(os, "open", read_only)
+    elif case == "no events":
+        (folder / name).mkdir()
+        (folder / name / "r.jsonl").symlink_to("/nowhere/at/all")
     elif case == "a dangling link":
         (folder / name).symlink_to("/nowhere/at/all")
     else:

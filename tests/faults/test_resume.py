@@ -262,7 +262,9 @@ RATE = "    return min(1.0, steps_left / config.warmdown_iters)"
 LINE = "        self.val_ms = 0.0"
 UNSAVABLE = {  # a place, and an edit
     "hidden[0] is a builtins.object": {LINE: f"        self.hidden = [object()]\n{LINE}"},
-    "adam.param_groups[0]['lr'] is a numpy.float64": {RATE: "    return 0.5 + 0.5 * np.cos(step)"},
+    "adam.param_groups[0]['lr'] is a numpy.float64": {
+        RATE: "    return min(1.0, np.float64(steps_left / config.warmdown_iters))"  # late
+    },
 }
 
 
@@ -272,7 +274,8 @@ def test_state_that_cannot_be_saved_is_named_before_the_first_step(
     tmp_path: Path, data: dict, place: str, warmup: int
 ) -> None:
     """Or every checkpoint would be one that does not load."""
-    run = Live(tmp_path, edits=UNSAVABLE[place], **data | {"WARMUP_STEPS": warmup})
+    more = {"WARMUP_STEPS": warmup, "MAX_WALLCLOCK_SECONDS": 20 * warmup}
+    run = Live(tmp_path, edits=UNSAVABLE[place], **data | more)
     assert run.end() == [1]
     rule = "torch.load(weights_only=True) must be able to read it, or it needs load_state_dict"
     assert run.said == [f"rank 0: {place}: {rule}"] and not run.events("step")
