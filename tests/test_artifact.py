@@ -199,43 +199,36 @@ def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> No
     assert (tmp_path / "ran").exists(), "the command would have left this"
 
 
-def test_a_whole_file_replaces_the_old_one_after_it_has_reached_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", ["", "fsync", "replace"])
+def test_a_file_is_replaced_when_all_of_it_is_on_the_disk_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    path, happened, replace, fsync = tmp_path / "model.ptz", [], os.replace, os.fsync
-
-    def watched_fsync(number: int) -> None:
-        assert os.fstat(number).st_size == 5000
-        happened.append("fsync")
-        fsync(number)
-
-    def watched_replace(source: Path, target: Path) -> None:
-        assert Path(source).parent == tmp_path and Path(source).read_bytes() == b"n" * 5000
-        assert path.read_bytes() == b"old"
-        happened.append("replace")
-        replace(source, target)
-
+    path, happened = tmp_path / "model.ptz", []
     path.write_bytes(b"old")
-    monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(os, "replace", watched_replace)
-    tg.write_atomic(path, b"n" * 5000)
-    assert happened == ["fsync", "replace"] and path.read_bytes() == b"n" * 5000
+
+    def watch(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(first: Any, *more: Path) -> None:
+            assert path.read_bytes() == b"old"
+            assert (os.fstat(first) if name == "fsync" else os.stat(first)).st_size == 5000
+            happened.append(name)
+            if name == fails:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(first, *more)
+
+        monkeypatch.setattr(os, name, call)
+
+    watch("fsync")
+    watch("replace")
+    if fails:
+        with pytest.raises(tg.RunError, match=f"^{path}: No space left on device$"):
+            tg.write_atomic(path, b"n" * 5000)
+    else:
+        tg.write_atomic(path, b"n" * 5000)
+        assert happened == ["fsync", "replace"]
+    assert path.read_bytes() == (b"old" if fails else b"n" * 5000)
     assert os.listdir(tmp_path) == ["model.ptz"]
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failed_write_is_one_line_and_leaves_the_old_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    path = tmp_path / "model.ptz"
-    path.write_bytes(b"old")
-    monkeypatch.setattr(os, call, full)
-    with pytest.raises(tg.RunError, match=f"^{path}: No space left on device$"):
-        tg.write_atomic(path, b"n" * 50_000)
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["model.ptz"]
 
 
 def test_the_artifact_is_written_wherever_it_can_be(

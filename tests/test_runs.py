@@ -13,9 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import configuration
 import pytest
-import runs
 from faults.live import Live, in_step
 from running import (
     ROOT,
@@ -162,15 +160,6 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None
     for name in written.keys() - {"made_of"}:
         optional = {"partial_val", "resumed_from", "unknown_targets"}
         assert written[name] == documented[name] - optional, name
-
-
-def test_a_copy_of_the_text_without_the_events_is_known_as_the_same_run(
-    reference: Finished, tmp_path: Path
-) -> None:
-    copy = shutil.copy(reference.log_path, tmp_path)
-    both = runs.read_logs([reference.log_path, Path(copy)]).runs
-    assert configuration.telling(both) == []
-    assert configuration.trace(both[0]) == configuration.trace(both[1])
 
 
 # What is scored
