@@ -34,22 +34,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import dataset
 import tokenize_docs
-from dataset import (
-    ROOT,
-    DataError,
-    Parser,
-    command_of,
-    how_to_train,
-    locked,
-    missing_package,
-    one_line,
-    recorded_tokenizer,
-    run_tool,
-    write_atomic,
-)
+from dataset import cli
 
-DATASETS = ROOT / "data" / "datasets"
+DATASETS = dataset.ROOT / "data" / "datasets"
 VOCAB_SIZE = 1024
 VERSION = 5  # of the data set below: after a change it is made again
 VAL_BYTES = 225_000  # about 90,000 tokens
@@ -110,11 +99,11 @@ def read_sources(library: Path) -> dict[str, str]:
 def split_documents(names: dict[str, str]) -> tuple[list[str], list[str]]:
     """Validation and training documents, each shuffled.
 
-    Raises DataError if there is not enough text.
+    Raises ToolError if there is not enough text.
     """
     total = sum(map(len, names))
     if total < MIN_BYTES:
-        raise DataError(
+        raise cli.ToolError(
             f"the library of {sys.executable} has {len(names)} source files of {total:,} "
             f"characters, {MIN_BYTES:,} are needed; use a Python that has its sources"
         )
@@ -136,11 +125,11 @@ def prepare(library: Path) -> tokenize_docs.DataSet:
     """Makes the data set of Python's sources unless it is there."""
     made = tokenize_docs.DataSet(
         DATASETS / f"quickstart_sp{VOCAB_SIZE}",
-        ROOT / "data" / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
+        dataset.ROOT / "data" / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
     )
     stamp_path = DATASETS / "quickstart.json"
     stamp = json.dumps({"python": sys.version, "version": VERSION}) + "\n"
-    with locked(DATASETS):
+    with dataset.locked(DATASETS):
         whole = made.tokenizer.is_file() and list(made.folder.glob("fineweb_train_*.bin"))
         if whole and stamp_path.is_file() and stamp_path.read_text("utf-8") == stamp:
             return made
@@ -151,18 +140,18 @@ def prepare(library: Path) -> tokenize_docs.DataSet:
         val, train = split_documents(read_sources(library))
         documents = DATASETS / "quickstart.jsonl"
         lines = [json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]]
-        write_atomic(documents, *lines)
+        dataset.write_atomic(documents, *lines)
         words = [str(documents), "--name", "quickstart", "--num-val-docs", str(len(val))]
         words += ["--vocab-size", str(VOCAB_SIZE), "--shard-tokens", "1000000"]
         tokenize_docs.make_data_set(tokenize_docs.parse_arguments(words))
-        write_atomic(stamp_path, stamp.encode())
+        dataset.write_atomic(stamp_path, stamp.encode())
     return made
 
 
 def data_settings(environment: dict[str, str]) -> dict[str, str]:
     """DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE. Python's sources are used if DATA_PATH is not set.
 
-    Raises DataError for a path that is not a data set's folder.
+    Raises ToolError for a path that is not a data set's folder.
     """
     own = environment.get("DATA_PATH")
     if own is None:
@@ -171,17 +160,17 @@ def data_settings(environment: dict[str, str]) -> dict[str, str]:
         return {**settings, "VOCAB_SIZE": str(VOCAB_SIZE)}
     folder = Path(own)
     if own.endswith(".bin") and folder.is_file():
-        raise DataError(f"DATA_PATH={own}: a shard; set its folder: DATA_PATH={folder.parent}")
+        raise cli.ToolError(f"DATA_PATH={own}: a shard; set its folder: DATA_PATH={folder.parent}")
     if not list(folder.glob("fineweb_*.bin")) and not (folder / ".producing").exists():
-        tool = command_of("data/tokenize_docs.py")
+        tool = dataset.command_of("data/tokenize_docs.py")
         text = shlex.quote(own) if folder.exists() else "FILE_OR_FOLDER"
         remedy = f"{tool} {text} --name mine makes shards of text, and prints what to set"
-        raise DataError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
+        raise cli.ToolError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
     tokenizer = environment.get("TOKENIZER_PATH")
     if tokenizer is None:
-        recorded = recorded_tokenizer(folder)
+        recorded = dataset.recorded_tokenizer(folder)
         if recorded is None:
-            raise DataError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
+            raise cli.ToolError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
         tokenizer = str(recorded[1])
     size = tokenize_docs.Tokenizer(Path(tokenizer)).vocab_size
     return {"DATA_PATH": own, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
@@ -241,10 +230,10 @@ def events(log: Path) -> dict[str, dict[str, Any]]:
 
 def write_sample(log: Path) -> None:
     """Prints a few lines that the model writes."""
-    command = [sys.executable, str(ROOT / "tools" / "sample.py"), str(log)]
+    command = [sys.executable, str(dataset.ROOT / "tools" / "sample.py"), str(log)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        print(f"no sample: {one_line(done.stderr)}", file=sys.stderr)
+        print(f"no sample: {cli.one_line(done.stderr)}", file=sys.stderr)
         return
     print("a sample (a model this small learns spelling and form, no meaning):")
     for line in done.stdout.rstrip().splitlines()[:12]:
@@ -269,8 +258,8 @@ def report(log: Path, again: str) -> None:
 def own_command(settings: dict[str, str], script: Path, ranks: int) -> str:
     """This script's command with settings in front, ready to paste."""
     words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    words.append(command_of("data/quickstart.py"))
-    if script != ROOT / "train_gpt.py":
+    words.append(dataset.command_of("data/quickstart.py"))
+    if script != dataset.ROOT / "train_gpt.py":
         words.append(f"--script {shlex.quote(str(script))}")
     return " ".join(words + ([f"--ranks {ranks}"] if ranks > 1 else []))
 
@@ -299,32 +288,32 @@ def train(script: Path, ranks: int) -> int:
 
 
 def main() -> int:
-    parser = Parser(__doc__)
+    parser = cli.Parser(description=__doc__)
     ranks = "processes (default: 1)"
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help=ranks)
     edited = "an edited train_gpt.py (default: the original)"
-    parser.add_argument("--script", type=Path, default=ROOT / "train_gpt.py", help=edited)
+    parser.add_argument("--script", type=Path, default=dataset.ROOT / "train_gpt.py", help=edited)
     prepare_only = "make the data, print how to train, and stop before training"
     parser.add_argument("--prepare-only", action="store_true", help=prepare_only)
     print_config = "print the settings as train_gpt.py --print-config does"
     parser.add_argument("--print-config", action="store_true", help=print_config)
     options = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        command = f"{command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
-        raise DataError(f"quickstart.py starts torchrun itself; run {command}")
+        command = f"{dataset.command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
+        raise cli.ToolError(f"quickstart.py starts torchrun itself; run {command}")
     if options.prepare_only:
         data = data_settings(dict(os.environ))
         paths = Path(data["DATA_PATH"]), Path(data["TOKENIZER_PATH"])
-        print(how_to_train(*paths, data["VOCAB_SIZE"]))
+        print(dataset.how_to_train(*paths, data["VOCAB_SIZE"]))
         return 0
     if importlib.util.find_spec("torch") is None:
-        sys.exit(missing_package(ImportError("No module named 'torch'")))
+        raise cli.ToolError(cli.missing("torch"))
     if not options.script.is_file():
-        raise DataError(f"--script {options.script}: there is no such file")
+        raise cli.ToolError(f"--script {options.script}: there is no such file")
     if options.print_config:
         return run_training(options.script, 1, training_environment(1, {}), "--print-config")
     return train(options.script, options.ranks)
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    dataset.run_tool(main)

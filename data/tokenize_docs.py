@@ -46,41 +46,25 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from dataset import (
-    HEADER_BYTES,
-    SHARD_MAGIC,
-    SHARD_VERSION,
-    DataError,
-    Parser,
-    Producing,
-    how_to_train,
-    locked,
-    missing_package,
-    one_line,
-    positive,
-    record_tokenizer,
-    run_tool,
-    sha256_of,
-    write_atomic,
-    write_json,
-)
+import dataset
+from dataset import cli
 
-try:
-    import numpy as np
-    import sentencepiece
-except ImportError as error:
-    sys.exit(missing_package(error))
+# isort: split
+import numpy as np  # after cli, which says in one line what is to be installed
+import sentencepiece
 
 DATA = Path(__file__).resolve().parent
-STATE_NAME = "export.json"
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}
 BYTE_BOS_ID = 1
+LEAST_VOCABULARY = 256 + 4 + 1  # bytes; pad, BOS, EOS, unknown; a space
+MOST_VOCABULARY = 1 << 16  # a token is a uint16
 MAX_VAL_DOCS = 50_000  # the challenge's number
 MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece takes about 45 bytes of memory for each
 BATCH_BYTES = 1 << 20  # of documents that are encoded together
 PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
 SPACE = "\u2581"  # SentencePiece's mark for a space
+SPACE_BYTES = "<0xE2><0x96><0x81>"  # the same as byte pieces
 # At most 16,000 bytes: SentencePiece drops longer sentences without a word.
 SENTENCE_CHARACTERS = 4000
 SAMPLE_BYTES = 50_000_000  # of input that a tokenizer is trained on
@@ -109,7 +93,7 @@ class Document(NamedTuple):
     data: bytes  # with all that separates it from the next one, as in the file
 
     def text(self) -> str:
-        """Raises DataError with file and line number."""
+        """Raises ToolError with file and line number."""
         try:
             text = self.data.decode("utf-8")
             if is_json_lines(self.path):
@@ -123,11 +107,11 @@ class Document(NamedTuple):
             fault = f"not UTF-8 ({error.reason}); if it is text, convert it: {convert}"
             if b"\0" in self.data and not is_utf16:
                 fault = "a binary file, no text; name text files or .jsonl files"
-            raise DataError(f"{self.path}:{line}: {fault}") from None
+            raise cli.ToolError(f"{self.path}:{line}: {fault}") from None
         except (ValueError, RecursionError) as error:
-            fault = f'not an object like {{"text": "..."}} on one line ({one_line(error)})'
+            fault = f'not an object like {{"text": "..."}} on one line ({cli.one_line(error)})'
             remedy = "mend that; plain text needs a name such as .txt"
-            raise DataError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
+            raise cli.ToolError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
         return text
 
 
@@ -137,7 +121,7 @@ def text_in_line(line: str) -> str:
         raise ValueError("an array: `jq -c '.[]' FILE > NEW.jsonl` writes a line for each entry")
     value = json.loads(line)
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        keys = ", ".join(map(str, value)) if isinstance(value, dict) else one_line(value)
+        keys = ", ".join(map(str, value)) if isinstance(value, dict) else cli.one_line(value)
         raise ValueError(f'it has {keys[:80]}, and no "text" that is a string')
     return value["text"]
 
@@ -181,42 +165,57 @@ def passage_end(data: bytes, start: int) -> int:
     return limit
 
 
-def input_files(paths: list[str]) -> list[str]:
-    """The files to read, those of folders in order. Raises DataError for what is not a file."""
-    files = []
+def input_files(paths: list[str]) -> tuple[list[str], list[str]]:
+    """(the files to read, those of folders in order; what is left out of folders, in words)
+
+    Raises ToolError for what is not a file.
+    """
+    files: list[str] = []
+    left_out: list[str] = []
     for path in paths:
         if os.path.isdir(path):
-            found = sorted(Path(path).rglob("*"))
-            inside = [f for f in found if f.is_file() and not is_hidden(f.relative_to(path))]
+            inside, others = files_inside(path)
             if not inside:
-                raise DataError(f"{path}: a folder without files; name text or .jsonl files")
-            files += map(str, inside)
+                raise cli.ToolError(f"{path}: a folder without files: name text or .jsonl files")
+            files += inside
+            left_out += others
         elif os.path.isfile(path):
             files.append(path)
         else:
             what = "not a regular file" if os.path.lexists(path) else "no such file"
-            raise DataError(f"{path}: {what}; name text files, .jsonl files or folders")
+            raise cli.ToolError(f"{path}: {what}: name text files, .jsonl files or folders")
     twice = [path for path, count in Counter(map(os.path.realpath, files)).items() if count > 1]
     if twice:
-        raise DataError(f"{twice[0]}: named twice; name it once")
-    return files
+        raise cli.ToolError(f"{twice[0]}: named twice: name it once")
+    return files, left_out
 
 
-def is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def files_inside(folder: str) -> tuple[list[str], list[str]]:
+    """The regular files in a folder and below it, and what else is there, but for hidden names."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    files, others = [], []
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for path in [Path(place, n) for n in [*names, *links] if not n.startswith(".")]:
+            (files if path.is_file() else others).append(path)
+    return [str(path) for path in sorted(files)], [str(path) for path in sorted(others)]
 
 
 class Source:
     """The documents of the input files, in order. The first num_val_docs are for validation."""
 
     def __init__(self, paths: list[str], num_val_docs: int | None = None) -> None:
-        self.files = input_files(paths)
+        self.files, self.left_out = input_files(paths)
         self.stamps = self.stamps_now()  # before anything is read
         self.bytes = sum(size for _, size, _ in self.stamps)
         self.num_val_docs = self.count_val_docs() if num_val_docs is None else num_val_docs
 
     def documents(self, start: Place = BEGINNING) -> Iterator[Document]:
-        """The documents from that place on. Raises DataError for one that is too large."""
+        """The documents from that place on. Raises ToolError for one that is too large."""
         number, first, offset, line = start
         for index in range(first, len(self.files)):
             path = self.files[index]
@@ -226,7 +225,7 @@ class Source:
                     place = Place(number, index, offset, line)
                     if len(data) > MAX_DOCUMENT_BYTES:
                         limit = f"a document over {MAX_DOCUMENT_BYTES:,} bytes"
-                        raise DataError(f"{path}:{line}: {limit}; split it")
+                        raise cli.ToolError(f"{path}:{line}: {limit}; split it")
                     if data.strip() or not is_json_lines(path):
                         yield Document(place, path, data)
                         number += 1
@@ -266,7 +265,7 @@ class Source:
     def val_digests(self) -> frozenset[bytes]:
         """Digests of the validation documents.
 
-        Raises DataError if no document is left for training.
+        Raises ToolError if no document is left for training.
         """
         digests: list[bytes] = []
         for document in self.documents():
@@ -276,7 +275,7 @@ class Source:
         count = len(digests)
         remedy = "separate documents by blank lines, or give more files"
         remedy = f"set --num-val-docs {max(1, count // 10)}" if count > 1 else remedy
-        raise DataError(
+        raise cli.ToolError(
             f"{self.files[0]}: documents in all: {count}; validation takes the first "
             f"{self.num_val_docs}: none left for training; {remedy}"
         )
@@ -307,11 +306,12 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Tokenizer:
-    """A SentencePiece .model or a byte tokenizer's .json. Raises DataError for anything else."""
+    """A SentencePiece .model or a byte tokenizer's .json. Raises ToolError for anything else."""
 
     def __init__(self, path: Path) -> None:
         self.processor: sentencepiece.SentencePieceProcessor | None = None
         self.offset = 0  # of a byte tokenizer: byte b is token b + offset
+        self.unknown_id = -1  # none
         try:
             data = path.read_bytes()
             if path.suffix == ".json":
@@ -322,17 +322,33 @@ class Tokenizer:
                 self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
                 self.vocab_size = self.processor.vocab_size()
                 self.bos_id = self.processor.bos_id()
+                self.unknown_id = self.processor.unk_id()
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
             kind = type(error) is RuntimeError
-            reason = "no SentencePiece model" if kind else one_line(error)
+            reason = "no SentencePiece model" if kind else cli.one_line(error)
             reason = getattr(error, "strerror", "") or reason
             remedy = "give a SentencePiece .model, or a byte tokenizer's .json"
-            raise DataError(f"{path}: not a usable tokenizer ({reason}); {remedy}") from None
-        if self.bos_id < 0 or self.vocab_size > 1 << 16:
-            raise DataError(
-                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}; "
-                "shards need a BOS piece and at most 65,536 pieces"
+            raise cli.ToolError(f"{path}: not a usable tokenizer ({reason}); {remedy}") from None
+        if self.bos_id < 0 or self.vocab_size > MOST_VOCABULARY:
+            raise cli.ToolError(
+                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}: "
+                f"shards need a BOS piece and at most {MOST_VOCABULARY:,} pieces"
             )
+
+    def loses_spaces(self) -> str:
+        """Why bits per byte would be wrong in any text with spaces; empty if they would not."""
+        for text in (" ", "a b") if self.processor else ():
+            pieces = self.processor.encode(text, out_type=str)
+            if SPACE_BYTES in "".join(pieces):
+                return "it has no piece for a single space, which would count as three bytes"
+            ids = [self.processor.piece_to_id(piece) for piece in pieces if SPACE in piece]
+            if self.unknown_id in ids:
+                return "it has neither a piece for a space nor byte pieces"
+        return ""
+
+    def count_lost(self, ids: np.ndarray) -> int:
+        """How many of the tokens are unknown to it. Their bytes are not counted."""
+        return int((ids == self.unknown_id).sum())
 
     def changes_text(self) -> str:
         """What its normaliser changes, in words; empty if nothing."""
@@ -380,7 +396,7 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
     """Trains a SentencePiece BPE model on the training documents; returns the file's bytes.
 
     "identity" keeps every character, white space too; "nmt_nfkc" changes text, as the published
-    tokenizers do. Raises DataError if the documents are too small for such a vocabulary.
+    tokenizers do. Raises ToolError if the documents are too small for such a vocabulary.
     """
     model = io.BytesIO()
     lossless = normalization == "identity"
@@ -390,7 +406,7 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
         # SentencePiece turns what this raises into a RuntimeError with a traceback in its text.
         try:
             yield from training_sentences(source)
-        except (DataError, OSError, KeyboardInterrupt) as fault:
+        except (cli.ToolError, OSError, KeyboardInterrupt) as fault:
             faults.append(fault)
             raise
 
@@ -423,18 +439,18 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
     return model.getvalue()
 
 
-def too_small(source: Source, vocab_size: int, words: str) -> DataError:
+def too_small(source: Source, vocab_size: int, words: str) -> cli.ToolError:
     """SentencePiece's refusal of a vocabulary, with what to do."""
     reason = words.rpartition("] ")[2].strip()
     if not reason:
         fault = "all training documents are empty or repeat validation documents"
-        return DataError(f"{source.files[0]}: {fault}; add others")
+        return cli.ToolError(f"{source.files[0]}: {fault}; add others")
     most = re.search(r"<= (\d+)", reason)
     least = re.search(r"\d+ vs (\d+)", reason)
     remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
     remedy = f"set --vocab-size {least[1]} or more, or " if least else remedy
     cause = reason.partition(".")[0]
-    return DataError(
+    return cli.ToolError(
         f"{source.files[0]}: no vocabulary of {vocab_size} fits these documents ({cause}); "
         f"{remedy}give {'--bytes' if least else 'more text, or --bytes'}"
     )
@@ -459,17 +475,18 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         # The next document, and how many of its tokens are in complete shards.
         "place": list(BEGINNING),
         "tokens_done": 0,
-        "shards": {"val": {}, "train": {}},  # split -> file name -> tokens
+        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of the file
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
+        "unknown_tokens": {"val": 0, "train": 0},
     }
 
 
 def tokens_of(state: dict[str, Any], split: str) -> int:
-    return sum(state["shards"][split].values())
+    return sum(map(dataset.tokens_in, state["shards"][split].values()))
 
 
 class ShardWriter:
-    """Cuts each split's tokens into shards of exactly shard_tokens,
+    """Cuts each split's tokens into shards of exactly dataset.shard_tokens,
     of which only the last may be shorter.
     """
 
@@ -493,26 +510,27 @@ class ShardWriter:
         shards = self.state["shards"][split]
         if self.used:
             name = f"fineweb_{split}_{len(shards):06d}.bin"
-            header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
-            header[:3] = SHARD_MAGIC, SHARD_VERSION, self.used
-            write_atomic(self.folder / name, header, self.buffer[: self.used])
-            shards[name] = self.used
+            header = np.zeros(dataset.HEADER_BYTES // 4, dtype="<i4")
+            header[:3] = dataset.SHARD_MAGIC, dataset.SHARD_VERSION, self.used
+            dataset.write_atomic(self.folder / name, header, self.buffer[: self.used])
+            shards[name] = dataset.entry_of(self.folder / name)
             self.used = 0
         self.state |= {"place": list(place), "tokens_done": tokens_done, "complete": complete}
-        write_json(self.folder / STATE_NAME, self.state)
+        dataset.write_json(self.folder / dataset.EXPORT, self.state)
 
 
 def export_documents(
-    source: Source, made: DataSet, state: dict[str, Any], producing: Producing, threads: int
+    source: Source, made: DataSet, state: dict[str, Any], producing: dataset.Producing, threads: int
 ) -> None:
     """Writes both splits' shards from where `state` stands; it is saved after each shard.
 
-    Raises DataError if the input changed meanwhile.
+    Raises ToolError if the input changed meanwhile.
     """
     val_digests = source.val_digests()
     tokenizer = Tokenizer(made.tokenizer)
     writer = ShardWriter(made.folder, state, state["settings"]["shard_tokens"])
-    begin, done, docs = Place(*state["place"]), state["tokens_done"], state["docs"]
+    begin, done = Place(*state["place"]), state["tokens_done"]
+    docs, unknown = state["docs"], state["unknown_tokens"]
     producing.touch(val_complete=begin.number >= source.num_val_docs)
     progress = Progress(made.folder.name, source, begin)
     for batch in batches(source.documents(begin)):
@@ -529,13 +547,15 @@ def export_documents(
                 continue
             if not done:  # else it was counted before the interruption
                 docs[split] += 1
+                unknown[split] += tokenizer.count_lost(tokens)
             writer.add(split, tokens, done, document.place)
             done = 0
         producing.touch()
         progress.show(batch)
     if not docs["train"]:
         first = source.files[0]
-        raise DataError(f"{first}: all training documents repeat validation documents; add others")
+        fault = "all training documents repeat validation documents"
+        raise cli.ToolError(f"{first}: {fault}: add others")
     demand_unchanged(source, made)
     writer.flush("train", BEGINNING, complete=True)
 
@@ -543,12 +563,12 @@ def export_documents(
 def demand_unchanged(source: Source, made: DataSet) -> None:
     for before, now in zip(source.stamps, source.stamps_now(), strict=True):
         if before != now:
-            remedy = f"run {remove(made)}, then this command again"
-            raise DataError(f"{now[0]}: it was changed while it was read; {remedy}")
+            raise cli.ToolError(f"{now[0]}: it was changed while it was read: {start_anew(made)}")
 
 
-def remove(made: DataSet) -> str:
-    return shlex.join(["rm", "-r", str(made.folder), str(made.tokenizer)])
+def start_anew(made: DataSet) -> str:
+    """What to do about a data set that cannot be continued."""
+    return f"choose another --name, or move {made.folder} and {made.tokenizer} away"
 
 
 class Progress:
@@ -575,37 +595,34 @@ class Progress:
 def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
     """The export to begin or to continue.
 
-    Raises DataError if the folder holds something else.
+    Raises ToolError if the folder holds something else.
     """
-    remedy = f"choose another --name, or run {remove(made)}"
-    path = made.folder / STATE_NAME
-    if not path.exists():
+    state = dataset.read_export(made.folder)
+    if state is None:
         for other in [*made.folder.glob("fineweb_*.bin"), made.tokenizer]:
-            if other.exists():
-                raise DataError(f"{other}: was not made by this command; {remedy}")
+            if os.path.lexists(other):
+                raise cli.ToolError(f"{other}: was not made by this command: {start_anew(made)}")
         return new_state(settings)
-    try:
-        state = json.loads(path.read_bytes())
-        changed = [key for key in settings if state["settings"][key] != settings[key]]
-        if changed:
-            old, new = ({key: s[key] for key in changed} for s in (state["settings"], settings))
-            others = "other input files, or they have changed since"
-            what = others if "inputs" in changed else f"{old}, now {new}"
-            raise DataError(f"{made.folder}: made with {what}; {remedy}")
-        for split in ("val", "train"):
-            for name, tokens in state["shards"][split].items():
-                if os.path.getsize(made.folder / name) != HEADER_BYTES + 2 * tokens:
-                    raise DataError(f"{made.folder / name}: it was changed; {remedy}")
-        wanted = state["tokenizer_sha256"]
-        if wanted and made.tokenizer.exists() and sha256_of(made.tokenizer) != wanted:
-            raise DataError(f"{made.tokenizer}: it was changed; {remedy}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: damaged, or a shard is missing ({error}); {remedy}") from None
+    state = {**new_state(settings), **state}  # older ones lack what was added later
+    was = state["settings"]
+    changed = [key for key in settings if was.get(key) != settings[key]]
+    if changed:
+        old, new = ({key: s.get(key) for key in changed} for s in (was, settings))
+        others = "other input files, or they have changed since"
+        what = others if "inputs" in changed else f"{old}, now {new}"
+        raise cli.ToolError(f"{made.folder}: made with {what}: {start_anew(made)}")
+    for split in ("val", "train"):
+        for name, entry in state["shards"][split].items():
+            if fault := dataset.fault_of_shard(made.folder / name, entry):
+                raise cli.ToolError(f"{made.folder / name}: {fault}: {start_anew(made)}")
+    wanted = state["tokenizer_sha256"]
+    if wanted and made.tokenizer.exists() and dataset.sha256_of(made.tokenizer) != wanted:
+        raise cli.ToolError(f"{made.tokenizer}: it was changed: {start_anew(made)}")
     return state
 
 
 def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None:
-    """Writes the tokenizer unless it is there. Raises DataError if it comes out otherwise."""
+    """Writes the tokenizer unless it is there. Raises ToolError if it comes out otherwise."""
     recipe = state["settings"]["tokenizer"]
     if not made.tokenizer.exists():
         if "model" in recipe:
@@ -617,12 +634,12 @@ def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None
             content = train_tokenizer(source, **recipe)
         digest = hashlib.sha256(content).hexdigest()
         if state["tokenizer_sha256"] not in ("", digest):
-            raise DataError(f"{made.tokenizer}: missing; run {remove(made)}, then this again")
+            raise cli.ToolError(f"{made.tokenizer}: missing: restore it, or {start_anew(made)}")
         # First, so that the tokenizer is known as ours even if we are killed now.
         state["tokenizer_sha256"] = digest
-        write_json(made.folder / STATE_NAME, state)
-        write_atomic(made.tokenizer, content)
-    record_tokenizer(made.folder, made.tokenizer)
+        dataset.write_json(made.folder / dataset.EXPORT, state)
+        dataset.write_atomic(made.tokenizer, content)
+    dataset.record_tokenizer(made.folder, made.tokenizer)
     print(f"{made.tokenizer}: ready; training may start while shards are made", flush=True)
 
 
@@ -630,10 +647,11 @@ def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]
     """Makes a tokenizer and a data set, or what is missing of them."""
     for name in options.files:
         if os.path.isdir(name) and options.out.resolve().is_relative_to(Path(name).resolve()):
-            raise DataError(f"--out {options.out}: it is in the input {name}; name another folder")
+            fault = f"--out {options.out}: it is in the input {name}"
+            raise cli.ToolError(f"{fault}: name another folder")
+    label, recipe = tokenizer_recipe(options)
     source = Source(options.files, options.num_val_docs)
     source.val_digests()  # refuses too few documents before a tokenizer is trained
-    label, recipe = tokenizer_recipe(options)
     kind = "json" if options.bytes else "model"
     stem = f"{options.name}_{label}" if options.bytes else f"{options.name}_{label[2:]}_bpe"
     made = DataSet(
@@ -648,19 +666,22 @@ def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]
     }
     if how := source.how_cut():
         print(how, flush=True)
-    with locked(made.folder):
+    if source.left_out:
+        count, first = len(source.left_out), source.left_out[0]
+        print(f"note: left out: {count} that are no regular file, the first is {first}", flush=True)
+    with dataset.locked(made.folder):
         state = open_state(made, settings)
         if not state["complete"]:
             make_tokenizer(source, made, state)
             if state["shards"]["val"]:
                 print(f"continuing at document {state['place'][0] + 1:,}", flush=True)
             try:
-                with Producing(made.folder) as producing:
+                with dataset.Producing(made.folder) as producing:
                     export_documents(source, made, state, producing, options.workers)
-            except DataError:
+            except cli.ToolError:
                 if not any(state["shards"].values()):  # mended input may come next
                     made.tokenizer.unlink(missing_ok=True)
-                    (made.folder / STATE_NAME).unlink(missing_ok=True)
+                    (made.folder / dataset.EXPORT).unlink(missing_ok=True)
                 raise
         # A command that was killed may have left it.
         (made.folder / ".producing").unlink(missing_ok=True)
@@ -679,8 +700,13 @@ def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if options.bytes:
         return f"byte{256 + BYTE_TOKENIZER['offset']}", {"bytes": True}
     if options.model:
-        size = Tokenizer(options.model).vocab_size
-        return f"sp{size}", {"model": str(options.model), "sha256": sha256_of(options.model)}
+        tokenizer = Tokenizer(options.model)
+        if fault := tokenizer.loses_spaces():
+            remedy = "train it with required_chars='\u2581' and byte_fallback, or leave out --model"
+            raise cli.ToolError(f"--model {options.model}: {fault}: {remedy}")
+        size = tokenizer.vocab_size
+        digest = dataset.sha256_of(options.model)
+        return f"sp{size}", {"model": str(options.model), "sha256": digest}
     size = options.vocab_size
     return f"sp{size}", {"vocab_size": size, "normalization": options.normalization}
 
@@ -690,42 +716,45 @@ def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
     loss = Tokenizer(made.tokenizer).changes_text()
     if loss:
         yield f"note: {made.tokenizer}: {loss}"
+    val, train = (state["unknown_tokens"][split] for split in ("val", "train"))
+    if val or train:
+        cause = f"unknown to {made.tokenizer}: {val:,} validation tokens, {train:,} training tokens"
+        remedy = "use a tokenizer with byte_fallback"
+        yield f"WARNING: {cause}; their bytes are not counted, bits per byte are wrong: {remedy}"
     val, train = tokens_of(state, "val"), tokens_of(state, "train")
     if val > (val + train) / 5:
         remedy = "name smaller documents first, or set --num-val-docs (and another --name)"
-        yield f"warning: validation has {val / (val + train):.0%} of all tokens: {remedy}"
+        yield f"WARNING: validation has {val / (val + train):.0%} of all tokens: {remedy}"
     if val <= ROW_TOKENS:
         row = 2 ** max(1, (val - 1).bit_length() - 1)
         yield (
-            f"warning: validation has {val:,} tokens, too few for a row of {ROW_TOKENS:,}: "
+            f"WARNING: validation has {val:,} tokens, too few for a row of {ROW_TOKENS:,}: "
             f"train with TRAIN_SEQ_LEN={row}, or give more documents"
         )
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    add = parser.add_argument
+    parser = cli.Parser(description=__doc__)
+    add, count = parser.add_argument, cli.number(int, 1)
     add("files", nargs="+", metavar="FILE", help="text files, .jsonl files or folders of them")
     add("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
     add("--name", default="docs", help="the beginning of all names (default: docs)")
-    size = "train a tokenizer of N pieces (default: 1024)"
-    add("--vocab-size", type=positive, metavar="N", help=size)
+    pieces = cli.number(int, LEAST_VOCABULARY, MOST_VOCABULARY)
+    text = "train a tokenizer of N pieces (default: 1024)"
+    add("--vocab-size", type=pieces, metavar="N", help=text)
     add("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
     add("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
-    count = "validation documents (default: a tenth, at most 50000)"
-    add("--num-val-docs", type=positive, metavar="N", help=count)
-    tokens = "tokens per shard (default: %(default)s)"
-    add("--shard-tokens", type=positive, default=100_000_000, metavar="N", help=tokens)
-    kept = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
-    kinds = ("identity", "nmt_nfkc")
-    add("--normalization", choices=kinds, help=kept)
-    threads = "threads (default: one per core)"
-    add("--workers", type=positive, default=os.cpu_count(), metavar="N", help=threads)
+    text = "validation documents (default: a tenth, at most 50000)"
+    add("--num-val-docs", type=count, metavar="N", help=text)
+    tokens, text = cli.number(int, 1, 2**31 - 1), "tokens per shard (default: %(default)s)"
+    add("--shard-tokens", type=tokens, default=100_000_000, metavar="N", help=text)
+    text = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
+    add("--normalization", choices=("identity", "nmt_nfkc"), help=text)
+    text = "threads (default: one per core)"
+    add("--workers", type=count, default=os.cpu_count(), metavar="N", help=text)
     options = parser.parse_args(words)
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         parser.error(f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'")
-    if options.shard_tokens >= 1 << 31:
-        parser.error(f"--shard-tokens {options.shard_tokens}: at most 2147483647")
     if options.model and options.bytes:
         parser.error("--model and --bytes are two tokenizers; give one")
     if options.model and options.model.suffix == ".json":
@@ -743,8 +772,8 @@ def main() -> None:
     made, state = make_data_set(parse_arguments(sys.argv[1:]))
     for remark in remarks(made, state):
         print(remark)
-    print(how_to_train(*made, Tokenizer(made.tokenizer).vocab_size))
+    print(dataset.how_to_train(*made, Tokenizer(made.tokenizer).vocab_size))
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    dataset.run_tool(main)

@@ -58,6 +58,8 @@ class Place:
         self.data.mkdir(parents=True)
         for path in (ROOT / "data").glob("*.py"):
             shutil.copy(path, self.data)
+        (self.data.parent / "tools").mkdir()
+        shutil.copy(ROOT / "tools" / "cli.py", self.data.parent / "tools")
         left_out = ("HF_", "MATCHED_")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         self.env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(root / "home")}
