@@ -136,28 +136,24 @@ def complete(hub: Hub, name: str, recorded: str | None) -> str:
 
 
 def wanted_names(variant: str, train_shards: int | None, hub: Hub) -> tuple[list[str], int]:
-    """The files to have, the tokenizer first, in the order in which training needs them, and how
-    many of them come before the first training shard.
-
-    Some sets have fineweb_val_bytes_*.bin: the bytes of the original text of each validation token.
+    """The files to have, in the order in which training needs them, the tokenizer first, and how
+    many come before the first training shard. fineweb_val_bytes_*.bin, which some sets have: the
+    bytes of each validation token in the original text.
     """
     path, folder = DATA / "manifest.json", f"datasets/{PREFIX}{variant}"
     try:
         manifest = json.loads(path.read_bytes())
         known = [entry["name"].removeprefix(PREFIX) for entry in manifest["datasets"]]
         if variant not in known:
-            raise cli.ToolError(
-                f"--variant {variant}: {path} lists {cli.one_line(', '.join(known))}"
-            )
+            raise cli.ToolError(f"--variant {variant}: {path} lists {', '.join(known)}")
         entry = manifest["datasets"][known.index(variant)]
         tokenizers = {tokenizer["name"]: tokenizer for tokenizer in manifest["tokenizers"]}
         made_by = tokenizers[entry["tokenizer_name"]]
         names = [made_by[key] for key in ("model_path", "vocab_path", "path") if made_by.get(key)]
         num_val, num_train = (int(entry["stats"][f"files_{split}"]) for split in ("val", "train"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise cli.ToolError(
-            f"{path}: no usable manifest ({error!r}); omit --skip-manifest"
-        ) from None
+        fault = f"no usable manifest ({error!r}); omit --skip-manifest"
+        raise cli.ToolError(f"{path}: {fault}") from None
     wanted = min(80, num_train) if train_shards is None else train_shards
     if not 0 <= wanted <= num_train:
         raise cli.ToolError(f"--train-shards {wanted}: {variant} has 0 to {num_train}")
@@ -173,15 +169,6 @@ def wanted_names(variant: str, train_shards: int | None, hub: Hub) -> tuple[list
     return names, len(names) - wanted
 
 
-def refuse_another_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Raises ToolError if the shards here were made with another tokenizer than the hub's."""
-    recorded = dataset.recorded_tokenizer(folder)
-    if recorded and tokenizer.lfs and recorded[0] != tokenizer.lfs.sha256:
-        fault = "made with another tokenizer than the repository has now"
-        remedy = "move it away to fetch all of it again, or name another repository"
-        raise cli.ToolError(f"{folder}: {fault}: {remedy}")
-
-
 def download(options: argparse.Namespace, folder: Path) -> None:
     hub = Hub(options.retries)
     if not options.skip_manifest:
@@ -189,7 +176,11 @@ def download(options: argparse.Namespace, folder: Path) -> None:
     names, before_training = wanted_names(options.variant, options.train_shards, hub)
     names += DOCS * options.with_docs
     infos = [hub.info(name) for name in names]  # before any is fetched
-    refuse_another_tokenizer(folder, infos[0])
+    recorded = dataset.recorded_tokenizer(folder)
+    if recorded and infos[0].lfs and recorded[0] != infos[0].lfs.sha256:
+        fault = "made with another tokenizer than the repository has now"
+        remedy = "move it away to fetch all of it again, or name another repository"
+        raise cli.ToolError(f"{folder}: {fault}: {remedy}")
     sums = read_sums(folder)
     pool = ThreadPoolExecutor(options.jobs)
     with dataset.Producing(folder) as producing:

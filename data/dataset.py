@@ -1,14 +1,9 @@
 """What the tools that make shards share: the folder of a data set and its files, which appear
 complete or not at all.
 
-While .producing is in the folder, more shards will come. It holds one line of JSON:
-
-    {"command": "cd /home/me/golf && python3 data/tokenize_docs.py notes", "count": 41,
-     "val_complete": true}
-
-"command" makes the rest of the set. "count" changes each time that the tool writes the file, which
-is after each part of its work. "val_complete" says that the validation shards are there. The tool
-removes the file when the set is complete. A tool that fails leaves it, and adds "error".
+While .producing is in the folder, more shards will come. It holds one line of JSON: the "command"
+that makes the rest, a "count" that changes after each part of the work, "val_complete", and after a
+failure an "error".
 
 tokenizer.sha256 beside the shards names the tokenizer that made them, in the form of sha256sum.
 export.json lists the shards of a set that was made here:
@@ -41,7 +36,7 @@ import cli  # noqa: E402  (of tools/)
 SHARD_MAGIC, SHARD_VERSION, HEADER_BYTES = 20240520, 1, 1024
 IDENTITY_BYTES = 65_536  # at the beginning and at the end of a shard
 TOKENIZER_RECORD = "tokenizer.sha256"
-EXPORT, KEYS = "export.json", ("identity", "sha256")
+EXPORT, KEYS = "export.json", {"tokens", "identity", "sha256"}
 
 
 def run_tool(main: Callable[[], int | None]) -> NoReturn:
@@ -50,23 +45,14 @@ def run_tool(main: Callable[[], int | None]) -> NoReturn:
     sys.exit(cli.run(main, refused=2, interrupted=again))
 
 
-def command_of(script: str) -> str:
-    """The command that runs a script of the repository in the current folder, ready to paste. It
-    names the Python that runs this: `python3` may be another one, without the packages.
-    """
-    here = Path.cwd()
-    words = [Path(sys.executable), ROOT / script]
-    return shlex.join(str(w.relative_to(here) if w.is_relative_to(here) else w) for w in words)
-
-
 def how_to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
     """The commands that train on a data set, ready to paste."""
     data = f"DATA_PATH={shlex.quote(str(folder.resolve()))}"
     more = f"TOKENIZER_PATH={shlex.quote(str(tokenizer.resolve()))} VOCAB_SIZE={vocab_size}"
     return (
         "to train the challenge's model on a GPU, or a small one on a CPU:\n"
-        f"  {data} {more} {command_of('train_gpt.py')}\n"
-        f"  {data} {command_of('data/quickstart.py')}"
+        f"  {data} {more} {cli.command_of('train_gpt.py')}\n"
+        f"  {data} {cli.command_of('data/quickstart.py')}"
     )
 
 
@@ -101,42 +87,31 @@ def sha256_of(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_header(path: Path) -> tuple[int, str]:
-    """(the tokens of a shard, why it is none: empty if it is one)"""
+def shard_tokens(path: Path) -> int:
+    """How many tokens a shard has. Raises ToolError for a file that is not a whole shard."""
     try:
         with open(path, "rb") as file:
             words = [int.from_bytes(file.read(4), "little") for _ in range(3)]
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        is_dangling = path.is_symlink() and not path.exists()
-        return 0, "a link to nothing" if is_dangling else f"not readable ({error.strerror})"
+        fault = f"not readable ({error.strerror})" if os.path.lexists(path) else "missing"
+        raise cli.ToolError(f"{path}: {fault}: restore it") from None
     if words[:2] != [SHARD_MAGIC, SHARD_VERSION] or size != HEADER_BYTES + 2 * words[2]:
-        return 0, f"truncated, or no shard ({size:,} bytes)"
-    return words[2], ""
+        raise cli.ToolError(f"{path}: truncated, or no shard ({size:,} bytes): restore it")
+    return words[2]
 
 
-def shard_tokens(path: Path) -> int:
-    """How many tokens a shard has. Raises ToolError for a file that is not a whole shard."""
-    tokens, fault = read_header(path)
-    if fault:
-        raise cli.ToolError(f"{path}: {fault}: restore it, make it or download it again")
-    return tokens
-
-
-def identity_of(path: Path) -> str:
-    """What the trainer, too, knows a shard by: its tokens, and a checksum of both its ends."""
+def entry_of(path: Path, whole: bool = True) -> dict[str, Any]:
+    """A shard's entry in export.json, with the identity that the trainer gives it; unless the whole
+    file is read, "sha256" is empty.
+    """
     tokens = shard_tokens(path)
     with open(path, "rb") as file:
         checksum = zlib.crc32(file.read(IDENTITY_BYTES))
         file.seek(max(0, path.stat().st_size - IDENTITY_BYTES))
         checksum = zlib.crc32(file.read(IDENTITY_BYTES), checksum)
-    return f"{tokens} tokens, {checksum:08x}"
-
-
-def entry_of(path: Path) -> dict[str, Any]:
-    """A shard's entry in export.json."""
-    identity = identity_of(path)
-    return {"tokens": shard_tokens(path), "identity": identity, "sha256": sha256_of(path)}
+    identity = f"{tokens} tokens, {checksum:08x}"
+    return {"tokens": tokens, "identity": identity, "sha256": sha256_of(path) if whole else ""}
 
 
 def tokens_in(entry: Any) -> int:
@@ -144,23 +119,14 @@ def tokens_in(entry: Any) -> int:
     return entry["tokens"] if isinstance(entry, dict) else entry
 
 
-def fault_of_shard(path: Path, entry: Any, whole: bool = False) -> str:
-    """How a shard differs from its entry in export.json, in words; empty if it does not.
-
-    whole: compare the checksum of the whole file, too
-    """
-    if not os.path.lexists(path):
-        return "missing"
-    tokens, fault = read_header(path)
-    if fault:
-        return fault
-    if tokens != tokens_in(entry):
-        return f"it has {tokens:,} tokens, {tokens_in(entry):,} were written"
-    is_same = not isinstance(entry, dict) or (
-        identity_of(path) == entry["identity"]
-        and not (whole and sha256_of(path) != entry["sha256"])
-    )
-    return "" if is_same else "its content is not what was written"
+def check_shard(path: Path, entry: Any, whole: bool = False) -> None:
+    """Raises ToolError if a shard (its ends, or the whole file) differs from its entry."""
+    here = entry_of(path, whole)
+    if here["tokens"] != tokens_in(entry):
+        fault = f"it has {here['tokens']} tokens, {tokens_in(entry)} were written"
+        raise cli.ToolError(f"{path}: {fault}: restore it")
+    if isinstance(entry, dict) and any(here[key] not in ("", entry[key]) for key in KEYS):
+        raise cli.ToolError(f"{path}: its content is not what was written: restore it")
 
 
 def shard_paths(folder: Path, split: str) -> list[Path]:
@@ -181,7 +147,9 @@ def shards_of(folder: Path, split: str) -> list[Path]:
         raise cli.ToolError(f"{folder}: .producing is there: wait until the set is complete")
     for number, path in enumerate(found):
         if path.name != f"fineweb_{split}_{number:06d}.bin":
-            raise cli.ToolError(f"{path}: expected number {number:06d} next: get it, or move this")
+            raise cli.ToolError(
+                f"{path}: expected number {number:06d} next: get it, or move this away"
+            )
     return found
 
 
@@ -193,12 +161,9 @@ def read_export(folder: Path) -> dict[str, Any] | None:
     try:
         export = json.loads(path.read_bytes())
         entries = [*export["shards"]["val"].values(), *export["shards"]["train"].values()]
-        numbers = [tokens_in(entry) for entry in entries]
-        texts = [entry[key] for entry in entries for key in KEYS if isinstance(entry, dict)]
-        if not all(isinstance(number, int) for number in [*numbers, export["complete"]]):
-            raise ValueError("a number is none")
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a checksum is none")
+        known = all(isinstance(entry, int) or entry.keys() >= KEYS for entry in entries)
+        if not known or not isinstance(export["complete"], bool):
+            raise ValueError("not what tokenize_docs.py writes")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         remedy = "restore it, or make the set again under another --name"
         raise cli.ToolError(f"{path}: damaged ({error!r}): {remedy}") from None

@@ -18,15 +18,12 @@ The tokens of a document can be decoded to its exact text: spaces, tabs and line
 line ends and tabs become one space, and some characters become others. Bits per byte are then those
 of the changed text.
 
-Output, under --out:
+It writes tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json) and, in
+datasets/<name>_sp<vocabulary>/ (or <name>_byte260/), fineweb_val_*.bin, fineweb_train_*.bin,
+export.json and tokenizer.sha256, under --out.
 
-    tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json)
-    datasets/<name>_sp<vocabulary>/ (or <name>_byte260/):
-        fineweb_val_*.bin, fineweb_train_*.bin, export.json, tokenizer.sha256
-
-Shard k of a split holds its tokens [k * shard_tokens, (k + 1) * shard_tokens), so its content
-depends only on its number. If the command was stopped, run it again: it continues after the last
-complete shard. Training may start before the last shard is made: see data/README.md.
+If the command was stopped, run it again: it continues after the last complete shard. Training may
+start before the last shard is made: see data/README.md.
 """
 
 from __future__ import annotations
@@ -39,10 +36,10 @@ import os
 import re
 import shlex
 import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -65,19 +62,14 @@ PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
 SPACE = "\u2581"  # SentencePiece's mark for a space
 SPACE_BYTES = "<0xE2><0x96><0x81>"  # the same as byte pieces
-# At most 16,000 bytes: SentencePiece drops longer sentences without a word.
-SENTENCE_CHARACTERS = 4000
+SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes: SentencePiece drops longer sentences silently
 SAMPLE_BYTES = 50_000_000  # of input that a tokenizer is trained on
-PROGRESS_SECONDS = 10.0
-ROW_TOKENS = 1024  # the trainer's default TRAIN_SEQ_LEN
 
 
 # === DOCUMENTS ====================================================================================
 
 
-class Place(NamedTuple):
-    """Where a document begins."""
-
+class Place(NamedTuple):  # where a document begins
     number: int = 0  # of the document in the whole input, from 0
     file: int = 0  # index of its file
     offset: int = 0  # its first byte in that file
@@ -109,7 +101,7 @@ class Document(NamedTuple):
                 fault = "a binary file, no text; name text files or .jsonl files"
             raise cli.ToolError(f"{self.path}:{line}: {fault}") from None
         except (ValueError, RecursionError) as error:
-            fault = f'not an object like {{"text": "..."}} on one line ({cli.one_line(error)})'
+            fault = f'not an object like {{"text": "..."}} on one line ({error})'
             remedy = "mend that; plain text needs a name such as .txt"
             raise cli.ToolError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
         return text
@@ -151,14 +143,12 @@ def passages(file: BinaryIO) -> Iterator[bytes]:
 def passage_end(data: bytes, start: int) -> int:
     """After the next blank lines; if there are none near, after a line, a word or a character."""
     limit = start + PASSAGE_BYTES
-    blank = BLANK_LINES.search(data, start, limit)
-    if blank:
+    if blank := BLANK_LINES.search(data, start, limit):
         return blank.end()
     if len(data) <= limit:
         return len(data)
     for separator in (b"\n", b" "):
-        end = data.rfind(separator, start, limit) + 1
-        if end:
+        if end := data.rfind(separator, start, limit) + 1:
             return end
     while data[limit] & 0xC0 == 0x80 and limit > start + 1:  # inside a character
         limit -= 1
@@ -166,10 +156,7 @@ def passage_end(data: bytes, start: int) -> int:
 
 
 def input_files(paths: list[str]) -> tuple[list[str], list[str]]:
-    """(the files to read, those of folders in order; what is left out of folders, in words)
-
-    Raises ToolError for what is not a file.
-    """
+    """(the files to read, those of folders in order; what else is in the folders)"""
     files: list[str] = []
     left_out: list[str] = []
     for path in paths:
@@ -184,8 +171,7 @@ def input_files(paths: list[str]) -> tuple[list[str], list[str]]:
         else:
             what = "not a regular file" if os.path.lexists(path) else "no such file"
             raise cli.ToolError(f"{path}: {what}: name text files, .jsonl files or folders")
-    twice = [path for path, count in Counter(map(os.path.realpath, files)).items() if count > 1]
-    if twice:
+    if twice := [path for path, n in Counter(map(os.path.realpath, files)).items() if n > 1]:
         raise cli.ToolError(f"{twice[0]}: named twice: name it once")
     return files, left_out
 
@@ -242,56 +228,33 @@ class Source:
 
     def count_val_docs(self) -> int:
         """A tenth of the documents, at most MAX_VAL_DOCS and at least one."""
-        count = 0
-        for _ in self.documents():
-            count += 1
-            if count == 10 * MAX_VAL_DOCS:
-                break
+        count = sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS))
         return max(1, count // 10)
 
-    def how_cut(self) -> str:
-        """How a single text file becomes documents; empty for other input."""
-        if len(self.files) > 1 or is_json_lines(self.files[0]):
-            return ""
-        documents = blank = 0
-        for document in self.documents():
-            documents += 1
-            found = list(BLANK_LINES.finditer(document.data))
-            blank += bool(found) and found[-1].end() == len(document.data)
-        how = "at blank lines" if blank >= documents - 1 > 0 else f"every {PASSAGE_BYTES:,} bytes"
-        how = "at blank lines, or by size where none is near" if 0 < blank < documents - 1 else how
-        return f"{self.files[0]}: {documents:,} documents, cut {how}"
-
     def val_digests(self) -> frozenset[bytes]:
-        """Digests of the validation documents.
-
-        Raises ToolError if no document is left for training.
-        """
-        digests: list[bytes] = []
-        for document in self.documents():
-            if len(digests) == self.num_val_docs:
-                return frozenset(digests)
-            digests.append(digest_of(document.text()))
-        count = len(digests)
-        remedy = "separate documents by blank lines, or give more files"
+        """Digests of the validation documents. Raises ToolError if none is left for training."""
+        first = islice(self.documents(), self.num_val_docs + 1)
+        digests = [digest_of(document.text()) for document in first]
+        if len(digests) > self.num_val_docs:
+            return frozenset(digests[:-1])
+        count, remedy = len(digests), "separate documents by blank lines, or give more files"
         remedy = f"set --num-val-docs {max(1, count // 10)}" if count > 1 else remedy
-        raise cli.ToolError(
-            f"{self.files[0]}: documents in all: {count}; validation takes the first "
-            f"{self.num_val_docs}: none left for training; {remedy}"
-        )
+        what = f"documents in all: {count}; validation takes the first {self.num_val_docs}"
+        raise cli.ToolError(f"{self.files[0]}: {what}: none left for training: {remedy}")
 
     def stamps_now(self) -> list[list[Any]]:
         """What changes if somebody writes to an input file."""
-        stamps = []
-        for path in self.files:
-            status = os.stat(path)
-            stamps.append([os.path.abspath(path), status.st_size, status.st_mtime_ns])
-        return stamps
+        states = [(path, os.stat(path)) for path in self.files]
+        return [[os.path.abspath(path), s.st_size, s.st_mtime_ns] for path, s in states]
+
+    def share_before(self, place: Place) -> float:
+        """The share of all input before that place."""
+        read = sum(size for _, size, _ in self.stamps[: place.file]) + place.offset
+        return read / max(1, self.bytes)
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
+    batch, size = [], 0
     for document in documents:
         batch.append(document)
         size += len(document.data)
@@ -320,20 +283,17 @@ class Tokenizer:
                 self.vocab_size, self.bos_id = 256 + self.offset, BYTE_BOS_ID
             else:
                 self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-                self.vocab_size = self.processor.vocab_size()
-                self.bos_id = self.processor.bos_id()
+                self.vocab_size, self.bos_id = len(self.processor), self.processor.bos_id()
                 self.unknown_id = self.processor.unk_id()
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
-            kind = type(error) is RuntimeError
-            reason = "no SentencePiece model" if kind else cli.one_line(error)
-            reason = getattr(error, "strerror", "") or reason
+            reason = getattr(error, "strerror", "") or cli.one_line(error)
+            reason = "no SentencePiece model" if type(error) is RuntimeError else reason
             remedy = "give a SentencePiece .model, or a byte tokenizer's .json"
             raise cli.ToolError(f"{path}: not a usable tokenizer ({reason}); {remedy}") from None
         if self.bos_id < 0 or self.vocab_size > MOST_VOCABULARY:
-            raise cli.ToolError(
-                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}: "
-                f"shards need a BOS piece and at most {MOST_VOCABULARY:,} pieces"
-            )
+            fault = f"{self.vocab_size} pieces and BOS id {self.bos_id}"
+            remedy = f"shards need a BOS piece and at most {MOST_VOCABULARY:,} pieces"
+            raise cli.ToolError(f"{path}: {fault}: {remedy}")
 
     def loses_spaces(self) -> str:
         """Why bits per byte would be wrong in any text with spaces; empty if they would not."""
@@ -346,50 +306,45 @@ class Tokenizer:
                 return "it has neither a piece for a space nor byte pieces"
         return ""
 
-    def count_lost(self, ids: np.ndarray) -> int:
-        """How many of the tokens are unknown to it. Their bytes are not counted."""
-        return int((ids == self.unknown_id).sum())
-
     def changes_text(self) -> str:
         """What its normaliser changes, in words; empty if nothing."""
         probe = " a  b\tc\n\nd\r\n\u00a0e\ufb01 "
         if not self.processor or self.processor.normalize(probe).replace(SPACE, " ") == probe:
             return ""
-        return (
-            "its normaliser changes text: runs of white space, line ends and tabs become one "
-            "space, and some characters become others; bits per byte are those of the changed text"
-        )
+        changes = "runs of white space, line ends and tabs become one space, and some characters"
+        why = "bits per byte are those of the changed text"
+        return f"its normaliser changes text: {changes} become others; {why}"
 
     def encode(self, texts: list[str], threads: int = 1) -> list[np.ndarray]:
         """BOS and the tokens of each document, as uint16."""
         if self.processor:
             many = self.processor.encode(texts, add_bos=True, out_type="numpy", num_threads=threads)
             return [ids.astype(np.uint16) for ids in many]
-        many = []
-        for text in texts:
-            data = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8)
-            ids = data + np.uint16(self.offset)
-            ids[0] = self.bos_id
-            many.append(ids)
-        return many
+        bos, offset = np.array([self.bos_id], np.uint16), np.uint16(self.offset)
+        contents = [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+        return [np.concatenate([bos, content + offset]) for content in contents]
 
 
-def training_sentences(source: Source) -> Iterator[str]:
+def training_sentences(source: Source, faults: list[BaseException]) -> Iterator[str]:
     """Training documents, all or an even sample of SAMPLE_BYTES, as sentences that SentencePiece
-    accepts.
+    accepts. What is raised is in `faults`, too: SentencePiece makes a RuntimeError of it.
     """
-    val_digests = source.val_digests()
-    threshold = SAMPLE_BYTES / max(1, source.bytes) * 2**32
-    for document in source.documents():
-        # The choice depends only on the number: a repeated command trains the same tokenizer.
-        if zlib.crc32(b"%d" % document.place.number) >= threshold:
-            continue
-        text = document.text()
-        if digest_of(text) not in val_digests:
-            # SentencePiece drops sentences that hold these.
-            text = text.replace("\0", " ").replace("\t", " ")
-            for at in range(0, len(text), SENTENCE_CHARACTERS):
-                yield text[at : at + SENTENCE_CHARACTERS]
+    try:
+        val_digests = source.val_digests()
+        threshold = SAMPLE_BYTES / max(1, source.bytes) * 2**32
+        for document in source.documents():
+            # The choice depends only on the number: a repeated command trains the same tokenizer.
+            if zlib.crc32(b"%d" % document.place.number) >= threshold:
+                continue
+            text = document.text()
+            if digest_of(text) not in val_digests:
+                # SentencePiece drops sentences that hold these.
+                text = text.replace("\0", " ").replace("\t", " ")
+                for at in range(0, len(text), SENTENCE_CHARACTERS):
+                    yield text[at : at + SENTENCE_CHARACTERS]
+    except (cli.ToolError, OSError, KeyboardInterrupt) as fault:
+        faults.append(fault)
+        raise
 
 
 def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> bytes:
@@ -401,18 +356,9 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
     model = io.BytesIO()
     lossless = normalization == "identity"
     faults: list[BaseException] = []
-
-    def sentences() -> Iterator[str]:
-        # SentencePiece turns what this raises into a RuntimeError with a traceback in its text.
-        try:
-            yield from training_sentences(source)
-        except (cli.ToolError, OSError, KeyboardInterrupt) as fault:
-            faults.append(fault)
-            raise
-
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(),
+            sentence_iterator=training_sentences(source, faults),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -427,8 +373,7 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
             normalization_rule_name=normalization,
             remove_extra_whitespaces=not lossless,
             allow_whitespace_only_pieces=lossless,
-            # Without a lone U+2581 a single space would become three byte pieces
-            # and count as three bytes.
+            # Without a lone U+2581 a single space would become, and count as, three byte pieces.
             required_chars=SPACE,
             max_sentence_length=4 * SENTENCE_CHARACTERS,
             num_threads=1,
@@ -445,23 +390,18 @@ def too_small(source: Source, vocab_size: int, words: str) -> cli.ToolError:
     if not reason:
         fault = "all training documents are empty or repeat validation documents"
         return cli.ToolError(f"{source.files[0]}: {fault}; add others")
-    most = re.search(r"<= (\d+)", reason)
-    least = re.search(r"\d+ vs (\d+)", reason)
+    most, least = re.search(r"<= (\d+)", reason), re.search(r"\d+ vs (\d+)", reason)
     remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
-    remedy = f"set --vocab-size {least[1]} or more, or " if least else remedy
-    cause = reason.partition(".")[0]
-    return cli.ToolError(
-        f"{source.files[0]}: no vocabulary of {vocab_size} fits these documents ({cause}); "
-        f"{remedy}give {'--bytes' if least else 'more text, or --bytes'}"
-    )
+    remedy += "give more text, or --bytes"
+    remedy = f"set --vocab-size {least[1]} or more, or give --bytes" if least else remedy
+    fault = f"no vocabulary of {vocab_size} fits these documents ({reason.partition('.')[0]})"
+    return cli.ToolError(f"{source.files[0]}: {fault}: {remedy}")
 
 
 # === EXPORT =======================================================================================
 
 
 class DataSet(NamedTuple):
-    """Where a data set and its tokenizer are."""
-
     folder: Path
     tokenizer: Path
 
@@ -475,7 +415,7 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         # The next document, and how many of its tokens are in complete shards.
         "place": list(BEGINNING),
         "tokens_done": 0,
-        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of the file
+        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
         "unknown_tokens": {"val": 0, "train": 0},
     }
@@ -486,9 +426,7 @@ def tokens_of(state: dict[str, Any], split: str) -> int:
 
 
 class ShardWriter:
-    """Cuts each split's tokens into shards of exactly dataset.shard_tokens,
-    of which only the last may be shorter.
-    """
+    """Cuts each split's tokens into shards of shard_tokens; only the last may be shorter."""
 
     def __init__(self, folder: Path, state: dict[str, Any], shard_tokens: int) -> None:
         self.folder, self.state = folder, state
@@ -522,22 +460,18 @@ class ShardWriter:
 def export_documents(
     source: Source, made: DataSet, state: dict[str, Any], producing: dataset.Producing, threads: int
 ) -> None:
-    """Writes both splits' shards from where `state` stands; it is saved after each shard.
-
-    Raises ToolError if the input changed meanwhile.
-    """
+    """Writes both splits' shards from where `state` stands; it is saved after each shard."""
     val_digests = source.val_digests()
     tokenizer = Tokenizer(made.tokenizer)
     writer = ShardWriter(made.folder, state, state["settings"]["shard_tokens"])
     begin, done = Place(*state["place"]), state["tokens_done"]
     docs, unknown = state["docs"], state["unknown_tokens"]
     producing.touch(val_complete=begin.number >= source.num_val_docs)
-    progress = Progress(made.folder.name, source, begin)
+    progress = cli.Progress(made.folder.name, source.share_before(begin))
     for batch in batches(source.documents(begin)):
         texts = [document.text() for document in batch]
-        for document, text, tokens in zip(
-            batch, texts, tokenizer.encode(texts, threads), strict=True
-        ):
+        many = tokenizer.encode(texts, threads)
+        for document, text, tokens in zip(batch, texts, many, strict=True):
             split = "val" if document.place.number < source.num_val_docs else "train"
             if document.place.number == source.num_val_docs and not done:
                 writer.flush("val", document.place)
@@ -547,23 +481,18 @@ def export_documents(
                 continue
             if not done:  # else it was counted before the interruption
                 docs[split] += 1
-                unknown[split] += tokenizer.count_lost(tokens)
+                unknown[split] += int((tokens == tokenizer.unknown_id).sum())
             writer.add(split, tokens, done, document.place)
             done = 0
         producing.touch()
-        progress.show(batch)
+        progress.show(source.share_before(batch[-1].place))
     if not docs["train"]:
-        first = source.files[0]
         fault = "all training documents repeat validation documents"
-        raise cli.ToolError(f"{first}: {fault}: add others")
-    demand_unchanged(source, made)
-    writer.flush("train", BEGINNING, complete=True)
-
-
-def demand_unchanged(source: Source, made: DataSet) -> None:
+        raise cli.ToolError(f"{source.files[0]}: {fault}: add others")
     for before, now in zip(source.stamps, source.stamps_now(), strict=True):
         if before != now:
             raise cli.ToolError(f"{now[0]}: it was changed while it was read: {start_anew(made)}")
+    writer.flush("train", BEGINNING, complete=True)
 
 
 def start_anew(made: DataSet) -> str:
@@ -571,32 +500,8 @@ def start_anew(made: DataSet) -> str:
     return f"choose another --name, or move {made.folder} and {made.tokenizer} away"
 
 
-class Progress:
-    """Prints the share done, the rate and the time left now and then."""
-
-    def __init__(self, name: str, source: Source, begin: Place) -> None:
-        self.name, self.total = name, source.bytes
-        self.first = sum(os.path.getsize(path) for path in source.files[: begin.file])
-        self.first += begin.offset
-        self.read = 0
-        self.started = self.printed = time.monotonic()
-
-    def show(self, batch: list[Document]) -> None:
-        self.read += sum(len(document.data) for document in batch)
-        now = time.monotonic()
-        if now - self.printed < PROGRESS_SECONDS:
-            return
-        self.printed, rate = now, self.read / (now - self.started)
-        left = (self.total - self.first - self.read) / rate
-        share = (self.first + self.read) / self.total
-        print(f"{self.name}: {share:.1%}, {rate / 1e6:.2f} MB/s, {left:,.0f} s left", flush=True)
-
-
 def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
-    """The export to begin or to continue.
-
-    Raises ToolError if the folder holds something else.
-    """
+    """The export to begin or to continue. Raises ToolError if the folder holds something else."""
     state = dataset.read_export(made.folder)
     if state is None:
         for other in [*made.folder.glob("fineweb_*.bin"), made.tokenizer]:
@@ -613,8 +518,10 @@ def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
         raise cli.ToolError(f"{made.folder}: made with {what}: {start_anew(made)}")
     for split in ("val", "train"):
         for name, entry in state["shards"][split].items():
-            if fault := dataset.fault_of_shard(made.folder / name, entry):
-                raise cli.ToolError(f"{made.folder / name}: {fault}: {start_anew(made)}")
+            try:
+                dataset.check_shard(made.folder / name, entry)
+            except cli.ToolError as error:
+                raise cli.ToolError(f"{error}, or {start_anew(made)}") from None
     wanted = state["tokenizer_sha256"]
     if wanted and made.tokenizer.exists() and dataset.sha256_of(made.tokenizer) != wanted:
         raise cli.ToolError(f"{made.tokenizer}: it was changed: {start_anew(made)}")
@@ -645,27 +552,22 @@ def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None
 
 def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]:
     """Makes a tokenizer and a data set, or what is missing of them."""
-    for name in options.files:
-        if os.path.isdir(name) and options.out.resolve().is_relative_to(Path(name).resolve()):
-            fault = f"--out {options.out}: it is in the input {name}"
-            raise cli.ToolError(f"{fault}: name another folder")
+    for name in filter(os.path.isdir, options.files):
+        if options.out.resolve().is_relative_to(Path(name).resolve()):
+            where = f"--out {options.out}: it is in the input {name}"
+            raise cli.ToolError(f"{where}: name another folder")
     label, recipe = tokenizer_recipe(options)
     source = Source(options.files, options.num_val_docs)
     source.val_digests()  # refuses too few documents before a tokenizer is trained
     kind = "json" if options.bytes else "model"
     stem = f"{options.name}_{label}" if options.bytes else f"{options.name}_{label[2:]}_bpe"
-    made = DataSet(
-        options.out / "datasets" / f"{options.name}_{label}",
-        options.out / "tokenizers" / f"{stem}.{kind}",
-    )
-    settings = {
-        "inputs": source.stamps,
-        "num_val_docs": source.num_val_docs,
-        "shard_tokens": options.shard_tokens,
-        "tokenizer": recipe,
-    }
-    if how := source.how_cut():
-        print(how, flush=True)
+    folder = options.out / "datasets" / f"{options.name}_{label}"
+    made = DataSet(folder, options.out / "tokenizers" / f"{stem}.{kind}")
+    settings = {"inputs": source.stamps, "num_val_docs": source.num_val_docs}
+    settings |= {"shard_tokens": options.shard_tokens, "tokenizer": recipe}
+    if len(source.files) == 1 and not is_json_lines(source.files[0]):
+        how = f"at blank lines, or after {PASSAGE_BYTES:,} bytes where none is near"
+        print(f"{source.files[0]}: cut into documents {how}", flush=True)
     if source.left_out:
         count, first = len(source.left_out), source.left_out[0]
         print(f"note: left out: {count} that are no regular file, the first is {first}", flush=True)
@@ -685,13 +587,11 @@ def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]
                 raise
         # A command that was killed may have left it.
         (made.folder / ".producing").unlink(missing_ok=True)
-    docs = state["docs"]
-    print(
-        f"{made.folder}: {docs['val']:,} validation documents with {tokens_of(state, 'val'):,} "
-        f"tokens, {docs['train']:,} training documents with {tokens_of(state, 'train'):,}; "
-        f"{docs['repeats_of_val_left_out']:,} repeats of validation left out",
-        flush=True,
-    )
+    docs, val, train = state["docs"], tokens_of(state, "val"), tokens_of(state, "train")
+    said = f"{docs['val']:,} validation documents with {val:,} tokens"
+    said += f", {docs['train']:,} training documents with {train:,}"
+    said += f"; {docs['repeats_of_val_left_out']:,} repeats of validation left out"
+    print(f"{made.folder}: {said}", flush=True)
     return made, state
 
 
@@ -700,21 +600,18 @@ def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if options.bytes:
         return f"byte{256 + BYTE_TOKENIZER['offset']}", {"bytes": True}
     if options.model:
-        tokenizer = Tokenizer(options.model)
+        tokenizer, digest = Tokenizer(options.model), dataset.sha256_of(options.model)
         if fault := tokenizer.loses_spaces():
             remedy = "train it with required_chars='\u2581' and byte_fallback, or leave out --model"
             raise cli.ToolError(f"--model {options.model}: {fault}: {remedy}")
-        size = tokenizer.vocab_size
-        digest = dataset.sha256_of(options.model)
-        return f"sp{size}", {"model": str(options.model), "sha256": digest}
-    size = options.vocab_size
-    return f"sp{size}", {"vocab_size": size, "normalization": options.normalization}
+        return f"sp{tokenizer.vocab_size}", {"model": str(options.model), "sha256": digest}
+    recipe = {"vocab_size": options.vocab_size, "normalization": options.normalization}
+    return f"sp{options.vocab_size}", recipe
 
 
 def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
     """What to know about a data set, with remedies."""
-    loss = Tokenizer(made.tokenizer).changes_text()
-    if loss:
+    if loss := Tokenizer(made.tokenizer).changes_text():
         yield f"note: {made.tokenizer}: {loss}"
     val, train = (state["unknown_tokens"][split] for split in ("val", "train"))
     if val or train:
@@ -725,12 +622,6 @@ def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
     if val > (val + train) / 5:
         remedy = "name smaller documents first, or set --num-val-docs (and another --name)"
         yield f"WARNING: validation has {val / (val + train):.0%} of all tokens: {remedy}"
-    if val <= ROW_TOKENS:
-        row = 2 ** max(1, (val - 1).bit_length() - 1)
-        yield (
-            f"WARNING: validation has {val:,} tokens, too few for a row of {ROW_TOKENS:,}: "
-            f"train with TRAIN_SEQ_LEN={row}, or give more documents"
-        )
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -739,31 +630,24 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("files", nargs="+", metavar="FILE", help="text files, .jsonl files or folders of them")
     add("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
     add("--name", default="docs", help="the beginning of all names (default: docs)")
+    one_of = parser.add_mutually_exclusive_group().add_argument
     pieces = cli.number(int, LEAST_VOCABULARY, MOST_VOCABULARY)
-    text = "train a tokenizer of N pieces (default: 1024)"
-    add("--vocab-size", type=pieces, metavar="N", help=text)
-    add("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
-    add("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
-    text = "validation documents (default: a tenth, at most 50000)"
-    add("--num-val-docs", type=count, metavar="N", help=text)
+    one_of("--vocab-size", type=pieces, default=1024, metavar="N", help="pieces (default: 1024)")
+    one_of("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
+    one_of("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
+    add("--num-val-docs", type=count, metavar="N", help="default: a tenth, at most 50000")
     tokens, text = cli.number(int, 1, 2**31 - 1), "tokens per shard (default: %(default)s)"
     add("--shard-tokens", type=tokens, default=100_000_000, metavar="N", help=text)
     text = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
     add("--normalization", choices=("identity", "nmt_nfkc"), help=text)
-    text = "threads (default: one per core)"
-    add("--workers", type=count, default=os.cpu_count(), metavar="N", help=text)
+    add("--workers", type=count, default=os.cpu_count(), metavar="N", help="threads (default: all)")
     options = parser.parse_args(words)
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         parser.error(f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'")
-    if options.model and options.bytes:
-        parser.error("--model and --bytes are two tokenizers; give one")
     if options.model and options.model.suffix == ".json":
         parser.error(f"--model {options.model}: a byte tokenizer; give --bytes")
-    for name in ("vocab_size", "normalization"):
-        if getattr(options, name) and (options.model or options.bytes):
-            words = "does nothing with --model or --bytes; leave it out"
-            parser.error(f"--{name.replace('_', '-')} {words}")
-    options.vocab_size = options.vocab_size or 1024
+    if options.normalization and (options.model or options.bytes):
+        parser.error("--normalization: does nothing with --model or --bytes; leave it out")
     options.normalization = options.normalization or "identity"
     return options
 

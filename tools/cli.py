@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
+PROGRESS_SECONDS = 10.0
 PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
 
@@ -114,6 +116,28 @@ def missing(package: str, install: str = "", python: str = sys.executable) -> st
         package_list = shlex.quote(str(ROOT / "requirements.txt"))
         install = install or f"-r {package_list}"
     return f"{package} is missing: run {own}{python} -m pip install {install or package}"
+
+
+def command_of(script: str) -> str:
+    """The command that runs a script of the repository in the current folder, ready to paste. It
+    names the Python that runs this: `python3` may be another one, without the packages."""
+    here = Path.cwd()
+    words = [Path(sys.executable), ROOT / script]
+    return shlex.join(str(w.relative_to(here) if w.is_relative_to(here) else w) for w in words)
+
+
+class Progress:
+    """Says now and then how much of some work is done, and how long the rest will take."""
+
+    def __init__(self, what: str, share: float = 0.0) -> None:
+        self.what, self.first = what, share
+        self.began = self.told = time.monotonic()
+
+    def show(self, share: float) -> None:
+        now = time.monotonic()
+        if now - self.told > PROGRESS_SECONDS and share > self.first:
+            self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
+            print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
 
 
 def plain(text: str) -> str:

@@ -207,7 +207,7 @@ def test_text_comes_back_exactly(tmp_path: Path, form: str) -> None:
     found = decoded(tmp_path, "odd")
     if form == "one file":
         assert "".join(found) == given.read_bytes().decode()
-        assert "documents, cut at blank lines" in said and len(found) > 200
+        assert "cut into documents at blank lines" in said and len(found) > 200
     else:
         assert found == texts
     assert "normaliser" not in said
