@@ -19,8 +19,7 @@ With fineweb_val_bytes_*.bin beside the shards, which have the bytes of each val
 are counted instead of the table, and must be in sum the bytes of each original document. If the
 tokenizer has the four pieces of CaseOps (U+E001 to U+E004: title, capitals, next letter, escape),
 texts are compared without them and without the case of a to z.
-
-Before that, if export.json is there, all shards must be those that it lists.
+If export.json is there, all shards must be those that it lists, or nothing else is looked at.
 
 Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """

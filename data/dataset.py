@@ -10,8 +10,7 @@ export.json lists the shards of a set that was made here:
 
     {"complete": true, "shards": {"val": {"fineweb_val_000000.bin": {"tokens": 90000,
      "identity": "90000 tokens, 1c291ca3", "sha256": "..."}}, "train": {...}}, ...}
-
-In older ones a number, that of the tokens, stands for the three.
+In older ones the tokens alone stand for the three.
 """
 
 from __future__ import annotations

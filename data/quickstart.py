@@ -134,9 +134,9 @@ def prepare(library: Path) -> tokenize_docs.DataSet:
     return made
 
 
-def data_settings(environment: dict[str, str]) -> dict[str, str]:
+def data_settings() -> dict[str, str]:
     """DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE, of Python's sources if DATA_PATH is not set."""
-    own = environment.get("DATA_PATH")
+    own = os.environ.get("DATA_PATH")
     if own is None:
         made = prepare(Path(sysconfig.get_path("stdlib")))
         settings = {"DATA_PATH": str(made.folder), "TOKENIZER_PATH": str(made.tokenizer)}
@@ -149,12 +149,10 @@ def data_settings(environment: dict[str, str]) -> dict[str, str]:
         text = shlex.quote(own) if folder.exists() else "FILE_OR_FOLDER"
         remedy = f"{tool} {text} --name mine makes shards of text, and prints what to set"
         raise cli.ToolError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
-    tokenizer = environment.get("TOKENIZER_PATH")
-    if tokenizer is None:
-        recorded = dataset.recorded_tokenizer(folder)
-        if recorded is None:
-            raise cli.ToolError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
-        tokenizer = str(recorded[1])
+    recorded = dataset.recorded_tokenizer(folder)
+    tokenizer = os.environ.get("TOKENIZER_PATH", str(recorded[1]) if recorded else "")
+    if not tokenizer:
+        raise cli.ToolError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
     size = tokenize_docs.Tokenizer(Path(tokenizer)).vocab_size
     return {"DATA_PATH": own, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
 
@@ -243,7 +241,7 @@ def own_command(settings: dict[str, str], script: Path, ranks: int) -> str:
 
 
 def train(script: Path, ranks: int, words: list[str]) -> int:
-    environment = training_environment(ranks, data_settings(dict(os.environ)))
+    environment = training_environment(ranks, data_settings())
     what = f"{environment['ITERATIONS']} steps of a small model on {environment['DATA_PATH']}"
     print(f"training {what}: 500 steps take about 90 seconds on two free cores", flush=True)
     code = run_training(script, ranks, environment, words)
@@ -277,7 +275,7 @@ def main() -> int:
         command = f"{cli.command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
         raise cli.ToolError(f"quickstart.py starts torchrun itself; run {command}")
     if options.prepare_only:
-        data = data_settings(dict(os.environ))
+        data = data_settings()
         paths = Path(data["DATA_PATH"]), Path(data["TOKENIZER_PATH"])
         print(dataset.how_to_train(*paths, data["VOCAB_SIZE"]))
         return 0

@@ -3,7 +3,6 @@
     python3 data/tokenize_docs.py novel.txt --name novel
     python3 data/tokenize_docs.py notes/ --name notes --bytes
     python3 data/tokenize_docs.py docs.jsonl --name mine --model my_bpe.model
-    # the challenge's documents, normalised as the challenge does it
     python3 data/tokenize_docs.py data/docs_selected.jsonl --normalization nmt_nfkc
 
 Input: files or folders. A .jsonl or .json file has one {"text": "..."} per line. Any other file is
@@ -61,7 +60,7 @@ BATCH_BYTES = 1 << 20  # of documents that are encoded together
 PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
 SPACE = "\u2581"  # SentencePiece's mark for a space
-SPACE_BYTES = "<0xE2><0x96><0x81>"  # the same as byte pieces
+SPACE_BYTES = "<0xE2>", "<0x96>", "<0x81>"  # the same as byte pieces
 SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes: SentencePiece drops longer sentences silently
 SAMPLE_BYTES = 50_000_000  # of input that a tokenizer is trained on
 
@@ -274,7 +273,7 @@ class Tokenizer:
     def __init__(self, path: Path) -> None:
         self.processor: sentencepiece.SentencePieceProcessor | None = None
         self.offset = 0  # of a byte tokenizer: byte b is token b + offset
-        self.unknown_id = -1  # none
+        self.unknown_id, self.space_ids = -1, [-1, -1, -1]  # none
         try:
             data = path.read_bytes()
             if path.suffix == ".json":
@@ -285,6 +284,8 @@ class Tokenizer:
                 self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
                 self.vocab_size, self.bos_id = len(self.processor), self.processor.bos_id()
                 self.unknown_id = self.processor.unk_id()
+                ids = [self.processor.piece_to_id(piece) for piece in SPACE_BYTES]
+                self.space_ids = ids if self.processor.is_byte(ids[0]) else self.space_ids
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
             reason = getattr(error, "strerror", "") or cli.one_line(error)
             reason = "no SentencePiece model" if type(error) is RuntimeError else reason
@@ -295,16 +296,17 @@ class Tokenizer:
             remedy = f"shards need a BOS piece and at most {MOST_VOCABULARY:,} pieces"
             raise cli.ToolError(f"{path}: {fault}: {remedy}")
 
-    def loses_spaces(self) -> str:
-        """Why bits per byte would be wrong in any text with spaces; empty if they would not."""
-        for text in (" ", "a b") if self.processor else ():
-            pieces = self.processor.encode(text, out_type=str)
-            if SPACE_BYTES in "".join(pieces):
-                return "it has no piece for a single space, which would count as three bytes"
-            ids = [self.processor.piece_to_id(piece) for piece in pieces if SPACE in piece]
-            if self.unknown_id in ids:
-                return "it has neither a piece for a space nor byte pieces"
-        return ""
+    def has_space(self) -> bool:
+        """Has it a piece for a single space? Without one, bytes are counted wrongly."""
+        encode = self.processor.encode
+        spaces = {*encode(" ")} | ({*encode("a b")} - {*encode("ab")})
+        return self.unknown_id not in spaces and self.space_ids[0] not in spaces
+
+    def count_wrong(self, ids: np.ndarray) -> int:
+        """How many of the tokens are unknown, or a space that is written as three byte pieces."""
+        first, second, third = self.space_ids
+        is_space = (ids[:-2] == first) & (ids[1:-1] == second) & (ids[2:] == third)
+        return int((ids == self.unknown_id).sum() + is_space.sum())
 
     def changes_text(self) -> str:
         """What its normaliser changes, in words; empty if nothing."""
@@ -417,7 +419,7 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         "tokens_done": 0,
         "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
-        "unknown_tokens": {"val": 0, "train": 0},
+        "miscounted_tokens": {"val": 0, "train": 0},
     }
 
 
@@ -465,7 +467,7 @@ def export_documents(
     tokenizer = Tokenizer(made.tokenizer)
     writer = ShardWriter(made.folder, state, state["settings"]["shard_tokens"])
     begin, done = Place(*state["place"]), state["tokens_done"]
-    docs, unknown = state["docs"], state["unknown_tokens"]
+    docs, wrong = state["docs"], state["miscounted_tokens"]
     producing.touch(val_complete=begin.number >= source.num_val_docs)
     progress = cli.Progress(made.folder.name, source.share_before(begin))
     for batch in batches(source.documents(begin)):
@@ -481,7 +483,7 @@ def export_documents(
                 continue
             if not done:  # else it was counted before the interruption
                 docs[split] += 1
-                unknown[split] += int((tokens == tokenizer.unknown_id).sum())
+                wrong[split] += tokenizer.count_wrong(tokens)
             writer.add(split, tokens, done, document.place)
             done = 0
         producing.touch()
@@ -601,7 +603,8 @@ def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         return f"byte{256 + BYTE_TOKENIZER['offset']}", {"bytes": True}
     if options.model:
         tokenizer, digest = Tokenizer(options.model), dataset.sha256_of(options.model)
-        if fault := tokenizer.loses_spaces():
+        if not tokenizer.has_space():
+            fault = "it has no piece for a single space: bits per byte would be wrong"
             remedy = "train it with required_chars='\u2581' and byte_fallback, or leave out --model"
             raise cli.ToolError(f"--model {options.model}: {fault}: {remedy}")
         return f"sp{tokenizer.vocab_size}", {"model": str(options.model), "sha256": digest}
@@ -613,11 +616,11 @@ def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
     """What to know about a data set, with remedies."""
     if loss := Tokenizer(made.tokenizer).changes_text():
         yield f"note: {made.tokenizer}: {loss}"
-    val, train = (state["unknown_tokens"][split] for split in ("val", "train"))
+    val, train = state["miscounted_tokens"].values()
     if val or train:
-        cause = f"unknown to {made.tokenizer}: {val:,} validation tokens, {train:,} training tokens"
-        remedy = "use a tokenizer with byte_fallback"
-        yield f"WARNING: {cause}; their bytes are not counted, bits per byte are wrong: {remedy}"
+        what = f"{val:,} validation tokens and {train:,} training tokens have wrong byte counts"
+        why = f"unknown to {made.tokenizer}, or a space as three byte pieces"
+        yield f"WARNING: {what} ({why}): use a tokenizer with byte_fallback and a piece for a space"
     val, train = tokens_of(state, "val"), tokens_of(state, "train")
     if val > (val + train) / 5:
         remedy = "name smaller documents first, or set --num-val-docs (and another --name)"
