@@ -15,74 +15,61 @@ as the table says, except for a space directly after BOS, which the rule does no
 be the text of the original document. If the tokenizer's normaliser changes text, the changed
 documents are compared, and the last line says so.
 
+With fineweb_val_bytes_*.bin beside the shards, which have the bytes of each validation token, these
+are counted instead of the table, and must be in sum the bytes of each original document. If the
+tokenizer has the four pieces of CaseOps (U+E001 to U+E004: title, capitals, next letter, escape),
+texts are compared without them and without the case of a to z.
+If export.json is there, all shards must be those that it lists, or nothing else is looked at.
+
 Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
-import time
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dataset import (
-    HEADER_BYTES,
-    DataError,
-    Parser,
-    positive,
-    recorded_tokenizer,
-    run_tool,
-    sha256_of,
-    shard_tokens,
-    shards_of,
-)
-from tokenize_docs import PROGRESS_SECONDS, SPACE, Source, Tokenizer
+import dataset
+from dataset import cli
+from tokenize_docs import SPACE, Source, Tokenizer
 
 # isort: split
-import numpy as np  # after tokenize_docs, which says in one line what is to be installed
+import numpy as np
 
-# Published validation splits: tokens predicted -> bytes, worked out from logs, whose digits leave
-# one byte open.
-PUBLISHED = {62_021_632: 151_080_362, 40_540_160: 151_078_221, 45_508_608: 151_074_052}
-
-
-class Table(NamedTuple):
-    """A table that counts bytes: three arrays with one entry per id."""
-
-    base: np.ndarray  # int64: bytes, without a leading space
-    space: np.ndarray  # bool: begins with a space, counted unless the token before is a boundary
-    boundary: np.ndarray  # bool
-
-    def count(self, previous: np.ndarray, target: np.ndarray) -> np.ndarray:
-        return self.base[target] + (self.space[target] & ~self.boundary[previous])
+CASE_MARKS = "\ue001\ue002\ue003\ue004"
 
 
 class Vocabulary:
-    """What ids stand for, by the tokenizer's own library; `table` has the bytes of their text."""
+    """What ids stand for, by the tokenizer's own library, and the table of their bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size, self.bos = tokenizer.vocab_size, tokenizer.bos_id
         self.processor, self.offset = tokenizer.processor, tokenizer.offset
-        if self.processor is None:
-            boundary = np.arange(self.size) < self.offset
-            self.pieces = [f"byte {i - self.offset}" for i in range(self.size)]
-            self.table = Table((~boundary).astype(np.int64), np.zeros_like(boundary), boundary)
-            self.unknown = np.zeros_like(boundary)
-            return
+        self.marks_case = False
         ids = list(range(self.size))
+        if self.processor is None:
+            self.boundary = np.arange(self.size) < self.offset
+            self.unknown = self.space = np.zeros_like(self.boundary)
+            self.base = (~self.boundary).astype(np.int64)
+            return
         self.pieces = self.processor.id_to_piece(ids)
+        self.marks_case = set(CASE_MARKS) <= set(self.pieces)
         self.unknown = np.array(self.processor.is_unknown(ids)) | self.processor.is_unused(ids)
-        boundary = self.unknown | self.processor.is_control(ids)
+        self.boundary = self.unknown | self.processor.is_control(ids)
         lengths = [len(piece.replace(SPACE, " ").encode("utf-8")) for piece in self.pieces]
-        base = np.where(self.processor.is_byte(ids), 1, lengths) * ~boundary
-        space = np.array([piece.startswith(SPACE) for piece in self.pieces]) & ~boundary
-        self.table = Table(base - space, space, boundary)
-        # Decoding may drop a space from the start of a text; after these ids nothing is at the
-        # start.
+        self.space = np.array([p.startswith(SPACE) for p in self.pieces]) & ~self.boundary
+        self.base = np.where(self.processor.is_byte(ids), 1, lengths) * ~self.boundary - self.space
+        # Decoding may drop a space from the start of a text: these ids stand before it.
         self.guard = self.processor.encode("a")
         self.guard_length = len(self.processor.decode(self.guard))
+
+    def spaces(self, previous: np.ndarray, target: np.ndarray, after_boundary: bool) -> np.ndarray:
+        """Where a target's leading space is counted, or, after a boundary, not counted."""
+        return self.space[target] & (self.boundary[previous] == after_boundary)
 
     def text(self, ids: np.ndarray) -> str:
         if self.processor is None:
@@ -93,38 +80,58 @@ class Vocabulary:
 
 
 class Split(NamedTuple):
-    """The validation shards."""
+    """The validation shards, and those of the bytes of their tokens, if the set has them."""
 
     paths: list[Path]
+    byte_paths: list[Path]
     tokens: int
 
     @classmethod
     def of(cls, folder: Path) -> Split:
-        paths = shards_of(folder, "val")
-        return cls(paths, sum(map(shard_tokens, paths)))
+        paths = dataset.shards_of(folder, "val")
+        has_bytes = dataset.shard_paths(folder, "val_bytes")
+        byte_paths = dataset.shards_of(folder, "val_bytes") if has_bytes else []
+        sizes, others = ([*map(dataset.shard_tokens, files)] for files in (paths, byte_paths))
+        if others and sizes != others:
+            what = (
+                f"fineweb_val_*.bin have {sizes} tokens, fineweb_val_bytes_*.bin {others} numbers"
+            )
+            raise cli.ToolError(f"{folder}: {what}: get the files of one set")
+        return cls(paths, byte_paths, sum(sizes))
 
     def documents(self, bos: int) -> Iterator[np.ndarray]:
-        """The tokens of each document, with BOS."""
-        rest = np.empty(0, "<u2")
-        for path in self.paths:
-            tokens = np.fromfile(path, "<u2", offset=HEADER_BYTES)
-            parts = np.split(tokens, np.flatnonzero(tokens == bos))
-            parts[0] = np.concatenate([rest, parts[0]])  # what is before the first BOS
-            yield from (part.astype(np.int64) for part in parts[:-1] if len(part))
+        """The tokens of each document, with BOS, and in a second row their bytes, if known."""
+        rest = np.empty((1 + bool(self.byte_paths), 0), "<u2")
+        for number, path in enumerate(self.paths):
+            files = [path, *self.byte_paths[number : number + 1]]
+            rows = np.stack([np.fromfile(f, "<u2", offset=dataset.HEADER_BYTES) for f in files])
+            parts = np.split(rows, np.flatnonzero(rows[0] == bos), axis=1)
+            parts[0] = np.concatenate([rest, parts[0]], axis=1)  # what is before the first BOS
+            yield from (part.astype(np.int64) for part in parts[:-1] if part.size)
             rest = parts[-1]
         yield rest.astype(np.int64)
 
 
-def originals(files: list[str], vocabulary: Vocabulary, sums: dict[str, int]) -> Iterator[str]:
-    """The documents as the tokenizer's normaliser leaves them. `sums` has what was read so far."""
+def originals(files: list[str], vocabulary: Vocabulary, sums: dict[str, int]) -> Iterator[tuple]:
+    """(text as the tokenizer's normaliser leaves it, bytes as written) of each document. `sums` has
+    what was read so far.
+    """
     processor = vocabulary.processor
     for document in Source(files, 0).documents():
         text = document.text()
+        size = len(text.encode("utf-8"))
+        if vocabulary.marks_case:
+            text = re.sub("[A-Z]+", lambda found: found[0].lower(), text)
         normal = processor.normalize(text).replace(SPACE, " ") if processor else text
-        sums["bytes"] += len(text.encode("utf-8"))
+        sums["bytes"] += size
         sums["normalised_bytes"] += len(normal.encode("utf-8"))
         sums["changed"] += normal != text
-        yield normal
+        yield normal, size
+
+
+def without_marks(text: str) -> str:
+    """A text in CaseOps without its marks; what an escape stands before is no mark."""
+    return re.sub("\ue004(.)|[\ue001-\ue003]", r"\1", text, flags=re.DOTALL)
 
 
 class Audit:
@@ -136,15 +143,16 @@ class Audit:
         self.originals = originals(docs, vocabulary, self.originals_read) if docs else None
         self.mistakes: list[str] = []
         self.documents = self.position = self.wrong_documents = 0
-        self.counted = self.expected = 0  # bytes of all documents, by the table and by their text
-        self.scored = 0  # bytes of the predicted tokens, by the table
+        self.counted = self.expected = 0  # bytes of all documents, as counted and by their text
+        self.scored = self.scored_by_table = 0  # bytes of the predicted tokens
         self.spaces_after_bos = 0
 
     def run(self, split: Split, predicted: int) -> None:
         """Audits the split, of which `predicted` tokens after the first are scored."""
-        began = told = time.monotonic()
+        progress = cli.Progress("audited")
         before = self.vocabulary.bos
-        for ids in split.documents(self.vocabulary.bos):
+        for rows in split.documents(self.vocabulary.bos):
+            ids = rows[0]
             self.documents += 1
             if ids.max() >= self.vocabulary.size:
                 words = "a damaged shard, or another tokenizer made it"
@@ -152,52 +160,53 @@ class Audit:
                 return
             if ids[0] != self.vocabulary.bos:
                 self.find("it does not begin with BOS")
-            self.audit_document(ids, np.append(before, ids[:-1]), predicted)
+            self.audit_document(rows, np.append(before, ids[:-1]), predicted)
             before = ids[-1]
             self.position += len(ids)
-            now = time.monotonic()
-            if now - told > PROGRESS_SECONDS:
-                told = now
-                left = (now - began) * (split.tokens - self.position) / self.position
-                share = self.position / split.tokens
-                print(f"audited {share:.0%}, {left:.0f} s left", file=sys.stderr, flush=True)
+            progress.show(self.position / split.tokens)
         if self.wrong_documents > 1:
             self.mistakes.append(f"bytes are counted wrongly in {self.wrong_documents:,} documents")
 
     def find(self, mistake: str) -> None:
         self.mistakes.append(f"document {self.documents:,}: {mistake}")
 
-    def audit_document(self, ids: np.ndarray, previous: np.ndarray, predicted: int) -> None:
-        rule = self.vocabulary.table
-        counted = rule.count(previous, ids)
-        spaces = int((rule.space[ids] & rule.boundary[previous]).sum())
+    def audit_document(self, rows: np.ndarray, previous: np.ndarray, predicted: int) -> None:
+        ids, spaces = rows[0], self.vocabulary.spaces
+        by_table = self.vocabulary.base[ids] + spaces(previous, ids, after_boundary=False)
         text = self.vocabulary.text(ids)
-        expected = len(text.encode("utf-8")) - spaces
+        original, size = next(self.originals, (None, 0)) if self.originals else (None, 0)
+        if len(rows) == 1:
+            counted, lost = by_table, int(spaces(previous, ids, after_boundary=True).sum())
+            self.spaces_after_bos += lost
+            expected, whose = len(text.encode("utf-8")) - lost, "its text"
+        else:
+            counted = rows[1]
+            expected, whose = int(counted.sum()) if original is None else size, "the original"
+            if counted[0] and ids[0] == self.vocabulary.bos:
+                self.find(f"its BOS has {counted[0]} bytes")
         self.counted += int(counted.sum())
         self.expected += expected
-        self.spaces_after_bos += spaces
         # The first token is never predicted.
-        first, end = (0 if self.position else 1), max(0, predicted + 1 - self.position)
-        self.scored += int(counted[first:end].sum())
+        scored = slice(0 if self.position else 1, max(0, predicted + 1 - self.position))
+        self.scored += int(counted[scored].sum())
+        self.scored_by_table += int(by_table[scored].sum())
         if counted.sum() != expected:
             self.wrong_documents += 1
             if self.wrong_documents == 1:
-                why = self.cause(ids)
-                self.find(f"{counted.sum():,} bytes are counted, its text has {expected:,}: {why}")
+                why = f": {self.cause(ids)}" if len(rows) == 1 else ""
+                self.find(f"{counted.sum():,} bytes are counted, {whose} has {expected:,}{why}")
         if self.originals:
-            self.compare(text)
+            self.compare(without_marks(text) if self.vocabulary.marks_case else text, original)
 
     def cause(self, ids: np.ndarray) -> str:
         """Why a document's bytes are not those of its text."""
-        vocabulary = self.vocabulary
-        lost = ids[vocabulary.unknown[ids]]
-        if len(lost):
-            return f"id {lost[0]} {vocabulary.pieces[lost[0]]!r} stands for text that is lost"
-        return "byte pieces form no character, or stand for a space"
+        lost = ids[self.vocabulary.unknown[ids]]
+        if not len(lost):
+            return "byte pieces form no character, or stand for a space"
+        return f"id {lost[0]} {self.vocabulary.pieces[lost[0]]!r} stands for text that is lost"
 
-    def compare(self, text: str) -> None:
-        """Compares a document with the next original; after a difference no more are compared."""
-        original = next(self.originals, None)
+    def compare(self, text: str, original: str | None) -> None:
+        """Compares a document with its original; after a difference no more are compared."""
         if text == original:
             return
         self.originals = None
@@ -216,13 +225,35 @@ class Audit:
 
 def other_tokenizer(folder: Path, tokenizer: Path) -> str:
     """What is wrong if the shards were made with another tokenizer; else empty."""
-    recorded = recorded_tokenizer(folder)
-    if recorded is None or recorded[0] == sha256_of(tokenizer):
+    digest, own = dataset.recorded_tokenizer(folder) or ("", "")
+    if not digest and (export := dataset.read_export(folder)):
+        digest, own = export.get("tokenizer_sha256"), f"the one of {folder / dataset.EXPORT}"
+    if not digest or digest == dataset.sha256_of(tokenizer):
         return ""
-    return f"the shards were made with another tokenizer: give --tokenizer {recorded[1]}"
+    return f"the shards were made with another tokenizer: give --tokenizer {own}"
 
 
-def verdict(audit: Audit, has_docs: bool) -> str:
+def faults_of_shards(folder: Path) -> tuple[str, list[str]]:
+    """(what was compared with export.json, the shards that differ), in words"""
+    export = dataset.read_export(folder)
+    if export is None:
+        return "", []
+    listed = export["shards"]["val"] | export["shards"]["train"]
+    here = dataset.shard_paths(folder, "val") + dataset.shard_paths(folder, "train")
+    faults = [f"{path}: export.json does not list it" for path in here if path.name not in listed]
+    for name, entry in listed.items():
+        try:
+            dataset.check_shard(folder / name, entry, whole=True)
+        except cli.ToolError as error:
+            faults.append(str(error))
+    if not export["complete"]:
+        faults.append(f"{folder}: not complete: run the command that makes it again")
+    plain = sum(not isinstance(entry, dict) for entry in listed.values())
+    note = f"; of {plain:,} only the tokens are known" if plain else ""
+    return f"shards     {len(listed):,} are compared with export.json{note}\n", faults
+
+
+def verdict(audit: Audit, split: Split, has_docs: bool) -> str:
     if audit.mistakes:
         factor = ""
         if audit.counted != audit.expected and audit.counted and audit.expected:
@@ -230,12 +261,10 @@ def verdict(audit: Audit, has_docs: bool) -> str:
             factor = f"; the true val_bpb is {ratio:.4f} times the counted one"
         return f"mistake: {len(audit.mistakes)} found{factor}"
     if not has_docs:
-        return (
-            "not proved: no mistake was found, but another tokenizer of this size would show none; "
-            "give the documents with --docs"
-        )
+        why = "no mistake was found, but another tokenizer of this size would show none"
+        return f"not proved: {why}; give the documents with --docs"
     read, note = audit.originals_read, ""
-    if read["changed"]:
+    if read["changed"] and not split.byte_paths:
         note = (
             f", after the tokenizer's normaliser changed {read['changed']:,} of them: "
             f"{read['bytes']:,} bytes as written are {read['normalised_bytes']:,}; "
@@ -245,39 +274,47 @@ def verdict(audit: Audit, has_docs: bool) -> str:
     return f"proved: {documents} has the bytes that are counted{note}"
 
 
-def main() -> int:
-    parser = Parser(__doc__)
-    add = parser.add_argument
-    model, folder = "a SentencePiece .model or a byte .json", "folder of fineweb_val_*.bin"
-    add("--tokenizer", type=Path, required=True, metavar="M", help=model)
-    add("--data", type=Path, required=True, metavar="DIR", help=folder)
-    docs = "the documents that the split was made from"
-    add("--docs", nargs="+", default=[], metavar="FILE", help=docs)
-    add("--seq-len", type=positive, default=1024, metavar="T", help="TRAIN_SEQ_LEN (default: 1024)")
-    options = parser.parse_args()
+def audit_split(options: argparse.Namespace) -> int:
     vocabulary = Vocabulary(Tokenizer(options.tokenizer))
     split = Split.of(options.data)
     predicted = (split.tokens - 1) // options.seq_len * options.seq_len
     if predicted < 1:
-        raise DataError(f"{options.data}: {split.tokens} tokens; give a --seq-len below that")
+        raise cli.ToolError(f"{options.data}: {split.tokens} tokens: give a --seq-len below that")
+    vocabulary.marks_case &= bool(split.byte_paths)  # a table would count the marks, too
     audit = Audit(vocabulary, options.docs)
     audit.run(split, predicted)
     if other := other_tokenizer(options.data, options.tokenizer):
         audit.mistakes.append(other)
-    published = PUBLISHED.get(predicted, audit.scored)
-    if abs(published - audit.scored) > 1:
-        audit.mistakes.append(f"the published split of as many tokens has {published:,} bytes")
+    how = f"{audit.spaces_after_bos:,} spaces after BOS are not counted"
+    if split.byte_paths:
+        how = f"by fineweb_val_bytes_*.bin; the table would count {audit.scored_by_table:,}"
     print(
         f"split      {audit.documents:,} documents, {split.tokens:,} tokens in {options.data}\n"
         f"predicted  {predicted:,} tokens in sequences of {options.seq_len:,}; "
         f"the last {split.tokens - 1 - predicted:,} are not\n"
-        f"counted    {audit.scored:,} bytes; "
-        f"{audit.spaces_after_bos:,} spaces after BOS are not counted"
+        f"counted    {audit.scored:,} bytes; {how}"
     )
     print("".join(f"found      {mistake}\n" for mistake in audit.mistakes), end="")
-    print(verdict(audit, bool(options.docs)))
+    print(verdict(audit, split, bool(options.docs)))
     return 1 if audit.mistakes else 0 if options.docs else 3
 
 
+def main() -> int:
+    parser = cli.Parser(description=__doc__)
+    add, length = parser.add_argument, cli.number(int, 1)
+    model, folder = "a SentencePiece .model or a byte .json", "folder of fineweb_val_*.bin"
+    add("--tokenizer", type=Path, required=True, metavar="M", help=model)
+    add("--data", type=Path, required=True, metavar="DIR", help=folder)
+    add("--docs", nargs="+", default=[], metavar="FILE", help="what the split was made from")
+    add("--seq-len", type=length, default=1024, metavar="T", help="TRAIN_SEQ_LEN (default: 1024)")
+    options = parser.parse_args()
+    said, faults = faults_of_shards(options.data)
+    print(said + "".join(f"found      {fault}\n" for fault in faults), end="")
+    if faults:
+        print(f"mistake: {len(faults)} found; the split is not audited")
+        return 1
+    return audit_split(options)
+
+
 if __name__ == "__main__":
-    run_tool(main)
+    dataset.run_tool(main)

@@ -28,13 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import dataset
-from dataset import DataError, one_line
+from dataset import cli
 
-try:
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.utils import disable_progress_bars, logging
-except ImportError as error:
-    sys.exit(dataset.missing_package(error))
+# isort: split
+from huggingface_hub import HfApi, hf_hub_download  # after cli, which says what to install
+from huggingface_hub.utils import disable_progress_bars, logging
 
 DATA = Path(__file__).resolve().parent
 STAGING = DATA / "datasets" / ".download"
@@ -42,7 +40,8 @@ PREFIX, SUMS = "fineweb10B_", "sha256sums"
 DOCS = ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
 # The files of a data set. No file of another name is written, whatever a manifest says.
 FILE_NAMES = (
-    r"datasets/\w[\w.-]*/fineweb_(train|val)_\d{6}\.bin|tokenizers/\w[\w.-]*\.(model|vocab|json)"
+    r"datasets/\w[\w.-]*/fineweb_(train|val|val_bytes)_\d{6}\.bin"
+    r"|tokenizers/\w[\w.-]*\.(model|vocab|json)"
 )
 
 
@@ -58,15 +57,15 @@ class Hub:
             where = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
             entries = list(api.list_repo_tree(self.repo, self.root or None, **where))
         except Exception as error:  # the HTTP library's errors have other names in each version
-            where = f"{api.endpoint}, {self.repo}: {one_line(error)[:200]}"
+            where = f"{api.endpoint}, {self.repo}: {cli.one_line(error)[:200]}"
             remedy = "check the network, HF_ENDPOINT and MATCHED_FINEWEB_REPO_ID (owner/name)"
-            raise DataError(f"{where}; {remedy}") from None
+            raise cli.ToolError(f"{where}; {remedy}") from None
         self.files = {os.path.relpath(e.path, self.root or "."): e for e in entries}
 
     def info(self, name: str) -> Any:
-        """A file's size and checksum. Raises DataError if the hub does not have it."""
+        """A file's size and checksum. Raises ToolError if the hub does not have it."""
         if name not in self.files:
-            raise DataError(f"{self.repo}: {name} is not on the hub; ask for other files")
+            raise cli.ToolError(f"{self.repo}: {name} is not on the hub; ask for other files")
         return self.files[name]
 
     def fetch(self, name: str) -> None:
@@ -80,7 +79,7 @@ class Hub:
             try:
                 path = hf_hub_download(self.repo, os.path.join(self.root, name), **where)
             except Exception as error:
-                fault = one_line(error)[:200]
+                fault = cli.one_line(error)[:200]
                 status = getattr(getattr(error, "response", None), "status_code", 0)
                 # Another try does not change these answers of the hub, or a full disk (errno).
                 if status in (401, 403, 404) or getattr(error, "errno", None):
@@ -92,7 +91,7 @@ class Hub:
                 return
             os.unlink(path)
             fault = "what came has a wrong checksum"
-        raise DataError(f"{name}: {fault}; run again")
+        raise cli.ToolError(f"{name}: {fault}; run again")
 
 
 def is_right(path: Path, info: Any) -> bool:
@@ -111,7 +110,8 @@ def read_sums(folder: Path) -> dict[str, str]:
     text = path.read_text("utf-8") if path.is_file() else ""
     for number, line in enumerate(text.splitlines(), 1):
         if not re.fullmatch(r"[0-9a-f]{64}  \S.*", line):
-            raise DataError(f"{path}:{number}: not a line of sha256sum; remove the file")
+            remedy = "move it away: the next download compares all files and writes it again"
+            raise cli.ToolError(f"{path}:{number}: not a line of sha256sum: {remedy}")
     return {line[66:]: line[:64] for line in text.splitlines()}
 
 
@@ -128,59 +128,59 @@ def complete(hub: Hub, name: str, recorded: str | None) -> str:
         return recorded
     if not is_right(path, info):
         if path.exists() and not (recorded or name.endswith(".bin")):
-            raise DataError(f"{path}: another file, which was not fetched here; move it away")
+            raise cli.ToolError(f"{path}: another file, which was not fetched here; move it away")
         hub.fetch(name)
     if name.endswith(".bin"):
         dataset.shard_tokens(path)  # its header
     return info.lfs.sha256 if info.lfs else dataset.sha256_of(path)
 
 
-def wanted_names(variant: str, train_shards: int | None) -> tuple[list[str], int]:
-    """The files to have, the tokenizer first, in the order in which training needs them, and how
-    many of them come before the first training shard.
+def wanted_names(variant: str, train_shards: int | None, hub: Hub) -> tuple[list[str], int]:
+    """The files to have, in the order in which training needs them, the tokenizer first, and how
+    many come before the first training shard. fineweb_val_bytes_*.bin, which some sets have: the
+    bytes of each validation token in the original text.
     """
     path, folder = DATA / "manifest.json", f"datasets/{PREFIX}{variant}"
     try:
         manifest = json.loads(path.read_bytes())
         known = [entry["name"].removeprefix(PREFIX) for entry in manifest["datasets"]]
         if variant not in known:
-            raise DataError(f"--variant {variant}: {path} lists {one_line(', '.join(known))}")
+            raise cli.ToolError(f"--variant {variant}: {path} lists {', '.join(known)}")
         entry = manifest["datasets"][known.index(variant)]
         tokenizers = {tokenizer["name"]: tokenizer for tokenizer in manifest["tokenizers"]}
         made_by = tokenizers[entry["tokenizer_name"]]
         names = [made_by[key] for key in ("model_path", "vocab_path", "path") if made_by.get(key)]
         num_val, num_train = (int(entry["stats"][f"files_{split}"]) for split in ("val", "train"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: no usable manifest ({error!r}); omit --skip-manifest") from None
+        fault = f"no usable manifest ({error!r}); omit --skip-manifest"
+        raise cli.ToolError(f"{path}: {fault}") from None
     wanted = min(80, num_train) if train_shards is None else train_shards
     if not 0 <= wanted <= num_train:
-        raise DataError(f"--train-shards {wanted}: {variant} has 0 to {num_train}")
-    for split, count in (("val", num_val), ("train", wanted)):
+        raise cli.ToolError(f"--train-shards {wanted}: {variant} has 0 to {num_train}")
+    splits = {"val": num_val, "train": wanted}
+    if entry.get("val_bytes_glob") or f"{folder}/fineweb_val_bytes_000000.bin" in hub.files:
+        splits = {"val": num_val, "val_bytes": num_val, "train": wanted}
+    for split, count in splits.items():
         names += [f"{folder}/fineweb_{split}_{i:06d}.bin" for i in range(count)]
     foreign = [name for name in names if not re.fullmatch(FILE_NAMES, str(name))]
     if foreign:
         what = f"has {foreign[0]!r}, which is neither a shard nor a tokenizer"
-        raise DataError(f"{path}: {variant} {what}")
+        raise cli.ToolError(f"{path}: {variant} {what}")
     return names, len(names) - wanted
-
-
-def refuse_another_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Raises DataError if the shards here were made with another tokenizer than the hub's."""
-    recorded = dataset.recorded_tokenizer(folder)
-    if recorded and tokenizer.lfs and recorded[0] != tokenizer.lfs.sha256:
-        fault = "made with another tokenizer than the repository has now"
-        remedy = "remove it to fetch all of it again, or name another repository"
-        raise DataError(f"{folder}: {fault}; {remedy}")
 
 
 def download(options: argparse.Namespace, folder: Path) -> None:
     hub = Hub(options.retries)
     if not options.skip_manifest:
         hub.fetch("manifest.json")
-    names, before_training = wanted_names(options.variant, options.train_shards)
+    names, before_training = wanted_names(options.variant, options.train_shards, hub)
     names += DOCS * options.with_docs
     infos = [hub.info(name) for name in names]  # before any is fetched
-    refuse_another_tokenizer(folder, infos[0])
+    recorded = dataset.recorded_tokenizer(folder)
+    if recorded and infos[0].lfs and recorded[0] != infos[0].lfs.sha256:
+        fault = "made with another tokenizer than the repository has now"
+        remedy = "move it away to fetch all of it again, or name another repository"
+        raise cli.ToolError(f"{folder}: {fault}: {remedy}")
     sums = read_sums(folder)
     pool = ThreadPoolExecutor(options.jobs)
     with dataset.Producing(folder) as producing:
@@ -199,29 +199,28 @@ def download(options: argparse.Namespace, folder: Path) -> None:
                 print(f"{number + 1} of {len(jobs)} files: {names[number]}", flush=True)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    vocab_size = "".join(filter(str.isdecimal, options.variant))
+    vocab_size = re.search(r"\d+|$", options.variant)[0]  # sp8192_..., byte260
     print(f"{folder}: complete\n{dataset.how_to_train(folder, DATA / names[0], vocab_size)}")
 
 
 def verify(folder: Path) -> None:
-    """Compares the files here with what was recorded. Raises DataError for what is wrong."""
+    """Compares the files here with what was recorded. Raises ToolError for what is wrong."""
     sums = read_sums(folder)
     if not sums:
-        raise DataError(f"{folder}: no checksums of a download; run without --verify")
+        raise cli.ToolError(f"{folder}: no checksums of a download; run without --verify")
     wrong = [name for name in sums if dataset.sha256_of(folder / name) != sums[name]]
     write_sums(folder, {**sums, **dict.fromkeys(wrong, "0" * 64)})  # the next download fetches them
     wrong += sorted({path.name for path in folder.glob("fineweb_*.bin")} - set(sums))
     if (folder / ".producing").exists():
         wrong.append(".producing: more files were to come")
     if wrong:
-        raise DataError(f"{folder}: missing or wrong: {', '.join(wrong)}; run without --verify")
+        raise cli.ToolError(f"{folder}: missing or wrong: {', '.join(wrong)}; run without --verify")
     print(f"{folder}: all {len(sums)} files are right")
 
 
 def main() -> None:
-    parser = dataset.Parser(__doc__)
-    add = parser.add_argument
-    number = dataset.natural
+    parser = cli.Parser(description=__doc__)
+    add, number = parser.add_argument, cli.number(int, 0)
     add("number", nargs="?", type=number, metavar="TRAIN_SHARDS", help="as --train-shards")
     shards = "training shards, 200 MB each (default: 80, or all there are)"
     add("--train-shards", type=number, metavar="N", help=shards)
@@ -229,7 +228,7 @@ def main() -> None:
     add("--with-docs", action="store_true", help=f"also {' and '.join(DOCS)}, about 48 GB")
     add("--skip-manifest", action="store_true", help="use data/manifest.json as it is")
     add("--verify", action="store_true", help="compare the files here with their checksums")
-    add("--jobs", type=dataset.positive, default=8, metavar="N", help="at once (default: 8)")
+    add("--jobs", type=cli.number(int, 1), default=8, metavar="N", help="at once (default: 8)")
     add("--retries", type=number, default=6, metavar="N", help="after a fault (default: 6)")
     options = parser.parse_args()
     numbers = [n for n in (options.number, options.train_shards) if n is not None]
@@ -241,7 +240,7 @@ def main() -> None:
     disable_progress_bars()
     folder = DATA / "datasets" / (PREFIX + options.variant)
     if (folder / "export.json").exists():
-        raise DataError(f"{folder}: made by tokenize_docs.py; move it away, or use audit.py")
+        raise cli.ToolError(f"{folder}: made by tokenize_docs.py; move it away, or use audit.py")
     with dataset.locked(folder):
         return verify(folder) if options.verify else download(options, folder)
 

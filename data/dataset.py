@@ -1,111 +1,47 @@
-"""What the tools that make shards share: errors of one line, files that appear complete or not at
-all, the folder of a data set, and the file .producing in it.
+"""What the tools that make shards share: the folder of a data set and its files, which appear
+complete or not at all.
 
-While .producing is in the folder, more shards will come. It holds one line of JSON:
-
-    {"command": "cd /home/me/golf && python3 data/tokenize_docs.py notes", "count": 41,
-     "val_complete": true}
-
-"command" makes the rest of the set. "count" changes each time that the tool writes the file, which
-is after each part of its work. "val_complete" says that the validation shards are there. The tool
-removes the file when the set is complete. A tool that fails leaves it, and adds "error".
+While .producing is in the folder, more shards will come. It holds one line of JSON: the "command"
+that makes the rest, a "count" that changes after each part of the work, "val_complete", and after a
+failure an "error".
 
 tokenizer.sha256 beside the shards names the tokenizer that made them, in the form of sha256sum.
+export.json lists the shards of a set that was made here:
+
+    {"complete": true, "shards": {"val": {"fineweb_val_000000.bin": {"tokens": 90000,
+     "identity": "90000 tokens, 1c291ca3", "sha256": "..."}}, "train": {...}}, ...}
+In older ones the tokens alone stand for the three.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import cli  # noqa: E402  (of tools/)
+
 SHARD_MAGIC, SHARD_VERSION, HEADER_BYTES = 20240520, 1, 1024
+IDENTITY_BYTES = 65_536  # at the beginning and at the end of a shard
 TOKENIZER_RECORD = "tokenizer.sha256"
-
-
-class DataError(Exception):
-    """A fault that the user can act on, in one line: what, where, which value, what to do."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Shows a tool's docstring as its help, and wrong options as one line."""
-
-    def __init__(self, description: str) -> None:
-        form = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=description, formatter_class=form)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {one_line(message)}; see --help\n")
-
-
-def natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 on")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
-
-
-def one_line(text: object) -> str:
-    """The text as one line, with escapes for control characters."""
-    line = " ".join(str(text).split())
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+EXPORT, KEYS = "export.json", {"tokens", "identity", "sha256"}
 
 
 def run_tool(main: Callable[[], int | None]) -> NoReturn:
     """Runs a tool's main and exits; errors are one line."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
-    try:
-        sys.exit(main())
-    except DataError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        where = error.filename or "system"
-        print(f"error: {one_line(where)}: {error.strerror}; name another", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\ninterrupted: the same command continues where it stopped", file=sys.stderr)
-        sys.stdout.flush()
-        os._exit(130)  # without waiting for threads, which may wait for a network
-
-
-def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ctrl-C while a tool is imported ends it without a traceback."""
-    if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
-
-
-sys.excepthook = end
-
-
-def missing_package(error: ImportError) -> str:
-    packages = shlex.quote(str(ROOT / "requirements.txt"))
-    return f"error: {error}; run {sys.executable} -m pip install -r {packages}"
-
-
-def command_of(script: str) -> str:
-    """The command that runs a script of the repository in the current folder, ready to paste. It
-    names the Python that runs this: `python3` may be another one, without the packages.
-    """
-    here = Path.cwd()
-    words = [Path(sys.executable), ROOT / script]
-    return shlex.join(str(w.relative_to(here) if w.is_relative_to(here) else w) for w in words)
+    again = "the same command continues where it stopped"
+    sys.exit(cli.run(main, refused=2, interrupted=again))
 
 
 def how_to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
@@ -114,8 +50,8 @@ def how_to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
     more = f"TOKENIZER_PATH={shlex.quote(str(tokenizer.resolve()))} VOCAB_SIZE={vocab_size}"
     return (
         "to train the challenge's model on a GPU, or a small one on a CPU:\n"
-        f"  {data} {more} {command_of('train_gpt.py')}\n"
-        f"  {data} {command_of('data/quickstart.py')}"
+        f"  {data} {more} {cli.command_of('train_gpt.py')}\n"
+        f"  {data} {cli.command_of('data/quickstart.py')}"
     )
 
 
@@ -132,7 +68,7 @@ def write_atomic(path: Path, *chunks: Any) -> None:
         with suppress(OSError):
             partial.unlink()  # of a full disk
         remedy = "make room there, or name another folder; the same command continues"
-        raise DataError(f"{path}: {error.strerror}; {remedy}") from None
+        raise cli.ToolError(f"{path}: {error.strerror}; {remedy}") from None
 
 
 def write_json(path: Path, value: object) -> None:
@@ -151,28 +87,86 @@ def sha256_of(path: str | Path) -> str:
 
 
 def shard_tokens(path: Path) -> int:
-    """How many tokens a shard has. Raises DataError for a file that is not a whole shard."""
-    with open(path, "rb") as file:
-        words = [int.from_bytes(file.read(4), "little") for _ in range(3)]
-    size = path.stat().st_size
+    """How many tokens a shard has. Raises ToolError for a file that is not a whole shard."""
+    try:
+        with open(path, "rb") as file:
+            words = [int.from_bytes(file.read(4), "little") for _ in range(3)]
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        fault = f"not readable ({error.strerror})" if os.path.lexists(path) else "missing"
+        raise cli.ToolError(f"{path}: {fault}: restore it") from None
     if words[:2] != [SHARD_MAGIC, SHARD_VERSION] or size != HEADER_BYTES + 2 * words[2]:
-        raise DataError(f"{path}: no whole shard ({size:,} bytes): make or download it again")
+        raise cli.ToolError(f"{path}: truncated, or no shard ({size:,} bytes): restore it")
     return words[2]
 
 
+def entry_of(path: Path, whole: bool = True) -> dict[str, Any]:
+    """A shard's entry in export.json, with the identity that the trainer gives it; unless the whole
+    file is read, "sha256" is empty.
+    """
+    tokens = shard_tokens(path)
+    with open(path, "rb") as file:
+        checksum = zlib.crc32(file.read(IDENTITY_BYTES))
+        file.seek(max(0, path.stat().st_size - IDENTITY_BYTES))
+        checksum = zlib.crc32(file.read(IDENTITY_BYTES), checksum)
+    identity = f"{tokens} tokens, {checksum:08x}"
+    return {"tokens": tokens, "identity": identity, "sha256": sha256_of(path) if whole else ""}
+
+
+def tokens_in(entry: Any) -> int:
+    """The tokens of a shard by its entry in export.json."""
+    return entry["tokens"] if isinstance(entry, dict) else entry
+
+
+def check_shard(path: Path, entry: Any, whole: bool = False) -> None:
+    """Raises ToolError if a shard (its ends, or the whole file) differs from its entry."""
+    here = entry_of(path, whole)
+    if here["tokens"] != tokens_in(entry):
+        fault = f"it has {here['tokens']} tokens, {tokens_in(entry)} were written"
+        raise cli.ToolError(f"{path}: {fault}: restore it")
+    if isinstance(entry, dict) and any(here[key] not in ("", entry[key]) for key in KEYS):
+        raise cli.ToolError(f"{path}: its content is not what was written: restore it")
+
+
+def shard_paths(folder: Path, split: str) -> list[Path]:
+    """The files with the name of a split's shard, in order. A name has digits only:
+    fineweb_val_bytes_000000.bin is no shard of "val".
+    """
+    name = re.compile(rf"fineweb_{split}_\d+\.bin")
+    return sorted(path for path in folder.glob("fineweb_*.bin") if name.fullmatch(path.name))
+
+
 def shards_of(folder: Path, split: str) -> list[Path]:
-    """A split's shards in order. Raises DataError unless all of them are there."""
-    found = sorted(folder.glob(f"fineweb_{split}_*.bin"))
+    """A split's shards in order. Raises ToolError unless all of them are there."""
+    found = shard_paths(folder, split)
     if not found:
         fault = f"no fineweb_{split}_*.bin" if folder.is_dir() else "no such folder"
-        raise DataError(f"{folder}: {fault}; give a data set's folder, data/datasets/...")
+        raise cli.ToolError(f"{folder}: {fault}: give a data set's folder, data/datasets/...")
     if (folder / ".producing").exists():
-        raise DataError(f"{folder}: .producing is there: wait until the set is complete")
-    first = int(found[0].stem.endswith("_000001"))  # numbers begin at 0 or 1
-    for number, path in enumerate(found, first):
+        raise cli.ToolError(f"{folder}: .producing is there: wait until the set is complete")
+    for number, path in enumerate(found):
         if path.name != f"fineweb_{split}_{number:06d}.bin":
-            raise DataError(f"{path}: expected number {number:06d} next; get it, or move this")
+            raise cli.ToolError(
+                f"{path}: expected number {number:06d} next: get it, or move this away"
+            )
     return found
+
+
+def read_export(folder: Path) -> dict[str, Any] | None:
+    """The content of export.json; None without that file. Raises ToolError if it is damaged."""
+    path = folder / EXPORT
+    if not os.path.lexists(path):
+        return None
+    try:
+        export = json.loads(path.read_bytes())
+        entries = [*export["shards"]["val"].values(), *export["shards"]["train"].values()]
+        known = all(isinstance(entry, int) or entry.keys() >= KEYS for entry in entries)
+        if not known or not isinstance(export["complete"], bool):
+            raise ValueError("not what tokenize_docs.py writes")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        remedy = "restore it, or make the set again under another --name"
+        raise cli.ToolError(f"{path}: damaged ({error!r}): {remedy}") from None
+    return export
 
 
 def record_tokenizer(folder: Path, tokenizer: Path) -> None:
@@ -188,20 +182,20 @@ def recorded_tokenizer(folder: Path) -> tuple[str, Path] | None:
         return None
     digest, _, name = os.fsdecode(record.read_bytes()).rstrip("\n").partition("  ")
     if len(digest) != 64 or not name:
-        raise DataError(f"{record}: not a line of sha256sum; make the data set again")
+        raise cli.ToolError(f"{record}: not a line of sha256sum: write it with sha256sum")
     return digest, Path(os.path.normpath(folder / name))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other tools out of a data set's folder. Raises DataError if one is at work there."""
+    """Keeps other tools out of a data set's folder. Raises ToolError if one is at work there."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise DataError(f"{folder}: another process makes it now; wait until it ends") from None
+        raise cli.ToolError(f"{folder}: another process makes it now; wait until it ends") from None
     finally:
         os.close(descriptor)
         with suppress(OSError):
@@ -229,4 +223,4 @@ class Producing:
         if error is None:
             self.path.unlink()
         else:
-            self.touch(error=one_line(error) or type(error).__name__)
+            self.touch(error=cli.one_line(error) or type(error).__name__)

@@ -4,7 +4,7 @@ write a few lines.
     python3 data/quickstart.py                    Python's own sources, without a network
     DATA_PATH=data/datasets/novel_sp1024 python3 data/quickstart.py
                                                   your own text: data/tokenize_docs.py makes it
-    ITERATIONS=2000 python3 data/quickstart.py    with any setting of train_gpt.py
+    python3 data/quickstart.py ITERATIONS=2000    with any setting of train_gpt.py
     python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
     python3 data/quickstart.py --script mine.py   with an edited train_gpt.py
     python3 data/quickstart.py --prepare-only     stop before training, and print how to train
@@ -13,18 +13,18 @@ Python's sources are the standard library of the Python that runs this script, o
 file. Their data set is made once, under data/datasets/ and data/tokenizers/, and again for another
 version of Python.
 
-Settings come from the environment, as those of train_gpt.py do. The script sets others only where
-you set none: sizes for a CPU, RUN_ID (quickstart, quickstart-2, ...), and two threads in all, so
-that the same command gives the same result on any number of cores. The learning rates fall to 0
-over the last four fifths of the steps.
+Settings stand after the script or in the environment, as with train_gpt.py. The script sets others
+only where you set none: sizes for a CPU, RUN_ID (quickstart, quickstart-2, ...), and two threads in
+all, so that the same command gives the same result on any number of cores. The learning rates fall
+to 0 over the last four fifths of the steps.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -34,40 +34,20 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import dataset
 import tokenize_docs
-from dataset import (
-    ROOT,
-    DataError,
-    Parser,
-    command_of,
-    how_to_train,
-    locked,
-    missing_package,
-    one_line,
-    recorded_tokenizer,
-    run_tool,
-    write_atomic,
-)
+from dataset import cli
 
-DATASETS = ROOT / "data" / "datasets"
+DATASETS = dataset.ROOT / "data" / "datasets"
 VOCAB_SIZE = 1024
 VERSION = 5  # of the data set below: after a change it is made again
 VAL_BYTES = 225_000  # about 90,000 tokens
 MAX_VAL_DOCUMENT_BYTES = 64_000  # a large file in a small split would weigh too much
 MIN_BYTES = 4_000_000
-LEFT_OUT = {
-    "test",
-    "tests",
-    "idle_test",
-    "lib2to3",
-    "pydoc_data",  # one generated file of half a megabyte
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-}
+LEFT_OUT = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
+LEFT_OUT |= {"__pycache__", "pydoc_data"}  # the latter is one generated file of half a megabyte
 
-# Its length does not depend on a clock, so that it can be repeated.
-# Compiling would take longer than it saves.
+# No clock, so that a run can be repeated; no compiling, which would take longer than it saves.
 SETTINGS = {
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads that keep busy cores make steps much slower
     "SEED": "1337",
@@ -91,33 +71,23 @@ SETTINGS = {
 }
 
 
-# === DATA =========================================================================================
-
-
 def read_sources(library: Path) -> dict[str, str]:
-    """The texts of the library's source files, each with its first name; tests and installed
-    packages are left out.
-    """
+    """The texts of the library's source files, each with its first name."""
     names: dict[str, str] = {}
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library)
         text = path.read_bytes().decode("utf-8", errors="ignore")
-        if not LEFT_OUT & set(name.parts) and text.strip():
+        if text.strip() and not LEFT_OUT & set(name.parts):
             names.setdefault(text, name.as_posix())
     return names
 
 
 def split_documents(names: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Validation and training documents, each shuffled.
-
-    Raises DataError if there is not enough text.
-    """
+    """Validation and training documents, each shuffled. Raises ToolError for too little text."""
     total = sum(map(len, names))
     if total < MIN_BYTES:
-        raise DataError(
-            f"the library of {sys.executable} has {len(names)} source files of {total:,} "
-            f"characters, {MIN_BYTES:,} are needed; use a Python that has its sources"
-        )
+        fault = f"{total:,} characters of source files, {MIN_BYTES:,} are needed"
+        raise cli.ToolError(f"{sys.executable}: {fault}: use a Python that has its sources")
     # The order depends on the name only: a file that comes or goes does not move the others.
     val: list[str] = []
     train: list[str] = []
@@ -136,68 +106,64 @@ def prepare(library: Path) -> tokenize_docs.DataSet:
     """Makes the data set of Python's sources unless it is there."""
     made = tokenize_docs.DataSet(
         DATASETS / f"quickstart_sp{VOCAB_SIZE}",
-        ROOT / "data" / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
+        dataset.ROOT / "data" / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
     )
     stamp_path = DATASETS / "quickstart.json"
     stamp = json.dumps({"python": sys.version, "version": VERSION}) + "\n"
-    with locked(DATASETS):
+    documents = DATASETS / "quickstart.jsonl"
+    with dataset.locked(DATASETS):
         whole = made.tokenizer.is_file() and list(made.folder.glob("fineweb_train_*.bin"))
         if whole and stamp_path.is_file() and stamp_path.read_text("utf-8") == stamp:
             return made
+        inputs = (dataset.read_export(made.folder) or {}).get("settings", {}).get("inputs", [])
+        is_own = [Path(name).name for name, *_ in inputs] == [documents.name]
+        if not is_own and (made.tokenizer.exists() or list(made.folder.glob("*.bin"))):
+            remedy = f"move it and {made.tokenizer} away, or set DATA_PATH to train on it"
+            raise cli.ToolError(f"{made.folder}: quickstart.py did not make this: {remedy}")
         print("making the data: about ten seconds", flush=True)
         stamp_path.unlink(missing_ok=True)
         shutil.rmtree(made.folder, ignore_errors=True)
         made.tokenizer.unlink(missing_ok=True)
         val, train = split_documents(read_sources(library))
-        documents = DATASETS / "quickstart.jsonl"
         lines = [json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]]
-        write_atomic(documents, *lines)
+        dataset.write_atomic(documents, *lines)
         words = [str(documents), "--name", "quickstart", "--num-val-docs", str(len(val))]
         words += ["--vocab-size", str(VOCAB_SIZE), "--shard-tokens", "1000000"]
         tokenize_docs.make_data_set(tokenize_docs.parse_arguments(words))
-        write_atomic(stamp_path, stamp.encode())
+        dataset.write_atomic(stamp_path, stamp.encode())
     return made
 
 
-def data_settings(environment: dict[str, str]) -> dict[str, str]:
-    """DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE. Python's sources are used if DATA_PATH is not set.
-
-    Raises DataError for a path that is not a data set's folder.
-    """
-    own = environment.get("DATA_PATH")
+def data_settings() -> dict[str, str]:
+    """DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE, of Python's sources if DATA_PATH is not set."""
+    own = os.environ.get("DATA_PATH")
     if own is None:
         made = prepare(Path(sysconfig.get_path("stdlib")))
         settings = {"DATA_PATH": str(made.folder), "TOKENIZER_PATH": str(made.tokenizer)}
         return {**settings, "VOCAB_SIZE": str(VOCAB_SIZE)}
     folder = Path(own)
     if own.endswith(".bin") and folder.is_file():
-        raise DataError(f"DATA_PATH={own}: a shard; set its folder: DATA_PATH={folder.parent}")
+        raise cli.ToolError(f"DATA_PATH={own}: a shard; set its folder: DATA_PATH={folder.parent}")
     if not list(folder.glob("fineweb_*.bin")) and not (folder / ".producing").exists():
-        tool = command_of("data/tokenize_docs.py")
+        tool = cli.command_of("data/tokenize_docs.py")
         text = shlex.quote(own) if folder.exists() else "FILE_OR_FOLDER"
         remedy = f"{tool} {text} --name mine makes shards of text, and prints what to set"
-        raise DataError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
-    tokenizer = environment.get("TOKENIZER_PATH")
-    if tokenizer is None:
-        recorded = recorded_tokenizer(folder)
-        if recorded is None:
-            raise DataError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
-        tokenizer = str(recorded[1])
+        raise cli.ToolError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
+    recorded = dataset.recorded_tokenizer(folder)
+    tokenizer = os.environ.get("TOKENIZER_PATH", str(recorded[1]) if recorded else "")
+    if not tokenizer:
+        raise cli.ToolError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
     size = tokenize_docs.Tokenizer(Path(tokenizer)).vocab_size
     return {"DATA_PATH": own, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
 
 
-# === TRAINING =====================================================================================
-
-
 def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
     """The environment of train_gpt.py; what the user has set takes precedence."""
-    environment = dict(os.environ)
     threads = min(2, os.cpu_count() or 1) // ranks
     settings = {**SETTINGS, **data, "OMP_NUM_THREADS": str(max(1, threads))}
-    if "RESUME" not in environment:  # that needs the RUN_ID of the run to resume
+    if "RESUME" not in os.environ:  # that needs the RUN_ID of the run to resume
         settings["RUN_ID"] = free_run_id()
-    result = {**settings, **environment}
+    result = {**settings, **os.environ}
     steps = result["ITERATIONS"]
     if steps.isdecimal():
         result.setdefault("WARMDOWN_ITERS", str(int(steps) * 4 // 5))
@@ -213,12 +179,11 @@ def free_run_id() -> str:
     return name
 
 
-def run_training(script: Path, ranks: int, environment: dict[str, str], *words: str) -> int:
-    """The exit code of train_gpt.py, or of an edited one."""
+def run_training(script: Path, ranks: int, env: dict[str, str], words: list[str]) -> int:
+    """The exit code of train_gpt.py, or of an edited one. `words`: settings, which it checks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    launcher = launcher if ranks > 1 else []
-    command = [sys.executable, *launcher, str(script), *words]
-    child = subprocess.Popen(command, env=environment)
+    command = [sys.executable, *(launcher if ranks > 1 else []), str(script), *words]
+    child = subprocess.Popen(command, env=env)
     # A terminal's Ctrl-C reaches the training itself; it ends with a checkpoint and says how to
     # resume it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -241,10 +206,10 @@ def events(log: Path) -> dict[str, dict[str, Any]]:
 
 def write_sample(log: Path) -> None:
     """Prints a few lines that the model writes."""
-    command = [sys.executable, str(ROOT / "tools" / "sample.py"), str(log)]
+    command = [sys.executable, str(dataset.ROOT / "tools" / "sample.py"), str(log)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        print(f"no sample: {one_line(done.stderr)}", file=sys.stderr)
+        print(f"no sample: {cli.one_line(done.stderr)}", file=sys.stderr)
         return
     print("a sample (a model this small learns spelling and form, no meaning):")
     for line in done.stdout.rstrip().splitlines()[:12]:
@@ -269,26 +234,23 @@ def report(log: Path, again: str) -> None:
 def own_command(settings: dict[str, str], script: Path, ranks: int) -> str:
     """This script's command with settings in front, ready to paste."""
     words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    words.append(command_of("data/quickstart.py"))
-    if script != ROOT / "train_gpt.py":
+    words.append(cli.command_of("data/quickstart.py"))
+    if script != dataset.ROOT / "train_gpt.py":
         words.append(f"--script {shlex.quote(str(script))}")
     return " ".join(words + ([f"--ranks {ranks}"] if ranks > 1 else []))
 
 
-def train(script: Path, ranks: int) -> int:
-    environment = training_environment(ranks, data_settings(dict(os.environ)))
-    print(
-        f"training {environment['ITERATIONS']} steps of a small model on "
-        f"{environment['DATA_PATH']}: 500 steps take about 90 seconds on two free cores",
-        flush=True,
-    )
-    code = run_training(script, ranks, environment)
+def train(script: Path, ranks: int, words: list[str]) -> int:
+    environment = training_environment(ranks, data_settings())
+    what = f"{environment['ITERATIONS']} steps of a small model on {environment['DATA_PATH']}"
+    print(f"training {what}: 500 steps take about 90 seconds on two free cores", flush=True)
+    code = run_training(script, ranks, environment, words)
     run_id = environment.get("RUN_ID", "")
     log = Path("logs", f"{run_id}.jsonl")
     found = events(log) if log.is_file() else {}
     settings = {"OMP_NUM_THREADS", *map(str.upper, found.get("config", {}))}
-    own = {name: os.environ[name] for name in os.environ if name in settings}
-    again = {name: own[name] for name in own if name not in ("RUN_ID", "RESUME")}
+    settings -= {"RUN_ID", "RESUME"}
+    again = {name: os.environ[name] for name in os.environ if name in settings}
     if code == 0:
         write_sample(log)
         report(log, own_command({**again, "ITERATIONS": "2000"}, script, ranks))
@@ -299,32 +261,28 @@ def train(script: Path, ranks: int) -> int:
 
 
 def main() -> int:
-    parser = Parser(__doc__)
-    ranks = "processes (default: 1)"
-    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help=ranks)
-    edited = "an edited train_gpt.py (default: the original)"
-    parser.add_argument("--script", type=Path, default=ROOT / "train_gpt.py", help=edited)
-    prepare_only = "make the data, print how to train, and stop before training"
-    parser.add_argument("--prepare-only", action="store_true", help=prepare_only)
-    print_config = "print the settings as train_gpt.py --print-config does"
-    parser.add_argument("--print-config", action="store_true", help=print_config)
+    parser = cli.Parser(description=__doc__)
+    add, script = parser.add_argument, dataset.ROOT / "train_gpt.py"
+    add("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help="processes (default: 1)")
+    add("--script", type=Path, default=script, help="an edited train_gpt.py")
+    add("--prepare-only", action="store_true", help="make the data, and print how to train")
+    add("settings", nargs="*", metavar="NAME=value", help="settings of train_gpt.py")
     options = parser.parse_args()
+    if wrong := [word for word in options.settings if not re.fullmatch(r"\w+=.*", word, re.DOTALL)]:
+        parser.error(f"{wrong[0]}: no setting, which is NAME=value")
+    os.environ |= dict(word.split("=", 1) for word in options.settings)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        command = f"{command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
-        raise DataError(f"quickstart.py starts torchrun itself; run {command}")
+        command = f"{cli.command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
+        raise cli.ToolError(f"quickstart.py starts torchrun itself; run {command}")
     if options.prepare_only:
-        data = data_settings(dict(os.environ))
+        data = data_settings()
         paths = Path(data["DATA_PATH"]), Path(data["TOKENIZER_PATH"])
-        print(how_to_train(*paths, data["VOCAB_SIZE"]))
+        print(dataset.how_to_train(*paths, data["VOCAB_SIZE"]))
         return 0
-    if importlib.util.find_spec("torch") is None:
-        sys.exit(missing_package(ImportError("No module named 'torch'")))
     if not options.script.is_file():
-        raise DataError(f"--script {options.script}: there is no such file")
-    if options.print_config:
-        return run_training(options.script, 1, training_environment(1, {}), "--print-config")
-    return train(options.script, options.ranks)
+        raise cli.ToolError(f"--script {options.script}: there is no such file")
+    return train(options.script, options.ranks, options.settings)
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    dataset.run_tool(main)

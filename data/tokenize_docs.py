@@ -3,7 +3,6 @@
     python3 data/tokenize_docs.py novel.txt --name novel
     python3 data/tokenize_docs.py notes/ --name notes --bytes
     python3 data/tokenize_docs.py docs.jsonl --name mine --model my_bpe.model
-    # the challenge's documents, normalised as the challenge does it
     python3 data/tokenize_docs.py data/docs_selected.jsonl --normalization nmt_nfkc
 
 Input: files or folders. A .jsonl or .json file has one {"text": "..."} per line. Any other file is
@@ -18,15 +17,12 @@ The tokens of a document can be decoded to its exact text: spaces, tabs and line
 line ends and tabs become one space, and some characters become others. Bits per byte are then those
 of the changed text.
 
-Output, under --out:
+It writes tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json) and, in
+datasets/<name>_sp<vocabulary>/ (or <name>_byte260/), fineweb_val_*.bin, fineweb_train_*.bin,
+export.json and tokenizer.sha256, under --out.
 
-    tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json)
-    datasets/<name>_sp<vocabulary>/ (or <name>_byte260/):
-        fineweb_val_*.bin, fineweb_train_*.bin, export.json, tokenizer.sha256
-
-Shard k of a split holds its tokens [k * shard_tokens, (k + 1) * shard_tokens), so its content
-depends only on its number. If the command was stopped, run it again: it continues after the last
-complete shard. Training may start before the last shard is made: see data/README.md.
+If the command was stopped, run it again: it continues after the last complete shard. Training may
+start before the last shard is made: see data/README.md.
 """
 
 from __future__ import annotations
@@ -39,61 +35,40 @@ import os
 import re
 import shlex
 import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from dataset import (
-    HEADER_BYTES,
-    SHARD_MAGIC,
-    SHARD_VERSION,
-    DataError,
-    Parser,
-    Producing,
-    how_to_train,
-    locked,
-    missing_package,
-    one_line,
-    positive,
-    record_tokenizer,
-    run_tool,
-    sha256_of,
-    write_atomic,
-    write_json,
-)
+import dataset
+from dataset import cli
 
-try:
-    import numpy as np
-    import sentencepiece
-except ImportError as error:
-    sys.exit(missing_package(error))
+# isort: split
+import numpy as np  # after cli, which says in one line what is to be installed
+import sentencepiece
 
 DATA = Path(__file__).resolve().parent
-STATE_NAME = "export.json"
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}
 BYTE_BOS_ID = 1
+LEAST_VOCABULARY = 256 + 4 + 1  # bytes; pad, BOS, EOS, unknown; a space
+MOST_VOCABULARY = 1 << 16  # a token is a uint16
 MAX_VAL_DOCS = 50_000  # the challenge's number
 MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece takes about 45 bytes of memory for each
 BATCH_BYTES = 1 << 20  # of documents that are encoded together
 PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
 SPACE = "\u2581"  # SentencePiece's mark for a space
-# At most 16,000 bytes: SentencePiece drops longer sentences without a word.
-SENTENCE_CHARACTERS = 4000
+SPACE_BYTES = "<0xE2>", "<0x96>", "<0x81>"  # the same as byte pieces
+SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes: SentencePiece drops longer sentences silently
 SAMPLE_BYTES = 50_000_000  # of input that a tokenizer is trained on
-PROGRESS_SECONDS = 10.0
-ROW_TOKENS = 1024  # the trainer's default TRAIN_SEQ_LEN
 
 
 # === DOCUMENTS ====================================================================================
 
 
-class Place(NamedTuple):
-    """Where a document begins."""
-
+class Place(NamedTuple):  # where a document begins
     number: int = 0  # of the document in the whole input, from 0
     file: int = 0  # index of its file
     offset: int = 0  # its first byte in that file
@@ -109,7 +84,7 @@ class Document(NamedTuple):
     data: bytes  # with all that separates it from the next one, as in the file
 
     def text(self) -> str:
-        """Raises DataError with file and line number."""
+        """Raises ToolError with file and line number."""
         try:
             text = self.data.decode("utf-8")
             if is_json_lines(self.path):
@@ -123,11 +98,11 @@ class Document(NamedTuple):
             fault = f"not UTF-8 ({error.reason}); if it is text, convert it: {convert}"
             if b"\0" in self.data and not is_utf16:
                 fault = "a binary file, no text; name text files or .jsonl files"
-            raise DataError(f"{self.path}:{line}: {fault}") from None
+            raise cli.ToolError(f"{self.path}:{line}: {fault}") from None
         except (ValueError, RecursionError) as error:
-            fault = f'not an object like {{"text": "..."}} on one line ({one_line(error)})'
+            fault = f'not an object like {{"text": "..."}} on one line ({error})'
             remedy = "mend that; plain text needs a name such as .txt"
-            raise DataError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
+            raise cli.ToolError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
         return text
 
 
@@ -137,7 +112,7 @@ def text_in_line(line: str) -> str:
         raise ValueError("an array: `jq -c '.[]' FILE > NEW.jsonl` writes a line for each entry")
     value = json.loads(line)
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        keys = ", ".join(map(str, value)) if isinstance(value, dict) else one_line(value)
+        keys = ", ".join(map(str, value)) if isinstance(value, dict) else cli.one_line(value)
         raise ValueError(f'it has {keys[:80]}, and no "text" that is a string')
     return value["text"]
 
@@ -167,56 +142,65 @@ def passages(file: BinaryIO) -> Iterator[bytes]:
 def passage_end(data: bytes, start: int) -> int:
     """After the next blank lines; if there are none near, after a line, a word or a character."""
     limit = start + PASSAGE_BYTES
-    blank = BLANK_LINES.search(data, start, limit)
-    if blank:
+    if blank := BLANK_LINES.search(data, start, limit):
         return blank.end()
     if len(data) <= limit:
         return len(data)
     for separator in (b"\n", b" "):
-        end = data.rfind(separator, start, limit) + 1
-        if end:
+        if end := data.rfind(separator, start, limit) + 1:
             return end
     while data[limit] & 0xC0 == 0x80 and limit > start + 1:  # inside a character
         limit -= 1
     return limit
 
 
-def input_files(paths: list[str]) -> list[str]:
-    """The files to read, those of folders in order. Raises DataError for what is not a file."""
-    files = []
+def input_files(paths: list[str]) -> tuple[list[str], list[str]]:
+    """(the files to read, those of folders in order; what else is in the folders)"""
+    files: list[str] = []
+    left_out: list[str] = []
     for path in paths:
         if os.path.isdir(path):
-            found = sorted(Path(path).rglob("*"))
-            inside = [f for f in found if f.is_file() and not is_hidden(f.relative_to(path))]
+            inside, others = files_inside(path)
             if not inside:
-                raise DataError(f"{path}: a folder without files; name text or .jsonl files")
-            files += map(str, inside)
+                raise cli.ToolError(f"{path}: a folder without files: name text or .jsonl files")
+            files += inside
+            left_out += others
         elif os.path.isfile(path):
             files.append(path)
         else:
             what = "not a regular file" if os.path.lexists(path) else "no such file"
-            raise DataError(f"{path}: {what}; name text files, .jsonl files or folders")
-    twice = [path for path, count in Counter(map(os.path.realpath, files)).items() if count > 1]
-    if twice:
-        raise DataError(f"{twice[0]}: named twice; name it once")
-    return files
+            raise cli.ToolError(f"{path}: {what}: name text files, .jsonl files or folders")
+    if twice := [path for path, n in Counter(map(os.path.realpath, files)).items() if n > 1]:
+        raise cli.ToolError(f"{twice[0]}: named twice: name it once")
+    return files, left_out
 
 
-def is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def files_inside(folder: str) -> tuple[list[str], list[str]]:
+    """The regular files in a folder and below it, and what else is there, but for hidden names."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    files, others = [], []
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for path in [Path(place, n) for n in [*names, *links] if not n.startswith(".")]:
+            (files if path.is_file() else others).append(path)
+    return [str(path) for path in sorted(files)], [str(path) for path in sorted(others)]
 
 
 class Source:
     """The documents of the input files, in order. The first num_val_docs are for validation."""
 
     def __init__(self, paths: list[str], num_val_docs: int | None = None) -> None:
-        self.files = input_files(paths)
+        self.files, self.left_out = input_files(paths)
         self.stamps = self.stamps_now()  # before anything is read
         self.bytes = sum(size for _, size, _ in self.stamps)
         self.num_val_docs = self.count_val_docs() if num_val_docs is None else num_val_docs
 
     def documents(self, start: Place = BEGINNING) -> Iterator[Document]:
-        """The documents from that place on. Raises DataError for one that is too large."""
+        """The documents from that place on. Raises ToolError for one that is too large."""
         number, first, offset, line = start
         for index in range(first, len(self.files)):
             path = self.files[index]
@@ -226,7 +210,7 @@ class Source:
                     place = Place(number, index, offset, line)
                     if len(data) > MAX_DOCUMENT_BYTES:
                         limit = f"a document over {MAX_DOCUMENT_BYTES:,} bytes"
-                        raise DataError(f"{path}:{line}: {limit}; split it")
+                        raise cli.ToolError(f"{path}:{line}: {limit}; split it")
                     if data.strip() or not is_json_lines(path):
                         yield Document(place, path, data)
                         number += 1
@@ -243,56 +227,33 @@ class Source:
 
     def count_val_docs(self) -> int:
         """A tenth of the documents, at most MAX_VAL_DOCS and at least one."""
-        count = 0
-        for _ in self.documents():
-            count += 1
-            if count == 10 * MAX_VAL_DOCS:
-                break
+        count = sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS))
         return max(1, count // 10)
 
-    def how_cut(self) -> str:
-        """How a single text file becomes documents; empty for other input."""
-        if len(self.files) > 1 or is_json_lines(self.files[0]):
-            return ""
-        documents = blank = 0
-        for document in self.documents():
-            documents += 1
-            found = list(BLANK_LINES.finditer(document.data))
-            blank += bool(found) and found[-1].end() == len(document.data)
-        how = "at blank lines" if blank >= documents - 1 > 0 else f"every {PASSAGE_BYTES:,} bytes"
-        how = "at blank lines, or by size where none is near" if 0 < blank < documents - 1 else how
-        return f"{self.files[0]}: {documents:,} documents, cut {how}"
-
     def val_digests(self) -> frozenset[bytes]:
-        """Digests of the validation documents.
-
-        Raises DataError if no document is left for training.
-        """
-        digests: list[bytes] = []
-        for document in self.documents():
-            if len(digests) == self.num_val_docs:
-                return frozenset(digests)
-            digests.append(digest_of(document.text()))
-        count = len(digests)
-        remedy = "separate documents by blank lines, or give more files"
+        """Digests of the validation documents. Raises ToolError if none is left for training."""
+        first = islice(self.documents(), self.num_val_docs + 1)
+        digests = [digest_of(document.text()) for document in first]
+        if len(digests) > self.num_val_docs:
+            return frozenset(digests[:-1])
+        count, remedy = len(digests), "separate documents by blank lines, or give more files"
         remedy = f"set --num-val-docs {max(1, count // 10)}" if count > 1 else remedy
-        raise DataError(
-            f"{self.files[0]}: documents in all: {count}; validation takes the first "
-            f"{self.num_val_docs}: none left for training; {remedy}"
-        )
+        what = f"documents in all: {count}; validation takes the first {self.num_val_docs}"
+        raise cli.ToolError(f"{self.files[0]}: {what}: none left for training: {remedy}")
 
     def stamps_now(self) -> list[list[Any]]:
         """What changes if somebody writes to an input file."""
-        stamps = []
-        for path in self.files:
-            status = os.stat(path)
-            stamps.append([os.path.abspath(path), status.st_size, status.st_mtime_ns])
-        return stamps
+        states = [(path, os.stat(path)) for path in self.files]
+        return [[os.path.abspath(path), s.st_size, s.st_mtime_ns] for path, s in states]
+
+    def share_before(self, place: Place) -> float:
+        """The share of all input before that place."""
+        read = sum(size for _, size, _ in self.stamps[: place.file]) + place.offset
+        return read / max(1, self.bytes)
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
+    batch, size = [], 0
     for document in documents:
         batch.append(document)
         size += len(document.data)
@@ -307,11 +268,12 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Tokenizer:
-    """A SentencePiece .model or a byte tokenizer's .json. Raises DataError for anything else."""
+    """A SentencePiece .model or a byte tokenizer's .json. Raises ToolError for anything else."""
 
     def __init__(self, path: Path) -> None:
         self.processor: sentencepiece.SentencePieceProcessor | None = None
         self.offset = 0  # of a byte tokenizer: byte b is token b + offset
+        self.unknown_id, self.space_ids = -1, [-1, -1, -1]  # none
         try:
             data = path.read_bytes()
             if path.suffix == ".json":
@@ -320,83 +282,85 @@ class Tokenizer:
                 self.vocab_size, self.bos_id = 256 + self.offset, BYTE_BOS_ID
             else:
                 self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-                self.vocab_size = self.processor.vocab_size()
-                self.bos_id = self.processor.bos_id()
+                self.vocab_size, self.bos_id = len(self.processor), self.processor.bos_id()
+                self.unknown_id = self.processor.unk_id()
+                ids = [self.processor.piece_to_id(piece) for piece in SPACE_BYTES]
+                self.space_ids = ids if self.processor.is_byte(ids[0]) else self.space_ids
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
-            kind = type(error) is RuntimeError
-            reason = "no SentencePiece model" if kind else one_line(error)
-            reason = getattr(error, "strerror", "") or reason
+            reason = getattr(error, "strerror", "") or cli.one_line(error)
+            reason = "no SentencePiece model" if type(error) is RuntimeError else reason
             remedy = "give a SentencePiece .model, or a byte tokenizer's .json"
-            raise DataError(f"{path}: not a usable tokenizer ({reason}); {remedy}") from None
-        if self.bos_id < 0 or self.vocab_size > 1 << 16:
-            raise DataError(
-                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}; "
-                "shards need a BOS piece and at most 65,536 pieces"
-            )
+            raise cli.ToolError(f"{path}: not a usable tokenizer ({reason}); {remedy}") from None
+        if self.bos_id < 0 or self.vocab_size > MOST_VOCABULARY:
+            fault = f"{self.vocab_size} pieces and BOS id {self.bos_id}"
+            remedy = f"shards need a BOS piece and at most {MOST_VOCABULARY:,} pieces"
+            raise cli.ToolError(f"{path}: {fault}: {remedy}")
+
+    def has_space(self) -> bool:
+        """Has it a piece for a single space? Without one, bytes are counted wrongly."""
+        encode = self.processor.encode
+        spaces = {*encode(" ")} | ({*encode("a b")} - {*encode("ab")})
+        return self.unknown_id not in spaces and self.space_ids[0] not in spaces
+
+    def count_wrong(self, ids: np.ndarray) -> int:
+        """How many of the tokens are unknown, or a space that is written as three byte pieces."""
+        first, second, third = self.space_ids
+        is_space = (ids[:-2] == first) & (ids[1:-1] == second) & (ids[2:] == third)
+        return int((ids == self.unknown_id).sum() + is_space.sum())
 
     def changes_text(self) -> str:
         """What its normaliser changes, in words; empty if nothing."""
         probe = " a  b\tc\n\nd\r\n\u00a0e\ufb01 "
         if not self.processor or self.processor.normalize(probe).replace(SPACE, " ") == probe:
             return ""
-        return (
-            "its normaliser changes text: runs of white space, line ends and tabs become one "
-            "space, and some characters become others; bits per byte are those of the changed text"
-        )
+        changes = "runs of white space, line ends and tabs become one space, and some characters"
+        why = "bits per byte are those of the changed text"
+        return f"its normaliser changes text: {changes} become others; {why}"
 
     def encode(self, texts: list[str], threads: int = 1) -> list[np.ndarray]:
         """BOS and the tokens of each document, as uint16."""
         if self.processor:
             many = self.processor.encode(texts, add_bos=True, out_type="numpy", num_threads=threads)
             return [ids.astype(np.uint16) for ids in many]
-        many = []
-        for text in texts:
-            data = np.frombuffer(b"\0" + text.encode("utf-8"), dtype=np.uint8)
-            ids = data + np.uint16(self.offset)
-            ids[0] = self.bos_id
-            many.append(ids)
-        return many
+        bos, offset = np.array([self.bos_id], np.uint16), np.uint16(self.offset)
+        contents = [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+        return [np.concatenate([bos, content + offset]) for content in contents]
 
 
-def training_sentences(source: Source) -> Iterator[str]:
+def training_sentences(source: Source, faults: list[BaseException]) -> Iterator[str]:
     """Training documents, all or an even sample of SAMPLE_BYTES, as sentences that SentencePiece
-    accepts.
+    accepts. What is raised is in `faults`, too: SentencePiece makes a RuntimeError of it.
     """
-    val_digests = source.val_digests()
-    threshold = SAMPLE_BYTES / max(1, source.bytes) * 2**32
-    for document in source.documents():
-        # The choice depends only on the number: a repeated command trains the same tokenizer.
-        if zlib.crc32(b"%d" % document.place.number) >= threshold:
-            continue
-        text = document.text()
-        if digest_of(text) not in val_digests:
-            # SentencePiece drops sentences that hold these.
-            text = text.replace("\0", " ").replace("\t", " ")
-            for at in range(0, len(text), SENTENCE_CHARACTERS):
-                yield text[at : at + SENTENCE_CHARACTERS]
+    try:
+        val_digests = source.val_digests()
+        threshold = SAMPLE_BYTES / max(1, source.bytes) * 2**32
+        for document in source.documents():
+            # The choice depends only on the number: a repeated command trains the same tokenizer.
+            if zlib.crc32(b"%d" % document.place.number) >= threshold:
+                continue
+            text = document.text()
+            if digest_of(text) not in val_digests:
+                # SentencePiece drops sentences that hold these.
+                text = text.replace("\0", " ").replace("\t", " ")
+                for at in range(0, len(text), SENTENCE_CHARACTERS):
+                    yield text[at : at + SENTENCE_CHARACTERS]
+    except (cli.ToolError, OSError, KeyboardInterrupt) as fault:
+        faults.append(fault)
+        raise
 
 
 def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> bytes:
     """Trains a SentencePiece BPE model on the training documents; returns the file's bytes.
 
     "identity" keeps every character, white space too; "nmt_nfkc" changes text, as the published
-    tokenizers do. Raises DataError if the documents are too small for such a vocabulary.
+    tokenizers do. Raises ToolError if the documents are too small for such a vocabulary.
     """
     model = io.BytesIO()
     lossless = normalization == "identity"
     faults: list[BaseException] = []
-
-    def sentences() -> Iterator[str]:
-        # SentencePiece turns what this raises into a RuntimeError with a traceback in its text.
-        try:
-            yield from training_sentences(source)
-        except (DataError, OSError, KeyboardInterrupt) as fault:
-            faults.append(fault)
-            raise
-
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(),
+            sentence_iterator=training_sentences(source, faults),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -411,8 +375,7 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
             normalization_rule_name=normalization,
             remove_extra_whitespaces=not lossless,
             allow_whitespace_only_pieces=lossless,
-            # Without a lone U+2581 a single space would become three byte pieces
-            # and count as three bytes.
+            # Without a lone U+2581 a single space would become, and count as, three byte pieces.
             required_chars=SPACE,
             max_sentence_length=4 * SENTENCE_CHARACTERS,
             num_threads=1,
@@ -423,29 +386,24 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
     return model.getvalue()
 
 
-def too_small(source: Source, vocab_size: int, words: str) -> DataError:
+def too_small(source: Source, vocab_size: int, words: str) -> cli.ToolError:
     """SentencePiece's refusal of a vocabulary, with what to do."""
     reason = words.rpartition("] ")[2].strip()
     if not reason:
         fault = "all training documents are empty or repeat validation documents"
-        return DataError(f"{source.files[0]}: {fault}; add others")
-    most = re.search(r"<= (\d+)", reason)
-    least = re.search(r"\d+ vs (\d+)", reason)
+        return cli.ToolError(f"{source.files[0]}: {fault}; add others")
+    most, least = re.search(r"<= (\d+)", reason), re.search(r"\d+ vs (\d+)", reason)
     remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
-    remedy = f"set --vocab-size {least[1]} or more, or " if least else remedy
-    cause = reason.partition(".")[0]
-    return DataError(
-        f"{source.files[0]}: no vocabulary of {vocab_size} fits these documents ({cause}); "
-        f"{remedy}give {'--bytes' if least else 'more text, or --bytes'}"
-    )
+    remedy += "give more text, or --bytes"
+    remedy = f"set --vocab-size {least[1]} or more, or give --bytes" if least else remedy
+    fault = f"no vocabulary of {vocab_size} fits these documents ({reason.partition('.')[0]})"
+    return cli.ToolError(f"{source.files[0]}: {fault}: {remedy}")
 
 
 # === EXPORT =======================================================================================
 
 
 class DataSet(NamedTuple):
-    """Where a data set and its tokenizer are."""
-
     folder: Path
     tokenizer: Path
 
@@ -459,19 +417,18 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         # The next document, and how many of its tokens are in complete shards.
         "place": list(BEGINNING),
         "tokens_done": 0,
-        "shards": {"val": {}, "train": {}},  # split -> file name -> tokens
+        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
+        "miscounted_tokens": {"val": 0, "train": 0},
     }
 
 
 def tokens_of(state: dict[str, Any], split: str) -> int:
-    return sum(state["shards"][split].values())
+    return sum(map(dataset.tokens_in, state["shards"][split].values()))
 
 
 class ShardWriter:
-    """Cuts each split's tokens into shards of exactly shard_tokens,
-    of which only the last may be shorter.
-    """
+    """Cuts each split's tokens into shards of shard_tokens; only the last may be shorter."""
 
     def __init__(self, folder: Path, state: dict[str, Any], shard_tokens: int) -> None:
         self.folder, self.state = folder, state
@@ -493,33 +450,30 @@ class ShardWriter:
         shards = self.state["shards"][split]
         if self.used:
             name = f"fineweb_{split}_{len(shards):06d}.bin"
-            header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
-            header[:3] = SHARD_MAGIC, SHARD_VERSION, self.used
-            write_atomic(self.folder / name, header, self.buffer[: self.used])
-            shards[name] = self.used
+            header = np.zeros(dataset.HEADER_BYTES // 4, dtype="<i4")
+            header[:3] = dataset.SHARD_MAGIC, dataset.SHARD_VERSION, self.used
+            dataset.write_atomic(self.folder / name, header, self.buffer[: self.used])
+            shards[name] = dataset.entry_of(self.folder / name)
             self.used = 0
         self.state |= {"place": list(place), "tokens_done": tokens_done, "complete": complete}
-        write_json(self.folder / STATE_NAME, self.state)
+        dataset.write_json(self.folder / dataset.EXPORT, self.state)
 
 
 def export_documents(
-    source: Source, made: DataSet, state: dict[str, Any], producing: Producing, threads: int
+    source: Source, made: DataSet, state: dict[str, Any], producing: dataset.Producing, threads: int
 ) -> None:
-    """Writes both splits' shards from where `state` stands; it is saved after each shard.
-
-    Raises DataError if the input changed meanwhile.
-    """
+    """Writes both splits' shards from where `state` stands; it is saved after each shard."""
     val_digests = source.val_digests()
     tokenizer = Tokenizer(made.tokenizer)
     writer = ShardWriter(made.folder, state, state["settings"]["shard_tokens"])
-    begin, done, docs = Place(*state["place"]), state["tokens_done"], state["docs"]
+    begin, done = Place(*state["place"]), state["tokens_done"]
+    docs, wrong = state["docs"], state["miscounted_tokens"]
     producing.touch(val_complete=begin.number >= source.num_val_docs)
-    progress = Progress(made.folder.name, source, begin)
+    progress = cli.Progress(made.folder.name, source.share_before(begin))
     for batch in batches(source.documents(begin)):
         texts = [document.text() for document in batch]
-        for document, text, tokens in zip(
-            batch, texts, tokenizer.encode(texts, threads), strict=True
-        ):
+        many = tokenizer.encode(texts, threads)
+        for document, text, tokens in zip(batch, texts, many, strict=True):
             split = "val" if document.place.number < source.num_val_docs else "train"
             if document.place.number == source.num_val_docs and not done:
                 writer.flush("val", document.place)
@@ -529,83 +483,55 @@ def export_documents(
                 continue
             if not done:  # else it was counted before the interruption
                 docs[split] += 1
+                wrong[split] += tokenizer.count_wrong(tokens)
             writer.add(split, tokens, done, document.place)
             done = 0
         producing.touch()
-        progress.show(batch)
+        progress.show(source.share_before(batch[-1].place))
     if not docs["train"]:
-        first = source.files[0]
-        raise DataError(f"{first}: all training documents repeat validation documents; add others")
-    demand_unchanged(source, made)
+        fault = "all training documents repeat validation documents"
+        raise cli.ToolError(f"{source.files[0]}: {fault}: add others")
+    for before, now in zip(source.stamps, source.stamps_now(), strict=True):
+        if before != now:
+            raise cli.ToolError(f"{now[0]}: it was changed while it was read: {start_anew(made)}")
     writer.flush("train", BEGINNING, complete=True)
 
 
-def demand_unchanged(source: Source, made: DataSet) -> None:
-    for before, now in zip(source.stamps, source.stamps_now(), strict=True):
-        if before != now:
-            remedy = f"run {remove(made)}, then this command again"
-            raise DataError(f"{now[0]}: it was changed while it was read; {remedy}")
-
-
-def remove(made: DataSet) -> str:
-    return shlex.join(["rm", "-r", str(made.folder), str(made.tokenizer)])
-
-
-class Progress:
-    """Prints the share done, the rate and the time left now and then."""
-
-    def __init__(self, name: str, source: Source, begin: Place) -> None:
-        self.name, self.total = name, source.bytes
-        self.first = sum(os.path.getsize(path) for path in source.files[: begin.file])
-        self.first += begin.offset
-        self.read = 0
-        self.started = self.printed = time.monotonic()
-
-    def show(self, batch: list[Document]) -> None:
-        self.read += sum(len(document.data) for document in batch)
-        now = time.monotonic()
-        if now - self.printed < PROGRESS_SECONDS:
-            return
-        self.printed, rate = now, self.read / (now - self.started)
-        left = (self.total - self.first - self.read) / rate
-        share = (self.first + self.read) / self.total
-        print(f"{self.name}: {share:.1%}, {rate / 1e6:.2f} MB/s, {left:,.0f} s left", flush=True)
+def start_anew(made: DataSet) -> str:
+    """What to do about a data set that cannot be continued."""
+    return f"choose another --name, or move {made.folder} and {made.tokenizer} away"
 
 
 def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
-    """The export to begin or to continue.
-
-    Raises DataError if the folder holds something else.
-    """
-    remedy = f"choose another --name, or run {remove(made)}"
-    path = made.folder / STATE_NAME
-    if not path.exists():
+    """The export to begin or to continue. Raises ToolError if the folder holds something else."""
+    state = dataset.read_export(made.folder)
+    if state is None:
         for other in [*made.folder.glob("fineweb_*.bin"), made.tokenizer]:
-            if other.exists():
-                raise DataError(f"{other}: was not made by this command; {remedy}")
+            if os.path.lexists(other):
+                raise cli.ToolError(f"{other}: was not made by this command: {start_anew(made)}")
         return new_state(settings)
-    try:
-        state = json.loads(path.read_bytes())
-        changed = [key for key in settings if state["settings"][key] != settings[key]]
-        if changed:
-            old, new = ({key: s[key] for key in changed} for s in (state["settings"], settings))
-            others = "other input files, or they have changed since"
-            what = others if "inputs" in changed else f"{old}, now {new}"
-            raise DataError(f"{made.folder}: made with {what}; {remedy}")
-        for split in ("val", "train"):
-            for name, tokens in state["shards"][split].items():
-                if os.path.getsize(made.folder / name) != HEADER_BYTES + 2 * tokens:
-                    raise DataError(f"{made.folder / name}: it was changed; {remedy}")
-        wanted = state["tokenizer_sha256"]
-        if wanted and made.tokenizer.exists() and sha256_of(made.tokenizer) != wanted:
-            raise DataError(f"{made.tokenizer}: it was changed; {remedy}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: damaged, or a shard is missing ({error}); {remedy}") from None
+    state = {**new_state(settings), **state}  # older ones lack what was added later
+    was = state["settings"]
+    changed = [key for key in settings if was.get(key) != settings[key]]
+    if changed:
+        old, new = ({key: s.get(key) for key in changed} for s in (was, settings))
+        others = "other input files, or they have changed since"
+        what = others if "inputs" in changed else f"{old}, now {new}"
+        raise cli.ToolError(f"{made.folder}: made with {what}: {start_anew(made)}")
+    for split in ("val", "train"):
+        for name, entry in state["shards"][split].items():
+            try:
+                dataset.check_shard(made.folder / name, entry)
+            except cli.ToolError as error:
+                raise cli.ToolError(f"{error}, or {start_anew(made)}") from None
+    wanted = state["tokenizer_sha256"]
+    if wanted and made.tokenizer.exists() and dataset.sha256_of(made.tokenizer) != wanted:
+        raise cli.ToolError(f"{made.tokenizer}: it was changed: {start_anew(made)}")
     return state
 
 
 def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None:
-    """Writes the tokenizer unless it is there. Raises DataError if it comes out otherwise."""
+    """Writes the tokenizer unless it is there. Raises ToolError if it comes out otherwise."""
     recipe = state["settings"]["tokenizer"]
     if not made.tokenizer.exists():
         if "model" in recipe:
@@ -617,60 +543,57 @@ def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None
             content = train_tokenizer(source, **recipe)
         digest = hashlib.sha256(content).hexdigest()
         if state["tokenizer_sha256"] not in ("", digest):
-            raise DataError(f"{made.tokenizer}: missing; run {remove(made)}, then this again")
+            raise cli.ToolError(f"{made.tokenizer}: missing: restore it, or {start_anew(made)}")
         # First, so that the tokenizer is known as ours even if we are killed now.
         state["tokenizer_sha256"] = digest
-        write_json(made.folder / STATE_NAME, state)
-        write_atomic(made.tokenizer, content)
-    record_tokenizer(made.folder, made.tokenizer)
+        dataset.write_json(made.folder / dataset.EXPORT, state)
+        dataset.write_atomic(made.tokenizer, content)
+    dataset.record_tokenizer(made.folder, made.tokenizer)
     print(f"{made.tokenizer}: ready; training may start while shards are made", flush=True)
 
 
 def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]:
     """Makes a tokenizer and a data set, or what is missing of them."""
-    for name in options.files:
-        if os.path.isdir(name) and options.out.resolve().is_relative_to(Path(name).resolve()):
-            raise DataError(f"--out {options.out}: it is in the input {name}; name another folder")
+    for name in filter(os.path.isdir, options.files):
+        if options.out.resolve().is_relative_to(Path(name).resolve()):
+            where = f"--out {options.out}: it is in the input {name}"
+            raise cli.ToolError(f"{where}: name another folder")
+    label, recipe = tokenizer_recipe(options)
     source = Source(options.files, options.num_val_docs)
     source.val_digests()  # refuses too few documents before a tokenizer is trained
-    label, recipe = tokenizer_recipe(options)
     kind = "json" if options.bytes else "model"
     stem = f"{options.name}_{label}" if options.bytes else f"{options.name}_{label[2:]}_bpe"
-    made = DataSet(
-        options.out / "datasets" / f"{options.name}_{label}",
-        options.out / "tokenizers" / f"{stem}.{kind}",
-    )
-    settings = {
-        "inputs": source.stamps,
-        "num_val_docs": source.num_val_docs,
-        "shard_tokens": options.shard_tokens,
-        "tokenizer": recipe,
-    }
-    if how := source.how_cut():
-        print(how, flush=True)
-    with locked(made.folder):
+    folder = options.out / "datasets" / f"{options.name}_{label}"
+    made = DataSet(folder, options.out / "tokenizers" / f"{stem}.{kind}")
+    settings = {"inputs": source.stamps, "num_val_docs": source.num_val_docs}
+    settings |= {"shard_tokens": options.shard_tokens, "tokenizer": recipe}
+    if len(source.files) == 1 and not is_json_lines(source.files[0]):
+        how = f"at blank lines, or after {PASSAGE_BYTES:,} bytes where none is near"
+        print(f"{source.files[0]}: cut into documents {how}", flush=True)
+    if source.left_out:
+        count, first = len(source.left_out), source.left_out[0]
+        print(f"note: left out: {count} that are no regular file, the first is {first}", flush=True)
+    with dataset.locked(made.folder):
         state = open_state(made, settings)
         if not state["complete"]:
             make_tokenizer(source, made, state)
             if state["shards"]["val"]:
                 print(f"continuing at document {state['place'][0] + 1:,}", flush=True)
             try:
-                with Producing(made.folder) as producing:
+                with dataset.Producing(made.folder) as producing:
                     export_documents(source, made, state, producing, options.workers)
-            except DataError:
+            except cli.ToolError:
                 if not any(state["shards"].values()):  # mended input may come next
                     made.tokenizer.unlink(missing_ok=True)
-                    (made.folder / STATE_NAME).unlink(missing_ok=True)
+                    (made.folder / dataset.EXPORT).unlink(missing_ok=True)
                 raise
         # A command that was killed may have left it.
         (made.folder / ".producing").unlink(missing_ok=True)
-    docs = state["docs"]
-    print(
-        f"{made.folder}: {docs['val']:,} validation documents with {tokens_of(state, 'val'):,} "
-        f"tokens, {docs['train']:,} training documents with {tokens_of(state, 'train'):,}; "
-        f"{docs['repeats_of_val_left_out']:,} repeats of validation left out",
-        flush=True,
-    )
+    docs, val, train = state["docs"], tokens_of(state, "val"), tokens_of(state, "train")
+    said = f"{docs['val']:,} validation documents with {val:,} tokens"
+    said += f", {docs['train']:,} training documents with {train:,}"
+    said += f"; {docs['repeats_of_val_left_out']:,} repeats of validation left out"
+    print(f"{made.folder}: {said}", flush=True)
     return made, state
 
 
@@ -679,62 +602,55 @@ def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if options.bytes:
         return f"byte{256 + BYTE_TOKENIZER['offset']}", {"bytes": True}
     if options.model:
-        size = Tokenizer(options.model).vocab_size
-        return f"sp{size}", {"model": str(options.model), "sha256": sha256_of(options.model)}
-    size = options.vocab_size
-    return f"sp{size}", {"vocab_size": size, "normalization": options.normalization}
+        tokenizer, digest = Tokenizer(options.model), dataset.sha256_of(options.model)
+        if not tokenizer.has_space():
+            fault = "it has no piece for a single space: bits per byte would be wrong"
+            remedy = "train it with required_chars='\u2581' and byte_fallback, or leave out --model"
+            raise cli.ToolError(f"--model {options.model}: {fault}: {remedy}")
+        return f"sp{tokenizer.vocab_size}", {"model": str(options.model), "sha256": digest}
+    recipe = {"vocab_size": options.vocab_size, "normalization": options.normalization}
+    return f"sp{options.vocab_size}", recipe
 
 
 def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
     """What to know about a data set, with remedies."""
-    loss = Tokenizer(made.tokenizer).changes_text()
-    if loss:
+    if loss := Tokenizer(made.tokenizer).changes_text():
         yield f"note: {made.tokenizer}: {loss}"
+    val, train = state["miscounted_tokens"].values()
+    if val or train:
+        what = f"{val:,} validation tokens and {train:,} training tokens have wrong byte counts"
+        why = f"unknown to {made.tokenizer}, or a space as three byte pieces"
+        yield f"WARNING: {what} ({why}): use a tokenizer with byte_fallback and a piece for a space"
     val, train = tokens_of(state, "val"), tokens_of(state, "train")
     if val > (val + train) / 5:
         remedy = "name smaller documents first, or set --num-val-docs (and another --name)"
-        yield f"warning: validation has {val / (val + train):.0%} of all tokens: {remedy}"
-    if val <= ROW_TOKENS:
-        row = 2 ** max(1, (val - 1).bit_length() - 1)
-        yield (
-            f"warning: validation has {val:,} tokens, too few for a row of {ROW_TOKENS:,}: "
-            f"train with TRAIN_SEQ_LEN={row}, or give more documents"
-        )
+        yield f"WARNING: validation has {val / (val + train):.0%} of all tokens: {remedy}"
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    add = parser.add_argument
+    parser = cli.Parser(description=__doc__)
+    add, count = parser.add_argument, cli.number(int, 1)
     add("files", nargs="+", metavar="FILE", help="text files, .jsonl files or folders of them")
     add("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
     add("--name", default="docs", help="the beginning of all names (default: docs)")
-    size = "train a tokenizer of N pieces (default: 1024)"
-    add("--vocab-size", type=positive, metavar="N", help=size)
-    add("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
-    add("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
-    count = "validation documents (default: a tenth, at most 50000)"
-    add("--num-val-docs", type=positive, metavar="N", help=count)
-    tokens = "tokens per shard (default: %(default)s)"
-    add("--shard-tokens", type=positive, default=100_000_000, metavar="N", help=tokens)
-    kept = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
-    kinds = ("identity", "nmt_nfkc")
-    add("--normalization", choices=kinds, help=kept)
-    threads = "threads (default: one per core)"
-    add("--workers", type=positive, default=os.cpu_count(), metavar="N", help=threads)
+    one_of = parser.add_mutually_exclusive_group().add_argument
+    pieces = cli.number(int, LEAST_VOCABULARY, MOST_VOCABULARY)
+    one_of("--vocab-size", type=pieces, default=1024, metavar="N", help="pieces (default: 1024)")
+    one_of("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
+    one_of("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
+    add("--num-val-docs", type=count, metavar="N", help="default: a tenth, at most 50000")
+    tokens, text = cli.number(int, 1, 2**31 - 1), "tokens per shard (default: %(default)s)"
+    add("--shard-tokens", type=tokens, default=100_000_000, metavar="N", help=text)
+    text = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
+    add("--normalization", choices=("identity", "nmt_nfkc"), help=text)
+    add("--workers", type=count, default=os.cpu_count(), metavar="N", help="threads (default: all)")
     options = parser.parse_args(words)
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         parser.error(f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'")
-    if options.shard_tokens >= 1 << 31:
-        parser.error(f"--shard-tokens {options.shard_tokens}: at most 2147483647")
-    if options.model and options.bytes:
-        parser.error("--model and --bytes are two tokenizers; give one")
     if options.model and options.model.suffix == ".json":
         parser.error(f"--model {options.model}: a byte tokenizer; give --bytes")
-    for name in ("vocab_size", "normalization"):
-        if getattr(options, name) and (options.model or options.bytes):
-            words = "does nothing with --model or --bytes; leave it out"
-            parser.error(f"--{name.replace('_', '-')} {words}")
-    options.vocab_size = options.vocab_size or 1024
+    if options.normalization and (options.model or options.bytes):
+        parser.error("--normalization: does nothing with --model or --bytes; leave it out")
     options.normalization = options.normalization or "identity"
     return options
 
@@ -743,8 +659,8 @@ def main() -> None:
     made, state = make_data_set(parse_arguments(sys.argv[1:]))
     for remark in remarks(made, state):
         print(remark)
-    print(how_to_train(*made, Tokenizer(made.tokenizer).vocab_size))
+    print(dataset.how_to_train(*made, Tokenizer(made.tokenizer).vocab_size))
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    dataset.run_tool(main)

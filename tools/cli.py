@@ -1,10 +1,13 @@
-"""What the command-line tools share: options, errors of one line, tables as text."""
+"""What the commands of tools/ and data/ share: options, errors of one line, tables as text."""
 
 import argparse
 import math
+import os
 import re
+import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +15,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
+PROGRESS_SECONDS = 10.0
 PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
 
@@ -20,26 +24,32 @@ class ToolError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong usage is one line."""
+    """Its help shows a description with its line ends; wrong usage is one line."""
+
+    def __init__(self, formatter_class: Any = argparse.RawDescriptionHelpFormatter, **more: Any):
+        super().__init__(formatter_class=formatter_class, **more)
 
     def error(self, message: str) -> NoReturn:
         hint = "--help lists the options"
         if re.search(r"unrecognized arguments: -*[A-Z0-9_]+=", message):
             hint = "settings are NAME=value without dashes, in recipe.py after --set"
-        self.exit(2, f"error: {message}: {hint}\n")
+        self.exit(2, f"error: {one_line(message)}: {hint}\n")
 
 
-def number(kind: type, lowest: float = -math.inf) -> Callable[[str], Any]:
-    """The type of an option that is a number of this kind, from `lowest` on."""
-    least = "" if lowest == -math.inf else f" from {lowest:g} on"
-    wanted = f"a whole number{least}" if kind is int else f"a number{least}, such as 0.5"
+def number(
+    kind: type, lowest: float = -math.inf, highest: float = math.inf
+) -> Callable[[str], Any]:
+    """The type of an option that is a number of this kind, from `lowest` to `highest`."""
+    most = "on" if highest == math.inf else f"to {highest}"
+    limits = "" if lowest == -math.inf else f" from {lowest:g} {most}"
+    wanted = f"a whole number{limits}" if kind is int else f"a number{limits}, such as 0.5"
 
     def parse(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             value = math.nan
-        if not lowest <= value < 2**63:
+        if not lowest <= value <= min(highest, 2**63 - 1):
             raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
         return value
 
@@ -57,19 +67,28 @@ def fault_of_script_name(name: str) -> str:
     return ""
 
 
-def run(main: Callable[[], int], refused: int = 1) -> int:
-    """A tool's exit code, `refused` after a ToolError. What goes wrong is one line."""
+def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "") -> int | None:
+    """A command's exit code, `refused` if it cannot do its work. What goes wrong is one line.
+
+    interrupted: what to say after Ctrl-C; the process then ends at once, whatever its threads do
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
     try:
         return main()
     except ToolError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return refused
+        print(f"error: {one_line(error)}", file=sys.stderr)
     except KeyboardInterrupt:
-        return 130
+        if not interrupted:
+            return 130
+        print(f"\ninterrupted: {interrupted}", file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(130)
     except OSError as error:
-        where = error.filename or "system"
+        where = one_line(error.filename or "system")
         print(f"error: {where}: {error.strerror or error}: name another one", file=sys.stderr)
-    return 1
+    return refused
 
 
 def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -93,13 +112,43 @@ def missing(package: str, install: str = "", python: str = sys.executable) -> st
     """What to do about a package that a Python lacks, in one line."""
     package = package.partition(".")[0]
     own = f"it with {OWN}, or " if OWN.exists() and python != str(OWN) else ""
+    if package in PACKAGES:
+        package_list = shlex.quote(str(ROOT / "requirements.txt"))
+        install = install or f"-r {package_list}"
     return f"{package} is missing: run {own}{python} -m pip install {install or package}"
+
+
+def command_of(script: str) -> str:
+    """The command that runs a script of the repository in the current folder, ready to paste. It
+    names the Python that runs this: `python3` may be another one, without the packages."""
+    here = Path.cwd()
+    words = [Path(sys.executable), ROOT / script]
+    return shlex.join(str(w.relative_to(here) if w.is_relative_to(here) else w) for w in words)
+
+
+class Progress:
+    """Says now and then how much of some work is done, and how long the rest will take."""
+
+    def __init__(self, what: str, share: float = 0.0) -> None:
+        self.what, self.first = what, share
+        self.began = self.told = time.monotonic()
+
+    def show(self, share: float) -> None:
+        now = time.monotonic()
+        if now - self.told > PROGRESS_SECONDS and share > self.first:
+            self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
+            print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
 
 
 def plain(text: str) -> str:
     """Others' text without control characters for the terminal and without lone surrogates."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def one_line(text: object) -> str:
+    """A text as one line, as `plain` shows it."""
+    return plain(" ".join(str(text).split()))
 
 
 def cell(value: Any, form: str = "") -> str:

@@ -3,8 +3,10 @@
 import io
 import json
 import math
+import os
 import random
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import dataset
 import numpy as np
 import pytest
 import sentencepiece
+import tokenize_docs
+from cli import ToolError
 from running import SMALL_MODEL, TRAINER, run_script, write_split
 
 SPACE, BOS = "\u2581", 1
@@ -29,6 +33,10 @@ VARIANTS = {
         "normalization_rule_name": "identity",
         "remove_extra_whitespaces": False,
         "byte_fallback": False,
+    },
+    "caseops": {
+        "normalization_rule_name": "nmt_nfkc",
+        "user_defined_symbols": ["\ue001", "\ue002", "\ue003", "\ue004"],
     },
 }
 
@@ -227,3 +235,206 @@ def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
     (data.folder / "tokenizer.sha256").unlink()
     assert data.audit(docs=False)[0] == 3
     assert data.audit()[0] == 1
+
+
+# === SHARDS THAT ARE NOT THOSE OF EXPORT.JSON =====================================================
+
+
+@pytest.fixture
+def made(world, tmp_path: Path):
+    """A set of bytes as tokenize_docs.py makes it, with several shards of each split."""
+    data = world("byte", [text * 200 for text in make_documents(40, seed=3)])
+    words = [data.docs, "--bytes", "--name", "made", "--out", tmp_path, "--shard-tokens", 20_000]
+    options = tokenize_docs.parse_arguments([str(word) for word in words])
+    data.folder, data.model = tokenize_docs.make_data_set(options)[0]
+    return data
+
+
+def write_zeros(path: Path) -> None:
+    """As a crash may leave a file: of the right size."""
+    path.write_bytes(path.read_bytes()[:1024].ljust(path.stat().st_size, b"\0"))
+
+
+def link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/nowhere")
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1500)
+
+
+def add_another(path: Path) -> None:
+    shutil.copy(path, path.with_name("fineweb_train_000099.bin"))
+
+
+def exchange(path: Path) -> None:
+    shutil.copy(path.with_name("fineweb_train_000001.bin"), path)
+
+
+SHARD_MISTAKES = {
+    Path.unlink: "{}: missing",
+    write_zeros: "{}: its content is not what was written",
+    exchange: "{}: its content is not what was written",
+    link_to_nothing: r"{}: not readable \(No such file",
+    make_folder: r"{}: not readable \(Is a directory",
+    cut: r"{}: truncated, or no shard \(1,500 bytes\)",
+    add_another: "fineweb_train_000099.bin: export.json does not list it",
+}
+
+
+@pytest.mark.parametrize("split", ["val", "train"])
+@pytest.mark.parametrize("mistake", SHARD_MISTAKES)
+def test_a_shard_that_is_not_the_one_made_is_named(made, split: str, mistake) -> None:
+    code, said = made.audit(docs=False)
+    assert code == 3 and re.search(r"^shards +\d+ are compared with export.json$", said, re.M), said
+    path = sorted(made.folder.glob(f"fineweb_{split}_*.bin"))[-1]
+    if mistake is exchange:  # not the last one, which is shorter
+        path = path.with_name(f"fineweb_{split}_000000.bin")
+    mistake(path)
+    code, said = made.audit(docs=False)
+    assert code == 1 and re.search(SHARD_MISTAKES[mistake].format(path.name), said), said
+    assert "mistake: 1 found" in said
+
+
+def test_one_byte_between_the_ends_of_a_shard_is_found(world, tmp_path: Path) -> None:
+    """The trainer's identity is of the first and the last 64 KiB."""
+    data = world("byte", ["word " * 30_000] * 9 + ["another " * 30_000])
+    options = tokenize_docs.parse_arguments([str(data.docs), "--bytes", "--out", str(tmp_path)])
+    data.folder, data.model = tokenize_docs.make_data_set(options)[0]
+    path = data.folder / "fineweb_train_000000.bin"
+    before = dataset.entry_of(path)
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"?")
+    assert dataset.entry_of(path)["identity"] == before["identity"]
+    assert f"{path.name}: its content is not what was written" in data.audit(docs=False)[1]
+
+
+def test_an_older_export_json_says_what_it_can(made) -> None:
+    path = made.folder / "export.json"
+    export = json.loads(path.read_bytes())
+    for split, shards in export["shards"].items():
+        export["shards"][split] = {name: entry["tokens"] for name, entry in shards.items()}
+    path.write_text(json.dumps(export))
+    code, said = made.audit()
+    assert code == 0 and "only the tokens are known" in said, said
+    last = sorted(made.folder.glob("fineweb_val_*.bin"))[-1]
+    last.unlink()
+    assert f"{last.name}: missing" in made.audit()[1]
+    for damage in ("", "[]", '{"shards": {"val": {"a": "b"}, "train": {}}, "complete": true}'):
+        path.write_text(damage)
+        with pytest.raises(ToolError, match="export.json: damaged .* restore it, or make the set"):
+            made.audit()
+
+
+# === BYTES BESIDE THE TOKENS ======================================================================
+
+
+def in_caseops(text: str) -> str:
+    """A text in lower case, with marks: title, capitals, next letter, escape."""
+    text = re.sub("[\ue001-\ue004]", lambda found: "\ue004" + found[0], text)
+
+    def mark(found: re.Match) -> str:
+        word = found[0]
+        if word[1:].islower() or len(word) == 1:
+            return word if word.islower() else "\ue001" + word.lower()
+        if word.isupper():
+            return "\ue002" + word.lower()
+        return re.sub("[A-Z]", lambda capital: "\ue003" + capital[0].lower(), word)
+
+    return re.sub("[A-Za-z]+", mark, text)
+
+
+CASED = [
+    "The NASA Launch of OpenAI",
+    "iPhone, E\u0301tude, XE\u0301",
+    "a\ue001b \ue004C",
+    "Größe I'M 日本🦊",
+]
+CASED += [text.title() if len(text) % 2 else text for text in make_documents(20, seed=5)]
+
+
+@pytest.fixture
+def cased(world):
+    """A set in CaseOps with the bytes of the original text of each token."""
+    data = world("caseops", [in_caseops(text) for text in CASED])
+    data.docs.write_text("".join(json.dumps({"text": text}) + "\n" for text in CASED))
+    data.bytes = []
+    for ids, text in zip(data.ids, CASED, strict=True):
+        # How they are spread over a document's tokens is not the audit's matter.
+        each, more = divmod(len(text.encode()), len(ids) - 1)
+        data.bytes += [0, *[each] * (len(ids) - 2), each + more]
+
+    def write_bytes() -> None:
+        total = len(data.bytes)
+        write_split(data.folder, "val_bytes", np.array(data.bytes), [total // 3, total // 2])
+
+    data.write_bytes = write_bytes
+    write_bytes()
+    return data
+
+
+def test_bytes_beside_the_tokens_are_proved_by_document(cased) -> None:
+    code, said = cased.audit()
+    assert code == 0, said
+    assert counted(said) == sum(len(text.encode()) for text in CASED)
+    assert "by fineweb_val_bytes_*.bin; the table would count " in said
+    assert cased.audit(docs=False)[0] == 3
+
+
+def move_a_byte(data) -> None:
+    """From one document to the next: the sum of all stays."""
+    data.bytes[len(data.ids[0]) - 1] -= 1
+    data.bytes[len(data.ids[0]) + 1] += 1
+
+
+def count_bos(data) -> None:
+    data.bytes[len(data.ids[0])] += 1
+    data.bytes[len(data.ids[0]) + 1] -= 1
+
+
+def another_text(data) -> None:
+    data.ids[4][1:3] = data.ids[5][1:3]
+    data.write()
+
+
+@pytest.mark.parametrize(
+    "mistake, words",
+    [
+        (move_a_byte, "document 1: 24 bytes are counted, the original has 25"),
+        (move_a_byte, "bytes are counted wrongly in 2 documents"),
+        (count_bos, "document 2: its BOS has 1 bytes"),
+        (another_text, "document 5: after . characters its text is"),
+    ],
+)
+def test_wrong_bytes_beside_the_tokens_are_named(cased, mistake, words: str) -> None:
+    mistake(cased)
+    cased.write_bytes()
+    code, said = cased.audit()
+    assert code == 1 and re.search(words, said), said
+
+
+def test_without_the_bytes_the_table_is_not_proved(cased) -> None:
+    for path in cased.folder.glob("fineweb_val_bytes_*.bin"):
+        path.unlink()
+    assert cased.audit()[0] == 1
+
+
+def test_bytes_of_other_shards_are_refused(cased) -> None:
+    cased.bytes.pop()
+    cased.write_bytes()
+    with pytest.raises(ToolError, match="fineweb_val_bytes_.* numbers: get the files of one set"):
+        cased.audit()
+
+
+def test_a_split_begins_at_0(world) -> None:
+    data = world("byte")
+    (data.folder / "fineweb_val_000000.bin").unlink()
+    with pytest.raises(ToolError, match="fineweb_val_000001.bin: expected number 000000 next"):
+        data.audit(docs=False)

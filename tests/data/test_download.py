@@ -58,6 +58,8 @@ class Place:
         self.data.mkdir(parents=True)
         for path in (ROOT / "data").glob("*.py"):
             shutil.copy(path, self.data)
+        (self.data.parent / "tools").mkdir()
+        shutil.copy(ROOT / "tools" / "cli.py", self.data.parent / "tools")
         left_out = ("HF_", "MATCHED_")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         self.env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(root / "home")}
@@ -157,6 +159,35 @@ def test_training_is_told_while_files_come(place: Place) -> None:
             fault.event.set()
     assert process.wait(60) == 0 and not place.producing.exists()
     place.holds_exactly(ALL)
+
+
+@pytest.mark.parametrize("is_in_manifest", [True, False])
+def test_the_bytes_of_validation_tokens_come_before_training(
+    place: Place, is_in_manifest: bool
+) -> None:
+    """Known from the manifest, or from the hub's list of files."""
+    variant = "sp8192_lossless_caps_caseops_v1_reserved"
+    folder = f"datasets/fineweb10B_{variant}"
+    tokenizer = f"tokenizers/fineweb_{variant[2:]}.model"
+    names = [f"{folder}/fineweb_{n}_000000.bin" for n in ("val", "val_bytes", "train")]
+    entry = {"name": f"fineweb10B_{variant}", "tokenizer_name": "caseops"}
+    entry |= {"stats": {"files_train": 1, "files_val": 1}}
+    entry |= {"val_bytes_glob": "/home/x/fineweb_val_bytes_*.bin"} if is_in_manifest else {}
+    made_by = {"name": "caseops", "model_path": tokenizer}
+    manifest = {"datasets": [entry], "tokenizers": [made_by]}
+    files = {name: shard(1000, number) for number, name in enumerate(names)}
+    files |= {tokenizer: bytes(range(256)) * 9, "manifest.json": json.dumps(manifest).encode()}
+    place.hub.repo = "romeerp/parameter-golf-caseops-v1"
+    place.hub.files = {f"datasets/{name}": content for name, content in files.items()}
+    place.env["MATCHED_FINEWEB_REPO_ID"] = place.hub.repo
+    said = place.run("--variant", variant, "--jobs", "1")
+    assert place.transferred() == ["manifest.json", tokenizer, *names]
+    assert all((place.data / name).read_bytes() == files[name] for name in names)
+    assert " VOCAB_SIZE=8192 " in said
+    assert "all 4 files are right" in place.run("--variant", variant, "--verify")
+    del place.hub.files[f"datasets/{names[1]}"]
+    said = place.run("--variant", variant, code=2 if is_in_manifest else 0)
+    assert not is_in_manifest or "fineweb_val_bytes_000000.bin is not on the hub" in said
 
 
 # === FAULTS THAT PASS, AND THOSE THAT STAY ========================================================

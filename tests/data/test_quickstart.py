@@ -23,6 +23,7 @@ log = open(f"logs/{run_id}.jsonl", "a", buffering=1)
 def event(name, **values):
     print(json.dumps({"event": name, **values}), file=log)
 event("config", iterations=1, mlp_mult=2, run_id=run_id, data_path="", resume="")
+os.environ["ARGUMENTS"] = " ".join(sys.argv[1:])
 json.dump(dict(os.environ), open(f"{run_id}.env", "w"))
 if os.environ["ITERATIONS"] == "8":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -49,6 +50,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(path, root / "data")
     (root / "train_gpt.py").write_text(STAND_IN)
     (root / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "cli.py", root / "tools")
     (root / "tools" / "sample.py").write_text(SAMPLE)
     return root
 
@@ -96,7 +98,7 @@ def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Pat
     assert "making the data" in said
     folder = checkout / "data" / "datasets" / "quickstart_sp1024"
     state = json.loads((folder / "export.json").read_text())
-    val, train = (sum(state["shards"][split].values()) for split in ("val", "train"))
+    val, train = (tokenize_docs.tokens_of(state, split) for split in ("val", "train"))
     assert 75_000 < val < 125_000 and train > 1_000_000
     lines = (checkout / "data" / "datasets" / "quickstart.jsonl").read_text().splitlines()
     texts = [json.loads(line)["text"] for line in lines]
@@ -113,6 +115,18 @@ def test_data_that_is_not_a_data_set_names_the_tool(checkout: Path, tmp_path: Pa
     assert said.count("\n") == 1
 
 
+def test_a_set_of_the_same_name_is_left_alone(checkout: Path, tmp_path: Path) -> None:
+    """It may be somebody's own, made with --name quickstart."""
+    folder = checkout / "data" / "datasets" / "quickstart_sp1024"
+    shard = folder / "fineweb_train_000000.bin"
+    folder.mkdir(parents=True)
+    shard.write_bytes(b"mine")
+    said = run(checkout, tmp_path, "--prepare-only", code=2)
+    assert f"{folder}: quickstart.py did not make this: move it and " in said
+    assert shard.read_bytes() == b"mine"
+    shutil.rmtree(folder)
+
+
 # === TRAINING =====================================================================================
 
 
@@ -127,8 +141,12 @@ def test_the_users_settings_win_and_run_ids_are_new(checkout: Path, own_data, tm
     run(checkout, tmp_path, ITERATIONS=30, SEED=7, MLP_MULT=4, **data)
     second = environment_of(tmp_path, "quickstart-2")
     assert second["WARMDOWN_ITERS"] == "24" and second["SEED"] == "7" and second["MLP_MULT"] == "4"
-    run(checkout, tmp_path, RUN_ID="mine", WARMDOWN_ITERS=3, **data)
-    assert environment_of(tmp_path, "mine")["WARMDOWN_ITERS"] == "3"
+    words = ["RUN_ID=mine", "WARMDOWN_ITERS=3", f"DATA_PATH={own_data}"]
+    run(checkout, tmp_path, *words, WARMDOWN_ITERS=4, DATA_PATH="elsewhere")
+    mine = environment_of(tmp_path, "mine")
+    assert mine["WARMDOWN_ITERS"] == "3" and mine["DATA_PATH"] == str(own_data)
+    assert mine["ARGUMENTS"] == " ".join(words), "train_gpt.py refuses a name that is no setting"
+    assert "novel: no setting, which is NAME=value" in run(checkout, tmp_path, "novel", code=2)
 
 
 def test_what_it_prints_can_be_pasted(checkout: Path, own_data: Path, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Documents to shards: order, format, the split, the exact text, faults by file and line."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import random
-import shlex
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,10 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenize_docs
+from cli import ToolError
 from running import ROOT
+
+import train_gpt
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ODD_SPACE = [
@@ -86,6 +90,12 @@ def decoded(out: Path, name: str, size: int = 400) -> list[str]:
     folder = out / "datasets" / f"{name}_sp{size}"
     documents = documents_of(folder, "val") + documents_of(folder, "train")
     return [model.decode(ids[1:]) for ids in documents]
+
+
+def move_away(error: Exception) -> list[Path]:
+    """Does what the error says: moves files away, and destroys nothing."""
+    paths = re.search(r"or move (\S+) and (\S+) away$", str(error)).groups()
+    return [Path(path).rename(f"{path}.old") for path in paths]
 
 
 def files_of(out: Path) -> dict[str, bytes]:
@@ -177,6 +187,90 @@ def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
     assert any("qz" in piece for piece in pieces["in_train"])
 
 
+def test_export_json_says_what_the_shards_are(tmp_path: Path, documents: Path) -> None:
+    """With the trainer's own identities; the shards are larger and smaller than what they read."""
+    run(documents, "--out", tmp_path, "--bytes", "--shard-tokens", 50_000)
+    folder = tmp_path / "datasets" / "docs_byte260"
+    export = json.loads((folder / "export.json").read_bytes())
+    assert export["complete"] is True
+    for split in ("val", "train"):
+        config = train_gpt.Config(data_path=str(folder), vocab_size=260)
+        identities = train_gpt.Shards(config, split).identities()
+        assert list(export["shards"][split]) == sorted(identities)
+        for name, entry in export["shards"][split].items():
+            content = (folder / name).read_bytes()
+            assert entry == {
+                "tokens": (len(content) - 1024) // 2,
+                "identity": identities[name],
+                "sha256": hashlib.sha256(content).hexdigest(),
+            }
+
+
+# === TOKENIZERS THAT DO NOT COVER THE TEXT ========================================================
+
+
+def train_model(path: Path, texts: list[str], **options: object) -> Path:
+    defaults = {"model_type": "bpe", "vocab_size": 350, "hard_vocab_limit": False}
+    defaults |= {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
+    defaults |= {"add_dummy_prefix": False, "normalization_rule_name": "identity"}
+    defaults |= {"remove_extra_whitespaces": False, "byte_fallback": True}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(path), **(defaults | options)
+    )
+    return path.with_suffix(".model")
+
+
+PLAIN = [f"some plain words {number} and more of them" for number in range(99)]
+
+
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_a_tokenizer_without_a_piece_for_a_space_is_refused(
+    tmp_path: Path, byte_fallback: bool
+) -> None:
+    texts = [text.replace(" ", "") for text in PLAIN]
+    model = train_model(tmp_path / "m", texts, byte_fallback=byte_fallback)
+    path = write_jsonl(tmp_path / "docs.jsonl", PLAIN)
+    with pytest.raises(ToolError, match="no piece for a single space: .*leave out --model"):
+        run(path, "--out", tmp_path / "out", "--model", model)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
+    """Unknown ones; and, if a normaliser hides it at the start, a space without a piece."""
+    path = write_jsonl(tmp_path / "docs.jsonl", ["a ä", *PLAIN, "ö ü"])
+    arguments = [path, "--num-val-docs", 1, "--out", tmp_path]
+    model = train_model(tmp_path / "unknown", PLAIN, byte_fallback=False, vocab_size=100)
+    said = run(*arguments, "--name", "unknown", "--model", model)
+    assert "WARNING: 1 validation tokens and 2 training tokens have wrong byte counts" in said
+    nmt = {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True}
+    model = train_model(tmp_path / "space", ["a b a b"] * 9, **nmt, vocab_size=265)
+    piece = b"\n\x03" + "\u2581".encode()  # in the file; it becomes another character
+    model.write_bytes(model.read_bytes().replace(piece, piece[:-1] + b"\x82"))
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model)).encode("a b", out_type=str)
+    assert pieces == ["a", "\u2581b"], "what is looked at first shows nothing"
+    said = run(*arguments, "--name", "space", "--model", model)
+    assert re.search(r"WARNING: 1 validation tokens and \d{3} training tokens have wrong", said)
+
+
+def test_a_tokenizer_of_another_script_is_used(tmp_path: Path) -> None:
+    """It has no piece for a or b, and byte pieces count right."""
+    texts = [f"λόγος και μέτρο {number}" for number in range(99)]
+    model = train_model(tmp_path / "m", texts)
+    said = run(write_jsonl(tmp_path / "d.jsonl", texts), "--out", tmp_path, "--model", model)
+    assert "90 training documents" in said and "WARNING" not in said
+
+
+@pytest.mark.parametrize("number", ["70000", "65537", "260", "0", "1e3"])
+def test_an_impossible_vocabulary_is_refused_before_anything_is_read(
+    tmp_path: Path, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "none.txt", "--out", tmp_path, "--vocab-size", number)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    assert f"argument --vocab-size: {number}: write a whole number from 261 to 65536" in said
+
+
 # === THE EXACT TEXT ===============================================================================
 
 
@@ -200,7 +294,7 @@ def test_text_comes_back_exactly(tmp_path: Path, form: str) -> None:
     found = decoded(tmp_path, "odd")
     if form == "one file":
         assert "".join(found) == given.read_bytes().decode()
-        assert "documents, cut at blank lines" in said and len(found) > 200
+        assert "cut into documents at blank lines" in said and len(found) > 200
     else:
         assert found == texts
     assert "normaliser" not in said
@@ -235,6 +329,20 @@ def test_text_without_blank_lines_is_cut_by_size(tmp_path: Path, separator: str)
         assert list(source.documents(documents[number].place)) == documents[number:]
 
 
+def test_what_a_folder_has_besides_files_is_said(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    (notes / "more").mkdir(parents=True)
+    for name in ("a.txt", "more/b.txt", "z.txt"):
+        (notes / name).write_text(name)
+    (notes / "gone").symlink_to(tmp_path / "nothing")
+    (notes / "linked").symlink_to(tmp_path)
+    said = run(notes, "--out", tmp_path, "--bytes")
+    assert f"left out: 2 that are no regular file, the first is {notes}/gone" in said
+    assert "2 training documents" in said
+    with pytest.raises(ToolError, match="gone: not a regular file"):
+        run(notes / "gone", "--out", tmp_path, "--bytes")
+
+
 # === INPUT THAT CHANGES, RESTART ==================================================================
 
 
@@ -249,15 +357,14 @@ def test_input_that_changes_while_it_is_read_is_an_error(
         return encode(self, texts, threads)
 
     monkeypatch.setattr(tokenize_docs.Tokenizer, "encode", change_first)
-    with pytest.raises(dataset.DataError, match="changed while it was read; run rm ") as error:
+    with pytest.raises(ToolError, match="changed while it was read: choose") as error:
         run(path, "--out", tmp_path, "--bytes")
     folder = tmp_path / "datasets" / "docs_byte260"
     assert "changed while" in json.loads((folder / ".producing").read_text())["error"]
     monkeypatch.undo()
-    with pytest.raises(dataset.DataError, match="other input files"):
+    with pytest.raises(ToolError, match="other input files"):
         run(path, "--out", tmp_path, "--bytes")
-    remedy = str(error.value).partition("run ")[2].partition(", then")[0]
-    subprocess.run(shlex.split(remedy), check=True)
+    move_away(error.value)
     run(path, "--out", tmp_path, "--bytes")
     assert not (folder / ".producing").exists() and len(documents_of(folder, "train"))
 
@@ -274,7 +381,7 @@ def dying_write(path, *chunks):
                 write(path, *chunks)
             os.kill(os.getpid(), signal.SIGKILL)
     write(path, *chunks)
-tokenize_docs.write_atomic = dying_write
+dataset.write_atomic = dying_write
 sys.argv = {argv!r}
 tokenize_docs.main()
 """
@@ -299,37 +406,62 @@ def test_a_killed_export_continues_to_the_same_files(
     assert files == files_of(exported)
 
 
+def as_before(folder: Path) -> None:
+    """Makes export.json one of the older form: names and tokens."""
+    export = json.loads((folder / "export.json").read_bytes())
+    for split, shards in export["shards"].items():
+        export["shards"][split] = {name: entry["tokens"] for name, entry in shards.items()}
+    del export["miscounted_tokens"]
+    (folder / "export.json").write_text(json.dumps(export))
+
+
+def test_an_export_of_the_older_form_is_continued(
+    tmp_path: Path, documents: Path, exported: Path
+) -> None:
+    arguments = [str(word) for word in (documents, "--out", tmp_path, *OPTIONS)]
+    code = DYING_RUN.format(when=9, after=True, argv=[str(SCRIPT), *arguments])
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
+    subprocess.run([sys.executable, "-c", code], env=environment)
+    folder = tmp_path / "datasets" / "docs_sp380"
+    as_before(folder)
+    run(*arguments)
+    assert files_of(tmp_path) == files_of(exported)
+    run(*arguments)
+
+
 def test_a_complete_set_is_left_alone(tmp_path: Path, documents: Path, exported: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in exported.rglob("*.[bm]*")}
     run(documents, "--out", exported, *OPTIONS)
-    with pytest.raises(dataset.DataError, match="'shard_tokens': 1000}, now {'shard_tokens': 6}"):
+    with pytest.raises(ToolError, match="'shard_tokens': 1000}, now {'shard_tokens': 6}"):
         run(documents, "--out", exported, "--vocab-size", 380, "--shard-tokens", 6)
     assert before == {path: path.stat().st_mtime_ns for path in exported.rglob("*.[bm]*")}
     theirs = tmp_path / "tokenizers" / "docs_380_bpe.model"
     theirs.parent.mkdir()
     theirs.write_bytes(b"theirs")
-    with pytest.raises(dataset.DataError, match="was not made by this command"):
+    with pytest.raises(ToolError, match="was not made by this command"):
         run(documents, "--out", tmp_path, *OPTIONS)
     assert theirs.read_bytes() == b"theirs"
 
 
-def test_what_it_says_to_remove_helps(tmp_path: Path, documents: Path) -> None:
+def test_what_it_says_to_move_away_helps(tmp_path: Path, documents: Path) -> None:
     arguments = [documents, "--out", tmp_path, *OPTIONS]
     run(*arguments)
     before = files_of(tmp_path)
     os.truncate(tmp_path / "datasets" / "docs_sp380" / "fineweb_train_000002.bin", 1500)
-    with pytest.raises(dataset.DataError, match="or run rm -r") as error:
+    with pytest.raises(ToolError, match="000002.bin: truncated, or no shard") as error:
         run(*arguments)
-    subprocess.run(shlex.split(str(error.value).rpartition("or run ")[2]), check=True)
+    moved = move_away(error.value)
     run(*arguments)
-    assert files_of(tmp_path) == before
+    now = files_of(tmp_path)
+    assert {name: now[name] for name in before} == before
+    assert all(path.exists() for path in moved), "nothing is lost"
 
 
 def test_mended_input_is_taken_by_the_same_command(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "cut.jsonl", make_texts(40))
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole[:-9], encoding="utf-8")
-    with pytest.raises(dataset.DataError, match="cut.jsonl:40: not an object"):
+    with pytest.raises(ToolError, match="cut.jsonl:40: not an object"):
         run(path, "--out", tmp_path, "--bytes")
     path.write_text(whole, encoding="utf-8")
     assert "4 validation documents" in run(path, "--out", tmp_path, "--bytes")
@@ -337,7 +469,7 @@ def test_mended_input_is_taken_by_the_same_command(tmp_path: Path) -> None:
 
 def test_two_at_once_do_not_mix(tmp_path: Path, documents: Path) -> None:
     folder = tmp_path / "datasets" / "docs_byte260"
-    with dataset.locked(folder), pytest.raises(dataset.DataError, match="another process makes it"):
+    with dataset.locked(folder), pytest.raises(ToolError, match="another process makes it"):
         run(documents, "--out", tmp_path, "--bytes")
     run(documents, "--out", tmp_path, "--bytes")
 
