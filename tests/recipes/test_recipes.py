@@ -39,6 +39,7 @@ ON = {
 FRONTIER = {
     "adam_weight_decay",
     "brotli",
+    "byte_sidecar",
     "gptq",
     "layer_scale",
     "loop",
@@ -48,7 +49,7 @@ FRONTIER = {
     "score_first_ttt",
     "skip_gates",
     "warmdown_share",
-}  # in test_records_of_april.py and test_records_of_april_export.py
+}  # in test_records_of_april.py, test_records_of_april_export.py and test_final_frontier.py
 COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
 ALL = [name for name in recipe.names() if name not in FRONTIER]
 
