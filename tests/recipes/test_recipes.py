@@ -40,6 +40,7 @@ FRONTIER = {
     "adam_weight_decay",
     "brotli",
     "byte_sidecar",
+    "documents",
     "gptq",
     "layer_scale",
     "loop",
