@@ -4,10 +4,12 @@ The references are written from what these records do, in words.
 """
 
 import itertools
+import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ import verify
 from running import log_of, write_split
 from test_records_of_april import Reference, with_random_weights
 from tiny import config_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -41,7 +43,7 @@ def results(run: Any) -> tuple[Any, ...]:
     return losses, score["val_loss"], score["val_bpb"], Path("final_model.int8.ptz").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["byte_sidecar", "documents"])
+@pytest.mark.parametrize("name", ["byte_sidecar", "documents", "document_ttt"])
 def test_off_it_is_the_root_to_the_digit(name: str, run_of: Run) -> None:
     assert results(run_of((name,))) == results(run_of())
 
@@ -330,3 +332,223 @@ def test_verify_finds_no_fault_in_documents(names: tuple, script: Callable) -> N
         settings |= settings_of_stack() | {"LOOP_END": 1, "PARALLEL_START": 2}
     file = script("documents", *names).__file__
     assert faults(list(verify.verdicts(file, settings, quick=True))) == []
+
+
+# --- document_ttt -----------------------------------------------------------------------------
+
+LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3, "VAL_TOKENS": 200}
+
+
+def documents_of(tokens: np.ndarray) -> list[np.ndarray]:
+    """Each from its 1 to the next one, which is its last target."""
+    starts = [i for i in range(len(tokens) - 1) if i == 0 or tokens[i] == 1]
+    ends = [*starts[1:], len(tokens) - 1]
+    return [tokens[start : end + 1] for start, end in zip(starts, ends, strict=True)]
+
+
+class AdaptedReference(Reference):
+    """The reference with matrices of low rank: queries, keys, values, attention and MLP of each
+    visit, then the head. Those of inputs are added to the weights."""
+
+    def __init__(self, model: nn.Module, config: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(model, config)
+        self.weights = dict(self.p)
+        self.factor = config.lora_alpha / config.lora_rank
+        self.pairs = [tuple(t.detach().double().requires_grad_() for t in pair) for pair in pairs]
+
+    def next_product(self) -> Tensor:
+        a, b = next(self.left)
+        return self.factor * b @ a
+
+    def attention(self, x: Tensor, layer: str, xsa: bool) -> Tensor:
+        for each in "qkv":
+            name = f"{layer}.attn.c_{each}.weight"
+            self.p[name] = self.weights[name] + self.next_product()
+        more = self.p[f"{layer}.attn_scale"] * (x @ self.next_product().T)
+        return super().attention(x, layer, xsa) + more
+
+    def mlp(self, x: Tensor, layer: str) -> Tensor:
+        more = self.p[f"{layer}.mlp_scale"] * (x @ self.next_product().T)
+        return super().mlp(x, layer) + more
+
+    def logits(self, tokens: Tensor, looping: bool) -> Tensor:
+        self.left = iter(self.pairs)
+        logits = super().logits(tokens, looping)
+        assert next(self.left, None) is None, "each pair has its place"
+        return logits
+
+    def head(self, x: Tensor) -> Tensor:
+        return x @ (self.p["tok_emb.weight"] + self.next_product()).T
+
+
+def nats_of_document(reference: AdaptedReference, document: np.ndarray, looping: bool) -> float:
+    """Chunk by chunk, alone, in float64; AdamW as its authors write it."""
+    config = reference.config
+    tokens = torch.from_numpy(document.astype(np.int64))
+    leaves = [t for pair in reference.pairs for t in pair]
+    squares = [torch.zeros_like(t) for t in leaves]
+    total = 0.0
+    for number, first in enumerate(range(0, len(tokens) - 1, 8), 1):
+        end = min(first + 8, len(tokens) - 1)
+        begin = max(0, first + 8 - 32)
+        logits = reference.logits(tokens[begin:end], looping)[first - begin :]
+        loss = F.cross_entropy(logits, tokens[first + 1 : end + 1], reduction="sum")
+        total += loss.item()
+        if end == len(tokens) - 1:
+            break
+        gradients = torch.autograd.grad(loss / 8, leaves)
+        with torch.no_grad():
+            for p, g, square in zip(leaves, gradients, squares, strict=True):
+                square.mul_(0.99).add_(0.01 * g * g)
+                p *= 1 - config.lora_lr * config.lora_wd
+                p -= config.lora_lr * g / ((square / (1 - 0.99**number)).sqrt() + 1e-10)
+    return total
+
+
+@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+def test_each_document_is_scored_before_it_is_learned(
+    names: tuple, run_of: Run, data: SimpleNamespace
+) -> None:
+    settings = LORA | (settings_of_stack() | LAYERS if names else {"NUM_LAYERS": 2})
+    run = run_of(("document_ttt", *names), **settings)
+    model = with_random_weights(run)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.6)
+    model.looping = bool(names)
+    seen: dict[int, list] = {}
+    draw = module_of(run).Adapters.draw
+
+    def noted(adapters: Any, documents: int, seed: int) -> Any:
+        adamw = draw(adapters, documents, seed)
+        seen[seed] = [tuple(t.detach().clone() for t in pair) for pair in adapters.pairs]
+        return adamw
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_of(run).Adapters, "draw", noted)
+        nats, bpb, _ = run.evaluate("x", run.scorer)
+    documents = sorted(documents_of(data.val[:200]), key=len)
+    assert len(seen) == -(-len(documents) // 3) > 1
+    total = plain = 0.0
+    for number, document in enumerate(documents):
+        drawn = seen[run.config.seed + 1_000_003 * (1 + number // 3 * 3)]
+        pairs = [(a[number % 3], b[number % 3]) for a, b in drawn]
+        assert all(a.any() and not b.any() for a, b in pairs)
+        total += nats_of_document(AdaptedReference(model, run.config, pairs), document, bool(names))
+    assert nats == pytest.approx(total / 199, rel=1e-5)
+    assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=1e-5)
+    run.scorer.config = replace(run.config, lora_lr=0.0)
+    plain = run.evaluate("x", run.scorer)[0]
+    assert abs(plain - nats) > 0.01, "without steps it is another score"
+
+
+@pytest.mark.parametrize("names", [("document_ttt",), ("document_ttt", "byte_sidecar")])
+def test_score_of_documents_is_the_same_on_any_number_of_ranks(
+    names: tuple, run_of: Run, with_bytes: SimpleNamespace, data: SimpleNamespace
+) -> None:
+    settings = LORA | {"VAL_TOKENS": 600, "GRAD_ACCUM_STEPS": 0}
+    counts = data.val[1:600] >= 4
+    if len(names) > 1:
+        settings |= {"BYTE_SIDECAR": 1} | with_bytes.env
+        counts = with_bytes.numbers[1:600]
+    alone = run_of(names, **settings)
+    before = [p.clone() for p in with_random_weights(alone).parameters()]
+    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    assert bpb == pytest.approx(nats * 599 / np.log(2) / counts.sum(), rel=1e-12)
+    again = alone.evaluate("x", alone.scorer)
+    assert again[:2] == (nats, bpb)
+    assert all(map(torch.equal, before, alone.model.parameters()))
+    assert all(p.requires_grad for p in alone.model.parameters())
+    for ranks in 2, 3:
+        runs, together = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
+        for run in runs:
+            with_random_weights(run)
+        found = together.run(lambda rank, runs=runs: runs[rank].evaluate("x", runs[rank].scorer))
+        for score in found:
+            assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
+
+
+@dataclass
+class Stream:
+    """Tokens in memory, in place of shards."""
+
+    tokens: np.ndarray
+    reading = ""
+    stall_seconds = 60.0
+
+    def read(self, first: int, array: np.ndarray) -> None:
+        array[:] = self.tokens[first : first + len(array)]
+
+    def wait_while(self, is_missing: Callable) -> None:
+        pass
+
+
+def test_shares_of_all_values_of_a_token_are_one_together(run_of: Run) -> None:
+    """So what is learned from a token does not change what is given to it."""
+    run = run_of(("document_ttt",), **LORA)
+    with_random_weights(run)
+    tokens = np.concatenate([np.r_[1, np.arange(length) + 9] for length in (9, 20, 67)])
+    run.scorer.shards = Stream(tokens)
+
+    def nats_of(count: int) -> float:
+        run.scorer.tokens = count
+        return (count - 1) * run.evaluate("x", run.scorer)[0]
+
+    totals = []
+    for tokens[-1] in range(260):
+        totals.append(nats_of(99))
+    shares = np.exp(nats_of(98) - np.array(totals))
+    assert shares.sum() == pytest.approx(1, abs=2e-4)
+
+
+def test_documents_are_learned_in_one_graph(run_of: Run) -> None:
+    """For all lengths of windows and all sizes of batches."""
+    run = run_of(("document_ttt", *STACK), **LORA, **LAYERS, **settings_of_stack())
+    with_random_weights(run)
+    plain = run.evaluate("x", run.scorer)
+    graphs = []
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    nats = module_of(run).document_nats
+    run.scorer.document_nats = torch.compile(nats, backend=noted, fullgraph=True, dynamic=True)
+    assert run.evaluate("x", run.scorer)[:2] == pytest.approx(plain[:2], rel=1e-6)
+    assert len(graphs) <= 4, "with and without gradients; one document or more"
+
+
+def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) -> None:
+    run = run_of(("document_ttt",), **LORA | {"VAL_TOKENS": 600})
+    module = module_of(run)
+    readers = set()
+    read = module.Shards.read
+
+    def noted(shards: Any, first: int, array: np.ndarray) -> None:
+        readers.add(threading.current_thread().name)
+        read(shards, first, array)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Shards, "read", noted)
+        run.evaluate("x", run.scorer)
+    assert readers == {"MainThread", "reader"}, "the main thread looks for documents, once"
+    [event] = [event for event in run.log.events if event["event"] == "document_ttt"]
+    assert 0 <= event["input_wait_ms"] < event["eval_time_ms"]
+    assert re.search(r"document_ttt: \d+ documents, input_wait:", run.log.lines[-1])
+
+
+def test_a_signal_ends_the_score_of_documents(run_of: Run) -> None:
+    run = run_of(("document_ttt",), **LORA)
+    run.runtime.signum = 15
+    with pytest.raises(module_of(run).HaltError):
+        run.evaluate("x", run.scorer)
+    assert all(p.requires_grad for p in run.model.parameters())
+    assert not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
+
+
+@pytest.mark.slow
+def test_verify_finds_no_fault_in_learning_documents(script: Callable) -> None:
+    settings = {name: value for name, value in LORA.items() if name != "VAL_TOKENS"}
+    file = script("document_ttt").__file__
+    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []
