@@ -43,7 +43,7 @@ def results(run: Any) -> tuple[Any, ...]:
     return losses, score["val_loss"], score["val_bpb"], Path("final_model.int8.ptz").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["byte_sidecar", "documents", "document_ttt"])
+@pytest.mark.parametrize("name", ["byte_sidecar", "documents", "document_ttt", "global_sgd"])
 def test_off_it_is_the_root_to_the_digit(name: str, run_of: Run) -> None:
     assert results(run_of((name,))) == results(run_of())
 
@@ -435,8 +435,8 @@ def test_each_document_is_scored_before_it_is_learned(
         pairs = [(a[number % 3], b[number % 3]) for a, b in drawn]
         assert all(a.any() and not b.any() for a, b in pairs)
         total += nats_of_document(AdaptedReference(model, run.config, pairs), document, bool(names))
-    assert nats == pytest.approx(total / 199, rel=1e-5)
-    assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=1e-5)
+    assert nats == pytest.approx(total / 199, rel=2e-4)
+    assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=2e-4)
     run.scorer.config = replace(run.config, lora_lr=0.0)
     plain = run.evaluate("x", run.scorer)[0]
     assert abs(plain - nats) > 0.01, "without steps it is another score"
@@ -551,4 +551,131 @@ def test_a_signal_ends_the_score_of_documents(run_of: Run) -> None:
 def test_verify_finds_no_fault_in_learning_documents(script: Callable) -> None:
     settings = {name: value for name, value in LORA.items() if name != "VAL_TOKENS"}
     file = script("document_ttt").__file__
+    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []
+
+
+# --- global_sgd -------------------------------------------------------------------------------
+
+SGD = {"SGD_DOCS": 9, "SGD_PHASES": 2, "SGD_CHUNK": 64, "SGD_LR": 0.3, "VAL_TOKENS": 1200}
+
+
+def trained_on(model: nn.Module, documents: list[np.ndarray], root: Any) -> None:
+    """One pass of SGD in rows of 32, two a step; the rows that are left at the end are not used."""
+    stream = torch.from_numpy(np.concatenate([each[:-1] for each in documents]).astype(np.int64))
+    chunks = -(-(len(stream) - 1) // 64)
+    sgd = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for chunk in range(chunks - 1):
+        rows = stream[64 * chunk : 64 * chunk + 65]
+        model.zero_grad()
+        root.mean_nats(model, rows[:-1].view(2, 32), rows[1:].view(2, 32)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sgd.param_groups[0]["lr"] = 0.15 * (1 + np.cos(np.pi * chunk / (chunks - 1)))
+        sgd.step()
+
+
+def test_what_is_scored_is_learned_in_passes(
+    run_of: Run, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass: when 4 documents are scored, on the 4 shortest of them; the second: when 9
+    are. Each document is scored once, the longest first, by the weights of its time."""
+    run = run_of(("global_sgd",), **LORA | SGD | {"LORA_LR": 0})
+    module = module_of(run)
+    documents = sorted(documents_of(data.val[:1200]), key=len)
+    copy = module.GPT(run.config, torch.float32).eval()
+    copy.load_state_dict(with_random_weights(run).state_dict())
+    total = 0.0
+    scored = 0
+    while scored < len(documents):
+        size = len(documents) % 3 or 3 if scored == 0 else 3
+        first = len(documents) - scored - size
+        for document in documents[first : first + size]:
+            tokens = torch.from_numpy(document.astype(np.int64))
+            for begin in range(0, len(document) - 1, 8):
+                end = min(begin + 8, len(document) - 1)
+                window = max(0, begin + 8 - 32)
+                with torch.no_grad():
+                    logits = copy.logits(tokens[None, window:end])[0, begin - window :]
+                total += float(
+                    F.cross_entropy(logits, tokens[begin + 1 : end + 1], reduction="sum")
+                )
+        before, scored = scored, scored + size
+        for limit in 4, 9:
+            if before < limit <= scored:
+                trained_on(copy, documents[first:][:limit], module)
+    nats, bpb, _ = run.evaluate("x", run.scorer)
+    assert nats == pytest.approx(total / 1199, rel=1e-5)
+    for (name, p), q in zip(run.model.named_parameters(), copy.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
+    assert [line[:12] for line in run.log.lines if line.startswith("sgd:")] == [
+        "sgd: pass 1/", "sgd: pass 2/",
+    ]  # fmt: skip
+
+
+def test_passes_are_the_same_on_two_ranks_and_leave_the_artifact(run_of: Run) -> None:
+    names = "global_sgd", "documents"
+    settings = LORA | SGD | DOCUMENTS | {"GRAD_ACCUM_STEPS": 8}
+    alone = run_of(names, **settings)
+    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    runs, together = run_of(names, ranks=2, **settings | {"GRAD_ACCUM_STEPS": 4})
+    found = together.run(lambda rank: runs[rank].evaluate("x", runs[rank].scorer))
+    for score in found:
+        assert score[:2] == pytest.approx((nats, bpb), rel=1e-6)
+    alone = run_of(names, **settings)
+    alone.train()
+    before = {name: t.clone() for name, t in alone.model.state_dict().items()}
+    alone.export_and_score()
+    exported = torch.load("final_model.pt")
+    for name, t in alone.model.state_dict().items():
+        assert torch.equal(t, before[name]) and torch.equal(exported[name], t), name
+
+
+def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
+    runs, together = run_of(("global_sgd",), ranks=2, **LORA | SGD, GRAD_ACCUM_STEPS=4)
+    runs[1].runtime.signum = 15
+    halt = module_of(runs[0]).HaltError
+
+    def evaluate(rank: int) -> bool:
+        try:
+            runs[rank].evaluate("x", runs[rank].scorer)
+        except halt:
+            return True
+        return False
+
+    assert together.run(evaluate) == [True, True]
+
+
+def test_rejects_passes_that_do_not_fit(script: Callable, data: SimpleNamespace) -> None:
+    module = script("global_sgd")
+    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260, "DEVICE": "cpu"}
+    config = config_of(module, **settings, **data.env, SGD_DOCS=9, SGD_CHUNK=96)
+    found, _ = module.find_faults(config, {"WORLD_SIZE": "2"})
+    assert found == ["SGD_DOCS=9: set LORA_RANK, too", "SGD_CHUNK=96: set a multiple of 64"]
+    config = replace(config, lora_rank=2, lora_chunk=33)
+    assert module.find_faults(config, {})[0] == ["LORA_CHUNK=33: set at most 32"]
+
+
+def test_global_sgd_includes_document_ttt(script: Callable) -> None:
+    alone = Path(script("global_sgd").__file__).read_text(encoding="utf-8")
+    both = Path(script("document_ttt", "global_sgd").__file__).read_text(encoding="utf-8")
+    assert both.split("\n", 1)[1] == alone.split("\n", 1)[1]
+
+
+# --- All together -----------------------------------------------------------------------------
+
+OTHERS = ["orthogonal_init", "muon_row_norm", "muon_weight_decay", "ema", "gptq", "brotli"]
+ALL = ["documents", "document_ttt", "global_sgd", "byte_sidecar", *STACK, *OTHERS]
+ALL_ON = {
+    "DOC_TOKEN": 1, "ORTHOGONAL_INIT": 1, "MUON_ROW_NORM": 1, "MUON_WD": 0.1, "EMA_DECAY": 0.8,
+    "GPTQ_BATCHES": 2, "ARTIFACT_BROTLI": 1, "LOOP_END": 1, "PARALLEL_START": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["global_sgd"], ALL], ids=["global_sgd", "all"])
+def test_verify_finds_no_fault_in_passes(names: list[str], script: Callable) -> None:
+    settings = LORA | SGD | {"SGD_DOCS": 30}
+    del settings["VAL_TOKENS"]
+    if len(names) > 1:
+        settings |= settings_of_stack() | ALL_ON
+    file = script(*names).__file__
     assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []
