@@ -41,6 +41,10 @@ FRONTIER = {
     "adam_weight_decay",
     "attn_gate",
     "brotli",
+    "byte_sidecar",
+    "document_ttt",
+    "documents",
+    "global_sgd",
     "gptq",
     "layer_scale",
     "loop",
@@ -52,7 +56,7 @@ FRONTIER = {
     "skip_gates",
     "two_lanes",
     "warmdown_share",
-}  # in test_records_of_april.py and test_records_of_april_export.py
+}  # in test_records_of_april.py, test_records_of_april_export.py and test_final_frontier.py
 COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
 ALL = [name for name in recipe.names() if name not in FRONTIER]
 

@@ -181,7 +181,10 @@ class Reference:
             else:
                 x = self.block(number, x, x0)
         x = x if other is None else (x + other) / 2
-        return 30 * torch.tanh(norm(x) @ self.p["tok_emb.weight"].T / 30)
+        return 30 * torch.tanh(self.head(norm(x)) / 30)
+
+    def head(self, x: Tensor) -> Tensor:
+        return x @ self.p["tok_emb.weight"].T
 
 
 MODELS = ["layer_scale", "parallel_residuals", "skip_gates", "loop"]

@@ -1,0 +1,681 @@
+"""Recipes of the records of 27 and 29 April 2026: each against a plain reference.
+
+The references are written from what these records do, in words.
+"""
+
+import itertools
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tinyruns
+import torch
+import verify
+from running import log_of, write_split
+from test_records_of_april import Reference, with_random_weights
+from tiny import config_of
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.timeout(300)
+Run = Callable[..., Any]
+
+
+def module_of(run: Any) -> Any:
+    return sys.modules[type(run).__module__]
+
+
+def results(run: Any) -> tuple[Any, ...]:
+    """Losses, score and artifact of a whole run."""
+    run.train()
+    run.export_and_score()
+    losses = [event["train_loss"] for event in run.log.events if event["event"] == "step"]
+    [score] = [event for event in run.log.events if event["event"] == "score"]
+    return losses, score["val_loss"], score["val_bpb"], Path("final_model.int8.ptz").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["byte_sidecar", "documents", "document_ttt", "global_sgd"])
+def test_off_it_is_the_root_to_the_digit(name: str, run_of: Run) -> None:
+    assert results(run_of((name,))) == results(run_of())
+
+
+def faults(found: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    """Those that verify.py has found."""
+    assert {name for name, _, _ in found} >= {"resume", "ranks", "replicas", "trained"}
+    return [(name, text) for name, kind, text in found if kind == "FAULT"]
+
+
+# --- byte_sidecar -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_bytes(data: SimpleNamespace, tmp_path: Path) -> SimpleNamespace:
+    """The same data, and the bytes of its validation tokens: 0 to 5, not those of the table."""
+    folder = tmp_path / "with_bytes"
+    shutil.copytree(data.folder, folder)
+    numbers = np.random.default_rng(1).integers(0, 6, len(data.val))
+    numbers[data.val < 4] = 0  # control tokens
+    write_split(folder, "val_bytes", numbers, [])
+    return SimpleNamespace(env={"DATA_PATH": str(folder)}, numbers=numbers, folder=folder)
+
+
+@pytest.mark.parametrize("stride", [0, 8])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bits_per_byte_have_the_bytes_beside_the_targets(
+    stride: int, ranks: int, run_of: Run, with_bytes: SimpleNamespace
+) -> None:
+    names = ("byte_sidecar", "sliding_window") if stride else ("byte_sidecar",)
+    settings = {"BYTE_SIDECAR": 1, "GRAD_ACCUM_STEPS": 8 // ranks} | with_bytes.env
+    settings |= {"EVAL_STRIDE": stride} if stride else {}
+    if ranks > 1:
+        runs, together = run_of(names, ranks=ranks, **settings)
+        scores = together.run(lambda rank: runs[rank].evaluate("x", runs[rank].scorer))
+    else:
+        runs = [run_of(names, **settings)]
+        scores = [runs[0].evaluate("x", runs[0].scorer)]
+    targets = (600 - 1) // 32 * 32
+    in_bytes = with_bytes.numbers[1 : targets + 1].sum()
+    for nats, bpb, _ in scores:
+        assert bpb == pytest.approx(nats * targets / np.log(2) / in_bytes, rel=1e-12)
+    made = module_of(runs[0]).made_of_run(runs[0])
+    assert "fineweb_val_bytes_000000.bin" in made, "its checksum decides the score"
+
+
+def test_rejects_bytes_of_other_tokens(
+    script: Callable, data: SimpleNamespace, with_bytes: SimpleNamespace
+) -> None:
+    module = script("byte_sidecar")
+    env = data.env | with_bytes.env | {"VOCAB_SIZE": 260, "DEVICE": "cpu", "BYTE_SIDECAR": 1}
+    config = config_of(module, **env, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=2048)
+    assert module.find_faults(config, {})[0] == []
+    path = f"{with_bytes.folder.resolve()}/fineweb_val_bytes_*.bin"
+    write_split(with_bytes.folder, "val_bytes", with_bytes.numbers[1:], [])
+    wanted = f"{path}: shards end after [1999] tokens, the others [2000]: get the bytes of these"
+    assert module.find_faults(config, {})[0] == [f"{wanted} shards"]
+    write_split(with_bytes.folder, "val_bytes", np.roll(with_bytes.numbers, 1), [])
+    runtime = module.Runtime(config, {})
+    with pytest.raises(module.RunError, match=r"tokens 0 to 1984: [1-5] bytes for control token 1"):
+        module.Validation(config, runtime, log_of(module), None)
+    (with_bytes.folder / "fineweb_val_bytes_000000.bin").unlink()
+    [fault] = module.find_faults(config, {})[0]
+    assert "no fineweb_val_bytes_*.bin" in fault
+    on_gpu = replace(config, val_bytecount_device="cuda")
+    faults, _ = module.find_faults(on_gpu, {})
+    assert "VAL_BYTECOUNT_DEVICE=cuda: set cpu, for BYTE_SIDECAR=1" in faults
+
+
+@pytest.mark.slow
+def test_verify_finds_no_fault_in_bytes_beside(
+    script: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the table's bytes in the file, so that the score can be computed by hand."""
+    make_data, with_validation = tinyruns.make_data, tinyruns.Lab.with_validation
+    name = "fineweb_val_bytes_000000.bin"
+
+    def with_bytes(folder: Path, *arguments: int) -> int:
+        total = make_data(folder, *arguments)
+        path = str(folder / "tiny.model")
+        table = script().byte_table(path, Path(path).read_bytes())
+        tokens = tinyruns.read_shard(folder / "fineweb_val_000000.bin")
+        counts = np.zeros(len(tokens), int)
+        for i, (x, y) in enumerate(zip(tokens[:-1], tokens[1:], strict=True), 1):
+            counts[i] = table.bytes_of(np.array([[x]]), np.array([[y]]))
+        tinyruns.write_shard(folder / name, counts)
+        return total
+
+    def with_part(lab: Any, part: slice) -> Path:
+        folder = with_validation(lab, part)
+        tinyruns.write_shard(folder / name, tinyruns.read_shard(folder / name)[part])
+        return folder
+
+    monkeypatch.setattr(tinyruns, "make_data", with_bytes)
+    monkeypatch.setattr(tinyruns.Lab, "with_validation", with_part)
+    file = script("byte_sidecar").__file__
+    assert faults(list(verify.verdicts(file, {"BYTE_SIDECAR": 1}))) == []
+
+
+# --- documents --------------------------------------------------------------------------------
+
+DOCUMENTS = {"DOC_TOKEN": 1, "DOC_MAX": 24, "DOC_ENDS": 200}
+LAYERS = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
+STACK = {
+    "layer_scale": {"LAYER_SCALE": 1},
+    "parallel_residuals": {"PARALLEL_START": 3},
+    "skip_gates": {"SKIP_GATES": 1},
+    "loop": {"LOOP_START": 1, "LOOP_END": 2, "LOOP_COUNT": 2},
+    "xsa": {"XSA_LAST_N": 5},
+    "partial_rope": {"ROPE_DIMS": 4},
+    "leaky_relu2": {"LEAKY_SLOPE": 0.5},
+}
+
+
+def settings_of_stack() -> dict[str, Any]:
+    return {name: value for settings in STACK.values() for name, value in settings.items()}
+
+
+def rows_of_documents(rows: int, length: int) -> Tensor:
+    """Tokens from 4 on; a 1 begins a document, also twice in a row and as the last token."""
+    random = torch.Generator().manual_seed(5)
+    tokens = torch.randint(4, 260, (rows, length), generator=random)
+    for row in tokens:
+        row[torch.randint(length, (length // 12,), generator=random)] = 1
+    tokens[0, 40:42] = 1
+    tokens[-1, -1] = 1
+    tokens[-1, 7:80] = torch.arange(7, 80) + 100  # longer than three times DOC_MAX
+    return tokens
+
+
+def segments_of(row: list[int], longest: int) -> list[tuple[int, int]]:
+    """Where a segment begins and ends: token by token."""
+    starts: list[int] = []
+    for i, token in enumerate(row):
+        if i == 0 or token == 1 or i - starts[-1] == longest:
+            starts.append(i)
+    return list(itertools.pairwise([*starts, len(row)]))
+
+
+@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+def test_packed_logits_are_those_of_each_document_alone(names: tuple, run_of: Run) -> None:
+    """In rows longer than TRAIN_SEQ_LEN; each document alone in the reference, in float64."""
+    settings = LAYERS | DOCUMENTS | (settings_of_stack() if names else {})
+    run = run_of(("documents", *names), **settings)
+    model = with_random_weights(run)
+    tokens = rows_of_documents(2, 96)
+    reference = Reference(model, run.config)
+    for model.looping in (False, True) if names else (False,):
+        with torch.no_grad():
+            logits = model.logits(tokens).double()
+        for row, found in zip(tokens, logits, strict=True):
+            parts = segments_of(row.tolist(), 24)
+            assert len(parts) > 4
+            for start, end in parts:
+                wanted = reference.logits(row[start:end], model.looping)
+                torch.testing.assert_close(found[start:end], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "micro_steps", "width"), [(1, 8, 256), (2, 1, 256), (4, 4, 128)])
+def test_training_rows_are_whole_spans(
+    ranks: int, micro_steps: int, width: int, script: Callable, data: SimpleNamespace
+) -> None:
+    """A step's spans have 256 targets; in 16 micro-batches each has half of one."""
+    module = script("documents")
+    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260} | data.env
+    config = config_of(module, **settings, **DOCUMENTS, GRAD_ACCUM_STEPS=micro_steps)
+    device = torch.device("cpu")
+    parts: dict[int, list[Tensor]] = {}
+    for rank in range(ranks):
+        plan = module.BatchPlan.train(config, rank, ranks, step=1)
+        overlap = module.Overlap.of(config, "train", device)
+        shards = module.Shards(config, "train")
+        with module.closing(module.Pipeline(shards, plan, overlap, device)) as batches:
+            for micro_step in range(micro_steps):
+                batch = next(batches)
+                assert batch.x.shape == (2048 // width // ranks // micro_steps, width)
+                parts[micro_step * ranks + rank] = [batch.x.clone(), batch.y.clone()]
+    in_order = [parts[number] for number in sorted(parts)]
+    x, y = (torch.cat(each).view(8, 256) for each in zip(*in_order, strict=True))
+    spans = torch.from_numpy(data.train[2056 : 2056 + 8 * 257].astype(np.int64)).view(8, 257)
+    assert torch.equal(x, spans[:, :-1]) and torch.equal(y, spans[:, 1:])
+
+
+def most_parts(tokens: np.ndarray, width: int) -> int:
+    """Of the micro-batches of one row of `width` tokens: the largest number of segments less 1."""
+    rows = [tokens[i : i + width] for i in range(0, len(tokens) - width, width + 1)]
+    return max(len(segments_of(row.tolist(), 24)) for row in rows) - 1
+
+
+def test_too_many_documents_are_named_and_never_joined(
+    run_of: Run, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many as there are, it runs; with one less, it ends before a step on them."""
+    used = data.train[: 6 * 8 * 257]
+    most = most_parts(used, 256)
+    settings = DOCUMENTS | {"GRAD_ACCUM_STEPS": 8, "DOC_ENDS": most}
+    run = run_of(("documents",), **settings, VAL_TOKENS=33)
+    run.train()
+    few = run_of(("documents",), **settings | {"DOC_ENDS": most - 1}, VAL_TOKENS=33)
+    named = rf"DOC_ENDS={most - 1}: rows \d+ to \d+, which are one micro-batch, have {most} parts"
+    with pytest.raises(module_of(few).RunError, match=named):
+        few.train()
+    monkeypatch.setattr(module_of(run), "attend_one_by_one", attend_by_mask)
+    tokens = torch.full((1, 24), 9)
+    with torch.no_grad():
+        for count in most, most + 1:
+            tokens[0, 1 : count + 1] = 1
+            assert run.model.logits(tokens).isnan().all() == (count > most)
+
+
+@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+def test_documents_are_one_compiled_graph(
+    names: tuple, run_of: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the loop over segments, which stands for a kernel: here it is a mask."""
+    run = run_of(("documents", *names), **DOCUMENTS, **(settings_of_stack() if names else {}))
+    model = with_random_weights(run)
+    module = module_of(run)
+    monkeypatch.setattr(module, "attend_one_by_one", attend_by_mask)
+    tokens = rows_of_documents(2, 96)
+    with torch.no_grad():
+        eager = model(tokens, tokens)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward, backend="eager", fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens, tokens), eager)
+        torch.testing.assert_close(compiled(tokens.flip(0), tokens.flip(0)), eager)
+
+
+def attend_by_mask(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int) -> Tensor:
+    place = torch.arange(len(q))
+    segment = torch.bucketize(place, ends, right=True)
+    mask = (segment[:, None] == segment) & (place[:, None] >= place)
+    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return y[0].transpose(0, 1)
+
+
+def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tensors of shapes alone: what reaches the kernel, and that gradients come back."""
+    module = script("documents")
+    settings = {"MODEL_DIM": 64, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "TRAIN_SEQ_LEN": 32}
+    config = config_of(module, **settings, NUM_LAYERS=2, VOCAB_SIZE=260, DOC_TOKEN=1, DOC_ENDS=20)
+    seen: list[tuple] = []
+    kernel = module.varlen_attn
+
+    def noted(*arguments: Any, **more: Any) -> Tensor:
+        seen.append((*arguments, more))
+        return kernel(*arguments, **more)
+
+    monkeypatch.setattr(module, "varlen_attn", noted)
+    monkeypatch.setattr(module, "attend_one_by_one", module.attend_packed)  # as on CUDA
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = module.GPT(config, torch.bfloat16)
+        tokens = torch.zeros(2, 128, dtype=torch.int64)
+        model(tokens, tokens).backward()
+        assert model.blocks[0].attn.c_q.weight.grad.shape == (64, 64)
+    assert len(seen) == 2
+    for q, k, v, ends, its, *longest, more in seen:
+        assert (q.shape, k.shape, v.shape) == ((256, 4, 16), (256, 2, 16), (256, 2, 16))
+        assert q.dtype == k.dtype == v.dtype == torch.bfloat16
+        assert ends is its and ends.shape == (2 + 20 + 1,) and ends.dtype == torch.int32
+        assert longest == [32, 32] and more == {"window_size": (-1, 0), "enable_gqa": True}
+
+
+def test_rejects_what_documents_cannot_have(
+    script: Callable, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("documents")
+    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260, "DOC_TOKEN": 1}
+    config = config_of(module, **settings, **data.env, DOC_MAX=33)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert module.find_faults(config, {})[0] == ["DOC_MAX=33: set 0 to 32"]
+    monkeypatch.setattr(module, "varlen_attn", None)
+    faults, _ = module.find_faults(replace(config, doc_max=32), {})
+    words = "has no attention for it: install 2.11 to 2.13"
+    assert faults == [f"DOC_TOKEN=1: torch {torch.__version__} {words}"]
+    assert module.find_faults(replace(config, doc_max=32, device="cpu"), {})[0] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+def test_verify_finds_no_fault_in_documents(names: tuple, script: Callable) -> None:
+    settings = {"DOC_TOKEN": 1}
+    if names:
+        settings |= settings_of_stack() | {"LOOP_END": 1, "PARALLEL_START": 2}
+    file = script("documents", *names).__file__
+    assert faults(list(verify.verdicts(file, settings, quick=True))) == []
+
+
+# --- document_ttt -----------------------------------------------------------------------------
+
+LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3, "VAL_TOKENS": 200}
+
+
+def documents_of(tokens: np.ndarray) -> list[np.ndarray]:
+    """Each from its 1 to the next one, which is its last target."""
+    starts = [i for i in range(len(tokens) - 1) if i == 0 or tokens[i] == 1]
+    ends = [*starts[1:], len(tokens) - 1]
+    return [tokens[start : end + 1] for start, end in zip(starts, ends, strict=True)]
+
+
+class AdaptedReference(Reference):
+    """The reference with matrices of low rank: queries, keys, values, attention and MLP of each
+    visit, then the head. Those of inputs are added to the weights."""
+
+    def __init__(self, model: nn.Module, config: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(model, config)
+        self.weights = dict(self.p)
+        self.factor = config.lora_alpha / config.lora_rank
+        self.pairs = [tuple(t.detach().double().requires_grad_() for t in pair) for pair in pairs]
+
+    def next_product(self) -> Tensor:
+        a, b = next(self.left)
+        return self.factor * b @ a
+
+    def attention(self, x: Tensor, layer: str, xsa: bool) -> Tensor:
+        for each in "qkv":
+            name = f"{layer}.attn.c_{each}.weight"
+            self.p[name] = self.weights[name] + self.next_product()
+        more = self.p[f"{layer}.attn_scale"] * (x @ self.next_product().T)
+        return super().attention(x, layer, xsa) + more
+
+    def mlp(self, x: Tensor, layer: str) -> Tensor:
+        more = self.p[f"{layer}.mlp_scale"] * (x @ self.next_product().T)
+        return super().mlp(x, layer) + more
+
+    def logits(self, tokens: Tensor, looping: bool) -> Tensor:
+        self.left = iter(self.pairs)
+        logits = super().logits(tokens, looping)
+        assert next(self.left, None) is None, "each pair has its place"
+        return logits
+
+    def head(self, x: Tensor) -> Tensor:
+        return x @ (self.p["tok_emb.weight"] + self.next_product()).T
+
+
+def nats_of_document(reference: AdaptedReference, document: np.ndarray, looping: bool) -> float:
+    """Chunk by chunk, alone, in float64; AdamW as its authors write it."""
+    config = reference.config
+    tokens = torch.from_numpy(document.astype(np.int64))
+    leaves = [t for pair in reference.pairs for t in pair]
+    squares = [torch.zeros_like(t) for t in leaves]
+    total = 0.0
+    for number, first in enumerate(range(0, len(tokens) - 1, 8), 1):
+        end = min(first + 8, len(tokens) - 1)
+        begin = max(0, first + 8 - 32)
+        logits = reference.logits(tokens[begin:end], looping)[first - begin :]
+        loss = F.cross_entropy(logits, tokens[first + 1 : end + 1], reduction="sum")
+        total += loss.item()
+        if end == len(tokens) - 1:
+            break
+        gradients = torch.autograd.grad(loss / 8, leaves)
+        with torch.no_grad():
+            for p, g, square in zip(leaves, gradients, squares, strict=True):
+                square.mul_(0.99).add_(0.01 * g * g)
+                p *= 1 - config.lora_lr * config.lora_wd
+                p -= config.lora_lr * g / ((square / (1 - 0.99**number)).sqrt() + 1e-10)
+    return total
+
+
+@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+def test_each_document_is_scored_before_it_is_learned(
+    names: tuple, run_of: Run, data: SimpleNamespace
+) -> None:
+    settings = LORA | (settings_of_stack() | LAYERS if names else {"NUM_LAYERS": 2})
+    run = run_of(("document_ttt", *names), **settings)
+    model = with_random_weights(run)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.6)
+    model.looping = bool(names)
+    seen: dict[int, list] = {}
+    draw = module_of(run).Adapters.draw
+
+    def noted(adapters: Any, documents: int, seed: int) -> Any:
+        adamw = draw(adapters, documents, seed)
+        seen[seed] = [tuple(t.detach().clone() for t in pair) for pair in adapters.pairs]
+        return adamw
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_of(run).Adapters, "draw", noted)
+        nats, bpb, _ = run.evaluate("x", run.scorer)
+    documents = sorted(documents_of(data.val[:200]), key=len)
+    assert len(seen) == -(-len(documents) // 3) > 1
+    total = plain = 0.0
+    for number, document in enumerate(documents):
+        drawn = seen[run.config.seed + 1_000_003 * (1 + number // 3 * 3)]
+        pairs = [(a[number % 3], b[number % 3]) for a, b in drawn]
+        assert all(a.any() and not b.any() for a, b in pairs)
+        total += nats_of_document(AdaptedReference(model, run.config, pairs), document, bool(names))
+    assert nats == pytest.approx(total / 199, rel=2e-4)
+    assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=2e-4)
+    run.scorer.config = replace(run.config, lora_lr=0.0)
+    plain = run.evaluate("x", run.scorer)[0]
+    assert abs(plain - nats) > 0.01, "without steps it is another score"
+
+
+@pytest.mark.parametrize("names", [("document_ttt",), ("document_ttt", "byte_sidecar")])
+def test_score_of_documents_is_the_same_on_any_number_of_ranks(
+    names: tuple, run_of: Run, with_bytes: SimpleNamespace, data: SimpleNamespace
+) -> None:
+    settings = LORA | {"VAL_TOKENS": 600, "GRAD_ACCUM_STEPS": 0}
+    counts = data.val[1:600] >= 4
+    if len(names) > 1:
+        settings |= {"BYTE_SIDECAR": 1} | with_bytes.env
+        counts = with_bytes.numbers[1:600]
+    alone = run_of(names, **settings)
+    before = [p.clone() for p in with_random_weights(alone).parameters()]
+    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    assert bpb == pytest.approx(nats * 599 / np.log(2) / counts.sum(), rel=1e-12)
+    again = alone.evaluate("x", alone.scorer)
+    assert again[:2] == (nats, bpb)
+    assert all(map(torch.equal, before, alone.model.parameters()))
+    assert all(p.requires_grad for p in alone.model.parameters())
+    for ranks in 2, 3:
+        runs, together = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
+        for run in runs:
+            with_random_weights(run)
+        found = together.run(lambda rank, runs=runs: runs[rank].evaluate("x", runs[rank].scorer))
+        for score in found:
+            assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
+
+
+@dataclass
+class Stream:
+    """Tokens in memory, in place of shards."""
+
+    tokens: np.ndarray
+    reading = ""
+    stall_seconds = 60.0
+
+    def read(self, first: int, array: np.ndarray) -> None:
+        array[:] = self.tokens[first : first + len(array)]
+
+    def wait_while(self, is_missing: Callable) -> None:
+        pass
+
+
+def test_shares_of_all_values_of_a_token_are_one_together(run_of: Run) -> None:
+    """So what is learned from a token does not change what is given to it."""
+    run = run_of(("document_ttt",), **LORA)
+    with_random_weights(run)
+    tokens = np.concatenate([np.r_[1, np.arange(length) + 9] for length in (9, 20, 67)])
+    run.scorer.shards = Stream(tokens)
+
+    def nats_of(count: int) -> float:
+        run.scorer.tokens = count
+        return (count - 1) * run.evaluate("x", run.scorer)[0]
+
+    totals = []
+    for tokens[-1] in range(260):
+        totals.append(nats_of(99))
+    shares = np.exp(nats_of(98) - np.array(totals))
+    assert shares.sum() == pytest.approx(1, abs=2e-4)
+
+
+def test_documents_are_learned_in_one_graph(run_of: Run) -> None:
+    """For all lengths of windows and all sizes of batches."""
+    run = run_of(("document_ttt", *STACK), **LORA, **LAYERS, **settings_of_stack())
+    with_random_weights(run)
+    plain = run.evaluate("x", run.scorer)
+    graphs = []
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    nats = module_of(run).document_nats
+    run.scorer.document_nats = torch.compile(nats, backend=noted, fullgraph=True, dynamic=True)
+    assert run.evaluate("x", run.scorer)[:2] == pytest.approx(plain[:2], rel=1e-6)
+    assert len(graphs) <= 4, "with and without gradients; one document or more"
+
+
+def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) -> None:
+    run = run_of(("document_ttt",), **LORA | {"VAL_TOKENS": 600})
+    module = module_of(run)
+    readers = set()
+    read = module.Shards.read
+
+    def noted(shards: Any, first: int, array: np.ndarray) -> None:
+        readers.add(threading.current_thread().name)
+        read(shards, first, array)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Shards, "read", noted)
+        run.evaluate("x", run.scorer)
+    assert readers == {"MainThread", "reader"}, "the main thread looks for documents, once"
+    [event] = [event for event in run.log.events if event["event"] == "document_ttt"]
+    assert 0 <= event["input_wait_ms"] < event["eval_time_ms"]
+    assert re.search(r"document_ttt: \d+ documents, input_wait:", run.log.lines[-1])
+
+
+def test_a_signal_ends_the_score_of_documents(run_of: Run) -> None:
+    run = run_of(("document_ttt",), **LORA)
+    run.runtime.signum = 15
+    with pytest.raises(module_of(run).HaltError):
+        run.evaluate("x", run.scorer)
+    assert all(p.requires_grad for p in run.model.parameters())
+    assert not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
+
+
+@pytest.mark.slow
+def test_verify_finds_no_fault_in_learning_documents(script: Callable) -> None:
+    settings = {name: value for name, value in LORA.items() if name != "VAL_TOKENS"}
+    file = script("document_ttt").__file__
+    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []
+
+
+# --- global_sgd -------------------------------------------------------------------------------
+
+SGD = {"SGD_DOCS": 9, "SGD_PHASES": 2, "SGD_CHUNK": 64, "SGD_LR": 0.3, "VAL_TOKENS": 1200}
+
+
+def trained_on(model: nn.Module, documents: list[np.ndarray], root: Any) -> None:
+    """One pass of SGD in rows of 32, two a step; the rows that are left at the end are not used."""
+    stream = torch.from_numpy(np.concatenate([each[:-1] for each in documents]).astype(np.int64))
+    chunks = -(-(len(stream) - 1) // 64)
+    sgd = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for chunk in range(chunks - 1):
+        rows = stream[64 * chunk : 64 * chunk + 65]
+        model.zero_grad()
+        root.mean_nats(model, rows[:-1].view(2, 32), rows[1:].view(2, 32)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sgd.param_groups[0]["lr"] = 0.15 * (1 + np.cos(np.pi * chunk / (chunks - 1)))
+        sgd.step()
+
+
+def test_what_is_scored_is_learned_in_passes(
+    run_of: Run, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass: when 4 documents are scored, on the 4 shortest of them; the second: when 9
+    are. Each document is scored once, the longest first, by the weights of its time."""
+    run = run_of(("global_sgd",), **LORA | SGD | {"LORA_LR": 0})
+    module = module_of(run)
+    documents = sorted(documents_of(data.val[:1200]), key=len)
+    copy = module.GPT(run.config, torch.float32).eval()
+    copy.load_state_dict(with_random_weights(run).state_dict())
+    total = 0.0
+    scored = 0
+    while scored < len(documents):
+        size = len(documents) % 3 or 3 if scored == 0 else 3
+        first = len(documents) - scored - size
+        for document in documents[first : first + size]:
+            tokens = torch.from_numpy(document.astype(np.int64))
+            for begin in range(0, len(document) - 1, 8):
+                end = min(begin + 8, len(document) - 1)
+                window = max(0, begin + 8 - 32)
+                with torch.no_grad():
+                    logits = copy.logits(tokens[None, window:end])[0, begin - window :]
+                total += float(
+                    F.cross_entropy(logits, tokens[begin + 1 : end + 1], reduction="sum")
+                )
+        before, scored = scored, scored + size
+        for limit in 4, 9:
+            if before < limit <= scored:
+                trained_on(copy, documents[first:][:limit], module)
+    nats, bpb, _ = run.evaluate("x", run.scorer)
+    assert nats == pytest.approx(total / 1199, rel=1e-5)
+    for (name, p), q in zip(run.model.named_parameters(), copy.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
+    assert [line[:12] for line in run.log.lines if line.startswith("sgd:")] == [
+        "sgd: pass 1/", "sgd: pass 2/",
+    ]  # fmt: skip
+
+
+def test_passes_are_the_same_on_two_ranks_and_leave_the_artifact(run_of: Run) -> None:
+    names = "global_sgd", "documents"
+    settings = LORA | SGD | DOCUMENTS | {"GRAD_ACCUM_STEPS": 8}
+    alone = run_of(names, **settings)
+    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    runs, together = run_of(names, ranks=2, **settings | {"GRAD_ACCUM_STEPS": 4})
+    found = together.run(lambda rank: runs[rank].evaluate("x", runs[rank].scorer))
+    for score in found:
+        assert score[:2] == pytest.approx((nats, bpb), rel=1e-6)
+    alone = run_of(names, **settings)
+    alone.train()
+    before = {name: t.clone() for name, t in alone.model.state_dict().items()}
+    alone.export_and_score()
+    exported = torch.load("final_model.pt")
+    for name, t in alone.model.state_dict().items():
+        assert torch.equal(t, before[name]) and torch.equal(exported[name], t), name
+
+
+def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
+    runs, together = run_of(("global_sgd",), ranks=2, **LORA | SGD, GRAD_ACCUM_STEPS=4)
+    runs[1].runtime.signum = 15
+    halt = module_of(runs[0]).HaltError
+
+    def evaluate(rank: int) -> bool:
+        try:
+            runs[rank].evaluate("x", runs[rank].scorer)
+        except halt:
+            return True
+        return False
+
+    assert together.run(evaluate) == [True, True]
+
+
+def test_rejects_passes_that_do_not_fit(script: Callable, data: SimpleNamespace) -> None:
+    module = script("global_sgd")
+    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260, "DEVICE": "cpu"}
+    config = config_of(module, **settings, **data.env, SGD_DOCS=9, SGD_CHUNK=96)
+    found, _ = module.find_faults(config, {"WORLD_SIZE": "2"})
+    assert found == ["SGD_DOCS=9: set LORA_RANK, too", "SGD_CHUNK=96: set a multiple of 64"]
+    config = replace(config, lora_rank=2, lora_chunk=33)
+    assert module.find_faults(config, {})[0] == ["LORA_CHUNK=33: set at most 32"]
+
+
+def test_global_sgd_includes_document_ttt(script: Callable) -> None:
+    alone = Path(script("global_sgd").__file__).read_text(encoding="utf-8")
+    both = Path(script("document_ttt", "global_sgd").__file__).read_text(encoding="utf-8")
+    assert both.split("\n", 1)[1] == alone.split("\n", 1)[1]
+
+
+# --- All together -----------------------------------------------------------------------------
+
+OTHERS = ["orthogonal_init", "muon_row_norm", "muon_weight_decay", "ema", "gptq", "brotli"]
+ALL = ["documents", "document_ttt", "global_sgd", "byte_sidecar", *STACK, *OTHERS]
+ALL_ON = {
+    "DOC_TOKEN": 1, "ORTHOGONAL_INIT": 1, "MUON_ROW_NORM": 1, "MUON_WD": 0.1, "EMA_DECAY": 0.8,
+    "GPTQ_BATCHES": 2, "ARTIFACT_BROTLI": 1, "LOOP_END": 1, "PARALLEL_START": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["global_sgd"], ALL], ids=["global_sgd", "all"])
+def test_verify_finds_no_fault_in_passes(names: list[str], script: Callable) -> None:
+    settings = LORA | SGD | {"SGD_DOCS": 30}
+    del settings["VAL_TOKENS"]
+    if len(names) > 1:
+        settings |= settings_of_stack() | ALL_ON
+    file = script(*names).__file__
+    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []
