@@ -53,6 +53,7 @@ def test_a_stack_of_full_size_is_within_the_limit(name: str, script: Callable) -
             embedding = key == "tok_emb.weight"
             bits = config.embed_bits if embedding else config.matrix_bits
             sigmas = config.embed_clip_sigmas if embedding else config.matrix_clip_sigmas
+            sigmas = config.mlp_clip_sigmas or sigmas if ".mlp." in key else sigmas
             inputs = torch.randn(2 * t.size(1), t.size(1))
             quantized[key] = module.gptq(t, inputs.T @ inputs, 2 ** (bits - 1) - 1, sigmas)
     data = module.pack(state, config, *([quantized] if quantized else []))[0]
