@@ -78,7 +78,9 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
     try:
         return main()
     except ToolError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        lines = map(plain, str(error).splitlines())  # one, unless it shows a part of a file
+        text = "\n".join(lines)
+        print(f"error: {text}", file=sys.stderr)
     except KeyboardInterrupt:
         if not interrupted:
             return 130

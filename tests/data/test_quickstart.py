@@ -117,14 +117,15 @@ def test_data_that_is_not_a_data_set_names_the_tool(checkout: Path, tmp_path: Pa
 
 def test_a_set_of_the_same_name_is_left_alone(checkout: Path, tmp_path: Path) -> None:
     """It may be somebody's own, made with --name quickstart."""
-    folder = checkout / "data" / "datasets" / "quickstart_sp1024"
+    made = shutil.ignore_patterns("datasets", "tokenizers")
+    clone = shutil.copytree(checkout, tmp_path / "clone", ignore=made)
+    folder = clone / "data" / "datasets" / "quickstart_sp1024"
     shard = folder / "fineweb_train_000000.bin"
     folder.mkdir(parents=True)
     shard.write_bytes(b"mine")
-    said = run(checkout, tmp_path, "--prepare-only", code=2)
+    said = run(clone, tmp_path, "--prepare-only", code=2)
     assert f"{folder}: quickstart.py did not make this: move it and " in said
     assert shard.read_bytes() == b"mine"
-    shutil.rmtree(folder)
 
 
 # === TRAINING =====================================================================================
