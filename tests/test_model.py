@@ -251,6 +251,18 @@ def test_rows_may_be_shorter_than_the_rotary_tables() -> None:
         torch.testing.assert_close(model.logits(x)[:, :4], model.logits(x[:, :4]))
 
 
+def test_a_parameter_that_no_rule_names_is_refused() -> None:
+    """What trains it would be a guess: a matrix outside of the blocks, one with three axes."""
+    config, runtime = tiny_config(), runtime_of(tiny_config())
+    for owner, name, shape in (("", "more", (2, 3)), ("blocks.1", "bank", (4, 2, 3))):
+        model = tg.GPT(config, torch.float32)
+        model.get_submodule(owner).register_parameter(name, nn.Parameter(torch.ones(shape)))
+        place = f"{owner}.{name}".strip(".")
+        rule = "no rule in make_optimizers says what trains it: add one there"
+        with pytest.raises(tg.RunError, match=re.escape(f"{place}, shape {shape}: {rule}")):
+            tg.make_optimizers(model, config, runtime)
+
+
 # --- Attention and compilation ----------------------------------------------------------------
 
 

@@ -193,7 +193,7 @@ class Live:
 
     def checkpoints(self) -> list[int]:
         """The steps of the checkpoints."""
-        paths = (self.folder / "checkpoints" / self.run_id).glob("step_*.pt")
+        paths = (self.folder / "checkpoints" / self.run_id).glob(f"step_{8 * '[0-9]'}.pt")
         return sorted(int(path.stem.split("_")[1]) for path in paths)
 
     def load(self, step: int) -> dict:

@@ -1,6 +1,7 @@
 """RESUME continues a run as if nothing had happened, and refuses what would be another run."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ STATE = """        self.adam, self.muon = make_optimizers(self.model, config, ru
         self.adam.param_groups[0]["params"] = [p for p in others if p is not skips]
         self.ema = [p.detach().clone() for p in self.model.parameters()]
         self.late = {"steps": 0}
+        self.keep = config.head_lr
         self.more = [torch.optim.AdamW([skips], lr=0.01, fused=False), Rows([embedding])]
 """
 NOISE = """        x = F.relu(self.fc(x)).square()
@@ -48,10 +50,6 @@ NOISE = """        x = F.relu(self.fc(x)).square()
             x = x * (0.9 + 0.1 * random.random()) * (0.9 + 0.1 * np.random.rand())
             x = F.dropout(x, 0.1)
 """
-<<<<<<< HEAD
-=======
-BELONGS = "        # Whatever else a step changes belongs here"
->>>>>>> wip-data
 AFTER = """        torch._foreach_lerp_(self.ema, list(self.model.parameters()), 0.1)
         self.late["steps"] += self.step >= 6
 """
@@ -59,11 +57,7 @@ EDIT = {
     "class Trainer:\n": OPTIMIZER,
     "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n": STATE,
     "        x = F.relu(self.fc(x)).square()\n": NOISE,
-<<<<<<< HEAD
     "    def after_step(self):\n": "    def after_step(self):\n" + AFTER,
-=======
-    BELONGS: AFTER + BELONGS,
->>>>>>> wip-data
 }
 
 
@@ -103,10 +97,11 @@ def resume(before: Live, folder: Path, step: int, ranks: int = 0, **more: object
 
 
 def refusal(folder: Path, **settings: object) -> str:
-    """The one line of a run that is refused."""
+    """The one line of a run that is refused. No line of any run tells to destroy something."""
     run = Live(folder, **settings)
     assert run.end() == [1] and "Traceback" not in run.err
     [line] = run.said
+    assert not re.search("remove|delete|rm ", line)
     return line
 
 
@@ -150,7 +145,8 @@ def test_resume_on_other_ranks_trains_on_the_same_batches(
 
 
 def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data: dict) -> None:
-    """Rates, betas and what else an optimizer is made with; its other entries are restored."""
+    """And betas, numbers that an edit keeps, what else an optimizer is made with; counters and
+    other entries are restored."""
     settings = data | {"edits": EDIT, "ITERATIONS": 4}
     before = Live(tmp_path / "run", **settings).finish()
     changed = {
@@ -158,6 +154,7 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
         for old, new in EDIT.items()
     }
     other = settings | {"edits": changed, "MATRIX_LR": 0.0, "BETA1": 0.5, "ITERATIONS": 8}
+    other["HEAD_LR"] = 0.75
     run = resume(before, tmp_path / "again", 4, **other)
     assert "WARNING: RESUME continues with another script: " in run.log
     assert "RESUME continues with another BETA1: 0.5 here, 0.9 there" in run.log
@@ -165,9 +162,21 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
     [group] = held["more"][1]["param_groups"]
     assert (group["base_lr"], group["power"], group["k"]) == (0.5, 0.25, 8)
     assert held["adam"]["param_groups"][0]["betas"] == (0.5, 0.95)
+    assert (held["keep"], held["late"]) == (0.75, {"steps": 2})
     older = before.load(4)["held"]["model"]
     moved = {name for name in older if not torch.equal(older[name], held["model"][name])}
     assert "tok_emb.weight" in moved and "blocks.0.attn.c_q.weight" not in moved
+
+
+def test_an_optimizer_that_is_held_twice_steps_once(
+    tmp_path: Path, data: dict, whole: Whole
+) -> None:
+    line = "        self.val_ms = 0.0"
+    edits = {line: f"        self.mine = {{'all': [self.adam, self.muon]}}\n{line}"}
+    run = Live(tmp_path / "run", 0, edits, **data).finish()
+    again = resume(run, tmp_path / "again", 12, edits=edits, **data)
+    for each in (run, again):
+        assert_same_result(each, whole(0))
 
 
 def test_a_resumed_run_appends_to_its_log(tmp_path: Path, data: dict, whole: Whole) -> None:
@@ -225,19 +234,26 @@ def test_an_error_in_quantize_costs_no_step(tmp_path: Path, data: dict) -> None:
 # Saving
 
 
-def test_the_newest_checkpoints_stay(tmp_path: Path, data: dict) -> None:
+def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict) -> None:
+    """Files of other names are neither resumed nor removed."""
     settings = data | {"ITERATIONS": 5, "CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": 2}
     run = Live(tmp_path, **settings).finish()
     assert run.checkpoints() == [4, 5]
     written = run.events("checkpoint")
     assert [event["step"] for event in written] == [1, 2, 3, 4, 5]
     assert written[-1]["path"] == "checkpoints/r/step_00000005.pt"
+    copies = [run.checkpoint(4).with_name(f"step_{n}.pt") for n in ("baseline", "00000004 (best)")]
+    for path in copies:
+        shutil.copy(run.checkpoint(4), path)
+    run = Live(tmp_path, **settings | {"ITERATIONS": 8, "RESUME": "auto"}).finish()
+    assert run.resumed() == [5] and run.checkpoints() == [7, 8]
+    assert all(path.exists() for path in copies)
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, data: dict) -> None:
-    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    for step in range(4, 21, 4):  # where the unfinished file would be
+        (tmp_path / f"checkpoints/r/step_{step:08d}.tmp").mkdir(parents=True)
     run = Live(tmp_path, **data).finish()
-<<<<<<< HEAD
     warnings = re.findall("WARNING: checkpoints/r/step_000000(..).pt: Is a directory", run.log)
     assert warnings == ["04", "08", "12", "16", "20"]
 
@@ -254,30 +270,16 @@ UNSAVABLE = {  # a place, and an edit
 
 @pytest.mark.parametrize("warmup", [0, 2])
 @pytest.mark.parametrize("place", UNSAVABLE)
-=======
-    count = run.log.count("WARNING: checkpoints/r/step_000000")
-    assert count == 6  # of five checkpoints; the last one is tried again
-
-
->>>>>>> wip-data
 def test_state_that_cannot_be_saved_is_named_before_the_first_step(
-    tmp_path: Path, data: dict
+    tmp_path: Path, data: dict, place: str, warmup: int
 ) -> None:
-<<<<<<< HEAD
     """Or every checkpoint would be one that does not load."""
     more = {"WARMUP_STEPS": warmup, "MAX_WALLCLOCK_SECONDS": 20 * warmup}
     run = Live(tmp_path, edits=UNSAVABLE[place], **data | more)
-=======
-    line = "        self.val_ms = 0.0"
-    run = Live(
-        tmp_path,
-        edits={line: "        self.hidden = [object()]\n" + line},
-        **data,
-    )
->>>>>>> wip-data
     assert run.end() == [1]
-    words = "Trainer['hidden'][0] is a object: checkpoints need its state_dict and load_state_dict"
-    assert run.said == [f"rank 0: {words}"] and "step:1/" not in run.log
+    rule = "torch.load(weights_only=True) must be able to read it, or it needs load_state_dict"
+    assert run.said == [f"rank 0: {place}: {rule}"] and not run.events("step")
+    assert "Traceback" not in run.err and not run.checkpoints()
 
 
 # What is refused
@@ -301,8 +303,9 @@ def test_an_older_checkpoint_is_refused_while_later_ones_exist(
 ) -> None:
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     path = Path("checkpoints/r/step_00000008.pt")
-    line = refusal(folder, **data | {"RESUME": path})
-    assert line == f"rank 0: RESUME={path}: RUN_ID=r has later ones: set another RUN_ID"
+    run = Live(folder, **data | {"RESUME": path})
+    assert run.end() == [2]
+    assert f"  RESUME={path}: RUN_ID=r has later ones: set another RUN_ID\n" in run.err
     other = Live(folder, **data | {"RESUME": path, "RUN_ID": "other"}).finish()
     assert other.artifact() == whole(0).artifact()
 
@@ -314,7 +317,6 @@ class Command:
         return os.mkdir, ("executed",)
 
 
-<<<<<<< HEAD
 NOT_LOADED = {  # a file, and the reason that is given
     "missing": "no such file",
     "cut": "File is not a zip file",
@@ -325,9 +327,6 @@ NOT_LOADED = {  # a file, and the reason that is given
 
 
 @pytest.mark.parametrize("case", NOT_LOADED)
-=======
-@pytest.mark.parametrize("case", ["missing", "cut", "damaged", "weights", "command"])
->>>>>>> wip-data
 def test_a_file_that_is_not_a_checkpoint_is_one_line(
     tmp_path: Path, data: dict, whole: Whole, case: str
 ) -> None:
@@ -343,8 +342,8 @@ def test_a_file_that_is_not_a_checkpoint_is_one_line(
     elif case == "command":
         torch.save({"made_of": {}, "held": {}, "step": Command()}, path)
     line = refusal(tmp_path / "run", **data | {"RESUME": path})
-    reason = "damaged, or not a checkpoint"
-    reason = "No such file or directory" if case == "missing" else reason
-    assert line == f"rank 0: RESUME={path}: {reason}: set auto, or a step_<n>.pt"
+    assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename} does not load: ")
+    assert NOT_LOADED[case] in line
+    assert line.endswith(": set another step_<n>.pt and another RUN_ID")
     assert not (tmp_path / "run" / "executed").exists()
     assert not (tmp_path / "run" / "logs").exists()
