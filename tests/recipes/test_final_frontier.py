@@ -4,10 +4,12 @@ The references are written from what these records do, in words.
 """
 
 import itertools
+import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ import verify
 from running import log_of, write_split
 from test_records_of_april import Reference, with_random_weights
 from tiny import config_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -41,7 +43,7 @@ def results(run: Any) -> tuple[Any, ...]:
     return losses, score["val_loss"], score["val_bpb"], Path("final_model.int8.ptz").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["byte_sidecar", "documents"])
+@pytest.mark.parametrize("name", ["byte_sidecar", "documents", "document_ttt", "global_sgd"])
 def test_off_it_is_the_root_to_the_digit(name: str, run_of: Run) -> None:
     assert results(run_of((name,))) == results(run_of())
 
@@ -330,3 +332,352 @@ def test_verify_finds_no_fault_in_documents(names: tuple, script: Callable) -> N
         settings |= settings_of_stack() | {"LOOP_END": 1, "PARALLEL_START": 2}
     file = script("documents", *names).__file__
     assert faults(list(verify.verdicts(file, settings, quick=True))) == []
+
+
+# --- document_ttt -----------------------------------------------------------------------------
+
+LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3, "VAL_TOKENS": 200}
+
+
+def documents_of(tokens: np.ndarray) -> list[np.ndarray]:
+    """Each from its 1 to the next one, which is its last target."""
+    starts = [i for i in range(len(tokens) - 1) if i == 0 or tokens[i] == 1]
+    ends = [*starts[1:], len(tokens) - 1]
+    return [tokens[start : end + 1] for start, end in zip(starts, ends, strict=True)]
+
+
+class AdaptedReference(Reference):
+    """The reference with matrices of low rank: queries, keys, values, attention and MLP of each
+    visit, then the head. Those of inputs are added to the weights."""
+
+    def __init__(self, model: nn.Module, config: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(model, config)
+        self.weights = dict(self.p)
+        self.factor = config.lora_alpha / config.lora_rank
+        self.pairs = [tuple(t.detach().double().requires_grad_() for t in pair) for pair in pairs]
+
+    def next_product(self) -> Tensor:
+        a, b = next(self.left)
+        return self.factor * b @ a
+
+    def attention(self, x: Tensor, layer: str, xsa: bool) -> Tensor:
+        for each in "qkv":
+            name = f"{layer}.attn.c_{each}.weight"
+            self.p[name] = self.weights[name] + self.next_product()
+        more = self.p[f"{layer}.attn_scale"] * (x @ self.next_product().T)
+        return super().attention(x, layer, xsa) + more
+
+    def mlp(self, x: Tensor, layer: str) -> Tensor:
+        more = self.p[f"{layer}.mlp_scale"] * (x @ self.next_product().T)
+        return super().mlp(x, layer) + more
+
+    def logits(self, tokens: Tensor, looping: bool) -> Tensor:
+        self.left = iter(self.pairs)
+        logits = super().logits(tokens, looping)
+        assert next(self.left, None) is None, "each pair has its place"
+        return logits
+
+    def head(self, x: Tensor) -> Tensor:
+        return x @ (self.p["tok_emb.weight"] + self.next_product()).T
+
+
+def nats_of_document(reference: AdaptedReference, document: np.ndarray, looping: bool) -> float:
+    """Chunk by chunk, alone, in float64; AdamW as its authors write it."""
+    config = reference.config
+    tokens = torch.from_numpy(document.astype(np.int64))
+    leaves = [t for pair in reference.pairs for t in pair]
+    squares = [torch.zeros_like(t) for t in leaves]
+    total = 0.0
+    for number, first in enumerate(range(0, len(tokens) - 1, 8), 1):
+        end = min(first + 8, len(tokens) - 1)
+        begin = max(0, first + 8 - 32)
+        logits = reference.logits(tokens[begin:end], looping)[first - begin :]
+        loss = F.cross_entropy(logits, tokens[first + 1 : end + 1], reduction="sum")
+        total += loss.item()
+        if end == len(tokens) - 1:
+            break
+        gradients = torch.autograd.grad(loss / 8, leaves)
+        with torch.no_grad():
+            for p, g, square in zip(leaves, gradients, squares, strict=True):
+                square.mul_(0.99).add_(0.01 * g * g)
+                p *= 1 - config.lora_lr * config.lora_wd
+                p -= config.lora_lr * g / ((square / (1 - 0.99**number)).sqrt() + 1e-10)
+    return total
+
+
+@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+def test_each_document_is_scored_before_it_is_learned(
+    names: tuple, run_of: Run, data: SimpleNamespace
+) -> None:
+    settings = LORA | (settings_of_stack() | LAYERS if names else {"NUM_LAYERS": 2})
+    run = run_of(("document_ttt", *names), **settings)
+    model = with_random_weights(run)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.6)
+    model.looping = bool(names)
+    seen: dict[int, list] = {}
+    draw = module_of(run).Adapters.draw
+
+    def noted(adapters: Any, documents: int, seed: int) -> Any:
+        adamw = draw(adapters, documents, seed)
+        seen[seed] = [tuple(t.detach().clone() for t in pair) for pair in adapters.pairs]
+        return adamw
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_of(run).Adapters, "draw", noted)
+        nats, bpb, _ = run.evaluate("x", run.scorer)
+    documents = sorted(documents_of(data.val[:200]), key=len)
+    assert len(seen) == -(-len(documents) // 3) > 1
+    total = plain = 0.0
+    for number, document in enumerate(documents):
+        drawn = seen[run.config.seed + 1_000_003 * (1 + number // 3 * 3)]
+        pairs = [(a[number % 3], b[number % 3]) for a, b in drawn]
+        assert all(a.any() and not b.any() for a, b in pairs)
+        total += nats_of_document(AdaptedReference(model, run.config, pairs), document, bool(names))
+    assert nats == pytest.approx(total / 199, rel=2e-4)
+    assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=2e-4)
+    run.scorer.config = replace(run.config, lora_lr=0.0)
+    plain = run.evaluate("x", run.scorer)[0]
+    assert abs(plain - nats) > 0.01, "without steps it is another score"
+
+
+@pytest.mark.parametrize("names", [("document_ttt",), ("document_ttt", "byte_sidecar")])
+def test_score_of_documents_is_the_same_on_any_number_of_ranks(
+    names: tuple, run_of: Run, with_bytes: SimpleNamespace, data: SimpleNamespace
+) -> None:
+    settings = LORA | {"VAL_TOKENS": 600, "GRAD_ACCUM_STEPS": 0}
+    counts = data.val[1:600] >= 4
+    if len(names) > 1:
+        settings |= {"BYTE_SIDECAR": 1} | with_bytes.env
+        counts = with_bytes.numbers[1:600]
+    alone = run_of(names, **settings)
+    before = [p.clone() for p in with_random_weights(alone).parameters()]
+    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    assert bpb == pytest.approx(nats * 599 / np.log(2) / counts.sum(), rel=1e-12)
+    again = alone.evaluate("x", alone.scorer)
+    assert again[:2] == (nats, bpb)
+    assert all(map(torch.equal, before, alone.model.parameters()))
+    assert all(p.requires_grad for p in alone.model.parameters())
+    for ranks in 2, 3:
+        runs, together = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
+        for run in runs:
+            with_random_weights(run)
+        found = together.run(lambda rank, runs=runs: runs[rank].evaluate("x", runs[rank].scorer))
+        for score in found:
+            assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
+
+
+@dataclass
+class Stream:
+    """Tokens in memory, in place of shards."""
+
+    tokens: np.ndarray
+    reading = ""
+    stall_seconds = 60.0
+
+    def read(self, first: int, array: np.ndarray) -> None:
+        array[:] = self.tokens[first : first + len(array)]
+
+    def wait_while(self, is_missing: Callable) -> None:
+        pass
+
+
+def test_shares_of_all_values_of_a_token_are_one_together(run_of: Run) -> None:
+    """So what is learned from a token does not change what is given to it."""
+    run = run_of(("document_ttt",), **LORA)
+    with_random_weights(run)
+    tokens = np.concatenate([np.r_[1, np.arange(length) + 9] for length in (9, 20, 67)])
+    run.scorer.shards = Stream(tokens)
+
+    def nats_of(count: int) -> float:
+        run.scorer.tokens = count
+        return (count - 1) * run.evaluate("x", run.scorer)[0]
+
+    totals = []
+    for tokens[-1] in range(260):
+        totals.append(nats_of(99))
+    shares = np.exp(nats_of(98) - np.array(totals))
+    assert shares.sum() == pytest.approx(1, abs=2e-4)
+
+
+def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all lengths of windows and all sizes of batches."""
+    names = "document_ttt", "documents", *STACK
+    run = run_of(names, **LORA, **LAYERS, **DOCUMENTS | {"DOC_MAX": 0}, **settings_of_stack())
+    with_random_weights(run)
+    monkeypatch.setattr(module_of(run), "attend_one_by_one", attend_by_mask)
+    plain = run.evaluate("x", run.scorer)
+    graphs = []
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    nats = module_of(run).document_nats
+    run.scorer.document_nats = torch.compile(nats, backend=noted, fullgraph=True, dynamic=True)
+    assert run.evaluate("x", run.scorer)[:2] == pytest.approx(plain[:2], rel=1e-6)
+    assert len(graphs) <= 4, "with and without gradients; one document or more"
+
+
+def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) -> None:
+    run = run_of(("document_ttt",), **LORA | {"VAL_TOKENS": 600})
+    module = module_of(run)
+    readers = set()
+    read = module.Shards.read
+
+    def noted(shards: Any, first: int, array: np.ndarray) -> None:
+        readers.add(threading.current_thread().name)
+        read(shards, first, array)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Shards, "read", noted)
+        run.evaluate("x", run.scorer)
+    assert readers == {"MainThread", "reader"}, "the main thread looks for documents, once"
+    [event] = [event for event in run.log.events if event["event"] == "document_ttt"]
+    assert 0 <= event["input_wait_ms"] < event["eval_time_ms"]
+    assert re.search(r"document_ttt: \d+ documents, input_wait:", run.log.lines[-1])
+
+
+def test_a_signal_ends_the_score_of_documents(run_of: Run) -> None:
+    run = run_of(("document_ttt",), **LORA)
+    run.runtime.signum = 15
+    with pytest.raises(module_of(run).HaltError):
+        run.evaluate("x", run.scorer)
+    assert all(p.requires_grad for p in run.model.parameters())
+    assert not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
+
+
+@pytest.mark.slow
+def test_verify_finds_no_fault_in_learning_documents(script: Callable) -> None:
+    settings = {name: value for name, value in LORA.items() if name != "VAL_TOKENS"}
+    file = script("document_ttt").__file__
+    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []
+
+
+# --- global_sgd -------------------------------------------------------------------------------
+
+SGD = {"SGD_DOCS": 9, "SGD_PHASES": 2, "SGD_CHUNK": 64, "SGD_LR": 0.3, "VAL_TOKENS": 1200}
+
+
+def trained_on(model: nn.Module, documents: list[np.ndarray], root: Any) -> None:
+    """One pass of SGD in rows of 32, two a step; the rows that are left at the end are not used."""
+    stream = torch.from_numpy(np.concatenate([each[:-1] for each in documents]).astype(np.int64))
+    chunks = -(-(len(stream) - 1) // 64)
+    sgd = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for chunk in range(chunks - 1):
+        rows = stream[64 * chunk : 64 * chunk + 65]
+        model.zero_grad()
+        root.mean_nats(model, rows[:-1].view(2, 32), rows[1:].view(2, 32)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sgd.param_groups[0]["lr"] = 0.15 * (1 + np.cos(np.pi * chunk / (chunks - 1)))
+        sgd.step()
+
+
+def test_what_is_scored_is_learned_in_passes(
+    run_of: Run, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass: when 4 documents are scored, on the 4 shortest of them; the second: when 9
+    are. Each document is scored once, the longest first, by the weights of its time."""
+    run = run_of(("global_sgd",), **LORA | SGD | {"LORA_LR": 0})
+    module = module_of(run)
+    documents = sorted(documents_of(data.val[:1200]), key=len)
+    copy = module.GPT(run.config, torch.float32).eval()
+    copy.load_state_dict(with_random_weights(run).state_dict())
+    total = 0.0
+    scored = 0
+    while scored < len(documents):
+        size = len(documents) % 3 or 3 if scored == 0 else 3
+        first = len(documents) - scored - size
+        for document in documents[first : first + size]:
+            tokens = torch.from_numpy(document.astype(np.int64))
+            for begin in range(0, len(document) - 1, 8):
+                end = min(begin + 8, len(document) - 1)
+                window = max(0, begin + 8 - 32)
+                with torch.no_grad():
+                    logits = copy.logits(tokens[None, window:end])[0, begin - window :]
+                total += float(
+                    F.cross_entropy(logits, tokens[begin + 1 : end + 1], reduction="sum")
+                )
+        before, scored = scored, scored + size
+        for limit in 4, 9:
+            if before < limit <= scored:
+                trained_on(copy, documents[first:][:limit], module)
+    nats, bpb, _ = run.evaluate("x", run.scorer)
+    assert nats == pytest.approx(total / 1199, rel=1e-5)
+    for (name, p), q in zip(run.model.named_parameters(), copy.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
+    assert [line[:12] for line in run.log.lines if line.startswith("sgd:")] == [
+        "sgd: pass 1/", "sgd: pass 2/",
+    ]  # fmt: skip
+
+
+def test_passes_are_the_same_on_two_ranks_and_leave_the_artifact(run_of: Run) -> None:
+    names = "global_sgd", "documents"
+    settings = LORA | SGD | DOCUMENTS | {"GRAD_ACCUM_STEPS": 8}
+    alone = run_of(names, **settings)
+    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    runs, together = run_of(names, ranks=2, **settings | {"GRAD_ACCUM_STEPS": 4})
+    found = together.run(lambda rank: runs[rank].evaluate("x", runs[rank].scorer))
+    for score in found:
+        assert score[:2] == pytest.approx((nats, bpb), rel=1e-6)
+    alone = run_of(names, **settings)
+    alone.train()
+    before = {name: t.clone() for name, t in alone.model.state_dict().items()}
+    alone.export_and_score()
+    exported = torch.load("final_model.pt")
+    for name, t in alone.model.state_dict().items():
+        assert torch.equal(t, before[name]) and torch.equal(exported[name], t), name
+
+
+def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
+    runs, together = run_of(("global_sgd",), ranks=2, **LORA | SGD, GRAD_ACCUM_STEPS=4)
+    runs[1].runtime.signum = 15
+    halt = module_of(runs[0]).HaltError
+
+    def evaluate(rank: int) -> bool:
+        try:
+            runs[rank].evaluate("x", runs[rank].scorer)
+        except halt:
+            return True
+        return False
+
+    assert together.run(evaluate) == [True, True]
+
+
+def test_rejects_passes_that_do_not_fit(script: Callable, data: SimpleNamespace) -> None:
+    module = script("global_sgd")
+    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260, "DEVICE": "cpu"}
+    config = config_of(module, **settings, **data.env, SGD_DOCS=9, SGD_CHUNK=96)
+    found, _ = module.find_faults(config, {"WORLD_SIZE": "2"})
+    assert found == ["SGD_DOCS=9: set LORA_RANK, too", "SGD_CHUNK=96: set a multiple of 64"]
+    config = replace(config, lora_rank=2, lora_chunk=33)
+    assert module.find_faults(config, {})[0] == ["LORA_CHUNK=33: set at most 32"]
+
+
+def test_global_sgd_includes_document_ttt(script: Callable) -> None:
+    alone = Path(script("global_sgd").__file__).read_text(encoding="utf-8")
+    both = Path(script("document_ttt", "global_sgd").__file__).read_text(encoding="utf-8")
+    assert both.split("\n", 1)[1] == alone.split("\n", 1)[1]
+
+
+# --- All together -----------------------------------------------------------------------------
+
+OTHERS = ["orthogonal_init", "muon_row_norm", "muon_weight_decay", "ema", "gptq", "brotli"]
+ALL = ["documents", "document_ttt", "global_sgd", "byte_sidecar", *STACK, *OTHERS]
+ALL_ON = {
+    "DOC_TOKEN": 1, "ORTHOGONAL_INIT": 1, "MUON_ROW_NORM": 1, "MUON_WD": 0.1, "EMA_DECAY": 0.8,
+    "GPTQ_BATCHES": 2, "ARTIFACT_BROTLI": 1, "LOOP_END": 1, "PARALLEL_START": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["global_sgd"], ALL], ids=["global_sgd", "all"])
+def test_verify_finds_no_fault_in_passes(names: list[str], script: Callable) -> None:
+    settings = LORA | SGD | {"SGD_DOCS": 30}
+    del settings["VAL_TOKENS"]
+    if len(names) > 1:
+        settings |= settings_of_stack() | ALL_ON
+    file = script(*names).__file__
+    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []

@@ -140,7 +140,10 @@ class Reference:
                     gate = 1 / (1 + (-self.p["skip_gates"][row]).exp())
                 x = x + skip if gate is None else gate * x + (1 - gate) * skip
             x = self.block(number, x, x0)
-        return 30 * torch.tanh(norm(x) @ self.p["tok_emb.weight"].T / 30)
+        return 30 * torch.tanh(self.head(norm(x)) / 30)
+
+    def head(self, x: Tensor) -> Tensor:
+        return x @ self.p["tok_emb.weight"].T
 
 
 MODELS = ["layer_scale", "parallel_residuals", "skip_gates", "loop"]
