@@ -501,10 +501,12 @@ def test_shares_of_all_values_of_a_token_are_one_together(run_of: Run) -> None:
     assert shares.sum() == pytest.approx(1, abs=2e-4)
 
 
-def test_documents_are_learned_in_one_graph(run_of: Run) -> None:
+def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all lengths of windows and all sizes of batches."""
-    run = run_of(("document_ttt", *STACK), **LORA, **LAYERS, **settings_of_stack())
+    names = "document_ttt", "documents", *STACK
+    run = run_of(names, **LORA, **LAYERS, **DOCUMENTS | {"DOC_MAX": 0}, **settings_of_stack())
     with_random_weights(run)
+    monkeypatch.setattr(module_of(run), "attend_one_by_one", attend_by_mask)
     plain = run.evaluate("x", run.scorer)
     graphs = []
 
