@@ -255,7 +255,7 @@ def count_bytes(module, run):
         given[rows.start] = [len(sizes), int((sizes == 0).sum()), int(sizes.sum())]
 
     def note(_, _runtime, tensor):
-        if tensor.dtype == torch.float64 and tensor.numel() == 4:  # nats, bytes, targets, signals
+        if tensor.dtype == torch.float64 and tensor.numel() > 3:  # nats, bytes, targets, ...
             sums[:] = tensor.tolist()
 
     call_after(module, module.BatchPlan, "widen", count)
@@ -344,7 +344,7 @@ def compare_losses(model, x, y):
 
 def add_shares(module, run, stored):
     """What the score gives to all values of the validation's last token, added up: among all
-    targets, and where that and the first one are the only ones.
+    targets, and where that and the first one of the text are the only ones.
 
     Who predicts the token from those before it gives it shares of 1, whatever the method.
     """
@@ -355,12 +355,16 @@ def add_shares(module, run, stored):
     ends = []  # the first rows of the first and of the last batch
     is_hidden = False
 
-    def hide(_, _plan, rows, _tokens, _x, y):
+    def hide(_, _plan, rows, _tokens, x, y):
         if ends:
             flat = y.reshape(-1)  # a view
-            scored = np.flatnonzero(np.asarray(flat) >= 0).tolist()
-            keep = scored[:1] if rows.start == ends[0] else []
-            keep += scored[-1:] if rows.start == ends[1] else []
+            scored = np.flatnonzero(np.asarray(flat) >= 0)
+            given = np.asarray(x).reshape(-1)[scored], np.asarray(flat)[scored]
+            texts = scored[bytes_of_targets(run.config.data_path, *given) > 0]
+            keep = [
+                *texts[: rows.start == ends[0]],
+                *scored[len(scored) - (rows.start == ends[1]) :],
+            ]
             flat[[place for place in scored if place not in keep]] = -100
         if is_hidden:
             y[y == mark] = -100

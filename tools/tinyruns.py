@@ -355,7 +355,7 @@ def watch(rank, script):
     used, since = 0.0, time.monotonic()
     while True:
         time.sleep(1)
-        if time.process_time() - used > 0.5:
+        if time.process_time() - used > 1:
             used, since = time.process_time(), time.monotonic()
             path.unlink(missing_ok=True)
         elif time.monotonic() - since > STILL and not path.exists():

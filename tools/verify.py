@@ -145,7 +145,7 @@ def verify(lab, base, quick, score_differs):
     two = Run(lab, "two-ranks", run_noted, **TWO, **every)
     often = Run(lab, "validated-each-step", run_noted, VAL_LOSS_EVERY=1, TRAIN_LOG_EVERY=0)
     other = Run(lab, "other-validation", run_noted, DATA_PATH=lab.with_validation("other", shuffle))
-    blind = Run(lab, "blind", run_blind)
+    blind = Run(lab, "blind", run_blind, VAL_LOSS_EVERY=1, TRAIN_LOG_EVERY=0)
     ahead = Run(lab, "not-read-ahead", run_noted, TRAIN_PREFETCH=0, VAL_PREFETCH=0)
     bare = Run(lab, "base", call_main, script=find_script(base)) if base else None
     runs = [two, full, again, alone, often, other, blind]
@@ -166,7 +166,7 @@ def verify(lab, base, quick, score_differs):
         return
     yield alike("priming", full, [alone])
     yield alike("validation", full, [often])
-    yield unseen_verdict(full, other, blind)
+    yield unseen_verdict(full, other, often, blind)
     if not quick:
         yield alike("overlap", full, [ahead])
     yield from two_rank_verdicts(lab, alone, two, score_differs)
@@ -181,15 +181,11 @@ def shuffle(tokens):
     return np.where(tokens < 3, tokens, random.integers(3, tokens.max() + 1, len(tokens)))
 
 
-def unseen_verdict(full, other, blind):
-    gaps = [
-        (differences(full, run, with_score=False), words)
-        for run, words in (
-            (other, "with other validation tokens"),
-            (blind, "where each validation says the opposite"),
-        )
-    ]
-    fault = "; ".join(f"{words}: {gap}" for gap, words in gaps if gap)
+def unseen_verdict(full, other, often, blind):
+    tokens = differences(full, other, with_score=False)
+    results = differences(often, blind, with_score=False)
+    fault = f"with other validation tokens: {tokens}; " if tokens else ""
+    fault += f"where each validation says the opposite: {results}" if results else ""
     return verdict("unseen", fault, "validation changes neither weights nor artifact")
 
 
@@ -204,11 +200,11 @@ def two_rank_verdicts(lab, alone, two, score_differs):
     fault = apart_after(two)
     yield verdict("replicas", fault, "both ranks have the same weights after each step")
     drawn = any(each["drawn"] for steps in steps_of(alone) for each in steps[:1])
-    nats = RANDOM if drawn else ROUNDING
+    kind, words = gradient_words(lab, alone, two, drawn)
+    nats = RANDOM if drawn or kind == "note" else ROUNDING
     # With --score-differs without the score: a rank may learn from what it has scored.
     gap = "" if two.error else differences(alone, two, nats, with_score=not score_differs)
     good = f"two are as one within {nats} nats{', scores left out' if score_differs else ''}"
-    kind, words = gradient_words(lab, alone, two, drawn)
     if kind == "FAULT" or gap:
         text = "; ".join(each for each in (words, gap and f"two ranks differ: {gap}") if each)
         yield "ranks", "FAULT", text
