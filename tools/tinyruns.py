@@ -228,7 +228,7 @@ class Run:
             self.error = (said or f"exit code {codes}") + (f" (line {lines[-1]})" if lines else "")
         elif still and all(still):
             ended = [f"rank {rank} has ended" for rank in self.ranks if codes[rank] == 0]
-            self.error = f"no end, nothing is computed for {STILL} s: {'; '.join(still + ended)}"
+            self.error = f"nothing is computed for {STILL} s: {'; '.join(still + ended)}"
         elif late:
             self.error = f"no end in {LONGEST} s: {(self.output().splitlines() or [''])[-1]}"
         if self.error:
@@ -314,7 +314,7 @@ def serve(pipe):
         wait([pipe, *(process.sentinel for process in running.values())])
         try:
             key, job = pipe.recv() if pipe.poll() else (None, None)
-        except EOFError:
+        except (EOFError, OSError):
             break
         if job:
             running[key] = context.Process(target=work, args=job)
@@ -365,11 +365,12 @@ def watch(rank, script):
 def where_is_it(script):
     """What the main thread waits for, and the functions of the script that have called it."""
     frames = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
-    ours = [i for i, frame in enumerate(frames) if frame.filename == script]
-    calls = [frame.name for frame in frames[ours[-1] + 1 :] if "distributed" in frame.filename]
-    call = next((name for name in calls if name != "wrapper"), "")
-    lines = [f"{frames[i].name} (line {frames[i].lineno})" for i in reversed(ours[-5:])]
-    return f"{f'waits for {call}' if call else 'stands'} in {', called by '.join(lines)}"
+    calls = [frame.name for frame in frames if "/distributed/" in frame.filename]
+    ours = [frame for frame in frames if frame.filename == script]
+    ours = [frame for frame in ours if frame.name not in ("main", "execute", *calls, "gather")]
+    lines = [f"{frame.name} (line {frame.lineno})" for frame in reversed(ours[-3:])]
+    call = next((f"waits for {name}" for name in calls if name != "wrapper"), "stands")
+    return f"{call} in {', called by '.join(lines)}"
 
 
 def load(script):

@@ -354,3 +354,351 @@ RIGHT: dict[str, tuple[Edits, dict]] = {  # with the options of verify.verdicts
     "curriculum": (CURRICULUM, {}),
     "dropout, an average, state in many forms": (ODD, {}),
 }
+
+
+# --- Mistakes ---
+COUNTED = [
+    after(MUON, "        self.seen = 0\n"),
+    before(MUON_STEP, "        self.seen += 1\n"),
+]
+GLOBAL = before("def rms_norm(x):\n", "CALLS = [0]\n\n\n")
+OPTIMIZERS = "            for optimizer in self.optimizers:\n"
+
+
+MISTAKES: dict[str, tuple[set[str], Edits, dict]] = {  # with the properties that are named
+    # ranks and micro-batches
+    "noise on the gradients of each rank": (
+        {"replicas"},
+        [
+            before(
+                CLIP,
+                "        noise = torch.randn_like(exchange.gradients)\n"
+                "        exchange.gradients.add_(noise, alpha=0.001)\n",
+            )
+        ],
+        {},
+    ),
+    "half of the micro-steps at first": (
+        {"resume", "ranks"},
+        [
+            (
+                MICRO_STEPS,
+                "        few = self.runtime.micro_steps // (1 + (self.step < 6))\n"
+                "        for batch in islice(batches, few):\n",
+            )
+        ],
+        {},
+    ),
+    "an own loss that is not divided by the micro-batches": (
+        {"ranks"},
+        [
+            after(
+                BACKWARD,
+                "            with torch.enable_grad():\n"
+                "                gains = [(b.attn.q_gain - 1).square().sum() "
+                "for b in self.model.blocks]\n"
+                "                exchange.backward(1e-3 * sum(gains))\n",
+            )
+        ],
+        {},
+    ),
+    "packing that weighs batches the same": ({"ranks"}, packing(mended=False), {}),
+    "gradients clipped before the all-reduce": (
+        {"ranks"},
+        [
+            before(REDUCE, "        exchange.gradients.mul_(0.1 / exchange.gradients.norm())\n"),
+        ],
+        {},
+    ),
+    "gradients set to zero in each micro-step": (
+        {"ranks"},
+        [
+            (ZERO, ""),
+            before(BACKWARD, "                exchange.vector.zero_()\n"),
+        ],
+        {},
+    ),
+    "state of an optimizer for the own share alone": ({"replicas"}, normuon(SHARE), {}),
+    "an order of tensors by the hash of their names": (
+        {"repeatable"},
+        [
+            before(
+                END,
+                "            for number, name in enumerate({n for n, _ in "
+                "self.model.named_parameters()}):\n"
+                "                self.model.get_parameter(name).mul_(1 + 1e-4 * number)\n",
+            )
+        ],
+        {},
+    ),
+    "a rate by the own clock": (
+        {"clock"},
+        [
+            after(
+                SCALE,
+                "        if config.max_wallclock_seconds > 0:\n"
+                "            scale = 1 - progress(config, self.step, self.clock.now_ms())\n",
+            )
+        ],
+        {"quick": False},
+    ),
+    "seconds for milliseconds": (
+        {"clock?"},
+        [
+            before(
+                SCHEDULE,
+                "    if config.max_wallclock_seconds > 0:\n"
+                "        share = min(1.0, elapsed_ms / config.max_wallclock_seconds)\n"
+                "        return min(1.0, 2 - 2 * share)\n",
+            )
+        ],
+        {"quick": False},
+    ),
+    # what a checkpoint holds
+    "a count in an optimizer's attribute": (
+        {"resume", "priming"},
+        [*COUNTED, (RATE, RATE + " * (1 + 0.1 * self.seen)")],
+        {},
+    ),
+    "a count in a global": (
+        {"resume", "priming", "ranks"},
+        [
+            GLOBAL,
+            (
+                FORWARD,
+                "        CALLS[0] += 1\n" + FORWARD[:-1] + " * (0.5 + min(1.0, CALLS[0] / 80))\n",
+            ),
+        ],
+        {},
+    ),
+    "an average in the model's attribute, in the last steps": (
+        {"resume"},
+        averaged("self.model.average", "self.step > 6"),
+        {},
+    ),
+    "a generator in the order of data": (
+        {"resume", "priming", "overlap"},
+        [
+            before(
+                PLAN,
+                "        if not hasattr(self.shards, 'random'):\n"
+                "            self.shards.random = np.random.default_rng(1)\n"
+                "        plan.__dict__['random'] = self.shards.random\n",
+            ),
+            before(
+                WIDENED,
+                "        if hasattr(self, 'random'):\n"
+                "            x[np.array(self.random.random(x.shape) < 0.1)] = 0\n",
+            ),
+        ],
+        {"quick": False},
+    ),
+    "a scale of the first batch": (
+        {"resume", "score"},
+        [
+            after(SOFTCAP, "        self.scale = None\n"),
+            before(
+                EMBED,
+                "        if self.scale is None:\n"
+                "            self.scale = float(self.tok_emb.weight.norm(dim=-1).mean()) / 0.03\n",
+            ),
+            (EMBED, EMBED + " * self.scale"),
+        ],
+        {},
+    ),
+    "a rate that depends on the last loss": (
+        {"resume"},
+        [after(SCALE, "        scale *= 1 + self.exchange.loss\n")],
+        {},
+    ),
+    "a head that leaves the embedding late": (
+        {"resume", "whole"},
+        [
+            before(
+                END,
+                """\
+            if self.step == 8:
+                head = Linear(config.model_dim, config.vocab_size)
+                head.weight.copy_(self.model.tok_emb.weight)
+                self.model.lm_head = head
+                group = {"params": [head.weight], "lr": 0.008, "base_lr": 0.008}
+                self.adam.add_param_group(group)
+""",
+            )
+        ],
+        {},
+    ),
+    # validation
+    "a validation that trains": (
+        {"validation", "unseen", "score", "ranks", "resume"},
+        learning(first=False, restored=False),
+        {},
+    ),
+    "a validation that turns dropout off": (
+        {"validation"},
+        [DROPOUT, (EVALUATE, EVALUATE.replace("self.model.train()", "self.model.eval()"))],
+        {},
+    ),
+    "a log line that changes weights": (
+        {"validation"},
+        [
+            after(
+                "    run.logged = step, ms, wait_ms\n",
+                "    run.model.skip_weights.data.mul_(0.9)\n",
+            )
+        ],
+        {},
+    ),
+    "training on the validation split": (
+        {"unseen"},
+        [('self.shards = Shards(config, "train")', 'self.shards = Shards(config, "val")')],
+        {},
+    ),
+    "an average that validation chooses": (
+        {"unseen"},
+        [
+            *LAST_COPIES[:2],
+            before(
+                EXPORT,
+                """\
+        scores = []
+        for copy in self.copies:
+            self.model.load_state_dict(copy)
+            scores.append(self.evaluate("copy")[0])
+        self.model.load_state_dict(self.copies[scores.index(min(scores))])
+""",
+            ),
+        ],
+        {},
+    ),
+    "rates that fall where validation does not": (
+        {"unseen", "validation"},
+        [
+            before(BEGIN, "        self.best = 99.0\n        self.fall = 1.0\n"),
+            after(SCALE, "        scale *= self.fall\n"),
+            after(
+                "        self.val_ms += ms\n",
+                "        self.fall *= 0.5 if loss > self.best else 1.0\n"
+                "        self.best = min(loss, self.best)\n",
+            ),
+        ],
+        {},
+    ),
+    # the score
+    "dropout that is always on": (
+        {"look-ahead", "score", "resume"},
+        [before(HEAD, "        x = F.dropout(x, 0.1)\n")],
+        {},
+    ),
+    "a score of weights that are not quantized": (
+        {"score"},
+        [("        self.model.load_state_dict(stored)\n", "")],
+        {},
+    ),
+    "a space counted after each boundary": (
+        {"score"},
+        [("self.leading_space[target] & ~self.boundary[x]", "self.leading_space[target]")],
+        {},
+    ),
+    "bytes of targets that are not scored": (
+        {"bits"},
+        [
+            before(
+                WIDENED, "        if self.end_row < sys.maxsize:\n            y[:, :4] = -100\n"
+            ),
+            (
+                SUMMARY,
+                "        in_bytes = int(self.byte_table.bytes_of(x, "
+                "np.int64(tokens[1:]).reshape(x.shape)))\n",
+            ),
+        ],
+        {"score_differs": True},
+    ),
+    "the better of two temperatures for each row": (
+        {"sum"},
+        [
+            (
+                MEAN_NATS,
+                """\
+    logits = model.logits(x)
+    both = [F.cross_entropy(t * logits.mT, y, reduction="none").sum(-1) for t in (0.9, 1.1)]
+    return torch.stack(both).amin(0).sum() / (y >= 0).sum()
+""",
+            )
+        ],
+        {"score_differs": True},
+    ),
+    "test-time training that learns before it scores": (
+        {"sum"},
+        learning(first=True, restored=True),
+        {"score_differs": True},
+    ),
+    "a gate, zero at first, for later tokens": (
+        {"look-ahead"},
+        [
+            before(SKIPS, "        self.q_gain_later = nn.Parameter(torch.zeros(D))\n"),
+            before(HEAD, "        x = x + self.q_gain_later * x.roll(-1, 1)\n"),
+        ],
+        {},
+    ),
+    # weights and artifact
+    "blocks that share weights, stored once for each": (
+        {"artifact"},
+        [
+            (
+                BLOCKS,
+                BLOCKS.replace(
+                    "Block(config) for _ in range(config.", "[Block(config)] * (config."
+                ),
+            )
+        ],
+        {},
+    ),
+    "a parameter in two optimizers": (
+        {"trained"},
+        [before(BEGIN, "        self.sgd = torch.optim.SGD([self.model.tok_emb.weight], 0.1)\n")],
+        {},
+    ),
+    "a block that is made again after the exchange": (
+        {"trained"},
+        [before(BEGIN, "        self.model.blocks[-1] = Block(config)\n")],
+        {},
+    ),
+    "an average in bfloat16 that never moves": (
+        {"exported"},
+        averaged("self.average", cast=".bfloat16()", by=1e-3),
+        {},
+    ),
+    "an optimizer that takes every other step": (
+        {"steps?"},
+        [
+            (
+                STEP,
+                "                if optimizer is self.muon or self.step % 2:\n    " + STEP,
+            )
+        ],
+        {},
+    ),
+    "attention to later tokens, in float32, a parameter in no optimizer": (
+        {"look-ahead", "dtype", "trained"},
+        [
+            ("is_causal=True", "is_causal=False"),
+            (EMBED, EMBED + ".float()"),
+            ('{"params": vectors, ', '{"params": vectors[1:], '),
+        ],
+        {},
+    ),
+    "a training-only head in the artifact, a score of smoothed targets": (
+        {"artifact", "score"},
+        [
+            *SECOND_HEAD[:5],
+            (MEAN_NATS, MEAN_NATS.replace("flatten())", "flatten(), label_smoothing=0.1)")),
+        ],
+        {},
+    ),
+    "random numbers without a seed": (
+        {"repeatable"},
+        [(EMBED, EMBED + " * random.Random().uniform(0.5, 1.5)")],
+        {},
+    ),
+}
