@@ -101,7 +101,8 @@ def alike(name, full, others):
 def steps_of(run):
     """What each rank noted after each of its steps."""
     texts = [run.text(f"steps{rank}.jsonl") for rank in run.ranks]
-    return [[json.loads(line) for line in text.splitlines()] for text in texts]
+    lines = [[line for line in text.splitlines() if line.endswith("}")] for text in texts]
+    return [[*map(json.loads, each)] for each in lines]
 
 
 def apart_after(run):
@@ -184,9 +185,10 @@ def shuffle(tokens):
 def unseen_verdict(full, other, often, blind):
     tokens = differences(full, other, with_score=False)
     results = differences(often, blind, with_score=False)
-    fault = f"with other validation tokens: {tokens}; " if tokens else ""
-    fault += f"where each validation says the opposite: {results}" if results else ""
-    return verdict("unseen", fault, "validation changes neither weights nor artifact")
+    faults = [f"with other validation tokens: {tokens}"] if tokens else []
+    faults += [f"where each validation says the opposite: {results}"] if results else []
+    good = "neither tokens nor results of validation change weights or artifact"
+    return verdict("unseen", "; ".join(faults), good)
 
 
 def effect(base, bare, full):
@@ -225,10 +227,8 @@ def gradient_words(lab, alone, two, drawn):
     if not gaps and not drawn:
         return "ok", ""
     uneven, of_losses = look_at_losses(lab)
-    means = (
-        "each batch's loss is a mean over its own targets, {} to {}: a target weighs more where "
-    )
-    means = f"{means.format(*uneven)}there are fewer" if uneven else ""
+    means = "a batch's loss is a mean over its own targets, {} to {}: those of few weigh more"
+    means = means.format(*uneven) if uneven else ""
     if not gaps:
         return ("note" if uneven else "ok"), means
     name, more = next(iter(gaps)), f" (and of {len(gaps) - 1} more)" * (len(gaps) > 1)

@@ -134,6 +134,7 @@ def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
     assert found["effect"][1].startswith("against train_gpt.py the edit changes nothing, bit for")
 
 
+@pytest.mark.slow
 def test_says_why_an_edit_does_not_run(tmp_path: Path) -> None:
     script = edited(tmp_path, [before(BEGIN, "        raise RunError('no luck')\n")])
     with pytest.raises(verify.cli.ToolError, match=r"does not run at a tiny size: .*no luck"):
@@ -147,21 +148,19 @@ class Routed(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(9, 4)
         self.router = nn.Linear(4, 2)
-        self.experts = nn.Parameter(torch.randn(2, 4, 9))
-        self.second = nn.ParameterList(torch.randn(4, 9) for _ in range(2))
+        self.experts = nn.ParameterList(torch.randn(4, 9) for _ in range(2))
         self.unused = nn.Parameter(torch.ones(3))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         x = self.embed(x)
         chosen = int(self.router(x).mean((0, 1)).argmax())
-        return x @ self.second[chosen]
+        return x @ self.experts[chosen]
 
 
 @torch.no_grad()
 def test_a_tensor_that_routing_reaches_is_used() -> None:
     torch.manual_seed(0)
     model = Routed()
-    del model.experts
     stored = dict(model.state_dict())
     x = torch.randint(9, (4, 8))
     assert [*probes.find_unused(model, x, stored, 9)] == ["unused"]
@@ -172,7 +171,7 @@ def test_gradients_are_equal_up_to_rounding_and_no_further() -> None:
     twos = {"a": ones["a"] + 1e-6, "b": ones["b"] * 1.01}
     assert [*verify.gradient_gaps(ones, ones)] == []
     assert [*verify.gradient_gaps(ones, twos)] == ["b"]
-    assert [*verify.gradient_gaps(ones, twos | {"a": ones["a"] * float("nan")})] == ["a", "b"]
+    assert {*verify.gradient_gaps(ones, twos | {"a": ones["a"] * float("nan")})} == {"a", "b"}
 
 
 def test_bytes_of_targets_are_those_of_the_text(tmp_path: Path) -> None:
