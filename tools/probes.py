@@ -344,30 +344,23 @@ def compare_losses(model, x, y):
 
 def add_shares(module, run, stored):
     """What the score gives to all values of the validation's last token, added up: among all
-    targets, and where that and the first one of the text are the only ones.
+    targets; and where that is the only one, of values that have text.
 
-    Who predicts the token from those before it gives it shares of 1, whatever the method.
+    Who predicts the token from those before it gives it shares of 1, whatever the method. If it is
+    scored alone, the choice of the best of several scores cannot hide behind other targets.
     """
     tokens = read_shard(val_path(run))
     every = range(run.config.vocab_size)
     mark = min({*every} - {*tokens[:-1].tolist()})  # it stands in no other place
     targets = {}
-    ends = []  # the first rows of the first and of the last batch
-    is_hidden = False
+    hidden = last = None
 
-    def hide(_, _plan, rows, _tokens, x, y):
-        if ends:
-            flat = y.reshape(-1)  # a view
-            scored = np.flatnonzero(np.asarray(flat) >= 0)
-            given = np.asarray(x).reshape(-1)[scored], np.asarray(flat)[scored]
-            texts = scored[bytes_of_targets(run.config.data_path, *given) > 0]
-            keep = [
-                *texts[: rows.start == ends[0]],
-                *scored[len(scored) - (rows.start == ends[1]) :],
-            ]
-            flat[[place for place in scored if place not in keep]] = -100
-        if is_hidden:
-            y[y == mark] = -100
+    def hide(_, _plan, rows, _tokens, _x, y):
+        if last is not None:
+            places = np.flatnonzero(np.asarray(y).reshape(-1) >= 0)
+            y.reshape(-1)[places[: len(places) - (rows.start == last)]] = -100
+        if hidden is not None:
+            y[y == hidden] = -100
         targets[rows.start] = int((y >= 0).sum())
 
     def nats_with(token):
@@ -375,16 +368,13 @@ def add_shares(module, run, stored):
         run.model.load_state_dict(stored, strict=False)
         return run.evaluate(module.FINAL, run.scorer)[0] * sum(targets.values())
 
-    def total():
-        nonlocal is_hidden
-        is_hidden = False
-        totals = np.array([nats_with(token) for token in every])
-        is_hidden = True
-        return float(np.exp(nats_with(mark) - totals).sum())
-
     call_after(module, module.BatchPlan, "widen", hide)
-    facts = {"sum": total(), "alone": math.nan}
-    ends[:] = min(targets), max(targets)
+    totals = np.array([nats_with(token) for token in every])
+    hidden = mark
+    facts = {"sum": float(np.exp(nats_with(mark) - totals).sum()), "alone": math.nan}
+    hidden, last = None, max(targets)
+    before = np.full(len(every), tokens[-2])
+    texts = np.flatnonzero(bytes_of_targets(run.config.data_path, before, np.array(every)))
     with suppress(Exception):  # of a score that needs more targets
-        facts["alone"] = total()
+        facts["alone"] = sum(math.exp(-nats_with(token)) for token in texts)
     return facts

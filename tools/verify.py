@@ -415,9 +415,10 @@ def average_words(full, facts):
 
 def sum_verdict(facts):
     total, alone = facts["sum"], facts["alone"]
-    seen = f"the score gives all values of the last token {total:.6f} together, and {alone:.6f} "
-    seen += "where nearly all other targets are left out"
-    off = not abs(total - 1) < 2e-4 or abs(alone - 1) > 2e-4  # nan: none for so few targets
+    seen = f"the score gives all values of the last token {total:.6f} together"
+    if alone > 1 + 2e-4:  # nan where it needs more targets
+        seen += f", and {alone:.6f} where it is scored alone"
+    off = not abs(total - 1) < 2e-4 or alone > 1 + 2e-4
     return verdict("sum", seen if off else "", seen)
 
 
