@@ -118,7 +118,7 @@ class Lab:
     def prepare(self, given):
         """Asks the script for its settings, and makes the data for them."""
         asked = Run(self, "settings", call_main, ["--print-config"])
-        self.run_all([asked])
+        self.run_all([asked], quiet=True)
         if asked.error:
             raise ToolError(f"{self.script} does not start: {asked.error}")
         printed = asked.output()
@@ -151,7 +151,7 @@ class Lab:
         write_shard(folder / VAL, change(read_shard(folder / VAL)))
         return folder
 
-    def run_all(self, runs):
+    def run_all(self, runs, quiet=False):
         """Runs them, as many at once as there are cores, and prints the name of each that ends."""
         waiting = deque(runs)
         started = []
@@ -165,7 +165,7 @@ class Lab:
                     server.hear()
                 for run in [run for run in started if run.is_over()]:
                     started.remove(run)
-                    print(f" {run.name}", end="", flush=True)
+                    print("" if quiet else f" {run.name}", end="", flush=True)
         finally:
             for run in started:
                 run.kill()

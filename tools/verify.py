@@ -153,10 +153,12 @@ def verify(lab, base, quick, score_differs):
     runs = [two, full, again, alone, often, other, blind]
     runs += [] if quick else [ahead]
     runs += [bare] if base else []
+    print("tiny runs, half a minute for train_gpt.py, minutes with larger sizes:", end="")
     lab.run_all(runs)
     for run in runs:
         run.read()
     if full.error:
+        print()
         raise cli.ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
     late = late_runs(lab, full, two, quick, score_differs)
     repeatable = alike("repeatable", full, [again])
@@ -426,7 +428,6 @@ def verdicts(script, settings, base=None, quick=False, score_differs=False):
     """Yields (property, "ok", "note" or "FAULT", text); ToolError for one that does not run."""
     temporary = tempfile.TemporaryDirectory(prefix="verify-")
     with temporary as folder, Lab(Path(folder), script, settings) as lab:
-        print("tiny runs, half a minute for train_gpt.py, minutes with larger sizes:", end="")
         lab.prepare(settings)
         yield from verify(lab, base, quick, score_differs)
 
