@@ -1,19 +1,24 @@
 """Tiny runs of an edited train_gpt.py on the CPU, for verify.py: data, processes, results."""
 
 import argparse
-import importlib.util
+import importlib
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import os
+import random
 import re
 import shutil
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -22,7 +27,7 @@ import sentencepiece
 import torch
 from cli import ToolError, fault_of_script_name
 
-SECONDS = 300  # a run that takes longer is ended
+STILL = 60  # seconds in which all ranks of a run use no processor: they wait for each other
 VAL_ROWS = 41  # odd: the last batch is short
 TINY = {  # a step has 8 spans of 2 rows; the last of 3 layers has no skip connection
     "ITERATIONS": 12, "WARMUP_STEPS": 3, "WARMDOWN_ITERS": 5, "MUON_MOMENTUM_WARMUP_STEPS": 6,
@@ -33,6 +38,8 @@ TINY = {  # a step has 8 spans of 2 rows; the last of 3 layers has no skip conne
 OURS = {"DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME", "CHECKPOINT_EVERY", "VAL_TOKENS"}
 OURS |= {"MAX_WALLCLOCK_SECONDS"}  # runs that end by the clock cannot be equal
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
+VAL = "fineweb_val_000000.bin"
+MODEL = "tiny.model"
 PRELOADED = "numpy", "sentencepiece", "torch", "torch._dynamo", "torch.profiler"
 
 
@@ -40,8 +47,8 @@ PRELOADED = "numpy", "sentencepiece", "torch", "torch._dynamo", "torch.profiler"
 def make_data(folder, seq_len, vocab_size):
     """Writes shards and tokenizer; returns the bytes of text that the validation targets are."""
     words = Path(argparse.__file__).read_text("utf-8").split()
-    words[:0] = ["Zoë", "läuft", "über", "東京", "🙂"]  # characters of several bytes
-    documents = [" ".join(words[i : i + 30]) for i in range(0, len(words), 30)]
+    words[:0] = ["東京", "🙂"]  # of several bytes: too rare for the tokenizer; "ë" and "ä" are not
+    documents = [" ".join(["Zoë läuft", *words[i : i + 28]]) for i in range(0, len(words), 28)]
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -50,13 +57,13 @@ def make_data(folder, seq_len, vocab_size):
         )  # fmt: skip
     except RuntimeError as error:
         raise ToolError(f"VOCAB_SIZE={vocab_size}: no tokenizer of this size: set 512") from error
-    Path(folder, "tiny.model").write_bytes(model.getvalue())
+    Path(folder, MODEL).write_bytes(model.getvalue())
     tokenizer = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     begin = tokenizer.bos_id()
     tokens = [id for document in documents for id in [begin, *tokenizer.encode(document)]]
     end = VAL_ROWS * seq_len + 1
     tokens *= 1 + (end + 6000) // len(tokens)
-    write_shard(folder / "fineweb_val_000000.bin", tokens[:end])
+    write_shard(folder / VAL, tokens[:end])
     # A run reads a little more than both, so that it starts from the first one again.
     write_shard(folder / "fineweb_train_000000.bin", tokens[end : end + 3000])
     write_shard(folder / "fineweb_train_000001.bin", tokens[end + 3000 : end + 6000])
@@ -74,6 +81,18 @@ def read_shard(path):
     return np.fromfile(path, "<u2", offset=1024)
 
 
+def bytes_of_targets(folder, x, y):
+    """The bytes of text of each target y after x, both arrays of tokens of these shards."""
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(Path(folder, MODEL)))
+    ids = range(len(tokenizer))
+    texts = [tokenizer.id_to_piece(id).replace("\u2581", " ") for id in ids]
+    silent = np.array([tokenizer.is_control(id) or tokenizer.is_unknown(id) for id in ids])
+    sizes = [1 if tokenizer.is_byte(id) else len(texts[id].encode()) for id in ids]
+    sizes = np.where(silent, 0, sizes)
+    spaces = np.array([text.startswith(" ") for text in texts]) & ~silent
+    return sizes[y] - (spaces[y] & silent[x])  # no space stands at the beginning of a text
+
+
 # === Runs ===
 class Lab:
     """A temporary folder with data, a script, and the settings that all its runs share."""
@@ -86,39 +105,70 @@ class Lab:
         tiny = {name: str(value) for name, value in (TINY | given).items()}
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = env | tiny
+        self.servers = []
+
+    def __enter__(self):
+        self.servers = [Server(number) for number in range(2)]
+        return self
+
+    def __exit__(self, *_):
+        for server in self.servers:
+            server.close()
+
+    def prepare(self, given):
+        """Asks the script for its settings, and makes the data for them."""
         asked = Run(self, "settings", call_main, ["--print-config"])
-        run_all([asked])
+        self.run_all([asked], quiet=True)
         if asked.error:
-            raise ToolError(f"{script} does not start: {asked.error}")
+            raise ToolError(f"{self.script} does not start: {asked.error}")
         printed = asked.output()
         try:
             printed = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
             config = {name.upper(): pair["value"] for name, pair in printed.items()}
         except (ValueError, TypeError, LookupError) as error:
             words = "no edited copy of today's train_gpt.py: its --print-config is another"
-            raise ToolError(f"{script}: {words}") from error
+            raise ToolError(f"{self.script}: {words}") from error
         for name in given:
             if name not in config:
-                raise ToolError(f"{name}: {script} has no such setting: see its --print-config")
+                raise ToolError(f"{name}: {self.script} has no such setting: see --print-config")
         self.steps = config["ITERATIONS"]
         if self.steps < 6:
             raise ToolError(f"ITERATIONS={self.steps}: set at least 6")
         self.seq_len = config["TRAIN_SEQ_LEN"]
-        self.val_bytes = make_data(folder, self.seq_len, config["VOCAB_SIZE"])
-        self.env = {name: value for name, value in env.items() if name not in config}
-        self.env |= {name: value for name, value in tiny.items() if name in config}
-        self.env |= {"DATA_PATH": str(folder), "TOKENIZER_PATH": str(folder / "tiny.model")}
+        self.val_bytes = make_data(self.folder, self.seq_len, config["VOCAB_SIZE"])
+        tiny = {name: self.env[name] for name in {*TINY, *given} & config.keys()}
+        self.env = {name: value for name, value in self.env.items() if name not in config} | tiny
+        self.env |= {"DATA_PATH": str(self.folder), "TOKENIZER_PATH": f"{self.folder}/{MODEL}"}
         self.env["OMP_NUM_THREADS"] = "1"
 
-    def with_validation(self, part):
-        """A new folder with the same data, but only a part of the validation tokens."""
-        folder = self.folder / f"data-{part}"
+    def with_validation(self, name, change):
+        """A new folder with the same data, and change(tokens) of the validation split."""
+        folder = self.folder / f"data-{name}"
         folder.mkdir()
         for path in self.folder.glob("fineweb_*.bin"):
             shutil.copy(path, folder)
-        val = folder / "fineweb_val_000000.bin"
-        write_shard(val, read_shard(val)[part])
+        shutil.copy(self.folder / MODEL, folder)
+        write_shard(folder / VAL, change(read_shard(folder / VAL)))
         return folder
+
+    def run_all(self, runs, quiet=False):
+        """Runs them, as many at once as there are cores, and prints the name of each that ends."""
+        waiting = deque(runs)
+        started = []
+        try:
+            while waiting or started:
+                while waiting and len(started) < max(2, os.cpu_count() or 1):
+                    started.append(waiting.popleft())
+                    started[-1].start()
+                wait([server.pipe for server in self.servers], timeout=1)
+                for server in self.servers:
+                    server.hear()
+                for run in [run for run in started if run.is_over()]:
+                    started.remove(run)
+                    print("" if quiet else f" {run.name}", end="", flush=True)
+        finally:
+            for run in started:
+                run.kill()
 
 
 def find_script(name):
@@ -140,55 +190,58 @@ def find_script(name):
 class Run:
     """A run of a script in a folder of its own, and what it left there."""
 
-    def __init__(self, lab, name, act, *more, script=None, ranks=1, **settings):
-        """act(script, *more) is called in a new process, with the settings in its environment."""
+    def __init__(self, lab, name, act, *more, script=None, ranks=1, server=0, **settings):
+        """act(script, *more) is called in new processes, with the settings in their environment:
+        rank 0 by lab.servers[server], rank 1 by the other one."""
         self.name = name
         self.folder = lab.folder / name
         self.folder.mkdir()
         settings = {key: str(value) for key, value in settings.items()}
         self.env = lab.env | settings | {"RUN_ID": name}
-        self.processes = []
         self.work = self.folder, act, script or lab.script, *more
-        self.ranks = ranks
+        self.servers = [lab.servers[(server + rank) % 2] for rank in range(ranks)]
+        self.ranks = range(ranks)
         self.error = ""
 
     def start(self):
-        """Starts it. A server of new processes has imported torch once for all of them."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOADED))
-        self.until = time.monotonic() + SECONDS
-        with socket.socket() as server:
-            server.bind(("localhost", 0))
-            port = server.getsockname()[1]
-        for rank in range(self.ranks):
-            values = map(str, (rank, self.ranks, rank, "localhost", port))
-            env = self.env | (dict(zip(LAUNCHER, values, strict=True)) if self.ranks > 1 else {})
-            process = context.Process(target=work, args=(rank, env, *self.work), daemon=True)
-            process.start()
-            self.processes.append(process)
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        count = len(self.ranks)
+        for rank, server in enumerate(self.servers):
+            values = map(str, (rank, count, rank, "localhost", port))
+            env = self.env | (dict(zip(LAUNCHER, values, strict=True)) if count > 1 else {})
+            server.start((self.name, rank), (rank, env, *self.work))
 
     def is_over(self):
         """Has it ended? The first failure of a rank ends the others."""
-        codes = [process.exitcode for process in self.processes]
-        late = time.monotonic() > self.until
-        if any(codes) or late:
-            self.kill()
-            ends = [(self.output(rank).split("\n") or [""])[-1] for rank in range(self.ranks)]
-            # Where a rank fails, the others fail, too, in gloo.
-            said = max(ends, key=lambda end: ("Error" in end and "gloo" not in end, end))
+        codes = [server.codes.get((self.name, rank)) for rank, server in enumerate(self.servers)]
+        still = [self.text(f"still{rank}.txt") for rank in self.ranks if codes[rank] is None]
+        if any(codes):
+            ends = [(self.output(rank).split("\n") or [""])[-1] for rank in self.ranks]
+            # Where a rank fails, the others fail, too, because they lose it.
+            lost = "gloo", "another rank"
+            said = max(ends, key=lambda end: (bool(end) and not any(w in end for w in lost), end))
             lines = re.findall(rf'File "{self.work[2]}", line (\d+)', self.output())
-            said += f" (line {lines[-1]})" if lines else ""
-            self.error = f"no end in {SECONDS} s: {said}" if late else said or f"exit code {codes}"
-        return late or None not in codes or bool(self.error)
+            self.error = (said or f"exit code {codes}") + (f" (line {lines[-1]})" if lines else "")
+        elif still and all(still):
+            ended = [f"rank {rank} has ended" for rank in self.ranks if codes[rank] == 0]
+            self.error = f"nothing is computed for {STILL} s: {'; '.join(still + ended)}"
+        if self.error:
+            self.kill()
+        return None not in codes or bool(self.error)
 
     def kill(self):
-        for process in self.processes:
-            process.kill()
-            process.join()
+        for rank, server in enumerate(self.servers):
+            server.kill((self.name, rank))
+
+    def text(self, name):
+        with suppress(FileNotFoundError):
+            return (self.folder / name).read_text(errors="replace").strip()
+        return ""
 
     def output(self, rank=0):
-        path = self.folder / f"output{rank}.txt"
-        return path.read_text(errors="replace").strip() if path.exists() else ""
+        return self.text(f"output{rank}.txt")
 
     def read(self):
         """Reads its losses, checksums of rows, score, artifact and weights."""
@@ -198,30 +251,82 @@ class Run:
             steps = [event for event in events if event["event"] == "step"]
             self.steps = {each["step"]: (each["train_loss"], each["data_crc"]) for each in steps}
             self.score = next(event for event in events if event["event"] == "score")
+            validations = [each["val_loss"] for each in events if each["event"] == "validation"]
+            self.last_validation = validations[-1] if validations else math.nan
             self.artifact = (self.folder / "final_model.int8.ptz").read_bytes()
             self.weights = torch.load(self.folder / "final_model.pt", "cpu", weights_only=True)
         except (OSError, LookupError, ValueError, StopIteration) as error:
             self.error = self.error or f"its log or files are not the trainer's: {error!r}"
 
 
-def run_all(runs):
-    """Runs them, as many at once as there are cores; leaves no process."""
-    waiting = deque(runs)
-    started = []
-    try:
-        while waiting or started:
-            while waiting and len(started) < max(2, os.cpu_count() or 1):
-                started.append(waiting.popleft())
-                started[-1].start()
-            wait([process.sentinel for run in started for process in run.processes], timeout=1)
-            started = [run for run in started if not run.is_over()]
-    finally:
-        for run in started:
-            run.kill()
+# === Processes ===
+class Server:
+    """A process that has imported torch, and forks others for ranks. Two servers differ as two
+    processes of torchrun do: in the order of sets of text, and in the addresses of objects."""
+
+    def __init__(self, number):
+        context = multiprocessing.get_context("spawn")
+        self.codes = {}  # key of a rank: its exit code
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs,))
+        outer = os.environ.get("PYTHONHASHSEED")
+        os.environ["PYTHONHASHSEED"] = str(number + 1)
+        self.process.start()
+        del os.environ["PYTHONHASHSEED"]
+        if outer is not None:
+            os.environ["PYTHONHASHSEED"] = outer
+        theirs.close()
+
+    def start(self, key, job):
+        self.pipe.send((key, job))
+
+    def kill(self, key):
+        with suppress(OSError):  # it has ended, with all its processes
+            self.pipe.send((key, None))
+
+    def hear(self):
+        """Notes which of its processes have ended."""
+        while self.pipe.poll():
+            try:
+                key, code = self.pipe.recv()
+            except EOFError as error:
+                raise ToolError(
+                    "a process that starts runs was killed: is memory short?"
+                ) from error
+            self.codes[key] = code
+
+    def close(self):
+        self.pipe.close()
+        self.process.join()
+
+
+def serve(pipe):
+    """Starts a process for each job. Ends, with all of them, when verify.py closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # verify.py hears it
+    for name in PRELOADED:
+        importlib.import_module(name)
+    context = multiprocessing.get_context("fork")
+    running = {}
+    while True:
+        wait([pipe, *(process.sentinel for process in running.values())])
+        try:
+            key, job = pipe.recv() if pipe.poll() else (None, None)
+        except (EOFError, OSError):
+            break
+        if job:
+            running[key] = context.Process(target=work, args=job)
+            running[key].start()
+        elif key in running:
+            running[key].kill()
+        for key in [key for key, process in running.items() if process.exitcode is not None]:
+            pipe.send((key, running.pop(key).exitcode))
+    for process in running.values():
+        process.kill()
+        process.join()
 
 
 # === Inside a new process ===
-def work(rank, env, folder, act, *arguments):
+def work(rank, env, folder, act, script, *more):
     os.chdir(folder)
     output = os.open(f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
@@ -229,13 +334,40 @@ def work(rank, env, folder, act, *arguments):
     os.environ.clear()
     os.environ.update(env)
     torch.set_num_threads(1)
+    random.seed()  # as in a process that was not forked
+    np.random.seed()
+    threading.Thread(target=watch, args=(rank, str(script)), daemon=True).start()
     code = 1
     try:
-        code = act(*arguments)
+        code = act(script, *more)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
+
+
+def watch(rank, script):
+    """While this process uses no processor for STILL seconds, still<rank>.txt says where it is."""
+    path = Path(f"still{rank}.txt")
+    used, since = 0.0, time.monotonic()
+    while True:
+        time.sleep(1)
+        if time.process_time() - used > 1:
+            used, since = time.process_time(), time.monotonic()
+            path.unlink(missing_ok=True)
+        elif time.monotonic() - since > STILL and not path.exists():
+            path.write_text(f"rank {rank} {where_is_it(script)}")
+
+
+def where_is_it(script):
+    """What the main thread waits for, and the functions of the script that have called it."""
+    frames = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
+    calls = [frame.name for frame in frames if "/distributed/" in frame.filename]
+    ours = [frame for frame in frames if frame.filename == script]
+    ours = [frame for frame in ours if frame.name not in ("main", "execute", *calls, "gather")]
+    lines = [f"{frame.name} (line {frame.lineno})" for frame in reversed(ours[-3:])]
+    call = next((f"waits for {name}" for name in calls if name != "wrapper"), "stands")
+    return f"{call} in {', called by '.join(lines)}"
 
 
 def load(script):
