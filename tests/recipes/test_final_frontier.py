@@ -485,7 +485,7 @@ class Stream:
 
 def test_shares_of_all_values_of_a_token_are_one_together(run_of: Run) -> None:
     """So what is learned from a token does not change what is given to it."""
-    run = run_of(("document_ttt",), **LORA)
+    run = run_of(("document_ttt",), **LORA | {"NUM_LAYERS": 2})
     with_random_weights(run)
     tokens = np.concatenate([np.r_[1, np.arange(length) + 9] for length in (9, 20, 67)])
     run.scorer.shards = Stream(tokens)
@@ -503,8 +503,9 @@ def test_shares_of_all_values_of_a_token_are_one_together(run_of: Run) -> None:
 
 def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all lengths of windows and all sizes of batches."""
-    names = "document_ttt", "documents", *STACK
-    run = run_of(names, **LORA, **LAYERS, **DOCUMENTS | {"DOC_MAX": 0}, **settings_of_stack())
+    names = "document_ttt", "documents", "loop"
+    settings = LORA | STACK["loop"] | DOCUMENTS | {"DOC_MAX": 0, "NUM_LAYERS": 3}
+    run = run_of(names, **settings)
     with_random_weights(run)
     monkeypatch.setattr(module_of(run), "attend_one_by_one", attend_by_mask)
     plain = run.evaluate("x", run.scorer)
