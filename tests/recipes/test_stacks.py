@@ -17,6 +17,7 @@ NAMES = sorted(path.stem for path in (ROOT / "records" / "stacks").glob("*.json"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # test-time training is tried with every value of the last token
 @pytest.mark.parametrize("name", NAMES)
 def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
     """Ranks, resume, priming and score; all its settings are defaults of the script."""
