@@ -17,7 +17,7 @@ import pytest
 import tinyruns
 import torch
 import verify
-from edits import BEGIN, END, MISTAKES, RIGHT, Edits, before
+from edits import MISTAKES, RIGHT, Edits, edits_of
 from running import ROOT, Call, heed_interrupts
 from torch import nn
 
@@ -31,6 +31,11 @@ def edited(folder: Path, edits: Edits) -> Path:
     path = folder / "mine.py"
     path.write_text(text, "utf-8")
     return path
+
+
+def at_end(line: str) -> Edits:
+    """A line at the end of each step."""
+    return edits_of([f"<            {line}", "             self.after_step()"])
 
 
 def found_in(script: Path, options: dict) -> dict[str, tuple[str, str]]:
@@ -76,7 +81,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_interrupt_ends_all_processes(temporary: Path) -> None:
-    script = edited(temporary, [before(END, "            time.sleep(300 * (self.step == 4))\n")])
+    script = edited(temporary, at_end("time.sleep(300 * (self.step == 4))"))
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     run = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed_interrupts)
@@ -117,8 +122,8 @@ def test_names_what_an_edit_breaks(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
-    evaluate = '            self.runtime.rank == 0 == self.step % 3 and self.evaluate("own")\n'
-    found = found_in(edited(tmp_path, [before(END, evaluate)]), {})
+    evaluate = 'self.runtime.rank == 0 == self.step % 3 and self.evaluate("own")'
+    found = found_in(edited(tmp_path, at_end(evaluate)), {})
     kind, text = found["replicas"]
     assert kind == "FAULT" and "nothing is computed for 60 s" in text
     assert "rank 0 waits for all_reduce in evaluate (line " in text
@@ -127,16 +132,15 @@ def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
-    rate = '            self.adam.param_groups[0]["lr"] = 0.001\n'  # the next step sets it again
-    script = edited(tmp_path, [before(END, rate)])
-    found = found_in(script, {"base": ROOT / "train_gpt.py"})
+    rate = 'self.adam.param_groups[0]["lr"] = 0.001'  # the next step sets it again
+    found = found_in(edited(tmp_path, at_end(rate)), {"base": ROOT / "train_gpt.py"})
     assert found["effect"][0] == "note"
     assert found["effect"][1].startswith("against train_gpt.py the edit changes nothing, bit for")
 
 
 @pytest.mark.slow
 def test_says_why_an_edit_does_not_run(tmp_path: Path) -> None:
-    script = edited(tmp_path, [before(BEGIN, "        raise RunError('no luck')\n")])
+    script = edited(tmp_path, at_end("raise RunError('no luck')"))
     with pytest.raises(verify.cli.ToolError, match=r"does not run at a tiny size: .*no luck"):
         found_in(script, {})
 
