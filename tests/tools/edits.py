@@ -3,7 +3,8 @@ about, or only on two ranks.
 
 Each begins with `== name | what verify.py names | options`. A line of the script that an edit
 stands at has a space in front, or - if it leaves; lines that come before it have a <, lines after
-it (or in its place) a >. `%name` is a part that several have, `| a => b`: with other words.
+it (or in its place) a >. `~a => b` changes a part of a line. `%name` is what several edits have,
+`| a => b`: with other words.
 """
 
 Edits = list[tuple[str, str]]  # (text that the script has once, what replaces it)
@@ -25,6 +26,9 @@ def edits_of(rows: list[str]) -> Edits:
                 for change in changes:
                     new = new.replace(*change.split(" => "))
                 found.append((old, new))
+        elif sign == "~":
+            old, new = row[1:].split(" => ")
+            found.append((old, new))
         elif sign == "<":
             above += line
         elif sign == ">":
@@ -78,8 +82,7 @@ PARTS = read("""
 >        loss = F.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
 >        second = self.second_head(rms_norm(self.hidden[:, :-1])).float().flatten(0, 1)
 >        return loss + 0.2 * F.cross_entropy(second, y[:, 1:].flatten())
--        if name in ("tok_emb.weight", "lm_head.weight"):
->        if name in ("tok_emb.weight", "lm_head.weight", "second_head.weight"):
+~"lm_head.weight"): => "lm_head.weight", "second_head.weight"):
 <    adam_groups.append({"params": [model.second_head.weight], "lr": 0.008})
      betas = config.beta1, config.beta2
 == packed rows
@@ -107,8 +110,7 @@ RIGHT = read("""
 <    if share < 1:
 <        return 0.5 + 0.5 * math.cos(math.pi * (2 * share % 1))
      if config.warmdown_iters == 0:
--            matrices[p.shape].append(p)
->            matrices[p.shape, name.split(".")[1]].append(p)
+~matrices[p.shape] => matrices[p.shape, name.split(".")[1]]
 -    muon_groups = [{"params": params, "lr": config.matrix_lr} for params in matrices.values()]
 >    muon_groups = [
 >        {"params": params, "lr": config.matrix_lr * 0.9 ** int(i)}
@@ -116,8 +118,7 @@ RIGHT = read("""
 >    ]
              rate = group["lr"] * max(1.0, rows / cols) ** 0.5  # as in Keller Jordan's Muon
 >            torch._foreach_mul_(group["params"], 1 - group["lr"] * group["weight_decay"])
--        super().__init__(groups, {"momentum": config.muon_momentum})
->        super().__init__(groups, {"momentum": config.muon_momentum, "weight_decay": 0.0})
+~config.muon_momentum} => config.muon_momentum, "weight_decay": 0.0}
 <        for group in self.muon.param_groups:
 <            done = progress(config, self.step, self.exchange.elapsed_ms(self.step))
 <            group["weight_decay"] = 0.1 * (1 - done)
@@ -142,33 +143,26 @@ RIGHT = read("""
 <
 <
  class Block(nn.Module):
--        self.mlp = MLP(config)
->        self.mlp = Experts(config)
+~self.mlp = MLP(config) => self.mlp = Experts(config)
 -        return F.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
 >        loss = F.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
 >        return loss + 0.01 * sum(block.mlp.balance for block in self.blocks)
 == shared blocks, a second head | six layers
--        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
->        self.blocks = nn.ModuleList(Block(config) for _ in range(3))
--        for i, block in enumerate(self.blocks):
->        for i, block in enumerate([*self.blocks, *self.blocks]):
--        self.skip_weights = nn.Parameter(torch.ones(config.num_layers // 2, D))
->        self.skip_weights = nn.Parameter(torch.ones(3, D))
+~range(config.num_layers)) => range(3))
+~enumerate(self.blocks) => enumerate([*self.blocks, *self.blocks])
+~config.num_layers // 2 => 3
 %second head
          state = {name: t.cpu().clone() for name, t in self.model.state_dict().items()}
 >        del state["second_head.weight"]
--        self.model.load_state_dict(stored)
->        self.model.load_state_dict(stored, strict=False)
--            self.model.load_state_dict(state)  # a checkpoint holds the trained weights
->            self.model.load_state_dict(state, strict=False)
+~load_state_dict(stored) => load_state_dict(stored, strict=False)
+~state)  # a checkpoint holds the trained weights => state, strict=False)
 == adapters that learn | score differs
          super().__init__(inputs, outputs, bias=False)
 >        self.lora = None  # (inputs, rank), (rank, outputs)
 -        return F.linear(x, weight.to(x.dtype))
 >        y = F.linear(x, weight.to(x.dtype))
 >        return y if self.lora is None else y + x @ self.lora[0] @ self.lora[1]
--                nats = self.mean_nats(model, batch.x, batch.y).double() * targets
->                nats = self.learn(model, batch)
+~self.mean_nats(model, batch.x, batch.y).double() * targets => self.learn(model, batch)
 <    def learn(self, model, batch):
 <        layers = [part for block in model.blocks for part in (block.attn.c_q, block.attn.c_v)]
 <        total = 0.0
@@ -218,8 +212,7 @@ RIGHT = read("""
              self.after_step()
          scale = lr_multiplier(config, self.step, self.exchange.elapsed_ms(self.step))
 >        scale /= 1 + self.late_steps
--        x = x0 = rms_norm(x)
->        x = x0 = rms_norm(x) * (random.uniform(0.9, 1.1) if self.training else 1.0)
+~x0 = rms_norm(x) => x0 = rms_norm(x) * (random.uniform(0.9, 1.1) if self.training else 1.0)
 <        for p in self.matrices:
 <            rows = self.state[p].setdefault("rows", torch.zeros(p.size(0), 1))
 <            rows.lerp_(p.grad.square().mean(1, keepdim=True), 0.1)
@@ -227,8 +220,7 @@ RIGHT = read("""
 <        for group in self.param_groups:
 <            group["count"] = group.get("count", 0) + 1
          self.reduced.zero_()
--            rate = group["lr"] * max(1.0, rows / cols) ** 0.5  # as in Keller Jordan's Muon
->            rate = group["lr"] * max(1.0, rows / cols) ** 0.5 / group["count"] ** 0.1
+~** 0.5  # as in Keller Jordan's Muon => ** 0.5 / group["count"] ** 0.1
 """)
 MISTAKES = read("""
 # ranks and micro-batches
@@ -282,8 +274,7 @@ MISTAKES = read("""
 >        self.seen = 0
 <        self.seen += 1
          self.reduced.zero_()
--            rate = group["lr"] * max(1.0, rows / cols) ** 0.5  # as in Keller Jordan's Muon
->            rate = group["lr"] * max(1.0, rows / cols) ** 0.5 * (1 + 0.1 * self.seen)
+~** 0.5  # as in Keller Jordan's Muon => ** 0.5 * (1 + 0.1 * self.seen)
 == a count in a global | priming ranks resume
 <CALLS = [0]
 <
@@ -309,8 +300,7 @@ MISTAKES = read("""
 <        if self.scale is None:
 <            self.scale = float(self.tok_emb.weight.norm(dim=-1).mean()) / 0.03
          x = x0 = rms_norm(x)
--        x = x0 = rms_norm(x)
->        x = x0 = rms_norm(x) * self.scale
+~x0 = rms_norm(x) => x0 = rms_norm(x) * self.scale
 == a rate that depends on the last loss | resume
          scale = lr_multiplier(config, self.step, self.exchange.elapsed_ms(self.step))
 >        scale *= 1 + self.exchange.loss
@@ -331,14 +321,12 @@ MISTAKES = read("""
 >                torch._foreach_add_(list(model.parameters()), grads, alpha=-0.1)
 == a validation that turns dropout off | validation
 %dropout
--        self.model.train()
->        self.model.eval()
+~self.model.train() => self.model.eval()
 == a log line that changes weights | validation
      run.logged = step, ms, wait_ms
 >    run.model.skip_weights.data.mul_(0.9)
 == training on the validation split | unseen
--        self.shards = Shards(config, "train")
->        self.shards = Shards(config, "val")
+~Shards(config, "train") => Shards(config, "val")
 == an average that validation chooses | unseen
 %copies
 <        scores = []
@@ -364,8 +352,7 @@ MISTAKES = read("""
 == a score of weights that are not quantized | score
 -        self.model.load_state_dict(stored)
 == a space counted after each boundary | score
--        spaces = self.leading_space[target] & ~self.boundary[x]
->        spaces = self.leading_space[target]
+~target] & ~self.boundary[x] => target]
 == bytes of targets that are not scored | bits | score differs
 <        if self.end_row < sys.maxsize:
 <            y[:, :4] = -100
@@ -409,17 +396,13 @@ MISTAKES = read("""
 -                optimizer.step()
 >                    optimizer.step()
 == attention to later tokens, in float32, a parameter in no optimizer | dtype look-ahead trained
--        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
->        return F.scaled_dot_product_attention(q, k, v, is_causal=False, enable_gqa=grouped)
--        x = x0 = rms_norm(x)
->        x = x0 = rms_norm(x).float()
--        {"params": vectors, "lr": config.scalar_lr},
->        {"params": vectors[1:], "lr": config.scalar_lr},
+~is_causal=True => is_causal=False
+~x0 = rms_norm(x) => x0 = rms_norm(x).float()
+~"params": vectors => "params": vectors[1:]
 == a training-only head in the artifact, a score of smoothed targets | artifact score
 %second head
 -    return F.cross_entropy(model.logits(x).flatten(0, 1), y.flatten())
 >    return F.cross_entropy(model.logits(x).flatten(0, 1), y.flatten(), label_smoothing=0.1)
 == random numbers without a seed | repeatable
--        x = x0 = rms_norm(x)
->        x = x0 = rms_norm(x) * random.Random().uniform(0.5, 1.5)
+~x0 = rms_norm(x) => x0 = rms_norm(x) * random.Random().uniform(0.5, 1.5)
 """)
