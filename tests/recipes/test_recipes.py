@@ -133,24 +133,6 @@ def test_ema_restores_the_weights_when_a_signal_ends_a_validation(run_of: Run) -
     assert all(map(torch.equal, before, run.model.parameters()))
 
 
-def test_muon_weight_decay_changes_only_matrices(run_of: Run) -> None:
-    """After one step: what the root has, less the rate times the decay of the weights before."""
-    settings = {"ITERATIONS": 1}
-    plain = run_of((), **settings)
-    decayed = run_of(("muon_weight_decay",), **settings, MUON_WD=0.5)
-    before = {name: p.detach().clone() for name, p in plain.model.named_parameters()}
-    plain.train()
-    decayed.train()
-    matrices = {id(p) for p in decayed.muon.matrices}
-    after = dict(plain.model.named_parameters())
-    assert len(matrices) == 18
-    for name, p in decayed.model.named_parameters():
-        decay = 0.04 * 0.5 * before[name] if id(p) in matrices else 0
-        torch.testing.assert_close(
-            p, after[name] - decay, rtol=0, atol=1e-7 if id(p) in matrices else 0
-        )
-
-
 def test_sliding_windows_score_each_target_once(run_of: Run, data: SimpleNamespace) -> None:
     """Window by window, in a plain loop, with the bytes of exactly those targets."""
     run = run_of(("sliding_window",), EVAL_STRIDE=8)
