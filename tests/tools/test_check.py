@@ -115,7 +115,8 @@ FAULTS: dict[str, Build] = {
     "warned: train_seed1.log: unfinished at step 13,790, without": add(LOG, UNFINISHED),
     "refused: no log has a result of the artifact": drop(r"(?s)Serialized model.*"),
     "not checked: 1 other runs than those of": add("other.log", record_log(nats=1.7)),
-    "warned: the names of logs have other seeds than the logs: train_seed42.log says seed 7": OTHER_SEED,
+    "warned: the names of logs have other seeds than the logs: "
+    "train_seed42.log says seed 7": OTHER_SEED,
     "warned: submission.json names the seeds 1, 42, the logs": says(seeds=[1, 42]),
     "warned: runs: 1; three seeds are usual": edit(results={1: 1.9}),
     "warned: the runs differ in configuration: matrix_lr": log_of_42(matrix_lr=0.02),
