@@ -16,16 +16,8 @@ from running import train_gpt as tg
 from tiny import trainers
 
 NUMBERS = itertools.count()  # of runs
-SETTINGS = SMALL_MODEL | {
-    "NUM_LAYERS": 3,
-    "VOCAB_SIZE": 260,
-    "ITERATIONS": 6,
-    "WARMDOWN_ITERS": 0,
-    "VAL_LOSS_EVERY": 0,
-    "VAL_BATCH_SIZE": 2048,
-    "GRAD_ACCUM_STEPS": 4,
-    "VAL_TOKENS": 600,
-}
+SETTINGS = SMALL_MODEL | {"NUM_LAYERS": 3, "VOCAB_SIZE": 260, "ITERATIONS": 6, "WARMDOWN_ITERS": 0}
+SETTINGS |= {"VAL_LOSS_EVERY": 0, "VAL_BATCH_SIZE": 2048, "GRAD_ACCUM_STEPS": 4, "VAL_TOKENS": 600}
 
 
 @pytest.fixture(scope="session")

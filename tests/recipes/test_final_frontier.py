@@ -6,10 +6,9 @@ The references are written from what these records do, in words.
 import itertools
 import re
 import shutil
-import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +17,9 @@ import numpy as np
 import pytest
 import tinyruns
 import torch
-import verify
 from running import log_of, write_split
-from test_records_of_april import Reference, with_random_weights
-from tiny import config_of
+from test_records_of_april import Reference
+from tiny import config_of, faults, module_of, settings_of, with_random_weights
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -30,28 +28,9 @@ pytestmark = pytest.mark.timeout(300)
 Run = Callable[..., Any]
 
 
-def module_of(run: Any) -> Any:
-    return sys.modules[type(run).__module__]
-
-
-def results(run: Any) -> tuple[Any, ...]:
-    """Losses, score and artifact of a whole run."""
-    run.train()
-    run.export_and_score()
-    losses = [event["train_loss"] for event in run.log.events if event["event"] == "step"]
-    [score] = [event for event in run.log.events if event["event"] == "score"]
-    return losses, score["val_loss"], score["val_bpb"], Path("final_model.int8.ptz").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["byte_sidecar", "documents", "document_ttt", "global_sgd"])
-def test_off_it_is_the_root_to_the_digit(name: str, run_of: Run) -> None:
-    assert results(run_of((name,))) == results(run_of())
-
-
-def faults(found: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
-    """Those that verify.py has found."""
-    assert {name for name, _, _ in found} >= {"resume", "ranks", "replicas", "trained"}
-    return [(name, text) for name, kind, text in found if kind == "FAULT"]
+def score_of(run: Any) -> tuple:
+    """Nats, bits per byte, milliseconds."""
+    return run.evaluate("x", run.scorer)
 
 
 # --- byte_sidecar -----------------------------------------------------------------------------
@@ -78,10 +57,10 @@ def test_bits_per_byte_have_the_bytes_beside_the_targets(
     settings |= {"EVAL_STRIDE": stride} if stride else {}
     if ranks > 1:
         runs, together = run_of(names, ranks=ranks, **settings)
-        scores = together.run(lambda rank: runs[rank].evaluate("x", runs[rank].scorer))
+        scores = together.run(lambda rank: score_of(runs[rank]))
     else:
         runs = [run_of(names, **settings)]
-        scores = [runs[0].evaluate("x", runs[0].scorer)]
+        scores = [score_of(runs[0])]
     targets = (600 - 1) // 32 * 32
     in_bytes = with_bytes.numbers[1 : targets + 1].sum()
     for nats, bpb, _ in scores:
@@ -139,27 +118,16 @@ def test_verify_finds_no_fault_in_bytes_beside(
 
     monkeypatch.setattr(tinyruns, "make_data", with_bytes)
     monkeypatch.setattr(tinyruns.Lab, "with_validation", with_part)
-    file = script("byte_sidecar").__file__
-    assert faults(list(verify.verdicts(file, {"BYTE_SIDECAR": 1}))) == []
+    assert faults(script("byte_sidecar"), {"BYTE_SIDECAR": 1}, quick=False) == []
 
 
 # --- documents --------------------------------------------------------------------------------
 
 DOCUMENTS = {"DOC_TOKEN": 1, "DOC_MAX": 24, "DOC_ENDS": 200}
 LAYERS = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
-STACK = {
-    "layer_scale": {"LAYER_SCALE": 1},
-    "parallel_residuals": {"PARALLEL_START": 3},
-    "skip_gates": {"SKIP_GATES": 1},
-    "loop": {"LOOP_START": 1, "LOOP_END": 2, "LOOP_COUNT": 2},
-    "xsa": {"XSA_LAST_N": 5},
-    "partial_rope": {"ROPE_DIMS": 4},
-    "leaky_relu2": {"LEAKY_SLOPE": 0.5},
-}
-
-
-def settings_of_stack() -> dict[str, Any]:
-    return {name: value for settings in STACK.values() for name, value in settings.items()}
+STACK = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
+STACK += ["leaky_relu2"]
+alone_and_in_a_stack = pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
 
 
 def rows_of_documents(rows: int, length: int) -> Tensor:
@@ -183,10 +151,10 @@ def segments_of(row: list[int], longest: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([*starts, len(row)]))
 
 
-@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+@alone_and_in_a_stack
 def test_packed_logits_are_those_of_each_document_alone(names: tuple, run_of: Run) -> None:
     """In rows longer than TRAIN_SEQ_LEN; each document alone in the reference, in float64."""
-    settings = LAYERS | DOCUMENTS | (settings_of_stack() if names else {})
+    settings = LAYERS | DOCUMENTS | settings_of(*names)
     run = run_of(("documents", *names), **settings)
     model = with_random_weights(run)
     tokens = rows_of_documents(2, 96)
@@ -254,12 +222,12 @@ def test_too_many_documents_are_named_and_never_joined(
             assert run.model.logits(tokens).isnan().all() == (count > most)
 
 
-@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+@alone_and_in_a_stack
 def test_documents_are_one_compiled_graph(
     names: tuple, run_of: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the loop over segments, which stands for a kernel: here it is a mask."""
-    run = run_of(("documents", *names), **DOCUMENTS, **(settings_of_stack() if names else {}))
+    run = run_of(("documents", *names), **DOCUMENTS, **settings_of(*names))
     model = with_random_weights(run)
     module = module_of(run)
     monkeypatch.setattr(module, "attend_one_by_one", attend_by_mask)
@@ -324,19 +292,9 @@ def test_rejects_what_documents_cannot_have(
     assert module.find_faults(replace(config, doc_max=32, device="cpu"), {})[0] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
-def test_verify_finds_no_fault_in_documents(names: tuple, script: Callable) -> None:
-    settings = {"DOC_TOKEN": 1}
-    if names:
-        settings |= settings_of_stack() | {"LOOP_END": 1, "PARALLEL_START": 2}
-    file = script("documents", *names).__file__
-    assert faults(list(verify.verdicts(file, settings, quick=True))) == []
-
-
 # --- document_ttt -----------------------------------------------------------------------------
 
-LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3, "VAL_TOKENS": 200}
+LORA = settings_of("document_ttt") | {"VAL_TOKENS": 200}
 
 
 def documents_of(tokens: np.ndarray) -> list[np.ndarray]:
@@ -381,6 +339,12 @@ class AdaptedReference(Reference):
         return x @ (self.p["tok_emb.weight"] + self.next_product()).T
 
 
+def chunks_of(tokens: Tensor) -> list[tuple[int, int, int]]:
+    """(where its window begins, where it begins, where it ends)"""
+    firsts = range(0, len(tokens) - 1, 8)
+    return [(max(0, first - 24), first, min(first + 8, len(tokens) - 1)) for first in firsts]
+
+
 def nats_of_document(reference: AdaptedReference, document: np.ndarray, looping: bool) -> float:
     """Chunk by chunk, alone, in float64; AdamW as its authors write it."""
     config = reference.config
@@ -388,9 +352,7 @@ def nats_of_document(reference: AdaptedReference, document: np.ndarray, looping:
     leaves = [t for pair in reference.pairs for t in pair]
     squares = [torch.zeros_like(t) for t in leaves]
     total = 0.0
-    for number, first in enumerate(range(0, len(tokens) - 1, 8), 1):
-        end = min(first + 8, len(tokens) - 1)
-        begin = max(0, first + 8 - 32)
+    for number, (begin, first, end) in enumerate(chunks_of(tokens), 1):
         logits = reference.logits(tokens[begin:end], looping)[first - begin :]
         loss = F.cross_entropy(logits, tokens[first + 1 : end + 1], reduction="sum")
         total += loss.item()
@@ -405,11 +367,11 @@ def nats_of_document(reference: AdaptedReference, document: np.ndarray, looping:
     return total
 
 
-@pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
+@alone_and_in_a_stack
 def test_each_document_is_scored_before_it_is_learned(
     names: tuple, run_of: Run, data: SimpleNamespace
 ) -> None:
-    settings = LORA | (settings_of_stack() | LAYERS if names else {"NUM_LAYERS": 2})
+    settings = LORA | (settings_of(*names) | LAYERS if names else {"NUM_LAYERS": 2})
     run = run_of(("document_ttt", *names), **settings)
     model = with_random_weights(run)
     with torch.no_grad():
@@ -426,7 +388,7 @@ def test_each_document_is_scored_before_it_is_learned(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module_of(run).Adapters, "draw", noted)
-        nats, bpb, _ = run.evaluate("x", run.scorer)
+        nats, bpb, _ = score_of(run)
     documents = sorted(documents_of(data.val[:200]), key=len)
     assert len(seen) == -(-len(documents) // 3) > 1
     total = plain = 0.0
@@ -438,7 +400,7 @@ def test_each_document_is_scored_before_it_is_learned(
     assert nats == pytest.approx(total / 199, rel=2e-4)
     assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=2e-4)
     run.scorer.config = replace(run.config, lora_lr=0.0)
-    plain = run.evaluate("x", run.scorer)[0]
+    plain = score_of(run)[0]
     assert abs(plain - nats) > 0.01, "without steps it is another score"
 
 
@@ -453,9 +415,9 @@ def test_score_of_documents_is_the_same_on_any_number_of_ranks(
         counts = with_bytes.numbers[1:600]
     alone = run_of(names, **settings)
     before = [p.clone() for p in with_random_weights(alone).parameters()]
-    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    nats, bpb, _ = score_of(alone)
     assert bpb == pytest.approx(nats * 599 / np.log(2) / counts.sum(), rel=1e-12)
-    again = alone.evaluate("x", alone.scorer)
+    again = score_of(alone)
     assert again[:2] == (nats, bpb)
     assert all(map(torch.equal, before, alone.model.parameters()))
     assert all(p.requires_grad for p in alone.model.parameters())
@@ -463,52 +425,19 @@ def test_score_of_documents_is_the_same_on_any_number_of_ranks(
         runs, together = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
         for run in runs:
             with_random_weights(run)
-        found = together.run(lambda rank, runs=runs: runs[rank].evaluate("x", runs[rank].scorer))
+        found = together.run(lambda rank, runs=runs: score_of(runs[rank]))
         for score in found:
             assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
-
-
-@dataclass
-class Stream:
-    """Tokens in memory, in place of shards."""
-
-    tokens: np.ndarray
-    reading = ""
-    stall_seconds = 60.0
-
-    def read(self, first: int, array: np.ndarray) -> None:
-        array[:] = self.tokens[first : first + len(array)]
-
-    def wait_while(self, is_missing: Callable) -> None:
-        pass
-
-
-def test_shares_of_all_values_of_a_token_are_one_together(run_of: Run) -> None:
-    """So what is learned from a token does not change what is given to it."""
-    run = run_of(("document_ttt",), **LORA | {"NUM_LAYERS": 2})
-    with_random_weights(run)
-    tokens = np.concatenate([np.r_[1, np.arange(length) + 9] for length in (9, 20, 67)])
-    run.scorer.shards = Stream(tokens)
-
-    def nats_of(count: int) -> float:
-        run.scorer.tokens = count
-        return (count - 1) * run.evaluate("x", run.scorer)[0]
-
-    totals = []
-    for tokens[-1] in range(260):
-        totals.append(nats_of(99))
-    shares = np.exp(nats_of(98) - np.array(totals))
-    assert shares.sum() == pytest.approx(1, abs=2e-4)
 
 
 def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all lengths of windows and all sizes of batches."""
     names = "document_ttt", "documents", "loop"
-    settings = LORA | STACK["loop"] | DOCUMENTS | {"DOC_MAX": 0, "NUM_LAYERS": 3}
+    settings = LORA | settings_of("loop") | DOCUMENTS | {"DOC_MAX": 0, "NUM_LAYERS": 3}
     run = run_of(names, **settings)
     with_random_weights(run)
     monkeypatch.setattr(module_of(run), "attend_one_by_one", attend_by_mask)
-    plain = run.evaluate("x", run.scorer)
+    plain = score_of(run)
     graphs = []
 
     def noted(graph: torch.fx.GraphModule, _: Any) -> Callable:
@@ -518,7 +447,7 @@ def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.Mon
     torch._dynamo.reset()
     nats = module_of(run).document_nats
     run.scorer.document_nats = torch.compile(nats, backend=noted, fullgraph=True, dynamic=True)
-    assert run.evaluate("x", run.scorer)[:2] == pytest.approx(plain[:2], rel=1e-6)
+    assert score_of(run)[:2] == pytest.approx(plain[:2], rel=1e-6)
     assert len(graphs) <= 4, "with and without gradients; one document or more"
 
 
@@ -534,7 +463,7 @@ def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.Shards, "read", noted)
-        run.evaluate("x", run.scorer)
+        score_of(run)
     assert readers == {"MainThread", "reader"}, "the main thread looks for documents, once"
     [event] = [event for event in run.log.events if event["event"] == "document_ttt"]
     assert 0 <= event["input_wait_ms"] < event["eval_time_ms"]
@@ -545,21 +474,14 @@ def test_a_signal_ends_the_score_of_documents(run_of: Run) -> None:
     run = run_of(("document_ttt",), **LORA)
     run.runtime.signum = 15
     with pytest.raises(module_of(run).HaltError):
-        run.evaluate("x", run.scorer)
+        score_of(run)
     assert all(p.requires_grad for p in run.model.parameters())
     assert not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
 
 
-@pytest.mark.slow
-def test_verify_finds_no_fault_in_learning_documents(script: Callable) -> None:
-    settings = {name: value for name, value in LORA.items() if name != "VAL_TOKENS"}
-    file = script("document_ttt").__file__
-    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []
-
-
 # --- global_sgd -------------------------------------------------------------------------------
 
-SGD = {"SGD_DOCS": 9, "SGD_PHASES": 2, "SGD_CHUNK": 64, "SGD_LR": 0.3, "VAL_TOKENS": 1200}
+SGD = settings_of("global_sgd") | {"SGD_DOCS": 9, "VAL_TOKENS": 1200}
 
 
 def trained_on(model: nn.Module, documents: list[np.ndarray], root: Any) -> None:
@@ -590,37 +512,33 @@ def test_what_is_scored_is_learned_in_passes(
     scored = 0
     while scored < len(documents):
         size = len(documents) % 3 or 3 if scored == 0 else 3
-        first = len(documents) - scored - size
-        for document in documents[first : first + size]:
+        longest = len(documents) - scored - size
+        for document in documents[longest : longest + size]:
             tokens = torch.from_numpy(document.astype(np.int64))
-            for begin in range(0, len(document) - 1, 8):
-                end = min(begin + 8, len(document) - 1)
-                window = max(0, begin + 8 - 32)
+            for begin, first, end in chunks_of(tokens):
                 with torch.no_grad():
-                    logits = copy.logits(tokens[None, window:end])[0, begin - window :]
-                total += float(
-                    F.cross_entropy(logits, tokens[begin + 1 : end + 1], reduction="sum")
-                )
+                    logits = copy.logits(tokens[None, begin:end])[0, first - begin :]
+                targets = tokens[first + 1 : end + 1]
+                total += float(F.cross_entropy(logits, targets, reduction="sum"))
         before, scored = scored, scored + size
         for limit in 4, 9:
             if before < limit <= scored:
-                trained_on(copy, documents[first:][:limit], module)
-    nats, bpb, _ = run.evaluate("x", run.scorer)
+                trained_on(copy, documents[longest:][:limit], module)
+    nats, bpb, _ = score_of(run)
     assert nats == pytest.approx(total / 1199, rel=1e-5)
     for (name, p), q in zip(run.model.named_parameters(), copy.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
-    assert [line[:12] for line in run.log.lines if line.startswith("sgd:")] == [
-        "sgd: pass 1/", "sgd: pass 2/",
-    ]  # fmt: skip
+    lines = [line[:12] for line in run.log.lines if line.startswith("sgd:")]
+    assert lines == ["sgd: pass 1/", "sgd: pass 2/"]
 
 
 def test_passes_are_the_same_on_two_ranks_and_leave_the_artifact(run_of: Run) -> None:
     names = "global_sgd", "documents"
     settings = LORA | SGD | DOCUMENTS | {"GRAD_ACCUM_STEPS": 8}
     alone = run_of(names, **settings)
-    nats, bpb, _ = alone.evaluate("x", alone.scorer)
+    nats, bpb, _ = score_of(alone)
     runs, together = run_of(names, ranks=2, **settings | {"GRAD_ACCUM_STEPS": 4})
-    found = together.run(lambda rank: runs[rank].evaluate("x", runs[rank].scorer))
+    found = together.run(lambda rank: score_of(runs[rank]))
     for score in found:
         assert score[:2] == pytest.approx((nats, bpb), rel=1e-6)
     alone = run_of(names, **settings)
@@ -639,7 +557,7 @@ def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
 
     def evaluate(rank: int) -> bool:
         try:
-            runs[rank].evaluate("x", runs[rank].scorer)
+            score_of(runs[rank])
         except halt:
             return True
         return False
@@ -661,24 +579,3 @@ def test_global_sgd_includes_document_ttt(script: Callable) -> None:
     alone = Path(script("global_sgd").__file__).read_text(encoding="utf-8")
     both = Path(script("document_ttt", "global_sgd").__file__).read_text(encoding="utf-8")
     assert both.split("\n", 1)[1] == alone.split("\n", 1)[1]
-
-
-# --- All together -----------------------------------------------------------------------------
-
-OTHERS = ["orthogonal_init", "muon_row_norm", "muon_weight_decay", "ema", "gptq", "brotli"]
-ALL = ["documents", "document_ttt", "global_sgd", "byte_sidecar", *STACK, *OTHERS]
-ALL_ON = {
-    "DOC_TOKEN": 1, "ORTHOGONAL_INIT": 1, "MUON_ROW_NORM": 1, "MUON_WD": 0.1, "EMA_DECAY": 0.8,
-    "GPTQ_BATCHES": 2, "ARTIFACT_BROTLI": 1, "LOOP_END": 1, "PARALLEL_START": 2,
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [["global_sgd"], ALL], ids=["global_sgd", "all"])
-def test_verify_finds_no_fault_in_passes(names: list[str], script: Callable) -> None:
-    settings = LORA | SGD | {"SGD_DOCS": 30}
-    del settings["VAL_TOKENS"]
-    if len(names) > 1:
-        settings |= settings_of_stack() | ALL_ON
-    file = script(*names).__file__
-    assert faults(list(verify.verdicts(file, settings, quick=True, score_differs=True))) == []

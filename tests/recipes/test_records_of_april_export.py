@@ -4,35 +4,26 @@ The references are written from what the records of 2026-04-05 and 2026-04-09 do
 """
 
 import math
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import recipe
-import tiny
 import torch
-from running import SMALL_MODEL, byte_data, run_trainer, write_split
+from running import SMALL_MODEL, byte_data, run_trainer
+from tiny import artifact, config_of, finish, module_of
 from torch import Tensor
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.timeout(240)
 OURS = "gptq", "brotli", "score_first_ttt"
 MORE = *OURS, "ema", "sliding_window", "muon_weight_decay", "xsa", "leaky_relu2"
-SETTINGS = SMALL_MODEL | {
-    "RUN_ID": "r",
-    "NUM_LAYERS": 3,
-    "TRAIN_BATCH_TOKENS": 512,
-    "VAL_BATCH_SIZE": 256,
-    "GRAD_ACCUM_STEPS": 2,
-    "ITERATIONS": 4,
-    "MATRIX_LR": 0.2,
-    "VAL_LOSS_EVERY": 0,
-}
+SETTINGS = {"TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 256, "ITERATIONS": 4, "MATRIX_LR": 0.2}
+SETTINGS |= {"WARMDOWN_ITERS": 5, "VAL_TOKENS": 0}
 GPTQ = {"GPTQ_BATCHES": 6, "MATRIX_CLIP_SIGMAS": 3, "EMBED_CLIP_SIGMAS": 4, "EMBED_BITS": 7}
 GPTQ |= {"MLP_CLIP_SIGMAS": 2.5}
 TTT = {"EVAL_STRIDE": 8, "TTT_EPOCHS": 2, "TTT_CHUNK_TOKENS": 96, "TTT_LR": 0.5}
@@ -40,74 +31,38 @@ ON = GPTQ | TTT | {"ARTIFACT_BROTLI": 1}
 MORE_ON = ON | {"EMA_DECAY": 0.8, "MUON_WD": 0.5, "XSA_LAST_N": 2, "LEAKY_SLOPE": 0.5}
 
 
-@pytest.fixture
-def script(script: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """The script with some recipes, as a module. In it small matrices are quantized, too."""
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Validation has 13 rows of 32: four chunks of 3 rows and one of 1 row."""
+    env = byte_data(tmp_path_factory.mktemp("data"), 20_000, 13 * 32 + 1)
+    files = [Path(env["DATA_PATH"], f"fineweb_{split}_000000.bin") for split in ("train", "val")]
+    train, val = (np.fromfile(file, "<u2")[512:].astype(np.int64) for file in files)
+    return SimpleNamespace(env=env, train=train, val=val)
 
-    def make(*names: str) -> ModuleType:
-        module = script(*names)
-        monkeypatch.setattr(module, "SMALL", 500)
-        return module
+
+@pytest.fixture
+def trainer(run_of: Callable) -> Callable:
+    """A Trainer with some recipes; several ranks: (a list of them, the ranks)."""
+
+    def make(*names: str, ranks: int = 1, **settings: Any) -> Any:
+        settings = SETTINGS | {"GRAD_ACCUM_STEPS": 2 // ranks} | settings
+        return run_of(names, ranks=ranks, **settings)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Validation has 13 rows of 32: four chunks of 3 rows and one of 1 row."""
-    return byte_data(tmp_path_factory.mktemp("data"), 20_000, 13 * 32 + 1)
-
-
-def trainer(module: ModuleType, data: dict[str, str], **settings: Any) -> Any:
-    return trainers(module, data, 1, **settings)[0][0]
-
-
-def trainers(module: ModuleType, data: dict, ranks: int, **settings: Any) -> tuple[list, Any]:
-    shutil.rmtree("checkpoints/r", ignore_errors=True)  # of the run before
-    return tiny.trainers(
-        module, ranks, **SETTINGS | {"GRAD_ACCUM_STEPS": 2 // ranks} | data | settings
-    )
-
-
-def finish(run: Any) -> SimpleNamespace:
-    """Trains and exports; what came out."""
-    run.train()
-    run.export_and_score()
-    steps = [event["train_loss"] for event in run.log.events if event["event"] == "step"]
-    [score] = [event for event in run.log.events if event["event"] == "score"]
-    return SimpleNamespace(losses=steps, score=score["val_loss"], run=run)
-
-
-def artifact() -> bytes:
-    """Of the last run."""
-    return Path("final_model.int8.ptz").read_bytes()
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 # --- All of them --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [*([name] for name in OURS), MORE], ids=lambda names: names[-1])
-def test_off_it_is_the_root_to_the_digit(names: list, script: Callable, data: dict) -> None:
-    ends = []
-    for recipes in [], names:
-        end = finish(trainer(script(*recipes), data))
-        ends.append((end.losses, end.score, artifact()))
-    assert ends[0] == ends[1]
-
-
-def test_with_other_recipes_two_ranks_score_as_one(script: Callable, data: dict) -> None:
+def test_with_other_recipes_two_ranks_score_as_one(trainer: Callable) -> None:
     pytest.importorskip("brotli")
-    one = finish(trainer(script(*MORE), data, **MORE_ON))
-    both, together = trainers(script(*MORE), data, 2, **MORE_ON)
-    two = together.run(lambda rank: finish(both[rank]))
-    assert two[0].score == two[1].score == pytest.approx(one.score, rel=1e-6)
-    for name, t in one.run.model.state_dict().items():
-        torch.testing.assert_close(two[0].run.model.state_dict()[name], t, rtol=1e-4, atol=1e-5)
+    one = trainer(*MORE, **MORE_ON)
+    score = finish(one)[1]
+    both, together = trainer(*MORE, ranks=2, **MORE_ON)
+    ends = together.run(lambda rank: finish(both[rank])[1])
+    assert ends[0] == ends[1] == pytest.approx(score, rel=1e-6)
+    for name, t in one.model.state_dict().items():
+        torch.testing.assert_close(both[0].model.state_dict()[name], t, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -120,7 +75,7 @@ def test_with_other_recipes_two_ranks_score_as_one(script: Callable, data: dict)
     ids=["gptq", "ttt"],
 )
 def test_a_signal_in_the_export_ends_both_ranks_and_resume_repeats_it(
-    place: str, script: Callable, data: dict, tmp_path: Path
+    place: str, script: Callable, data: SimpleNamespace, tmp_path: Path
 ) -> None:
     """The edit: rank 1 is told to end, but not when the run was resumed."""
     text = Path(script("gptq", "score_first_ttt", "ema").__file__).read_text()
@@ -131,7 +86,8 @@ def test_a_signal_in_the_export_ends_both_ranks_and_resume_repeats_it(
     told += f"{indent}if {runtime}.rank == 0: tell('here')\n"
     edited = tmp_path / "edited.py"
     edited.write_text(text.replace(place, f"{indent}{told}{place}"))
-    settings = SETTINGS | data | GPTQ | TTT | {"EMA_DECAY": 0.8, "GRAD_ACCUM_STEPS": 1}
+    settings = SMALL_MODEL | {"NUM_LAYERS": 3, "VAL_LOSS_EVERY": 0, "RUN_ID": "r"} | data.env
+    settings |= SETTINGS | GPTQ | TTT | {"EMA_DECAY": 0.8, "GRAD_ACCUM_STEPS": 1}
     whole = run_trainer(tmp_path / "whole", ranks=2, script=edited, **settings, RESUME="auto")
     ended = run_trainer(tmp_path / "again", ranks=2, script=edited, **settings)
     assert ended.code and "interrupted after step 4" in ended.err
@@ -145,23 +101,21 @@ def test_a_signal_in_the_export_ends_both_ranks_and_resume_repeats_it(
         assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"TTT_EPOCHS": 1}, "TTT_EPOCHS=1: set EVAL_STRIDE"),
-        ({"TTT_EPOCHS": 1, "EVAL_STRIDE": 8, "TTT_CHUNK_TOKENS": 40}, "set a multiple of 32"),
-        ({"GPTQ_BATCHES": 1, "MAX_WALLCLOCK_SECONDS": 12}, "set less than MAX_WALLCLOCK_SECONDS"),
-        ({"MATRIX_BITS": 9}, "MATRIX_BITS=9: set a whole number from 2 to 8"),
-    ],
-)
-def test_refuses_settings_that_do_not_fit(
-    settings: dict, words: str, script: Callable, data: dict
-) -> None:
-    module = script(*OURS)
-    env = {name: str(value) for name, value in (SETTINGS | data | settings).items()}
-    config, _, faults, _ = module.read_config([], env)
+REJECTED = """
+TTT_EPOCHS=1                                    | TTT_EPOCHS=1: set EVAL_STRIDE
+TTT_EPOCHS=1 EVAL_STRIDE=8 TTT_CHUNK_TOKENS=40  | set a multiple of 32
+GPTQ_BATCHES=1 MAX_WALLCLOCK_SECONDS=12         | set less than MAX_WALLCLOCK_SECONDS
+MATRIX_BITS=9                                   | MATRIX_BITS=9: set a whole number from 2 to 8
+"""
+
+
+@pytest.mark.parametrize("row", REJECTED.strip().splitlines())
+def test_rejects_settings_that_do_not_fit(row: str, script: Callable, data: Any) -> None:
+    module, (given, words) = script(*OURS), row.split("|")
+    env = {name: str(value) for name, value in (SMALL_MODEL | SETTINGS | data.env).items()}
+    config, _, faults, _ = module.read_config(given.split(), env)
     faults += module.find_faults(config, env)[0]
-    assert len(faults) == 1 and words in faults[0]
+    assert len(faults) == 1 and words.strip() in faults[0]
 
 
 # --- gptq ---------------------------------------------------------------------------------------
@@ -213,12 +167,12 @@ def test_gptq_rounds_as_the_plain_loop_does(levels: int, sigmas: float, script: 
 
 
 def test_hessians_are_of_the_first_batches_on_any_number_of_ranks(
-    script: Callable, data: dict, monkeypatch: pytest.MonkeyPatch
+    trainer: Callable, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = script("gptq")
-    both, together = trainers(module, data, 2, **GPTQ)
+    both, together = trainer("gptq", ranks=2, **GPTQ)
+    module = module_of(both[0])
     on_two = together.run(lambda rank: module.collect_hessians(both[rank]))
-    run = trainer(module, data, **GPTQ)
+    run = trainer("gptq", **GPTQ)
     on_one = module.collect_hessians(run)
     assert on_one.keys() == {n for n, p in run.model.named_parameters() if p.numel() > 500}
     wanted = {name: torch.zeros(h.shape, dtype=torch.float64) for name, h in on_one.items()}
@@ -230,20 +184,19 @@ def test_hessians_are_of_the_first_batches_on_any_number_of_ranks(
         return torch._C._nn.linear(x, weight)
 
     monkeypatch.setattr(F, "linear", linear)
-    tokens = np.fromfile(Path(data["DATA_PATH"], "fineweb_train_000000.bin"), "<u2")[512:]
     starts = range(0, 6 * 256 + 24, 65)  # spans of 2 rows: 6 batches are 24 of them
     for start in starts[:24]:
-        rows = torch.tensor(tokens[start : start + 64].astype(np.int64)).view(2, 32)
-        run.model.logits(rows)
+        run.model.logits(torch.tensor(data.train[start : start + 64]).view(2, 32))
     for name, hessian in on_one.items():
         torch.testing.assert_close(on_two[0][name], hessian, rtol=1e-4, atol=1e-4)
         if ".proj." not in name:
             torch.testing.assert_close(hessian.double(), wanted[name], rtol=1e-4, atol=1e-4)
 
 
-def test_the_artifact_holds_the_rounded_average(script: Callable, data: dict) -> None:
-    module = script("gptq", "ema")
-    run = finish(trainer(module, data, **GPTQ, EMA_DECAY=0.8)).run
+def test_the_artifact_holds_the_rounded_average(trainer: Callable) -> None:
+    run = trainer("gptq", "ema", **GPTQ, EMA_DECAY=0.8)
+    module = module_of(run)
+    finish(run)
     run.swap_average()
     state = run.model.state_dict()
     stored = module.unpack(artifact(), state)
@@ -254,35 +207,32 @@ def test_the_artifact_holds_the_rounded_average(script: Callable, data: dict) ->
         sigmas = 2.5 if ".mlp." in name else sigmas
         q, scale = module.gptq(state[name], hessian, levels, sigmas)
         assert torch.equal(stored[name], module.dequantize(q, scale)), name
-    assert any(
-        line.startswith("gptq: 19 matrices, 6 bits (head: 7), mean error") for line in run.log.lines
-    )
+    assert "\ngptq: 19 matrices, 6 bits (head: 7), mean error" in "\n".join(run.log.lines)
 
 
-def test_a_matrix_without_inputs_is_stored_as_in_the_root(script: Callable, data: dict) -> None:
+def test_a_matrix_without_inputs_is_stored_as_in_the_root(trainer: Callable) -> None:
     """kv_one_product multiplies by c_k and c_v without their modules."""
-    module = script("gptq", "kv_one_product")
-    settings = GPTQ | {"KV_ONE_PRODUCT": 1, "NUM_KV_HEADS": 2}
-    run = finish(trainer(module, data, **settings)).run
+    run = trainer("gptq", "kv_one_product", **GPTQ, KV_ONE_PRODUCT=1, NUM_KV_HEADS=2)
+    module = module_of(run)
+    finish(run)
     stored = module.unpack(artifact(), run.model.state_dict())
     name = "blocks.0.attn.c_v.weight"
     expected = module.dequantize(*module.quantize(run.model.get_parameter(name)))
     assert torch.equal(stored[name], expected) and expected.any()
 
 
-def test_the_reserve_is_taken_off_the_cap(script: Callable, data: dict) -> None:
+def test_the_reserve_is_taken_off_the_cap(script: Callable, trainer: Callable) -> None:
     module = script("gptq")
-    length = {"MAX_WALLCLOCK_SECONDS": 600, "ITERATIONS": 1000, "WARMDOWN_ITERS": 100}
-    settings = SETTINGS | data | length
-    reserved = tiny.config_of(module, **settings, GPTQ_BATCHES=6, GPTQ_RESERVE_SECONDS=100)
-    root = tiny.config_of(script(), **settings | {"MAX_WALLCLOCK_SECONDS": 500})
+    settings = {"MAX_WALLCLOCK_SECONDS": 600, "ITERATIONS": 1000, "WARMDOWN_ITERS": 100}
+    reserve = {"GPTQ_BATCHES": 6, "GPTQ_RESERVE_SECONDS": 100}
+    reserved = config_of(module, **settings, **reserve)
+    root = config_of(script(), **settings | {"MAX_WALLCLOCK_SECONDS": 500})
     for ms in 1.0, 250_000.0, 499_999.0, 500_001.0:
         for function in "progress", "lr_multiplier":
             with_reserve = getattr(module, function)(reserved, 50, ms)
             assert with_reserve == getattr(script(), function)(root, 50, ms)
     for ms, steps in (499_999.0, 1), (500_001.0, 0):
-        reserve = {"GPTQ_BATCHES": 6, "GPTQ_RESERVE_SECONDS": 100}
-        run = trainer(module, data, MAX_WALLCLOCK_SECONDS=600, ITERATIONS=1, **reserve)
+        run = trainer("gptq", MAX_WALLCLOCK_SECONDS=600, ITERATIONS=1, **reserve)
         run.exchange.elapsed_ms = lambda step, ms=ms: ms
         run.train()
         assert run.step == steps
@@ -291,29 +241,28 @@ def test_the_reserve_is_taken_off_the_cap(script: Callable, data: dict) -> None:
 # --- brotli -------------------------------------------------------------------------------------
 
 
-def test_brotli_gives_back_every_byte(script: Callable, data: dict) -> None:
+def test_brotli_gives_back_every_byte(script: Callable, trainer: Callable) -> None:
     pytest.importorskip("brotli")
     module = script("brotli")
     for length in 0, 1, 2, 7, 100_001:
         random = np.random.default_rng(length).integers(0, 256, length, np.uint8).tobytes()
         assert module.decompress(module.compress_by_brotli(random)) == random
-    sizes = []
-    weights = []
+    ends = []
     for on in 0, 1:
-        end = finish(trainer(module, data, ARTIFACT_BROTLI=on))
-        sizes.append(len(artifact()))
-        weights.append(module.unpack(artifact(), end.run.model.state_dict()))
-    assert sizes[1] < sizes[0]
-    assert all(torch.equal(t, weights[0][name]) for name, t in weights[1].items())
+        run = trainer("brotli", ARTIFACT_BROTLI=on)
+        finish(run)
+        ends.append((len(artifact()), module.unpack(artifact(), run.model.state_dict())))
+    (plain, weights), (small, others) = ends
+    assert small < plain and all(torch.equal(t, weights[name]) for name, t in others.items())
 
 
 def test_without_brotli_nothing_starts(
-    script: Callable, data: dict, monkeypatch: pytest.MonkeyPatch
+    script: Callable, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = script("brotli")
     monkeypatch.setitem(sys.modules, "brotli", None)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    env = {name: str(value) for name, value in (SETTINGS | data).items()}
+    env = {name: str(value) for name, value in (SMALL_MODEL | data.env).items()}
     assert module.find_faults(module.read_config([], env)[0], env)[0] == []
     config = module.read_config(["ARTIFACT_BROTLI=1"], env)[0]
     [fault] = module.find_faults(config, env)[0]
@@ -325,7 +274,7 @@ def test_without_brotli_nothing_starts(
 
 def reference_nats(model: Any, tokens: Tensor, stride: int, settings: dict) -> Tensor:
     """The nats of each target of whole rows: one window after the other, steps in between."""
-    length, size = SETTINGS["TRAIN_SEQ_LEN"], settings["TTT_CHUNK_TOKENS"]
+    length, size = 32, settings["TTT_CHUNK_TOKENS"]
     total = (len(tokens) - 1) // length * length
     nats = torch.full((total,), math.nan, dtype=torch.float64)
     chunks = math.ceil(total / size)
@@ -354,80 +303,44 @@ def reference_nats(model: Any, tokens: Tensor, stride: int, settings: dict) -> T
     raise AssertionError
 
 
-def recorded(run: Any) -> list[Tensor]:
-    """The nats of each scored target, in the order of scoring, during the run."""
-    nats = []
-
-    def mean_nats(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        each = F.cross_entropy(model.logits(x).flatten(0, 1), y.flatten(), reduction="none")
-        nats.append(each[y.flatten() >= 0].double())
-        return nats[-1].mean()
-
-    run.scorer.mean_nats = mean_nats
-    return nats
-
-
-def val_tokens(data: dict) -> np.ndarray:
-    return np.fromfile(Path(data["DATA_PATH"], "fineweb_val_000000.bin"), "<u2")[512:]
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "settings", [{}, {"TTT_EPOCHS": 3, "EVAL_STRIDE": 32}, {"TTT_CHUNK_TOKENS": 32}], ids=str
 )
 def test_scores_first_as_the_plain_loop_does(
-    settings: dict, ranks: int, script: Callable, data: dict
+    settings: dict, ranks: int, trainer: Callable, data: SimpleNamespace
 ) -> None:
     settings = TTT | settings
-    module = script("score_first_ttt")
-    runs, together = trainers(module, data, ranks, **settings)
-    ends = together.run(lambda rank: finish(runs[rank])) if together else [finish(runs[0])]
+    if ranks > 1:
+        runs, together = trainer("score_first_ttt", ranks=ranks, **settings)
+        ends = together.run(lambda rank: finish(runs[rank]))
+    else:
+        runs = [trainer("score_first_ttt", **settings)]
+        ends = [finish(runs[0])]
+    module = module_of(runs[0])
     model = module.GPT(runs[0].config, torch.float32)
     model.load_state_dict(module.unpack(artifact(), model.state_dict()))
-    tokens = torch.tensor(val_tokens(data).astype(np.int64))
+    tokens = torch.tensor(data.val)
     wanted = float(reference_nats(model, tokens, settings["EVAL_STRIDE"], settings).mean())
-    assert [end.score for end in ends] == pytest.approx([wanted] * ranks, rel=2e-7)
+    assert [score[0] for _, score in ends] == pytest.approx([wanted] * ranks, rel=2e-7)
     # Files and checkpoint hold the weights from before.
     state = torch.load("final_model.pt")
-    held = torch.load("checkpoints/r/step_00000004.pt")["held"]["model"]
+    held = torch.load(f"checkpoints/{runs[0].config.run_id}/step_00000004.pt")["held"]["model"]
     for name, t in runs[0].model.state_dict().items():
         assert torch.equal(t, state[name]) and torch.equal(t, held[name])
-    assert abs(wanted - finish(trainer(module, data, EVAL_STRIDE=8)).score) > 1e-4
+    assert abs(wanted - finish(trainer("score_first_ttt", EVAL_STRIDE=8))[1][0]) > 1e-4
 
 
-def test_no_step_is_made_on_a_target_before_its_score(
-    script: Callable, data: dict, tmp_path: Path
-) -> None:
-    """The last token of the second chunk is another one: of both chunks' scores that one differs,
-    and after the next step all do."""
-    scores = []
-    for change in 0, 1:
-        tokens = val_tokens(data).copy()
-        tokens[192] = tokens[192] % 250 + 1 + change
-        write_split(tmp_path / "data", "val", tokens, [])
-        train = Path(data["DATA_PATH"], "fineweb_train_000000.bin")
-        shutil.copy(train, tmp_path / "data")
-        run = trainer(script("score_first_ttt"), data | {"DATA_PATH": tmp_path / "data"}, **TTT)
-        nats = recorded(run)
-        finish(run)
-        scores.append(torch.cat(nats))
-    differ = (scores[0] != scores[1]).nonzero().flatten().tolist()
-    assert len(scores[0]) == 13 * 32 and differ == list(range(191, 13 * 32))
-
-
-def test_without_steps_it_is_sliding_window(script: Callable, data: dict) -> None:
+def test_without_steps_it_is_sliding_window(trainer: Callable) -> None:
     root = recipe.root_text()
     alone, sliding = recipe.load("score_first_ttt"), recipe.load("sliding_window")
     assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
-    ends = [finish(trainer(script(r.name), data, EVAL_STRIDE=8)) for r in (alone, sliding)]
-    assert ends[0].score == ends[1].score != finish(trainer(script(), data)).score
+    ends = [finish(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]
+    assert ends[0] == ends[1] and ends[0][1] != finish(trainer())[1]
 
 
 @pytest.mark.parametrize("name", ["sliding_window", "score_first_ttt"])
-def test_windows_are_scored_by_the_compiled_function(
-    name: str, script: Callable, data: dict
-) -> None:
-    module = script(name)
-    run = trainer(module, data, EVAL_STRIDE=8, TORCH_COMPILE=1)
+def test_windows_are_scored_by_the_compiled_function(name: str, trainer: Callable) -> None:
+    run = trainer(name, EVAL_STRIDE=8, TORCH_COMPILE=1)
     assert run.scorer is not run.validation
-    assert run.scorer.mean_nats is run.validation.mean_nats is not module.mean_nats
+    assert run.scorer.mean_nats is run.validation.mean_nats is not module_of(run).mean_nats

@@ -1,9 +1,91 @@
-"""Trainers of a script with recipes, begun as its main does it, without files of a log."""
+"""Trainers of a script with recipes, begun as its main does it, without files of a log; what
+switches recipes on in a tiny model, and what comes out of a run."""
 
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import recipe
+import torch
+import verify
 from running import SimulatedRanks, log_of, runtime_of
+from torch import nn
+
+LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3}
+# In a model of five layers, where the header's values do not fit.
+ON = {
+    "orthogonal_init": {"ORTHOGONAL_INIT": 1, "MODEL_DIM": 64},
+    "layer_scale": {"LAYER_SCALE": 1},
+    "parallel_residuals": {"PARALLEL_START": 3},
+    "skip_gates": {"SKIP_GATES": 1},
+    "loop": {"LOOP_START": 1, "LOOP_END": 2, "LOOP_COUNT": 2, "LOOP_FROM": 0.5},
+    "xsa": {"XSA_LAST_N": 2},
+    "partial_rope": {"ROPE_DIMS": 4},
+    "leaky_relu2": {"LEAKY_SLOPE": 0.5},
+    "muon_row_norm": {"MUON_ROW_NORM": 1},
+    "muon_weight_decay": {"MUON_WD": 0.1},
+    "adam_weight_decay": {"EMBED_WD": 0.3, "SCALAR_WD": 0.2, "SKIP_WD": 0.1},
+    "warmdown_share": {"WARMDOWN_SHARE": 0.6, "MIN_LR": 0.1},
+    "ema": {"EMA_DECAY": 0.8},
+    "shuffled_order": {"SHUFFLE_SPANS": 1},
+    "sliding_window": {"EVAL_STRIDE": 8},
+    "polar_express": {"POLAR_EXPRESS": 1},
+    "attn_gate": {"GATE_WINDOW": 5, "GATE_SCALE": 0.7},
+    "two_lanes": {"LANES_START": 3},
+    "smear_gate": {"SMEAR_GATE": 1, "SMEAR_WINDOW": 6},
+    "bigram_hash": {"BIGRAM_ROWS": 97, "BIGRAM_DIM": 16},
+    "longer_rows": {"SHORT_ROW_LEN": 8},
+    "gptq": {"GPTQ_BATCHES": 2},
+    "documents": {"DOC_TOKEN": 1},
+    "document_ttt": LORA,
+    "global_sgd": LORA | {"SGD_DOCS": 30, "SGD_PHASES": 2, "SGD_CHUNK": 64, "SGD_LR": 0.3},
+}
+THREE_LAYERS = {"LOOP_END": 1, "PARALLEL_START": 2, "LANES_START": 2}
+
+
+def settings_of(*names: str, layers: int = 5) -> dict[str, Any]:
+    """The settings that switch recipes on."""
+    found: dict[str, Any] = {}
+    for name in names:
+        settings = recipe.load(name).settings.items()
+        found |= ON.get(name) or {setting: value for setting, (_, value) in settings}
+    return found | {n: v for n, v in THREE_LAYERS.items() if n in found and layers == 3}
+
+
+def faults(module: ModuleType, settings: dict, **options: Any) -> list[tuple[str, str, str]]:
+    """Those that verify.py finds in a script with recipes."""
+    found = list(verify.verdicts(module.__file__, settings, **{"quick": True} | options))
+    assert {name for name, _, _ in found} >= {"resume", "ranks", "replicas", "trained"}
+    return [row for row in found if row[1] == "FAULT"]
+
+
+def module_of(run: Any) -> Any:
+    return sys.modules[type(run).__module__]
+
+
+def artifact() -> bytes:
+    """Of the last run."""
+    return Path("final_model.int8.ptz").read_bytes()
+
+
+def finish(run: Any) -> tuple[list, list]:
+    """Trains and exports; (losses and checksums, score in nats and in bits per byte)"""
+    run.train()
+    run.export_and_score()
+    events = run.log.events
+    steps = [(e["train_loss"], e["data_crc"]) for e in events if e["event"] == "step"]
+    [score] = [(e["val_loss"], e["val_bpb"]) for e in events if e["event"] == "score"]
+    return steps, score
+
+
+def with_random_weights(run: Any) -> nn.Module:
+    """The run's model, of which every part has an effect."""
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in run.model.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=random))
+    return run.model
 
 
 def config_of(module: ModuleType, **settings: object) -> Any:

@@ -62,6 +62,11 @@ def rewrite(old: str, new: str) -> Build:
     return edit(first=(old, new))
 
 
+def drop(pattern: str, by: str = "", **changed: Any) -> Build:
+    """Each log without that, or with other words."""
+    return edit(each=partial(re.sub, pattern, by), **changed)
+
+
 def log_of_42(**log: Any) -> Build:
     return add("train_seed42.log", record_log(**{"seed": 42, "nats": 1.901} | log))
 
@@ -76,10 +81,15 @@ def links(folder: Path) -> Path:
 
 
 SOURCE, JSON, LOG = "train_gpt.py", "submission.json", "train_seed1.log"
+EACH = f"{LOG}: train_seed1337.log: train_seed42.log"
 FLOAT = round(bpb_of(1.89), 4)  # of the last validation of seed 1
 LONG = SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))
+DAMAGED = pack(LONG.encode()).decode().replace("_data = b", "_data = b'' + b")[:700]
+MORE = SCRIPT + "more = 1\n"
+OTHER_SEED, COPY = log_of_42(seed=7), record_log()
+LATE = "cap train_time:599865", "cap train_time:601200"
+TOO_LARGE = {"total": 15_994_000, "artifact": 15_990_000, "script": LONG}
 UNFINISHED = record_log().split("final_int8")[0]
-VALIDATED = partial(re.sub, r"(?s)Serialized model.*", "")  # no result of the decoded artifact
 LAST = "step:13790/20000 train_loss"
 RESUMED = "resumed: step:6000 resumed_from:checkpoints/x/step_00006000.pt\n"
 OTHER_SCRIPT = f"{SCRIPT}x = 1\n\n{RULE}\nRunning Python 3.12.3\n{RULE}\n{RESUMED}{LAST}"
@@ -101,70 +111,51 @@ FAULTS: dict[str, Build] = {
     'warned: submission.json: date is "1 April": write YYYY': says(date="1 April"),
     # runs
     "warned: train_seed7.log: no training log": add("train_seed7.log", "pip install\n"),
-    "warned: train_seed7.log: it is a copy of train_seed1.log": add(
-        "train_seed7.log", record_log()
-    ),
+    "warned: train_seed7.log: it is a copy of train_seed1.log": add("train_seed7.log", COPY),
     "warned: train_seed1.log: unfinished at step 13,790, without": add(LOG, UNFINISHED),
-    "refused: no log has a result of the artifact": edit(each=VALIDATED),
+    "refused: no log has a result of the artifact": drop(r"(?s)Serialized model.*"),
     "not checked: 1 other runs than those of": add("other.log", record_log(nats=1.7)),
-    "warned: the names of logs have other seeds than the logs: train_seed42.log says seed 7": (
-        log_of_42(seed=7)
-    ),
+    "warned: the names of logs have other seeds than the logs: "
+    "train_seed42.log says seed 7": OTHER_SEED,
     "warned: submission.json names the seeds 1, 42, the logs": says(seeds=[1, 42]),
     "warned: runs: 1; three seeds are usual": edit(results={1: 1.9}),
     "warned: the runs differ in configuration: matrix_lr": log_of_42(matrix_lr=0.02),
     "refused: train_seed1.log: resumed at step 6,001": rewrite(LAST, RESUMED + LAST),
     "refused: train_seed1.log: it was resumed with another script": rewrite(LAST, OTHER_SCRIPT),
     # results
-    "refused: val_bpb 1.1187 is in no result line: the mean of the logs is 1.125": (
-        says(val_bpb=1.1187)
+    "refused: val_bpb 1.1187 is in no result line: the mean of the logs is 1.125": says(
+        val_bpb=1.1187
     ),
     "refused: val_bpb 1.0 is in no result line": says(val_bpb=1.0),
     "refused: val_bpb 0.95 is in no result line": says(val_bpb=0.95),
     "refused: val_bpb 1.2 is in no result line": says(val_bpb=1.2),
     "refused: val_loss 0.9 is in no result line": says(val_loss=0.9),
     f"refused: val_bpb {FLOAT} is validation 13,790 of": says(val_bpb=FLOAT),
-    "refused: val_bpb of seed 42 1.05 is in no result line: the result of the log is 1.1258": (
-        says(seed_results={"42": {"val_bpb": 1.05}})
+    "refused: val_bpb of seed 42 1.05 is in no result line: the result of the log is 1.1258": says(
+        seed_results={"42": {"val_bpb": 1.05}}
     ),
     f"warned: val_bpb {bpb_of(1.9):.8f} is final_int8": says(val_bpb=round(bpb_of(1.9), 8)),
     # size
     "refused: bytes_total is 16,000,001: 16,000,000 are": says(bytes_total=16_000_001),
     "refused: a log's total is 16,024,793 bytes": edit(total=16_024_793),
-    "refused: model and code are 16,003,329 bytes: 16,000,000 are allowed: pack": (
-        edit(total=15_994_000, artifact=15_990_000, script=LONG)
-    ),
-    "not checked: the size of the compressed model": edit(
-        each=partial(re.sub, r".* bytes.*\n", "")
-    ),
+    "refused: model and code are 16,003,329 bytes: 16,000,000 are allowed: pack": edit(**TOO_LARGE),
+    "not checked: the size of the compressed model": drop(r".* bytes.*\n"),
     "warned: bytes_total is 15,000,000: model and": says(bytes_total=15_000_000),
     "warned: bytes_code is 5: train_gpt.py has": says(bytes_code=5),
     # script
-    f"refused: {LOG}: train_seed1337.log: train_seed42.log: holds another script than train_gpt.py"
-    ": line 6 without comments is '(no such line)', not 'more = 1'": (
-        add(SOURCE, SCRIPT + "more = 1\n")
-    ),
+    f"refused: {EACH}: holds another script than train_gpt.py"
+    ": line 6 without comments is '(no such line)', not 'more = 1'": add(SOURCE, MORE),
     "not checked: train_seed1.log: the script that ran": rewrite(f"{SCRIPT}\n{RULE}\n", ""),
-    f"warned: {LOG}: counts 7 bytes of code": edit(
-        first=(f"{SCRIPT}\n{RULE}\n", ""), each=partial(re.sub, r"Code size: \d+", "Code size: 7")
+    f"warned: {LOG}: counts 7 bytes of code": drop(
+        r"(?<=Code size: )\d+", "7", first=(f"{SCRIPT}\n{RULE}\n", "")
     ),
-    "refused: train_gpt.py: a packed script that is damaged": (
-        add(SOURCE, pack(LONG.encode()).decode().replace("_data = b", "_data = b'' + b")[:700])
-    ),
+    "refused: train_gpt.py: a packed script that is damaged": add(SOURCE, DAMAGED),
     "warned: train_gpt.py: it does not compile: line 11: ": edit(script=SCRIPT + "def f(:\n"),
     # time, machine, data
-    f"refused: {LOG}: trained for 601.2 s": rewrite(
-        "cap train_time:599865", "cap train_time:601200"
-    ),
-    "not checked: the training time": edit(
-        each=partial(re.sub, r"train_time:\S+ ?|step_avg:\S+", "")
-    ),
-    f"refused: {LOG}: train_seed1337.log: train_seed42.log: evaluated for 688.0 s": (
-        edit(eval_ms=688_000)
-    ),
-    f"not checked: {LOG}: train_seed1337.log: train_seed42.log: the evaluation time": (
-        edit(each=partial(re.sub, r" eval_time:\d+ms", ""))
-    ),
+    f"refused: {LOG}: trained for 601.2 s": rewrite(*LATE),
+    "not checked: the training time": drop(r"train_time:\S+ ?|step_avg:\S+"),
+    f"refused: {EACH}: evaluated for 688.0 s": edit(eval_ms=688_000),
+    f"not checked: {EACH}: the evaluation time": drop(r" eval_time:\d+ms"),
     "refused: ran on 1 x NVIDIA H100": edit(world=1),
     "refused: ran on 8 x NVIDIA A100": edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4")),
     "not checked: the GPU": edit(smi=""),
@@ -189,7 +180,7 @@ IN_ORDER = {
     "a rule inside the script": edit(script=RULED),
     "the seed in its name alone": rewrite("seed:1\n", ""),
     "a log twice": add("console.txt", record_log()),
-    "results of four decimals": edit(each=lambda text: re.sub(r".*_exact.*\n", "", text)),
+    "results of four decimals": drop(r".*_exact.*\n"),
     "two steps later than 600 s": rewrite("cap train_time:599865", "cap train_time:600080"),
     "usual files": edit(files=USUAL),
     "other comments in the script": add(SOURCE, "# The best one.\n" + SCRIPT, changed={

@@ -151,20 +151,16 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     [diverged] = arm(tmp_path, "n", [math.nan])
     parts = arm(tmp_path, "p", B, partial=" partial_val:1")
     say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
-    for ours, theirs, reasons in (
-        (mixed, b, [f"A mixes configurations: matrix_lr differ: {say}"]),
-        (a[:1], b, ["A has 1 run: a test needs two per group at least, better three"]),
-        ([*a, copy], b, ["A: copy.log repeats another run's seed and result: one run counts once"]),
-        (
-            a,
-            [*b, a[0]],
-            ["A and B share a run (equal to the digit): each run belongs to one of th"],
-        ),
-        ([*a, cut], b, ["cut_seed1.log (unfinished, step 1000) has no result to compare"]),
-        ([a[0], a[2], gone], b, [f"no run was read from {gone}"]),
-        (a, [*b, diverged], ["n_seed1.log (finished, step 13790) has no result to compare"]),
-        (a, parts, ["some runs scored a part of the validation split: run again without VAL_TOKE"]),
-        (parts[:2], parts[2:] + a[:1], ["B mixes configurations: partial_val", "some runs scored"]),
+    for ours, theirs, *reasons in (
+        (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
+        (a[:1], b, "A has 1 run: a test needs two per group at least, better three"),
+        ([*a, copy], b, "A: copy.log repeats another run's seed and result: one run counts once"),
+        (a, [*b, a[0]], "A and B share a run (equal to the digit): each run belongs to one of th"),
+        ([*a, cut], b, "cut_seed1.log (unfinished, step 1000) has no result to compare"),
+        ([a[0], a[2], gone], b, f"no run was read from {gone}"),
+        (a, [*b, diverged], "n_seed1.log (finished, step 13790) has no result to compare"),
+        (a, parts, "some runs scored a part of the validation split: run again without VAL_TOKE"),
+        (parts[:2], parts[2:] + a[:1], "B mixes configurations: partial_val", "some runs scored"),
     ):
         code, out, _ = call(compare.main, "--a", *ours, "--b", *theirs)
         lines = [line.removeprefix("  refused: ") for line in block(out, "A against B")]
@@ -178,19 +174,15 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
 
 
-def own_arm(folder: Path, name: str, **changed: Any) -> list[Path]:
-    """Runs of our trainer."""
-    paths = [folder / f"{name}{seed}.jsonl" for seed in (1, 2)]
-    for seed, path in enumerate(paths, 1):
-        path.write_text(event_lines(seed, score=1.2 + seed / 100, ms=ord(name), **changed))
-    return paths
-
-
 def test_runs_on_other_validation_shards_are_not_compared(tmp_path: Path, call: Call) -> None:
     """made_of knows them by checksums."""
-    shard = {"fineweb_val_000000.bin": "5000 tokens, 0000dead"}
-    a, b = own_arm(tmp_path, "a"), own_arm(tmp_path, "b", made_of=shard, matrix_lr=0.02)
-    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
+    other = {"made_of": {"fineweb_val_000000.bin": "5000 tokens, 0000dead"}, "matrix_lr": 0.02}
+    for name, changed in ("a", {}), ("b", other):
+        for seed in 1, 2:
+            text = event_lines(seed, score=1.2 + seed / 100, ms=ord(name), **changed)
+            (tmp_path / f"{name}{seed}.jsonl").write_text(text)
+    groups = [["--" + name, *tmp_path.glob(f"{name}?.jsonl")] for name in "ab"]
+    code, out, _ = call(compare.main, *groups[0], *groups[1])
     assert code == 1 and "refused: the validation shards differ (checksums in made_of)" in out
     assert "validation_shards" in "".join(block(out, "What differs"))
 
@@ -285,12 +277,9 @@ def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], c
 def test_arms_that_differ_in_more_than_settings_are_told_apart(
     tmp_path: Path, drawn: list[Any], call: Call
 ) -> None:
-    """By the names of their logs. Losses of two tokenizers are
-    not drawn together."""
-    logs = [
-        write_log(tmp_path / f"f{n}" / f"train_seed{n}.log", code=n, nats=2 + n, factor=1 + n)
-        for n in (1, 2)
-    ]
+    """By the names of their logs. Losses of two tokenizers are not drawn together."""
+    changed = [{"code": n, "nats": 2 + n, "factor": 1 + n} for n in (1, 2)]
+    logs = [write_log(tmp_path / f"train_seed{c['code']}.log", **c) for c in changed]
     for path in logs:
         edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
     assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
@@ -300,12 +289,9 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
 
 
 def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
-    """A seed that is there twice is not a seed of one arm: this record's logs do not tell how slow
-    its disk was."""
+    """A seed that is there twice is not of one arm: these logs do not tell how slow a disk was."""
     folder = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
-    runs = read_logs([folder]).runs
-    arms = seed_groups(runs)
-    assert [len(arm) for arm in arms] == [3] * 6
+    assert [len(arm) for arm in seed_groups(read_logs([folder]).runs)] == [3] * 6
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:

@@ -139,8 +139,7 @@ def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Mak
     assert package.main(["--pack", str(script)]) == 0
     assert packed.stat().st_size < script.stat().st_size / 2
     runs = [
-        run_trainer(tmp_path / one.stem, script=one, ranks=ranks, **small)
-        for one in (script, packed)
+        run_trainer(tmp_path / x.stem, script=x, ranks=ranks, **small) for x in (script, packed)
     ]
     assert [run.code for run in runs] == [0, 0], runs[1].err
     for word in ("train_loss", "val_loss", "val_bpb", "data_crc"):
@@ -160,60 +159,48 @@ def test_the_packed_script_is_the_same_run(ranks: int, tmp_path: Path, make: Mak
     assert again.returncode == 0 and scores[0] and scores[0] == scores[1]
 
 
-COMMENTED = '''"""Doc."""
-import os  # the system
-
-
-class Empty(Exception):
-    """Nothing else."""
-
-
-def f(x, y=(1,  # one
-            2)):
-    """Of two
-
-    lines."""
-    # Why.
-    text = """# kept
-
-    """  # gone
-    if x:  # ä
-        "no docstring"
-        return f"{text}#{y}"; "nor this"
-    return ''
-
-async def g(): "short"
+# Each line and what is left of it: the line as it was, nothing, or another line.
+LEFT = '''
+-"""Doc."""
+=import os~  # the system
+-
+-
+=class Empty(Exception):
+-    """Nothing else."""
++    pass
+-
+-
+=def f(x, y=(1,~  # one
+=            2)):
+-    """Of two
+-
+-    lines."""
+-    # Why.
+=    text = """# kept
+=
+=    """  ~# gone
+=    if x:~  # ä
+=        "no docstring"
+=        return f"{text}#{y}"; "nor this"
+=    return ''
+-
+-async def g(): "short"
++async def g(): pass
 '''
 
 
 def test_comments_and_docstrings_are_left_out(tmp_path: Path, call: Call) -> None:
     """And nothing else: the lines that remain are as they were."""
-    path = tmp_path / "a.py"
-    path.write_text(COMMENTED)
+    path, packed, back = (tmp_path / name for name in ("a.py", "a_packed.py", "b.py"))
+    rows = LEFT.strip("\n").split("\n")
+    path.write_text("\n".join(row[1:].replace("~", "") for row in rows if row[0] != "+") + "\n")
     code, out, _ = call(package.main, "--pack", path)
-    packed = (tmp_path / "a_packed.py").read_bytes()
-    assert code == 0 and out.endswith(f"became {len(packed):,}, without comments and docstrings\n")
-    assert (
-        call(package.main, "--unpack", tmp_path / "a_packed.py", "--output", tmp_path / "b.py")[0]
-        == 0
-    )
-    assert (tmp_path / "b.py").read_text().splitlines() == [
-        "import os",
-        "class Empty(Exception):",
-        "    pass",
-        "def f(x, y=(1,",
-        "            2)):",
-        '    text = """# kept',
-        "",
-        '    """  ',
-        "    if x:",
-        '        "no docstring"',
-        '        return f"{text}#{y}"; "nor this"',
-        "    return ''",
-        "async def g(): pass",
-    ]
+    size = packed.stat().st_size
+    assert code == 0 and out.endswith(f"became {size:,}, without comments and docstrings\n")
+    assert call(package.main, "--unpack", packed, "--output", back)[0] == 0
+    assert back.read_text().splitlines() == [r[1:].split("~")[0] for r in rows if r[0] != "-"]
     for wrong, words in (
-        (packed, "it is packed already"),
+        (packed.read_bytes(), "it is packed already"),
         (b"def f(:", "it does not compile: line 1"),
     ):
         path.write_bytes(wrong)

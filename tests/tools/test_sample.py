@@ -114,39 +114,29 @@ def test_the_newest_run_is_meant_where_none_is_named(
     assert "run newer, " in write(tmp_path)[2]
 
 
+def put(data: bytes | None) -> Callable[[Path], None]:
+    """Another artifact; by default as long as it was."""
+    return lambda logs: (path := logs / "r.int8.ptz").write_bytes(
+        data or b"x" * path.stat().st_size
+    )
+
+
 # What is named, what is done to the run, words of the error.
-FAULTS = {
-    "no run here": (
-        (),
-        lambda logs: shutil.rmtree(logs),
-        "logs: no such file: train first, or name a log",
-    ),
-    "no artifact": (
-        ("logs/r.txt",),
-        lambda logs: (logs / "r.int8.ptz").unlink(),
-        "logs/r.int8.ptz: no such artifact (the run is finished): name another run",
-    ),
-    "damaged": (
-        ("logs/r.txt",),
-        lambda logs: (logs / "r.int8.ptz").write_bytes(b"x" * (logs / "r.int8.ptz").stat().st_size),
-        "logs/r.txt: its script does not build logs/r.int8.ptz: ",
-    ),
-    "another run's": (
-        ("logs",),
-        lambda logs: (logs / "r.int8.ptz").write_bytes(b"another model"),
-        "logs/r.int8.ptz: damaged, or another run's: 13 bytes, its log says ",
-    ),
-}
+FAULTS = [
+    ("", shutil.rmtree, "logs: no such file: train first, or name a log"),
+    ("logs/r.txt", lambda logs: (logs / "r.int8.ptz").unlink(), "no such artifact (the run is fin"),
+    ("logs/r.txt", put(None), "logs/r.txt: its script does not build logs/r.int8.ptz: "),
+    ("logs", put(b"another model"), "damaged, or another run's: 13 bytes, its log says "),
+]
 
 
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize(("named", "change", "words"), FAULTS)
 def test_what_is_wrong_is_one_line(
-    byte_run: Trained, tmp_path: Path, write: Sample, case: str
+    byte_run: Trained, tmp_path: Path, write: Sample, named: str, change: Callable, words: str
 ) -> None:
-    arguments, change, words = FAULTS[case]
     shutil.copytree(byte_run[0], tmp_path, dirs_exist_ok=True)
     change(tmp_path / "logs")
-    code, out, error = write(tmp_path, *arguments)
+    code, out, error = write(tmp_path, *named.split())
     assert (code, out, error.count("\n")) == (1, "", 1) and error.startswith("error: ")
     assert words in error
 

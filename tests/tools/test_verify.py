@@ -11,15 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import probes
 import pytest
-import tinyruns
-import torch
 import verify
-from edits import BEGIN, END, MISTAKES, RIGHT, Edits, before
+from edits import MISTAKES, RIGHT, Edits, edits_of
 from running import ROOT, Call, heed_interrupts
-from torch import nn
 
 
 def edited(folder: Path, edits: Edits) -> Path:
@@ -31,6 +26,11 @@ def edited(folder: Path, edits: Edits) -> Path:
     path = folder / "mine.py"
     path.write_text(text, "utf-8")
     return path
+
+
+def at_end(line: str) -> Edits:
+    """A line at the end of each step."""
+    return edits_of([f"<            {line}", "             self.after_step()"])
 
 
 def found_in(script: Path, options: dict) -> dict[str, tuple[str, str]]:
@@ -76,7 +76,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_interrupt_ends_all_processes(temporary: Path) -> None:
-    script = edited(temporary, [before(END, "            time.sleep(300 * (self.step == 4))\n")])
+    script = edited(temporary, at_end("time.sleep(300 * (self.step == 4))"))
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     run = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed_interrupts)
@@ -117,8 +117,8 @@ def test_names_what_an_edit_breaks(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
-    evaluate = '            self.runtime.rank == 0 == self.step % 3 and self.evaluate("own")\n'
-    found = found_in(edited(tmp_path, [before(END, evaluate)]), {})
+    evaluate = 'self.runtime.rank == 0 == self.step % 3 and self.evaluate("own")'
+    found = found_in(edited(tmp_path, at_end(evaluate)), {})
     kind, text = found["replicas"]
     assert kind == "FAULT" and "nothing is computed for 60 s" in text
     assert "rank 0 waits for all_reduce in evaluate (line " in text
@@ -127,55 +127,14 @@ def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
-    rate = '            self.adam.param_groups[0]["lr"] = 0.001\n'  # the next step sets it again
-    script = edited(tmp_path, [before(END, rate)])
-    found = found_in(script, {"base": ROOT / "train_gpt.py"})
+    rate = 'self.adam.param_groups[0]["lr"] = 0.001'  # the next step sets it again
+    found = found_in(edited(tmp_path, at_end(rate)), {"base": ROOT / "train_gpt.py"})
     assert found["effect"][0] == "note"
     assert found["effect"][1].startswith("against train_gpt.py the edit changes nothing, bit for")
 
 
 @pytest.mark.slow
 def test_says_why_an_edit_does_not_run(tmp_path: Path) -> None:
-    script = edited(tmp_path, [before(BEGIN, "        raise RunError('no luck')\n")])
+    script = edited(tmp_path, at_end("raise RunError('no luck')"))
     with pytest.raises(verify.cli.ToolError, match=r"does not run at a tiny size: .*no luck"):
         found_in(script, {})
-
-
-class Routed(nn.Module):
-    """Two experts, of which routing uses one for all tokens, and a tensor that nothing uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 4)
-        self.router = nn.Linear(4, 2)
-        self.experts = nn.ParameterList(torch.randn(4, 9) for _ in range(2))
-        self.unused = nn.Parameter(torch.ones(3))
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        chosen = int(self.router(x).mean((0, 1)).argmax())
-        return x @ self.experts[chosen]
-
-
-@torch.no_grad()
-def test_a_tensor_that_routing_reaches_is_used() -> None:
-    torch.manual_seed(0)
-    model = Routed()
-    stored = dict(model.state_dict())
-    x = torch.randint(9, (4, 8))
-    assert [*probes.find_unused(model, x, stored, 9)] == ["unused"]
-
-
-def test_gradients_are_equal_up_to_rounding_and_no_further() -> None:
-    ones = {"a": torch.ones(100), "b": torch.full((100,), 1e-3)}
-    twos = {"a": ones["a"] + 1e-6, "b": ones["b"] * 1.01}
-    assert [*verify.gradient_gaps(ones, ones)] == []
-    assert [*verify.gradient_gaps(ones, twos)] == ["b"]
-    assert {*verify.gradient_gaps(ones, twos | {"a": ones["a"] * float("nan")})} == {"a", "b"}
-
-
-def test_bytes_of_targets_are_those_of_the_text(tmp_path: Path) -> None:
-    text_bytes = tinyruns.make_data(tmp_path, seq_len=32, vocab_size=512)
-    tokens = tinyruns.read_shard(tmp_path / tinyruns.VAL).astype(np.int64)
-    sizes = tinyruns.bytes_of_targets(tmp_path, tokens[:-1], tokens[1:])
-    assert sizes.sum() == text_bytes and sizes.min() == 0
