@@ -8,7 +8,6 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,6 @@ from running import (
     SMALL_MODEL,
     byte_data,
     config_of,
-    open_pipeline,
-    runtime_of,
     train_gpt,
     write_shard,
     write_split,
@@ -152,42 +149,6 @@ def waiter(shards: train_gpt.Shards, token: int) -> threading.Thread:
     thread = threading.Thread(target=shards.wait_while, args=[lambda: token >= shards.ends[-1]])
     thread.start()
     return thread
-
-
-def test_shards_join_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    producer = Producer(tmp_path / "data")
-    producer.deliver(1)
-    shards = shards_of(producer)
-    assert shards.ends == [0]
-    producer.deliver(3, 0)
-    waiting = waiter(shards, sum(SIZES[:3]))  # the first token of shard 3
-    time.sleep(0.3)
-    assert waiting.is_alive() and shards.ends == [0, SIZES[0], SIZES[0] + SIZES[1]]
-    producer.deliver(2)
-    waiting.join(20)
-    assert not waiting.is_alive() and shards.ends == [0, *np.cumsum(SIZES)]
-    assert [shard.path for shard in shards.shards] == [producer.path(n) for n in range(4)]
-
-
-def test_a_rank_waits_for_the_last_token_of_a_step(tmp_path: Path) -> None:
-    """Rank 0 of 4 has the first quarter of a step: with that alone it would wait for the others in
-    a collective, which says less."""
-    producer = Producer(tmp_path / "data")
-    producer.deliver(0)  # three steps, and the first quarter of the fourth
-    config = config_of(**producer.settings)
-    read = []
-
-    def summarize(plan: train_gpt.BatchPlan, rows: range, tokens: np.ndarray) -> None:
-        read.append(rows)
-
-    runtime = runtime_of(config, 0, 4)
-    with closing(open_pipeline(config, runtime=runtime, summarize=summarize)) as batches:
-        for _ in range(3):
-            next(batches)
-        time.sleep(0.3)
-        assert len(read) == 3
-        producer.deliver(1)
-        assert next(batches).rows == range(3 * 64, 3 * 64 + 16)
 
 
 def test_a_producer_that_is_slow_is_waited_for(tmp_path: Path) -> None:
