@@ -243,14 +243,6 @@ def test_stream_has_the_compute_dtype_and_weights_and_loss_stay_float32(
     assert (loss.item() == exact) == (dtype == torch.float32)
 
 
-def test_rows_may_be_shorter_than_the_rotary_tables() -> None:
-    """So also: no position sees a later token."""
-    config = tiny_config()
-    model, (x, _) = lively_model(config), random_tokens(config)
-    with torch.no_grad():
-        torch.testing.assert_close(model.logits(x)[:, :4], model.logits(x[:, :4]))
-
-
 def test_a_parameter_that_no_rule_names_is_refused() -> None:
     """What trains it would be a guess: a matrix outside of the blocks, one with three axes."""
     config, runtime = tiny_config(), runtime_of(tiny_config())
