@@ -25,7 +25,6 @@ from running import (
     byte_data,
     config_of,
     run_script,
-    run_trainer,
     train_gpt,
 )
 
@@ -365,11 +364,3 @@ def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> N
     for start in ("NUM_KV_HEADS=3: ", "rank 1: SEED=x: ", "rank 1: MODEL_DIM=30: "):
         assert run.err.count(f"\n  {start}") >= 1, run.err
     assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
-
-
-@pytest.mark.slow
-def test_torchrun_shows_the_whole_list(tmp_path: Path) -> None:
-    done = run_trainer(tmp_path, ranks=2, SEED=-1, NUM_KV_HEADS=3)
-    assert done.code != 0 and done.out == "" and os.listdir(tmp_path) == []
-    for start in ("SEED=-1: ", "NUM_KV_HEADS=3: ", "TOKENIZER_PATH="):
-        assert done.err.count(start) == 1, done.err
