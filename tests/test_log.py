@@ -3,7 +3,6 @@
 A console or a disk that is full, closed or gone costs the text that was for it, never the run.
 """
 
-import errno
 import json
 import os
 import time
@@ -50,37 +49,12 @@ def test_lines_are_for_people_and_events_for_tools(
     assert (end["event"], end["status"], end["exit_code"]) == ("end", "finished", 0)
 
 
-def test_other_ranks_and_refused_starts_write_nothing(
-    folder: Path, capsys: pytest.CaptureFixture
-) -> None:
-    log = train_gpt.RunLog("r")
-    log.line("step:3")
-    log.event("step", step=3)
-    log.end("failed", 1, "a problem")
-    assert capsys.readouterr() == ("", "") and os.listdir(".") == []
-
-
-@pytest.mark.parametrize(
-    "case", ["a file", "a dangling link", "no events", "read-only", "no checkpoints"]
-)
-def test_a_log_that_cannot_be_written_is_said_before_the_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    def read_only(path: Path, *_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    name = "checkpoints" if case == "no checkpoints" else "logs"
-    if case == "read-only":
-        monkeypatch.setattr(os, "open", read_only)
-    elif case == "no events":
-        (folder / name).mkdir()
-        (folder / name / "r.jsonl").symlink_to("/nowhere/at/all")
-    elif case == "a dangling link":
-        (folder / name).symlink_to("/nowhere/at/all")
-    else:
-        (folder / name).write_text("")
+@pytest.mark.parametrize("name", ["logs", "logs/r.jsonl", "checkpoints"])
+def test_a_folder_that_cannot_be_written_is_said_before_the_run(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to("/nowhere/at/all")
     problem = train_gpt.RunLog("r").begin()
-    assert problem.startswith(name) and "\n" not in problem
+    assert problem.startswith(name.split("/")[0]) and "\n" not in problem
     assert problem.endswith(": use a folder that can be written")
     assert not [path for path in folder.rglob("*") if "r.txt" in path.name]
 
