@@ -27,10 +27,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def shard(num_tokens: int, seed: int) -> bytes:
-    header = np.zeros(256, dtype="<i4")
-    header[:3] = 20240520, 1, num_tokens
     tokens = np.random.default_rng(seed).integers(0, 1024, num_tokens).astype("<u2")
-    return header.tobytes() + tokens.tobytes()
+    header = np.array([20240520, 1, num_tokens], "<i4").tobytes()
+    return header.ljust(1024, b"\0") + tokens.tobytes()
 
 
 STATS = {"files_train": SHARDS, "files_val": 1}
@@ -167,11 +166,11 @@ def test_the_bytes_of_validation_tokens_come_before_training(
 ) -> None:
     """Known from the manifest, or from the hub's list of files."""
     variant = "sp8192_lossless_caps_caseops_v1_reserved"
-    folder = f"datasets/fineweb10B_{variant}"
+    name = f"fineweb10B_{variant}"
     tokenizer = f"tokenizers/fineweb_{variant[2:]}.model"
-    names = [f"{folder}/fineweb_{n}_000000.bin" for n in ("val", "val_bytes", "train")]
-    entry = {"name": f"fineweb10B_{variant}", "tokenizer_name": "caseops"}
-    entry |= {"stats": {"files_train": 1, "files_val": 1}}
+    names = [f"datasets/{name}/fineweb_{n}_000000.bin" for n in ("val", "val_bytes", "train")]
+    stats = {"files_train": 1, "files_val": 1}
+    entry = {"name": name, "tokenizer_name": "caseops", "stats": stats}
     entry |= {"val_bytes_glob": "/home/x/fineweb_val_bytes_*.bin"} if is_in_manifest else {}
     made_by = {"name": "caseops", "model_path": tokenizer}
     manifest = {"datasets": [entry], "tokenizers": [made_by]}
