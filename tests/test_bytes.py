@@ -89,18 +89,14 @@ DOCUMENTS = st.lists(st.lists(LETTERS, max_size=12).map("".join), min_size=1, ma
 @settings(deadline=None, max_examples=100)
 @given(documents=DOCUMENTS)
 @example(documents=["\U0001f600 is \u4e16\u754c", "", " caf\u00e9  \U0001f600", "\ufffd\x00"])
-def test_counted_bytes_are_those_of_the_documents(
-    tokenizer: Tokenizer, documents: list[str]
-) -> None:
+def test_counted_bytes_are_those_of_documents(tokenizer: Tokenizer, documents: list[str]) -> None:
     assert tokenizer.counted(documents) == tokenizer.written(documents)
 
 
 @settings(deadline=None, max_examples=100)
 @given(documents=DOCUMENTS)
 @example(documents=["a   b \n  c", TEXT])
-def test_kept_runs_of_spaces_count_one_byte_each(
-    keeps_spaces: Tokenizer, documents: list[str]
-) -> None:
+def test_kept_spaces_count_one_byte_each(keeps_spaces: Tokenizer, documents: list[str]) -> None:
     documents = [text.lstrip(" ") for text in documents]  # a space after BOS is never counted
     expected = sum(len(text.encode("utf-8")) for text in documents)
     assert keeps_spaces.counted(documents) == keeps_spaces.written(documents) == expected
@@ -116,9 +112,7 @@ def test_a_leading_space_counts_unless_the_token_before_ends_a_text(tokenizer: T
 
 @settings(deadline=None, max_examples=50)
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 20)), seed=st.integers(0, 2**32 - 1))
-def test_tensors_and_arrays_count_as_one_by_one(
-    tokenizer: Tokenizer, shape: tuple[int, int], seed: int
-) -> None:
+def test_tensors_count_as_arrays(tokenizer: Tokenizer, shape: tuple[int, int], seed: int) -> None:
     """Tensors are what VAL_BYTECOUNT_DEVICE=cuda uses."""
     table = tokenizer.table
     previous, target = np.random.default_rng(seed).integers(0, len(table.base), (2, *shape))
@@ -145,9 +139,7 @@ def json_file(folder: Path, offset: int, form: str) -> Path:
 
 @pytest.mark.parametrize("form", ["ours", "theirs"])
 @pytest.mark.parametrize("offset", [4, 0, 10])
-def test_a_byte_tokenizer_counts_one_byte_a_token_and_none_for_controls(
-    tmp_path: Path, offset: int, form: str
-) -> None:
+def test_a_byte_tokenizer_counts_one_byte_a_token(tmp_path: Path, offset: int, form: str) -> None:
     path = json_file(tmp_path, offset, form)
     table = tg.byte_table(str(path), path.read_bytes())
     assert table.base.tolist() == [0] * offset + [1] * 256

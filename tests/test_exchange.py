@@ -12,14 +12,8 @@ from running import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
 from running import train_gpt as tg
 
 pytestmark = pytest.mark.timeout(120)
-TINY = SMALL_MODEL | {
-    "MODEL_DIM": 8,
-    "TRAIN_SEQ_LEN": 8,
-    "TRAIN_BATCH_TOKENS": 128,
-    "VAL_BATCH_SIZE": 1024,
-    "GRAD_ACCUM_STEPS": 0,
-    "VAL_LOSS_EVERY": 0,
-}
+TINY = SMALL_MODEL | {"MODEL_DIM": 8, "TRAIN_SEQ_LEN": 8, "TRAIN_BATCH_TOKENS": 128}
+TINY |= {"VAL_BATCH_SIZE": 1024, "GRAD_ACCUM_STEPS": 0, "VAL_LOSS_EVERY": 0}
 
 
 @pytest.fixture(scope="module")
