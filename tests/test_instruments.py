@@ -96,25 +96,20 @@ def trace_of(run: Live) -> list[dict]:
         return json.load(file)["traceEvents"]
 
 
-def traced_steps(run: Live) -> list[str]:
-    names = {event["name"] for event in trace_of(run) if event.get("cat") == "user_annotation"}
-    return sorted(name for name in names if name.startswith("ProfilerStep"))
-
-
 def test_a_trace_is_of_exactly_so_many_steps_and_changes_no_digit(
     data: dict, plain: Live, tmp_path: Path
 ) -> None:
     run = Live(tmp_path, **data | {"TRACE_STEPS": 3}).finish()
-    assert len(traced_steps(run)) == 3
+    marks = {e["name"] for e in trace_of(run) if e.get("cat") == "user_annotation"}
+    assert sum(name.startswith("ProfilerStep") for name in marks) == 3
     assert "trace: logs/r.trace.json.gz\n" in run.log
     assert run.digits() == plain.digits()
     names = [event["name"] for event in trace_of(run)]
     assert names.count("forward") >= 3 * 2 and names.count("optimizer") == 3
-    threads = {
-        name: {event["tid"] for event in trace_of(run) if event["name"] == name}
-        for name in ("forward", "disk_read")
-    }
-    assert threads["forward"].isdisjoint(threads["disk_read"]), "reading is on its own thread"
+    threads = [
+        {e["tid"] for e in trace_of(run) if e["name"] == n} for n in ("forward", "disk_read")
+    ]
+    assert threads[0].isdisjoint(threads[1]), "reading is on its own thread"
     script = [sys.executable, str(ROOT / "tools" / "timeline.py"), "logs/r.trace.json.gz"]
     shown = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
@@ -122,11 +117,6 @@ def test_a_trace_is_of_exactly_so_many_steps_and_changes_no_digit(
 
 
 # What input has cost
-
-REPORT = re.compile(
-    r"^input_wait total:(?P<total>\S+)ms share:(?P<share>\S+)% read_bytes:(?P<read_bytes>\d+) .*$",
-    re.MULTILINE,
-)
 
 
 @pytest.mark.parametrize("settings", [{"TRAIN_PREFETCH": 0}, {"TRAIN_PREFETCH_QUEUE": 1}])
@@ -136,8 +126,8 @@ def test_a_wait_for_input_is_reported(data: dict, tmp_path: Path, settings: dict
     line = "        first, length, _ = self.plan.tokens(rows)\n        tokens = slot"
     slow = "        time.sleep(rows.start == 13 * 32 and self.plan.first_row == 0)\n"
     run = Live(tmp_path, 0, {line: slow + line}, **data | settings).finish()
-    report = REPORT.search(run.log)
-    total, share = float(report["total"]), float(report["share"])
+    words = r"(?m)^input_wait total:(\S+)ms share:(\S+)% read_bytes:\d+ "
+    total, share = map(float, re.search(words, run.log).groups())
     assert total > 700
     [event] = run.events("input")
     assert share == pytest.approx(100 * total / event["timing_train_loop_ms"], abs=0.1)

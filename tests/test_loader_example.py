@@ -54,9 +54,7 @@ def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Pa
         (1024, 3, "=1: times 3 ranks .* set 8, and TRAIN_BATCH_TOKENS a multiple of 1536"),
     ],
 )
-def test_sizes_that_do_not_divide_are_an_error_with_the_rule(
-    tokens: int, ranks: int, rule: str
-) -> None:
+def test_sizes_that_do_not_divide_are_an_error(tokens: int, ranks: int, rule: str) -> None:
     config = train_gpt.Config(train_seq_len=SEQ_LEN, train_batch_tokens=tokens, grad_accum_steps=1)
     with pytest.raises(train_gpt.RunError, match=f"{rule}$"):
         train_gpt.BatchPlan.train(config, ranks=ranks)

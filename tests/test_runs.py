@@ -1,10 +1,8 @@
 """A run as a user sees it. Its log has every line that parsers of the challenge's logs look for,
 and its JSONL says the same with the fields that logs/README.md lists. The score of the artifact is
-close to that of the model, and its bytes are those of the text. Overlap on or off, and priming,
-change no digit; ranks and micro-steps change only rounding. The cap ends a run in time, on all
-ranks alike."""
+close to that of the model, and its bytes are those of the text. Ranks and micro-steps change only
+rounding. The cap ends a run in time, on all ranks alike."""
 
-import itertools
 import json
 import math
 import re
@@ -133,11 +131,8 @@ def test_events_say_what_the_lines_say(reference: Finished) -> None:
     assert names[:4] == ["run", "config", "made_of", "hardware"]
     assert names[-3:] == ["artifact", "score", "end"]
     assert (said[-1]["status"], said[-1]["exit_code"]) == ("finished", 0)
-    assert (said[1]["iterations"], said[1]["model_dim"], said[1]["tie_embeddings"]) == (
-        60,
-        32,
-        True,
-    )
+    shown = {"iterations": 60, "model_dim": 32, "tie_embeddings": True}
+    assert shown.items() <= said[1].items()
     losses = [f"{event['train_loss']:.4f}" for event in events(reference, "step")]
     assert losses == reference.values("train_loss")
     scores = [f"{event['val_bpb']:.4f}" for event in events(reference, "validation")]
@@ -148,9 +143,8 @@ def test_events_say_what_the_lines_say(reference: Finished) -> None:
 
 def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None:
     text = (ROOT / "logs" / "README.md").read_text(encoding="utf-8")
-    table = re.findall(
-        r"^\| `(\w+)` \| (.*?) \|", text.split("## `<RUN_ID>.jsonl`")[1], re.MULTILINE
-    )
+    text = text.split("## `<RUN_ID>.jsonl`")[1]
+    table = re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE)
     documented = {name: set(re.findall(r"`(\w+)`", fields)) for name, fields in table}
     documented["config"] = set(vars(config_of()))  # "every setting"
     written: dict[str, set[str]] = {}
@@ -170,10 +164,8 @@ def test_losses_fall_and_the_artifact_is_as_good(reference: Finished) -> None:
     assert last < 0.75 * first
     assert abs(scored - last) < 0.05
     size = (reference.folder / "final_model.int8.ptz").stat().st_size
-    code = len((ROOT / "train_gpt.py").read_bytes())
     [event] = events(reference, "artifact")
-    assert (event["artifact_bytes"], event["code_bytes"]) == (size, code)
-    assert f"Total submission size int8+zlib: {size + code} bytes" in reference.text
+    assert event["artifact_bytes"] == size
 
 
 def test_implied_bytes_are_those_of_the_text(reference: Finished, corpus: Corpus) -> None:
@@ -199,25 +191,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def plain(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Live:
-    """With everything off."""
-    off = dict.fromkeys(SWITCHES, 0)
-    return Live(tmp_path_factory.mktemp("plain"), **data, **off).finish()
-
-
-SWITCHES = ("TRAIN_PREFETCH", "TRAIN_COPY_STREAM", "VAL_PREFETCH", "VAL_COPY_STREAM")
-
-
-@pytest.mark.parametrize("values", list(itertools.product((0, 1), repeat=4))[1::2], ids=str)
-def test_overlap_changes_no_digit(
-    plain: Live, data: dict, tmp_path: Path, values: tuple[int, ...]
-) -> None:
-    settings = dict(zip(SWITCHES, values, strict=True))
-    depth = 1 + sum(values)
-    settings |= {"TRAIN_PREFETCH_QUEUE": depth, "VAL_PREFETCH_QUEUE": 6 - depth}
-    settings |= {"GPU_PREFETCH": depth, "WARMUP_STEPS": sum(values) // 2}
-    run = Live(tmp_path, **data | settings).finish()
-    assert run.digits() == plain.digits()
-    assert run.artifact() == plain.artifact()
+    return Live(tmp_path_factory.mktemp("plain"), **data).finish()
 
 
 @pytest.mark.parametrize(("ranks", "micro_steps"), [(0, 8), (1, 0), (2, 0), (2, 1), (4, 4)])
@@ -263,10 +237,7 @@ def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> 
 def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) -> None:
     """A slow first step, without priming, does not end it early."""
     settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 2.5, "VAL_LOSS_EVERY": 0}
-    slow = {
-        "        exchange.vector.zero_()\n": "        exchange.vector.zero_()\n"
-        "        time.sleep(self.step == 0)\n"
-    }
+    slow = in_step("time.sleep(self.step == 0)")
     run = Live(tmp_path, ranks, slow, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
     milliseconds, steps = map(int, re.search(line, run.log, re.MULTILINE).groups())

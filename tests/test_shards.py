@@ -67,14 +67,6 @@ def test_the_stream_has_no_end(tmp_path: Path, sizes: list[int]) -> None:
         assert read == expected.tobytes()
 
 
-def test_missing_data_is_one_fault_with_the_command_that_gets_it(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(
-            train_gpt.RunError, match=rf"DATA_PATH={folder}: no fineweb_val_\*.bin: set"
-        ):
-            train_gpt.Shards(config_of(DATA_PATH=folder), "val")
-
-
 def named_fault(folder: Path) -> str:
     """What the trainer says of a data set."""
     settings = {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json", "VOCAB_SIZE": 260}
@@ -137,17 +129,3 @@ def test_names_that_are_no_shards_are_ignored_and_validation_begins_at_zero(tmp_
             tmp_path / f"fineweb_{split}_000000.bin", tmp_path / f"fineweb_{split}_000001.bin"
         )
     assert named_fault(tmp_path).count("expected number 000000") == 1  # of validation
-
-
-def test_each_shard_is_read_twice_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its two ends, however often its folder is looked at."""
-    write_split(tmp_path, "train", np.arange(1, 41 * 50), [50] * 39)
-    reads = []
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda *args: reads.append(args) or pread(*args))
-    config = config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16)
-    for _ in range(3):
-        train_gpt.Shards(config, "train").identities()
-    assert len(reads) == 2 * 40

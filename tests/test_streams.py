@@ -262,9 +262,7 @@ def wrongs(folder: Path, overlap: tuple, seed: int, without: str = "") -> int:
 @pytest.mark.parametrize("copy_stream", [True, False])
 @pytest.mark.parametrize("device_slots", [1, 2, 3])
 @pytest.mark.parametrize("queue", [0, 1, 2, 3])
-def test_no_batch_is_ever_wrong(
-    folder: Path, queue: int, device_slots: int, copy_stream: bool
-) -> None:
+def test_no_batch_is_wrong(folder: Path, queue: int, device_slots: int, copy_stream: bool) -> None:
     overlap = queue, copy_stream, device_slots
     assert [wrongs(folder, overlap, seed) for seed in range(12)] == [0] * 12
 
@@ -282,18 +280,6 @@ def test_no_batch_is_ever_wrong(
 )
 def test_each_wait_is_needed(folder: Path, wait: str, device_slots: int) -> None:
     assert any(wrongs(folder, (2, True, device_slots), seed, wait) for seed in range(200))
-
-
-@pytest.mark.parametrize("device_slots", [1, 2, 3])
-def test_what_is_ready_goes_up_at_once(folder: Path, device_slots: int) -> None:
-    """While a batch is in use, as many of the next as there are other slots are on their way."""
-    with Machine().in_place_of_cuda() as machine:
-        run = Run(machine, folder, (3, True, device_slots))
-        for number in range(6):
-            run.let_read()
-            run.use()
-            assert machine.uploads == number + device_slots
-        run.close()
 
 
 @pytest.mark.parametrize("device_slots", [1, 2, 3])

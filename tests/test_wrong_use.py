@@ -9,11 +9,11 @@ from running import ROOT, run_script
 # Program and arguments, exit code, words of the line.
 ROWS = """
 data/quickstart.py --script none.py | 2 | --script none.py: there is no such file
-data/quickstart.py --steps 5 | 2 | unrecognized arguments: --steps 5
-data/cached_challenge_fineweb.py --train-shards -1 | 2 | --train-shards: -1 is not a whole number
+data/quickstart.py --steps 5 | 2 | unrecognized arguments: --steps: --help lists
+data/cached_challenge_fineweb.py --train-shards -1 | 2 | -1: write a whole number from 0 on
 data/audit.py --data docs.jsonl --tokenizer x.model | 2 | x.model: not a usable tokenizer
 data/audit.py --data novel.txt --tokenizer byte.json | 2 | give a data set's folder
-data/tokenize_docs.py none.txt | 2 | no such file; name text files
+data/tokenize_docs.py none.txt | 2 | no such file: name text files
 data/tokenize_docs.py novel.txt ./novel.txt | 2 | named twice
 data/tokenize_docs.py latin.txt novel.txt --bytes | 2 | iconv -f WINDOWS-1252 -t UTF-8
 data/tokenize_docs.py a.png novel.txt --bytes | 2 | a binary file, no text; name text files
@@ -21,9 +21,11 @@ data/cached_challenge_fineweb.py 5 --train-shards 3 | 2 | 5 shards: give one num
 data/tokenize_docs.py docs.jsonl --bytes | 2 | docs.jsonl:31: not an object
 data/tokenize_docs.py half.jsonl --bytes | 2 | half.jsonl:1: not an object
 data/tokenize_docs.py keys.jsonl --bytes | 2 | it has id, content, and no "text"
-data/tokenize_docs.py novel.txt --bytes --vocab-size 512 | 2 | --vocab-size does nothing with
+data/tokenize_docs.py novel.txt --bytes --vocab-size 512 | 2 | --vocab-size: not allowed with arg
 data/tokenize_docs.py novel.txt --model byte.json | 2 | a byte tokenizer; give --bytes
 data/tokenize_docs.py novel.txt --bytes --num-val-docs 9 | 2 | set --num-val-docs 1
+data/tokenize_docs.py none.txt --vocab-size 260 | 2 | 260: write a whole number from 261 to 65536
+data/tokenize_docs.py none.txt --vocab-size 65537 | 2 | 65537: write a whole number from 261
 data/tokenize_docs.py novel.txt --vocab-size 9000 | 2 | or less, or give more text
 data/tokenize_docs.py novel.txt --model novel.txt | 2 | no SentencePiece model
 tools/compare.py | 2 | name logs, such as logs/*.txt

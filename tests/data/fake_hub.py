@@ -27,14 +27,10 @@ def sha256(content: bytes) -> str:
 
 @dataclass
 class Fault:
-    """What goes wrong with a file's bytes.
-
-    kind: status, cut, flip, wait (until the event is set)
-    value: a status, or a number of bytes from the start of the answer
-    """
+    """What goes wrong with a file's bytes: status, cut, flip, wait (until the event is set)."""
 
     kind: str
-    value: int = 0
+    value: int = 0  # a status, or a number of bytes from the start of the answer
     event: threading.Event = field(default_factory=threading.Event)
 
 
@@ -58,9 +54,8 @@ class FakeHub:
         handler = type("Handler", (HubHandler,), {"hub": self})
         self.server = Server(("127.0.0.1", 0), handler)
         self.port = self.server.server_address[1]
-        threading.Thread(
-            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
+        serve, often = self.server.serve_forever, {"poll_interval": 0.02}
+        threading.Thread(target=serve, kwargs=often, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,11 +73,8 @@ class FakeHub:
         if len(content) < 1024:
             return {**entry, "oid": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
         # An LFS file's oid is that of a pointer in git: nobody may compare the content with it.
-        return {
-            **entry,
-            "oid": "0" * 40,
-            "lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134},
-        }
+        lfs = {"oid": sha256(content), "size": len(content), "pointerSize": 134}
+        return {**entry, "oid": "0" * 40, "lfs": lfs}
 
 
 class Server(ThreadingHTTPServer):

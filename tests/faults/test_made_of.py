@@ -14,21 +14,11 @@ from running import ROOT, SETTINGS, config_of, train_gpt, write_shard
 from faults.live import Live, assert_same_result, edited
 
 Whole = Callable[[int], Live]
-FIXED = {  # each fixed setting, and another value of it
-    "SEED": 7,
-    "TRAIN_BATCH_TOKENS": 4096,
-    "TRAIN_SEQ_LEN": 16,
-    "NUM_LAYERS": 1,
-    "MODEL_DIM": 64,
-    "NUM_HEADS": 4,
-    "NUM_KV_HEADS": 2,
-    "MLP_MULT": 3,
-    "TIE_EMBEDDINGS": 0,
-    "ROPE_BASE": 5000.0,
-    "LOGIT_SOFTCAP": 20.0,
-    "CONTROL_TENSOR_NAME_PATTERNS": "q_gain,resid_mix",
-    "VOCAB_SIZE": 270,
-}
+# Each fixed setting, and another value of it.
+FIXED = {"SEED": 7, "TRAIN_BATCH_TOKENS": 4096, "TRAIN_SEQ_LEN": 16, "NUM_LAYERS": 1}
+FIXED |= {"MODEL_DIM": 64, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "MLP_MULT": 3, "TIE_EMBEDDINGS": 0}
+FIXED |= {"ROPE_BASE": 5000.0, "LOGIT_SOFTCAP": 20.0, "VOCAB_SIZE": 270}
+FIXED |= {"CONTROL_TENSOR_NAME_PATTERNS": "q_gain,resid_mix"}
 
 
 def another(data: dict, folder: Path) -> Path:
@@ -38,6 +28,14 @@ def another(data: dict, folder: Path) -> Path:
 
 def paths(folder: Path) -> dict[str, object]:
     return {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json"}
+
+
+def refused(before: Live, folder: Path, edits: dict | None = None, **settings: object) -> Live:
+    """A run that RESUME refuses in one line, in a copy of another's folder."""
+    more = {"RESUME": "auto", "ITERATIONS": 24}
+    run = Live(shutil.copytree(before.folder, folder), 0, edits, **settings | more)
+    assert run.end() == [1] and "Traceback" not in run.err and len(run.said) == 1
+    return run
 
 
 def change_last_token(path: Path) -> None:
@@ -65,28 +63,23 @@ def test_a_shards_identity_changes_with_its_ends(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"200000 tokens, [0-9a-f]{8}", identity) for identity in found)
 
 
-@pytest.mark.parametrize(
-    ("names", "named"),
-    [
-        (["000000", "000001", "000003"], "000003"),
-        (["000002"], "000002"),
-        (["000001", "000003"], "000003"),
-    ],
-)
-def test_a_missing_number_is_refused(tmp_path: Path, names: list[str], named: str) -> None:
-    for name in names:
-        write_shard(tmp_path / f"fineweb_train_{name}.bin", np.arange(1, 50))
-    words = "expected number .* next: get it, or move this"
-    with pytest.raises(train_gpt.RunError, match=words) as error:
-        train_gpt.Shards(config_of(DATA_PATH=tmp_path), "train")
-    assert str(error.value).startswith(f"{tmp_path}/fineweb_train_{named}.bin: ")
+SHARDS = {"0 1 3": 3, "2": 2, "1 3": 3, "0 1 2": None, "1 2 3": None}  # and which is refused
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_numbers_of_shards_begin_at_0_or_1(tmp_path: Path, first: int) -> None:
-    for number in range(first, first + 12):
-        write_shard(tmp_path / f"fineweb_train_{number:06d}.bin", np.arange(1, 50))
-    assert len(train_gpt.Shards(config_of(DATA_PATH=tmp_path), "train").shards) == 12
+@pytest.mark.parametrize("numbers", SHARDS)
+def test_numbers_of_shards_begin_at_0_or_1_and_none_is_missing(
+    tmp_path: Path, numbers: str
+) -> None:
+    paths = [tmp_path / f"fineweb_train_{int(word):06d}.bin" for word in numbers.split()]
+    for path in paths:
+        write_shard(path, np.arange(1, 50))
+    config, named = config_of(DATA_PATH=tmp_path), SHARDS[numbers]
+    if named is None:
+        assert [s.path for s in train_gpt.Shards(config, "train").shards] == paths
+    else:
+        words = f"^{tmp_path}/fineweb_train_{named:06d}.bin: expected number .* next: get it, or "
+        with pytest.raises(train_gpt.RunError, match=words):
+            train_gpt.Shards(config, "train")
 
 
 def test_the_log_says_what_a_run_is_made_of(data: dict, whole: Whole) -> None:
@@ -126,16 +119,13 @@ def test_resume_on_other_data_is_refused_by_name(
 ) -> None:
     folder = another(data, tmp_path / "data")
     CHANGES[name](folder / name)
-    run = Live(
-        shutil.copytree(whole(0).folder, tmp_path / "run"),
-        **data | paths(folder) | {"RESUME": "auto", "ITERATIONS": 24},
-    )
-    assert run.end() == [1] and run.text("logs/r.jsonl") == whole(0).text("logs/r.jsonl")
+    run = refused(whole(0), tmp_path / "run", **data | paths(folder))
+    assert run.text("logs/r.jsonl") == whole(0).text("logs/r.jsonl")
     called = "tokenizer" if name == "byte.json" else name
     was = whole(0).load(20)["made_of"][called]
-    [line] = run.said
     start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ is of other things: "
-    found = re.fullmatch(rf"{start}{called}: (.+) here, (.+) there: restore that, or .*", line)
+    words = rf"{start}{called}: (.+) here, (.+) there: restore that, or .*"
+    found = re.fullmatch(words, run.said[0])
     assert found[2] == was != found[1]
 
 
@@ -165,15 +155,8 @@ def test_resume_with_another_optimizer_is_refused_in_one_line(
 ) -> None:
     edits = {"adam = torch.optim.Adam(": "adam = torch.optim.Adagrad("}
     edits |= {"betas=betas, eps=config.adam_eps, fused=True)": "eps=config.adam_eps)"}
-    run = Live(
-        shutil.copytree(whole(0).folder, tmp_path / "run"),
-        0,
-        edits,
-        **data | {"RESUME": "auto", "ITERATIONS": 24},
-    )
-    assert run.end() == [1] and "Traceback" not in run.err
-    [line] = run.said
-    assert "optimizers: Adagrad, Muon here, Adam, Muon there" in line
+    run = refused(whole(0), tmp_path / "run", edits, **data)
+    assert "optimizers: Adagrad, Muon here, Adam, Muon there" in run.said[0]
 
 
 @pytest.mark.parametrize("growing", [False, True])
@@ -186,12 +169,9 @@ def test_resume_of_a_set_that_has_become_longer_is_refused(
         (folder / ".producing").write_text('{"val_complete": true}')
     else:
         write_shard(folder / "fineweb_train_000001.bin", np.arange(1, 100))
-    run = Live(
-        shutil.copytree(whole(0).folder, tmp_path / "run"),
-        **data | paths(folder) | {"RESUME": "auto", "ITERATIONS": 24},
-    )
-    assert run.end() == [1] and "missing there" in run.said[0]
-    assert ("growing: " if growing else "fineweb_train_000001.bin: 99 tokens") in run.said[0]
+    run = refused(whole(0), tmp_path / "run", **data | paths(folder))
+    words = "growing: " if growing else "fineweb_train_000001.bin: 99 tokens"
+    assert "missing there" in run.said[0] and words in run.said[0]
 
 
 def test_resume_with_another_script_is_said_and_continues(
@@ -204,10 +184,8 @@ def test_resume_with_another_script_is_said_and_continues(
         (folder / "checkpoints" / "r" / f"step_{step:08d}.pt").unlink()
     edit = {'"""Train a small GPT': '"""Train the same small GPT'}
     run = Live(folder, 0, edit, **data | paths(moved) | {"RESUME": "auto"}).finish()
-    hashes = [
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in (folder / "edited.py", ROOT / "train_gpt.py")
-    ]
+    scripts = (folder / "edited.py").read_bytes(), (ROOT / "train_gpt.py").read_bytes()
+    hashes = [hashlib.sha256(script).hexdigest() for script in scripts]
     words = "WARNING: RESUME continues with another script: {} here, {} there"
     assert words.format(*hashes) in run.log and run.resumed() == [8]
     assert_same_result(run, whole(0))
@@ -259,10 +237,8 @@ def test_a_script_that_is_edited_while_it_runs_is_logged_as_it_ran(
     tmp_path: Path, data: dict, whole: Whole
 ) -> None:
     """The log's text, the size of the code and the hash are of what was loaded."""
-    edits = {
-        "        prime(self)\n": "        Path(sys.argv[0]).write_text('another experiment')\n"
-        "        prime(self)\n"
-    }
+    line = "        prime(self)\n"
+    edits = {line: f"        Path(sys.argv[0]).write_text('another experiment')\n{line}"}
     run = Live(tmp_path, 0, edits, **data).finish()
     text = edited(tmp_path / "again.py", edits).read_bytes()
     assert run.script.read_text() == "another experiment"
