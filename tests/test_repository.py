@@ -14,9 +14,9 @@ from running import ROOT
 
 TRAINER = ROOT / "train_gpt.py"
 BANNER = "\n# ===== MACHINERY: "
-MOST = {"to the banner": 900, "in all": 2_200, "tuple assignments": 30}
-FOLDERS = {"tools": 4_900, "data": 1_750, "tests": 11_500}  # lines of Python, at most
-README_WORDS = 9_000
+MOST = {"to the banner": 900, "in all": 2_550, "tuple assignments": 30}
+FOLDERS = {"tools": 5_300, "data": 1_750, "tests": 12_300}  # lines of Python, at most
+README_WORDS = 8_700
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
 TOP = {".ci", ".gitignore", ".ruff.toml", "LICENSE", "README.md", "requirements.txt"}
 TOP |= {"data", "logs", "records", "tests", "tools", "train_gpt.py"}

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tinyruns
 import torch
 from running import log_of, write_split
 from test_records_of_april import Reference
-from tiny import config_of, faults, module_of, settings_of, with_random_weights
+from tiny import config_of, module_of, settings_of, with_random_weights
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -90,35 +89,6 @@ def test_rejects_bytes_of_other_tokens(
     on_gpu = replace(config, val_bytecount_device="cuda")
     faults, _ = module.find_faults(on_gpu, {})
     assert "VAL_BYTECOUNT_DEVICE=cuda: set cpu, for BYTE_SIDECAR=1" in faults
-
-
-@pytest.mark.slow
-def test_verify_finds_no_fault_in_bytes_beside(
-    script: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the table's bytes in the file, so that the score can be computed by hand."""
-    make_data, with_validation = tinyruns.make_data, tinyruns.Lab.with_validation
-    name = "fineweb_val_bytes_000000.bin"
-
-    def with_bytes(folder: Path, *arguments: int) -> int:
-        total = make_data(folder, *arguments)
-        path = str(folder / "tiny.model")
-        table = script().byte_table(path, Path(path).read_bytes())
-        tokens = tinyruns.read_shard(folder / "fineweb_val_000000.bin")
-        counts = np.zeros(len(tokens), int)
-        for i, (x, y) in enumerate(zip(tokens[:-1], tokens[1:], strict=True), 1):
-            counts[i] = table.bytes_of(np.array([[x]]), np.array([[y]]))
-        tinyruns.write_shard(folder / name, counts)
-        return total
-
-    def with_part(lab: Any, part: slice) -> Path:
-        folder = with_validation(lab, part)
-        tinyruns.write_shard(folder / name, tinyruns.read_shard(folder / name)[part])
-        return folder
-
-    monkeypatch.setattr(tinyruns, "make_data", with_bytes)
-    monkeypatch.setattr(tinyruns.Lab, "with_validation", with_part)
-    assert faults(script("byte_sidecar"), {"BYTE_SIDECAR": 1}, quick=False) == []
 
 
 # --- documents --------------------------------------------------------------------------------
