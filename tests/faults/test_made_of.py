@@ -152,9 +152,7 @@ def test_resume_with_another_optimizer_is_refused(tmp_path: Path, data: dict, wh
 
 
 @pytest.mark.parametrize("growing", [False, True])
-def test_resume_of_a_set_that_has_become_longer_is_refused(
-    tmp_path: Path, data: dict, whole: Whole, growing: bool
-) -> None:
+def test_resume_of_a_longer_set(tmp_path: Path, data: dict, whole: Whole, growing: bool) -> None:
     """Past the end of the shorter one the batches are others."""
     folder = another(data, tmp_path / "data")
     if growing:
