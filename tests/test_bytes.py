@@ -130,17 +130,16 @@ def test_tensors_count_as_arrays(tokenizer: Tokenizer, shape: tuple[int, int], s
 # --- Byte tokenizers -----------------------------------------------------------------------------
 
 
-def json_file(folder: Path, offset: int, form: str) -> Path:
-    """As the documentation has it, or as the challenge's own tool writes it."""
-    ours, theirs = {"kind": "byte", "offset": offset}, {"config": {"byte_offset": offset}}
-    (folder / "byte.json").write_text(json.dumps(ours if form == "ours" else theirs), "utf-8")
-    return folder / "byte.json"
-
-
 @pytest.mark.parametrize("form", ["ours", "theirs"])
 @pytest.mark.parametrize("offset", [4, 0, 10])
 def test_a_byte_tokenizer_counts_one_byte_a_token(tmp_path: Path, offset: int, form: str) -> None:
-    path = json_file(tmp_path, offset, form)
+    """As the documentation has it, or as the challenge's own tool writes it."""
+    forms = {
+        "ours": {"kind": "byte", "offset": offset},
+        "theirs": {"config": {"byte_offset": offset}},
+    }
+    path = tmp_path / "byte.json"
+    path.write_text(json.dumps(forms[form]), encoding="utf-8")
     table = tg.byte_table(str(path), path.read_bytes())
     assert table.base.tolist() == [0] * offset + [1] * 256
     assert table.boundary.tolist() == [True] * offset + [False] * 256
@@ -204,16 +203,6 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
         assert val_bpb == pytest.approx(nats / math.log(2) / size, rel=1e-6)
 
 
-def score_of(folder: Path, tokenizer: Path, documents: list[str]) -> tg.Validation:
-    """The validation of a split that the tokenizer has made."""
-    model = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer))
-    tokens = [token for text in documents for token in [BOS, *model.encode(text)]]
-    write_split(folder, "val", np.array(tokens), [])
-    data = {"DATA_PATH": folder, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": len(model)}
-    config = config_of(**{**SMALL_MODEL, **data, "TRAIN_SEQ_LEN": 8})
-    return tg.Validation(config, runtime_of(config), Recorder(), lambda name: nullcontext())
-
-
 class Uniform(torch.nn.Module):
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.zeros(*tokens.shape, 600)
@@ -230,10 +219,12 @@ def test_a_tokenizer_without_a_piece_for_a_space_is_refused(tmp_path: Path) -> N
 
 
 def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -> None:
-    path = train_tokenizer(tmp_path, byte_fallback=False)
-    validation = score_of(
-        tmp_path, path, ["the world \u0416 of the \u0416\u0416 words of the world"]
-    )
+    tokenizer = Tokenizer(train_tokenizer(tmp_path, byte_fallback=False))
+    tokens = tokenizer.stream(["the world \u0416 of the \u0416\u0416 words of the world"])
+    write_split(tmp_path, "val", tokens, [])
+    data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tokenizer.path, "TRAIN_SEQ_LEN": 8}
+    config = config_of(**{**SMALL_MODEL, **data, "VOCAB_SIZE": len(tokenizer.model)})
+    validation = tg.Validation(config, runtime_of(config), Recorder(), lambda _: nullcontext())
     validation.evaluate(Uniform(), "final")
     assert validation.unknown == 2, "two that are neighbours are one token"
     run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=Recorder())

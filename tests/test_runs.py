@@ -285,9 +285,7 @@ SCORED = {  # an edit, and does it change what is trained?
 
 
 @pytest.mark.parametrize("case", SCORED)
-def test_the_score_is_of_logits_whatever_the_training_loss_is(
-    data: dict, plain: Live, tmp_path: Path, case: str
-) -> None:
+def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path, case: str) -> None:
     """Before the first step all have the same weights."""
     old, new, changes = SCORED[case]
     line = "        return F.cross_entropy(self.logits(x).flatten(0, 1), "

@@ -9,6 +9,7 @@ from running import ROOT, run_script
 # Program and arguments, exit code, words of the line.
 ROWS = """
 data/quickstart.py --script none.py | 2 | --script none.py: there is no such file
+data/quickstart.py DATA_PATH=novel.txt | 2 | novel.txt --name mine makes shards of text
 data/quickstart.py --steps 5 | 2 | unrecognized arguments: --steps: --help lists
 data/cached_challenge_fineweb.py --train-shards -1 | 2 | -1: write a whole number from 0 on
 data/audit.py --data docs.jsonl --tokenizer x.model | 2 | x.model: not a usable tokenizer

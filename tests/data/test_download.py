@@ -161,9 +161,7 @@ def test_training_is_told_while_files_come(place: Place) -> None:
 
 
 @pytest.mark.parametrize("is_in_manifest", [True, False])
-def test_the_bytes_of_validation_tokens_come_before_training(
-    place: Place, is_in_manifest: bool
-) -> None:
+def test_bytes_of_validation_come_before_training(place: Place, is_in_manifest: bool) -> None:
     """Known from the manifest, or from the hub's list of files."""
     variant = "sp8192_lossless_caps_caseops_v1_reserved"
     name = f"fineweb10B_{variant}"

@@ -108,13 +108,6 @@ def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Pat
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_data_that_is_not_a_data_set_names_the_tool(checkout: Path, tmp_path: Path) -> None:
-    (tmp_path / "novel.txt").write_text("Once")
-    said = run(checkout, tmp_path, code=2, DATA_PATH="novel.txt")
-    assert f"{checkout}/data/tokenize_docs.py' novel.txt --name mine makes shards of text" in said
-    assert said.count("\n") == 1
-
-
 def test_a_set_of_the_same_name_is_left_alone(checkout: Path, tmp_path: Path) -> None:
     """It may be somebody's own, made with --name quickstart."""
     made = shutil.ignore_patterns("datasets", "tokenizers")

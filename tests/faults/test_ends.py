@@ -74,9 +74,7 @@ def test_a_signal_of_any_rank_ends_all_at_the_same_step(
     assert_same_result(again, whole(ranks))
 
 
-def test_a_signal_that_is_read_late_ends_all_at_the_same_step(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_a_signal_read_late_ends_all_alike(tmp_path: Path, data: dict, whole: Whole) -> None:
     """As on CUDA, where the host reads messages two steps late."""
     edits = at_step(12, told(signal.SIGTERM), rank=1)
     edits |= {"self.steps_late = 2 if self.cuda else 0": "self.steps_late = 2"}
@@ -86,20 +84,15 @@ def test_a_signal_that_is_read_late_ends_all_at_the_same_step(
     assert_same_result(again, whole(2))
 
 
+def in_validation(condition: str, number: int) -> dict[str, str]:
+    return {IN_VALIDATION: f"                if {condition}: {told(number)}\n{IN_VALIDATION}"}
+
+
 SIGNALS = {  # where, and the step of the checkpoint
     "priming": (in_step(f"if self.step == 1 and not self.logged[0]: {told(15)}"), {0, 1}),
-    "first validation": ({IN_VALIDATION: f"                {told(15)}\n{IN_VALIDATION}"}, {0}),
-    "last validation": (
-        {
-            IN_VALIDATION: f"                if scope == 'step_20' and runtime.rank == 0: {told(2)}"
-            f"\n{IN_VALIDATION}"
-        },
-        {20},
-    ),
-    "score": (
-        {IN_VALIDATION: f"                if scope == FINAL: {told(15)}\n{IN_VALIDATION}"},
-        {20},
-    ),
+    "first validation": (in_validation("True", 15), {0}),
+    "last validation": (in_validation("scope == 'step_20' and runtime.rank == 0", 2), {20}),
+    "score": (in_validation("scope == FINAL", 15), {20}),
 }
 
 
@@ -117,15 +110,9 @@ def test_a_signal_outside_of_steps_costs_nothing(
 
 
 @slow
-def test_ctrl_c_to_torchrun_and_its_workers_at_once(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_ctrl_c_to_torchrun_and_its_workers(tmp_path: Path, data: dict, whole: Whole) -> None:
     """As from a terminal; torchrun passes it on, so each rank hears it twice."""
     edits = at_step(6, "Path('here').touch(); time.sleep(2)")
-    edits |= {
-        "        if not dist.is_initialized():\n": "        Path(f'pid{self.rank}').touch()\n"
-        "        if not dist.is_initialized():\n"
-    }
     run = Live(tmp_path, 2, edits, restarts=0, **data).until((tmp_path / "here").exists)
     os.killpg(run.launcher.pid, signal.SIGINT)
     assert run.end() == [1]
@@ -141,9 +128,7 @@ def test_ctrl_c_to_torchrun_and_its_workers_at_once(
 
 @slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_restarts_a_killed_rank_from_the_last_checkpoint(
-    tmp_path: Path, data: dict, whole: Whole, rank: int
-) -> None:
+def test_torchrun_restarts_a_dead_rank(tmp_path: Path, data: dict, whole: Whole, rank: int) -> None:
     """With RESUME=auto in it, one command is for the start and for each restart."""
     edits = at_step(10, told(signal.SIGKILL), rank)
     run = Live(tmp_path, 2, edits, restarts=3, **data | {"RESUME": "auto"}).finish()
@@ -151,21 +136,14 @@ def test_torchrun_restarts_a_killed_rank_from_the_last_checkpoint(
     assert_same_result(run, whole(2))
 
 
-KILLED = {
-    "writing a checkpoint": ("        file.flush()\n", 'path.name == "step_00000008.pt"', 4),
-    "writing the artifact": ("        file.flush()\n", 'path.suffix == ".ptz"', 20),
-}
-
-
 @slow
-@pytest.mark.parametrize("case", KILLED)
+@pytest.mark.parametrize(("name", "step"), [("step_00000008.pt", 4), ("final_model.int8.ptz", 20)])
 def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
-    tmp_path: Path, data: dict, whole: Whole, case: str
+    tmp_path: Path, data: dict, whole: Whole, name: str, step: int
 ) -> None:
-    line, condition, step = KILLED[case]
-    line = " " * 4 + line
-    edits = {line: f"{line}            if {condition}: {told(signal.SIGKILL)}\n"}
-    run = Live(tmp_path, 0, edits, **data)
+    line = "            file.flush()\n"
+    kill = f"            if path.name == {name!r}: {told(signal.SIGKILL)}\n"
+    run = Live(tmp_path, 0, {line: line + kill}, **data)
     assert run.end() == [-signal.SIGKILL]
     assert run.checkpoints()[-1] == step and not (tmp_path / "final_model.int8.ptz").exists()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
@@ -183,15 +161,14 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
 ) -> None:
     """One line names step and, of a loss, rank; nothing newer is saved."""
     rank = max(0, ranks - 1)
-    bad = (
-        "loss * math.nan" if what == "loss" else "loss + (0 * self.model.skip_weights.sum()).sqrt()"
-    )
+    bad = {
+        "loss": "loss * math.nan",
+        "gradient": "loss + (0 * self.model.skip_weights.sum()).sqrt()",
+    }
     line = '            with phase("backward"):\n'
     condition = f"self.step == 9 and self.runtime.rank == {rank}"
-    edits = {
-        line: f"            with torch.enable_grad():\n                if {condition}:\n"
-        f"                    loss = {bad}\n{line}"
-    }
+    edits = f"            with torch.enable_grad():\n                if {condition}:\n"
+    edits = {line: f"{edits}                    loss = {bad[what]}\n{line}"}
     edits |= {"self.steps_late = 2 if self.cuda else 0": f"self.steps_late = {late}"}
     run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
     assert run.end() == [1] * max(1, ranks), run.err
@@ -216,17 +193,15 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, valu
     assert ("WARNING: the validation of step 20 is nan" in run.out) == (value == "math.inf")
 
 
+ROWS = "next(iter(self.muon.state.values()))['rows']"
 PLACE = {  # an edit, and the place of what only one rank has
     "noise": "self.noise = torch.zeros(3) + runtime.rank",
-    "muon.state[0]['rows']": 'next(iter(self.muon.state.values()))["rows"] = torch.zeros(3)'
-    " + runtime.rank",
+    "muon.state[0]['rows']": f"{ROWS} = torch.zeros(3) + runtime.rank",
 }
 
 
 @pytest.mark.parametrize("place", PLACE)
-def test_state_of_one_rank_alone_is_named_at_the_first_checkpoint(
-    tmp_path: Path, data: dict, place: str
-) -> None:
+def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, place: str) -> None:
     """An owner's optimizer state, which RESUME would replace by rank 0's."""
     line = "        self.val_ms = 0.0"
     run = Live(tmp_path, 2, {line: f"        {PLACE[place]}\n{line}"}, **data)
@@ -248,9 +223,7 @@ BUGS = {  # an edit's own error, which no one else's words replace
 
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("case", BUGS)
-def test_an_error_in_an_edit_keeps_its_traceback(
-    tmp_path: Path, data: dict, case: str, ranks: int
-) -> None:
+def test_an_error_keeps_its_traceback(tmp_path: Path, data: dict, case: str, ranks: int) -> None:
     """On the console, in the .txt and in the event; the other ranks end within seconds."""
     code, words = BUGS[case]
     start = time.monotonic()
@@ -276,9 +249,7 @@ def test_out_of_memory_is_one_line_with_the_setting_that_helps(tmp_path: Path, d
 
 
 @pytest.mark.parametrize(("argument", "code"), [("7", 7), ("'a reason'", 1)])
-def test_an_exit_in_an_edit_keeps_its_code(
-    tmp_path: Path, data: dict, argument: str, code: int
-) -> None:
+def test_an_exit_keeps_its_code(tmp_path: Path, data: dict, argument: str, code: int) -> None:
     run = Live(tmp_path, 0, at_step(5, f"sys.exit({argument})"), **data)
     assert run.end() == [code] and run.status == ("failed", code)
     assert run.err == ("a reason\n" if argument == "'a reason'" else "")
@@ -303,26 +274,23 @@ def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) 
 
 
 SHARD = "fineweb_train_000001.bin"
+WRITTEN = b"\7\1" * 7000
 READER = {
-    "truncated": (lambda path: os.truncate(path, 3000), "it ends "),
-    "vocabulary": (
-        lambda path: path.write_bytes(path.read_bytes()[:1024] + b"\7\1" * 7000),
-        "token 263: not below VOCAB_SIZE: set the shards' tokenizer",
-    ),
+    "truncated": (lambda data: data[:3000], "it ends "),
+    "vocabulary": (lambda data: data[:1024] + WRITTEN, "token 263: not below VOCAB_SIZE: set the"),
 }
 
 
 @pytest.mark.parametrize(("case", "ranks"), [("vocabulary", 0), ("truncated", 0), ("truncated", 2)])
-def test_a_shard_that_changes_is_one_line_with_file_and_offset(
-    tmp_path: Path, data: dict, case: str, ranks: int
-) -> None:
+def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ranks: int) -> None:
     """After the good batches; what was saved before stays."""
     settings = shards_of_its_own(data, tmp_path / "data")
     wait = "Path('here').touch()\n    while not Path('go').exists(): time.sleep(0.01)"
     run = Live(tmp_path / "run", ranks, at_step(2, wait), **settings)
     run.until((run.folder / "here").exists)
     damage, words = READER[case]
-    damage(tmp_path / "data" / SHARD)
+    path = tmp_path / "data" / SHARD
+    path.write_bytes(damage(path.read_bytes()))
     (run.folder / "go").touch()
     line = failed(run, f"data/{SHARD} at byte ", words)
     assert re.match(r"rank \d: ", line)
@@ -350,9 +318,7 @@ def shards_of_its_own(data: dict, folder: Path) -> dict[str, object]:
 # Disks and consoles
 
 
-def test_the_score_is_there_when_no_artifact_can_be_written(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_the_score_is_there_without_an_artifact(tmp_path: Path, data: dict, whole: Whole) -> None:
     """A line of each file, and one of what to do; RESUME=auto writes them."""
     names = "final_model.int8.ptz", "final_model.pt", "logs/r.int8.ptz"
     for name in names:
@@ -368,15 +334,16 @@ def test_the_score_is_there_when_no_artifact_can_be_written(
     assert_same_result(again, whole(0))
 
 
-def test_a_log_that_cannot_be_written_is_said_before_the_first_step(
-    tmp_path: Path, data: dict
-) -> None:
-    """Nothing is left behind."""
-    (tmp_path / "logs").symlink_to("/nowhere/logs")
+@pytest.mark.parametrize("name", ["logs", "logs/r.jsonl", "checkpoints"])
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, data: dict, name: str) -> None:
+    """Before the first step; nothing is left behind."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to("/nowhere/logs")
     run = Live(tmp_path, 2, **data)
     assert run.end() == [1, 1] and run.out == "" and "Traceback" not in run.err
-    assert run.said[0] == "rank 0: logs: File exists: use a folder that can be written"
-    assert {path.name for path in tmp_path.iterdir()} == {"logs", "out", "err"}
+    assert run.said[0].startswith(f"rank 0: {name.split('/')[0]}")
+    assert run.said[0].endswith(": use a folder that can be written")
+    assert not list(tmp_path.rglob("r.txt"))
 
 
 CONSOLES = {
@@ -387,7 +354,7 @@ CONSOLES = {
 
 
 @pytest.mark.parametrize("console", CONSOLES)
-def test_a_console_that_takes_nothing_costs_its_text_alone(
+def test_a_bad_console_costs_its_text(
     tmp_path: Path, data: dict, whole: Whole, console: str
 ) -> None:
     """And a path that it cannot show, or that is no text, is shown with backslashes."""

@@ -67,9 +67,7 @@ SHARDS = {"0 1 3": 3, "2": 2, "1 3": 3, "0 1 2": None, "1 2 3": None}  # and whi
 
 
 @pytest.mark.parametrize("numbers", SHARDS)
-def test_numbers_of_shards_begin_at_0_or_1_and_none_is_missing(
-    tmp_path: Path, numbers: str
-) -> None:
+def test_numbers_of_shards_begin_at_0_or_1_without_a_gap(tmp_path: Path, numbers: str) -> None:
     paths = [tmp_path / f"fineweb_train_{int(word):06d}.bin" for word in numbers.split()]
     for path in paths:
         write_shard(path, np.arange(1, 50))
@@ -114,9 +112,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_resume_on_other_data_is_refused_by_name(
-    tmp_path: Path, data: dict, whole: Whole, name: str
-) -> None:
+def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, name: str) -> None:
     folder = another(data, tmp_path / "data")
     CHANGES[name](folder / name)
     run = refused(whole(0), tmp_path / "run", **data | paths(folder))
@@ -129,9 +125,7 @@ def test_resume_on_other_data_is_refused_by_name(
     assert found[2] == was != found[1]
 
 
-def test_resume_with_other_fixed_settings_names_each_with_both_values(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_resume_names_each_other_fixed_setting(tmp_path: Path, data: dict, whole: Whole) -> None:
     """Up to five of them."""
     (tmp_path / "other.json").write_text('{"kind": "byte", "offset": 14}')
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
@@ -150,9 +144,7 @@ def test_resume_with_other_fixed_settings_names_each_with_both_values(
     assert run.checkpoints() == [4, 8, 12, 16, 20]
 
 
-def test_resume_with_another_optimizer_is_refused_in_one_line(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_resume_with_another_optimizer_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:
     edits = {"adam = torch.optim.Adam(": "adam = torch.optim.Adagrad("}
     edits |= {"betas=betas, eps=config.adam_eps, fused=True)": "eps=config.adam_eps)"}
     run = refused(whole(0), tmp_path / "run", edits, **data)
@@ -160,9 +152,7 @@ def test_resume_with_another_optimizer_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("growing", [False, True])
-def test_resume_of_a_set_that_has_become_longer_is_refused(
-    tmp_path: Path, data: dict, whole: Whole, growing: bool
-) -> None:
+def test_resume_of_a_longer_set(tmp_path: Path, data: dict, whole: Whole, growing: bool) -> None:
     """Past the end of the shorter one the batches are others."""
     folder = another(data, tmp_path / "data")
     if growing:
@@ -174,9 +164,7 @@ def test_resume_of_a_set_that_has_become_longer_is_refused(
     assert "missing there" in run.said[0] and words in run.said[0]
 
 
-def test_resume_with_another_script_is_said_and_continues(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole: Whole) -> None:
     """And data that has moved is the same."""
     moved = another(data, tmp_path / ("long" * 50) / "data")
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
@@ -233,9 +221,7 @@ def test_ranks_whose_growing_sets_get_other_shards_end(tmp_path: Path, data: dic
 # The script's text
 
 
-def test_a_script_that_is_edited_while_it_runs_is_logged_as_it_ran(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_a_changed_script_is_logged_as_it_ran(tmp_path: Path, data: dict, whole: Whole) -> None:
     """The log's text, the size of the code and the hash are of what was loaded."""
     line = "        prime(self)\n"
     edits = {line: f"        Path(sys.argv[0]).write_text('another experiment')\n{line}"}

@@ -90,9 +90,7 @@ def refusal(folder: Path, **settings: object) -> str:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_resume_is_bit_exact_whatever_the_trainer_holds(
-    tmp_path: Path, data: dict, ranks: int
-) -> None:
+def test_resume_is_exact_whatever_the_trainer_holds(tmp_path: Path, data: dict, ranks: int) -> None:
     """Also with priming steps, which leave no trace."""
     settings = data | {"GRAD_ACCUM_STEPS": 0, "edits": EDIT}
     reference = Live(tmp_path / "whole", ranks, **settings).finish()
@@ -109,9 +107,7 @@ def test_resume_is_bit_exact_whatever_the_trainer_holds(
     assert 0 < times[0] < times[1] < times[2]
 
 
-def test_resume_on_other_ranks_trains_on_the_same_batches(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_resume_on_other_ranks(tmp_path: Path, data: dict, whole: Whole) -> None:
     settings = data | {"GRAD_ACCUM_STEPS": 0}
     two = resume(whole(0), tmp_path / "two", 4, 2, **settings)
     four = resume(two, tmp_path / "four", 12, 4, **settings)
@@ -146,9 +142,7 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
     assert "tok_emb.weight" in moved and "blocks.0.attn.c_q.weight" not in moved
 
 
-def test_an_optimizer_that_is_held_twice_steps_once(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_an_optimizer_held_twice_steps_once(tmp_path: Path, data: dict, whole: Whole) -> None:
     line = "        self.val_ms = 0.0"
     edits = {line: f"        self.mine = {{'all': [self.adam, self.muon]}}\n{line}"}
     run = Live(tmp_path / "run", 0, edits, **data).finish()
@@ -179,9 +173,7 @@ def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
     assert_same_result(run, straight)
 
 
-def test_resume_of_a_finished_run_packs_and_scores_again(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_resume_of_a_finished_run_scores_again(tmp_path: Path, data: dict, whole: Whole) -> None:
     """The log says so, and keeps the settings that trained."""
     again = data | {"RESUME": "auto"}
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
@@ -248,9 +240,7 @@ UNSAVABLE = {  # a place, and an edit
 
 @pytest.mark.parametrize("warmup", [0, 2])
 @pytest.mark.parametrize("place", UNSAVABLE)
-def test_state_that_cannot_be_saved_is_named_before_the_first_step(
-    tmp_path: Path, data: dict, place: str, warmup: int
-) -> None:
+def test_unsavable_state_is_named(tmp_path: Path, data: dict, place: str, warmup: int) -> None:
     """Or every checkpoint would be one that does not load."""
     more = {"WARMUP_STEPS": warmup, "MAX_WALLCLOCK_SECONDS": 20 * warmup}
     run = Live(tmp_path, edits=UNSAVABLE[place], **data | more)
@@ -263,9 +253,7 @@ def test_state_that_cannot_be_saved_is_named_before_the_first_step(
 # What is refused
 
 
-def test_a_run_id_whose_log_or_checkpoints_exist_is_refused(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_a_run_id_that_has_files_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     for gone in ("", "logs"):
         if gone:
@@ -276,9 +264,7 @@ def test_a_run_id_whose_log_or_checkpoints_exist_is_refused(
         assert words in run.err and run.checkpoints() == [4, 8, 12, 16, 20]
 
 
-def test_an_older_checkpoint_is_refused_while_later_ones_exist(
-    tmp_path: Path, data: dict, whole: Whole
-) -> None:
+def test_an_older_checkpoint_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     path = Path("checkpoints/r/step_00000008.pt")
     run = Live(folder, **data | {"RESUME": path})
@@ -305,9 +291,7 @@ NOT_LOADED = {  # a file, and the reason that is given
 
 
 @pytest.mark.parametrize("case", NOT_LOADED)
-def test_a_file_that_is_not_a_checkpoint_is_one_line(
-    tmp_path: Path, data: dict, whole: Whole, case: str
-) -> None:
+def test_a_bad_checkpoint_is_one_line(tmp_path: Path, data: dict, whole: Whole, case: str) -> None:
     path = tmp_path / "other.pt"
     if case == "cut":
         path.write_bytes(whole(0).checkpoint(8).read_bytes()[:20_000])
