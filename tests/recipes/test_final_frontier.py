@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tinyruns
 import torch
 from running import log_of, write_split
 from test_records_of_april import Reference
-from tiny import config_of, faults, module_of, settings_of, with_random_weights
+from tiny import config_of, everywhere, module_of, settings_of, with_random_weights
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -55,12 +54,7 @@ def test_bits_per_byte_have_the_bytes_beside_the_targets(
     names = ("byte_sidecar", "sliding_window") if stride else ("byte_sidecar",)
     settings = {"BYTE_SIDECAR": 1, "GRAD_ACCUM_STEPS": 8 // ranks} | with_bytes.env
     settings |= {"EVAL_STRIDE": stride} if stride else {}
-    if ranks > 1:
-        runs, together = run_of(names, ranks=ranks, **settings)
-        scores = together.run(lambda rank: score_of(runs[rank]))
-    else:
-        runs = [run_of(names, **settings)]
-        scores = [score_of(runs[0])]
+    runs, scores = everywhere(run_of(names, ranks=ranks, **settings), score_of)
     targets = (600 - 1) // 32 * 32
     in_bytes = with_bytes.numbers[1 : targets + 1].sum()
     for nats, bpb, _ in scores:
@@ -90,35 +84,6 @@ def test_rejects_bytes_of_other_tokens(
     on_gpu = replace(config, val_bytecount_device="cuda")
     faults, _ = module.find_faults(on_gpu, {})
     assert "VAL_BYTECOUNT_DEVICE=cuda: set cpu, for BYTE_SIDECAR=1" in faults
-
-
-@pytest.mark.slow
-def test_verify_finds_no_fault_in_bytes_beside(
-    script: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the table's bytes in the file, so that the score can be computed by hand."""
-    make_data, with_validation = tinyruns.make_data, tinyruns.Lab.with_validation
-    name = "fineweb_val_bytes_000000.bin"
-
-    def with_bytes(folder: Path, *arguments: int) -> int:
-        total = make_data(folder, *arguments)
-        path = str(folder / "tiny.model")
-        table = script().byte_table(path, Path(path).read_bytes())
-        tokens = tinyruns.read_shard(folder / "fineweb_val_000000.bin")
-        counts = np.zeros(len(tokens), int)
-        for i, (x, y) in enumerate(zip(tokens[:-1], tokens[1:], strict=True), 1):
-            counts[i] = table.bytes_of(np.array([[x]]), np.array([[y]]))
-        tinyruns.write_shard(folder / name, counts)
-        return total
-
-    def with_part(lab: Any, part: slice) -> Path:
-        folder = with_validation(lab, part)
-        tinyruns.write_shard(folder / name, tinyruns.read_shard(folder / name)[part])
-        return folder
-
-    monkeypatch.setattr(tinyruns, "make_data", with_bytes)
-    monkeypatch.setattr(tinyruns.Lab, "with_validation", with_part)
-    assert faults(script("byte_sidecar"), {"BYTE_SIDECAR": 1}, quick=False) == []
 
 
 # --- documents --------------------------------------------------------------------------------
@@ -422,11 +387,9 @@ def test_score_of_documents_is_the_same_on_any_number_of_ranks(
     assert all(map(torch.equal, before, alone.model.parameters()))
     assert all(p.requires_grad for p in alone.model.parameters())
     for ranks in 2, 3:
-        runs, together = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
-        for run in runs:
-            with_random_weights(run)
-        found = together.run(lambda rank, runs=runs: score_of(runs[rank]))
-        for score in found:
+        several = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
+        assert all(map(with_random_weights, several[0]))
+        for score in everywhere(several, score_of)[1]:
             assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
 
 
@@ -537,9 +500,8 @@ def test_passes_are_the_same_on_two_ranks_and_leave_the_artifact(run_of: Run) ->
     settings = LORA | SGD | DOCUMENTS | {"GRAD_ACCUM_STEPS": 8}
     alone = run_of(names, **settings)
     nats, bpb, _ = score_of(alone)
-    runs, together = run_of(names, ranks=2, **settings | {"GRAD_ACCUM_STEPS": 4})
-    found = together.run(lambda rank: score_of(runs[rank]))
-    for score in found:
+    several = run_of(names, ranks=2, **settings | {"GRAD_ACCUM_STEPS": 4})
+    for score in everywhere(several, score_of)[1]:
         assert score[:2] == pytest.approx((nats, bpb), rel=1e-6)
     alone = run_of(names, **settings)
     alone.train()
@@ -555,14 +517,12 @@ def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
     runs[1].runtime.signum = 15
     halt = module_of(runs[0]).HaltError
 
-    def evaluate(rank: int) -> bool:
-        try:
-            score_of(runs[rank])
-        except halt:
-            return True
-        return False
+    def evaluate(run: Any) -> bool:
+        with pytest.raises(halt):
+            score_of(run)
+        return True
 
-    assert together.run(evaluate) == [True, True]
+    assert everywhere((runs, together), evaluate)[1] == [True, True]
 
 
 def test_rejects_passes_that_do_not_fit(script: Callable, data: SimpleNamespace) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import recipe
 import torch
 import verify
-from running import SimulatedRanks, log_of, runtime_of
+from running import SMALL_MODEL, SimulatedRanks, log_of, runtime_of
 from torch import nn
 
+SETTINGS = SMALL_MODEL | {"NUM_LAYERS": 3, "VOCAB_SIZE": 260, "ITERATIONS": 6, "WARMDOWN_ITERS": 0}
+SETTINGS |= {"VAL_LOSS_EVERY": 0, "VAL_BATCH_SIZE": 2048, "GRAD_ACCUM_STEPS": 4, "VAL_TOKENS": 600}
 LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3}
 # In a model of five layers, where the header's values do not fit.
 ON = {
@@ -86,6 +88,13 @@ def with_random_weights(run: Any) -> nn.Module:
         for p in run.model.parameters():
             p.copy_(0.5 * torch.randn(p.shape, generator=random))
     return run.model
+
+
+def everywhere(runs: Any, work: Any) -> tuple[list[Any], list[Any]]:
+    """(the Trainers of a `run_of`, what `work` returns for each: on all ranks at once)"""
+    if not isinstance(runs, tuple):
+        return [runs], [work(runs)]
+    return runs[0], runs[1].run(lambda rank: work(runs[0][rank]))
 
 
 def config_of(module: ModuleType, **settings: object) -> Any:
