@@ -18,7 +18,7 @@ import pytest
 import torch
 from running import log_of, write_split
 from test_records_of_april import Reference
-from tiny import config_of, everywhere, module_of, settings_of, with_random_weights
+from tiny import STACK, config_of, everywhere, module_of, settings_of, with_random_weights
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -90,8 +90,6 @@ def test_rejects_bytes_of_other_tokens(
 
 DOCUMENTS = {"DOC_TOKEN": 1, "DOC_MAX": 24, "DOC_ENDS": 200}
 LAYERS = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
-STACK = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
-STACK += ["leaky_relu2"]
 alone_and_in_a_stack = pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
 
 

@@ -20,7 +20,16 @@ import recipe
 import torch
 from running import ROOT
 from running import train_gpt as tg
-from tiny import SETTINGS, artifact, faults, finish, module_of, settings_of, with_random_weights
+from tiny import (
+    SETTINGS,
+    STACK,
+    artifact,
+    faults,
+    finish,
+    module_of,
+    settings_of,
+    with_random_weights,
+)
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,9 +42,6 @@ STORED = {
     "byte_sidecar",
 }  # in stacks; byte_sidecar has its own
 ALONE = [name for name in recipe.names() if name not in COMPILED | STORED]
-STACK = [
-    "layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope", "leaky_relu2",
-]  # fmt: skip
 APRIL = [
     "orthogonal_init", *STACK, "muon_row_norm", "muon_weight_decay", "adam_weight_decay",
     "warmdown_share", "ema", "shuffled_order", "sliding_window", "polar_express", "attn_gate",

@@ -174,11 +174,9 @@ def test_initial_matrices_are_orthogonal_in_the_order_of_draws(run_of: Run) -> N
         "attn.c_q": (64, 64), "attn.c_k": (64, 32), "attn.c_v": (64, 32), "attn.proj": (64, 64),
         "mlp.fc": (64, 128), "mlp.proj": (128, 64),
     }  # fmt: skip
-    wanted = {
-        f"blocks.{block}.{name}": nn.Linear(*shape, bias=False).weight
-        for block in range(2)
-        for name, shape in shapes.items()
-    }
+    wanted = {}
+    for name in [f"blocks.{block}.{name}" for block in range(2) for name in shapes]:
+        wanted[name] = nn.Linear(*shapes[name.split(".", 2)[2]], bias=False).weight
     nn.init.normal_(embedding, std=0.005)
     for name, weight in wanted.items():
         if name.endswith("proj"):

@@ -169,7 +169,6 @@ LEFT = '''
 -    """Nothing else."""
 +    pass
 -
--
 =def f(x, y=(1,~  # one
 =            2)):
 -    """Of two
