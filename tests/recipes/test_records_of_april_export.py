@@ -313,10 +313,3 @@ def test_without_steps_it_is_sliding_window(trainer: Callable) -> None:
     assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
     ends = [finish(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]
     assert ends[0] == ends[1] and ends[0][1] != finish(trainer())[1]
-
-
-@pytest.mark.parametrize("name", ["sliding_window", "score_first_ttt"])
-def test_windows_are_scored_by_the_compiled_function(name: str, trainer: Callable) -> None:
-    run = trainer(name, EVAL_STRIDE=8, TORCH_COMPILE=1)
-    assert run.scorer is not run.validation
-    assert run.scorer.mean_nats is run.validation.mean_nats is not module_of(run).mean_nats

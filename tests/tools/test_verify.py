@@ -3,6 +3,7 @@ without a word from the trainer."""
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -59,11 +60,10 @@ def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatc
     assert verdicts.keys() == {*verify.MEANS, "steps"} - of_mistakes
 
 
-def living(group: int) -> list[list[str]]:
+def living(group: int) -> list[str]:
     """The processes of a group."""
     listed = subprocess.check_output(["ps", "-e", "-o", "pgid=,stat=,args="], text=True)
-    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    return [row for row in rows if row[0] == str(group) and row[1][0] != "Z"]
+    return [row for row in listed.splitlines() if re.match(rf" *{group} +[^Z ]", row)]
 
 
 @pytest.mark.slow
