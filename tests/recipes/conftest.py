@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import recipe
-from running import SMALL_MODEL, write_split
 from running import train_gpt as tg
-from tiny import trainers
+from running import write_split
+from tiny import SETTINGS, trainers
 
 NUMBERS = itertools.count()  # of runs
-SETTINGS = SMALL_MODEL | {"NUM_LAYERS": 3, "VOCAB_SIZE": 260, "ITERATIONS": 6, "WARMDOWN_ITERS": 0}
-SETTINGS |= {"VAL_LOSS_EVERY": 0, "VAL_BATCH_SIZE": 2048, "GRAD_ACCUM_STEPS": 4, "VAL_TOKENS": 600}
 
 
 @pytest.fixture(scope="session")

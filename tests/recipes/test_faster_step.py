@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,25 +60,21 @@ def test_on_it_is_the_run_without_it(name: str, run_of: Run) -> None:
 
 def test_micro_steps_are_as_few_as_fit(monkeypatch: pytest.MonkeyPatch, script: Run) -> None:
     """At the defaults one micro-step needs 88 GB: an H200 has that, an H100 half of it."""
-    module = script("fewest_micro_steps")
-
-    class Device:
-        total_memory = 0
-
+    module, device = script("fewest_micro_steps"), SimpleNamespace()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: Device)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: device)
     for world_size, memory, steps in (1, 149, 1), (1, 85, 2), (1, 25, 8), (2, 85, 1), (8, 25, 1):
-        Device.total_memory = memory * 1e9
+        device.total_memory = memory * 1e9
         config = module.Config()
         found = module.fewest_micro_steps(config, world_size).grad_accum_steps
         assert found == steps, (world_size, memory, found)
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [("max_autotune", "max_autotune"), ("coordinate_descent", "coordinate_descent_tuning")],
-)
-def test_the_compiler_gets_its_option(name: str, option: str, run_of: Run, inductor: Any) -> None:
+OPTIONS = {"max_autotune": "max_autotune", "coordinate_descent": "coordinate_descent_tuning"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_compiler_gets_its_option(name: str, run_of: Run, inductor: Any) -> None:
     for wanted in (False, True):
         run = run_of((name,), TORCH_COMPILE=1, **{name.upper(): int(wanted)})
-        assert getattr(inductor, option) is wanted and run.model._compiled_call_impl
+        assert getattr(inductor, OPTIONS[name]) is wanted and run.model._compiled_call_impl

@@ -18,7 +18,7 @@ import pytest
 import torch
 from running import log_of, write_split
 from test_records_of_april import Reference
-from tiny import config_of, module_of, settings_of, with_random_weights
+from tiny import STACK, config_of, everywhere, module_of, settings_of, with_random_weights
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -54,12 +54,7 @@ def test_bits_per_byte_have_the_bytes_beside_the_targets(
     names = ("byte_sidecar", "sliding_window") if stride else ("byte_sidecar",)
     settings = {"BYTE_SIDECAR": 1, "GRAD_ACCUM_STEPS": 8 // ranks} | with_bytes.env
     settings |= {"EVAL_STRIDE": stride} if stride else {}
-    if ranks > 1:
-        runs, together = run_of(names, ranks=ranks, **settings)
-        scores = together.run(lambda rank: score_of(runs[rank]))
-    else:
-        runs = [run_of(names, **settings)]
-        scores = [score_of(runs[0])]
+    runs, scores = everywhere(run_of(names, ranks=ranks, **settings), score_of)
     targets = (600 - 1) // 32 * 32
     in_bytes = with_bytes.numbers[1 : targets + 1].sum()
     for nats, bpb, _ in scores:
@@ -95,8 +90,6 @@ def test_rejects_bytes_of_other_tokens(
 
 DOCUMENTS = {"DOC_TOKEN": 1, "DOC_MAX": 24, "DOC_ENDS": 200}
 LAYERS = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
-STACK = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
-STACK += ["leaky_relu2"]
 alone_and_in_a_stack = pytest.mark.parametrize("names", [(), tuple(STACK)], ids=["alone", "stack"])
 
 
@@ -392,11 +385,9 @@ def test_score_of_documents_is_the_same_on_any_number_of_ranks(
     assert all(map(torch.equal, before, alone.model.parameters()))
     assert all(p.requires_grad for p in alone.model.parameters())
     for ranks in 2, 3:
-        runs, together = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
-        for run in runs:
-            with_random_weights(run)
-        found = together.run(lambda rank, runs=runs: score_of(runs[rank]))
-        for score in found:
+        several = run_of(names, ranks=ranks, **settings | {"GRAD_ACCUM_STEPS": 8})
+        assert all(map(with_random_weights, several[0]))
+        for score in everywhere(several, score_of)[1]:
             assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
 
 
@@ -438,15 +429,6 @@ def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) ->
     [event] = [event for event in run.log.events if event["event"] == "document_ttt"]
     assert 0 <= event["input_wait_ms"] < event["eval_time_ms"]
     assert re.search(r"document_ttt: \d+ documents, input_wait:", run.log.lines[-1])
-
-
-def test_a_signal_ends_the_score_of_documents(run_of: Run) -> None:
-    run = run_of(("document_ttt",), **LORA)
-    run.runtime.signum = 15
-    with pytest.raises(module_of(run).HaltError):
-        score_of(run)
-    assert all(p.requires_grad for p in run.model.parameters())
-    assert not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
 
 
 # --- global_sgd -------------------------------------------------------------------------------
@@ -502,21 +484,14 @@ def test_what_is_scored_is_learned_in_passes(
     assert lines == ["sgd: pass 1/", "sgd: pass 2/"]
 
 
-def test_passes_are_the_same_on_two_ranks_and_leave_the_artifact(run_of: Run) -> None:
-    names = "global_sgd", "documents"
-    settings = LORA | SGD | DOCUMENTS | {"GRAD_ACCUM_STEPS": 8}
-    alone = run_of(names, **settings)
-    nats, bpb, _ = score_of(alone)
-    runs, together = run_of(names, ranks=2, **settings | {"GRAD_ACCUM_STEPS": 4})
-    found = together.run(lambda rank: score_of(runs[rank]))
-    for score in found:
-        assert score[:2] == pytest.approx((nats, bpb), rel=1e-6)
-    alone = run_of(names, **settings)
-    alone.train()
-    before = {name: t.clone() for name, t in alone.model.state_dict().items()}
-    alone.export_and_score()
+def test_passes_leave_the_weights_and_the_artifact(run_of: Run) -> None:
+    """That two ranks score as one is proved by verify.py."""
+    run = run_of(("global_sgd", "documents"), **LORA | SGD | DOCUMENTS, GRAD_ACCUM_STEPS=8)
+    run.train()
+    before = {name: t.clone() for name, t in run.model.state_dict().items()}
+    run.export_and_score()
     exported = torch.load("final_model.pt")
-    for name, t in alone.model.state_dict().items():
+    for name, t in run.model.state_dict().items():
         assert torch.equal(t, before[name]) and torch.equal(exported[name], t), name
 
 
@@ -525,14 +500,13 @@ def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
     runs[1].runtime.signum = 15
     halt = module_of(runs[0]).HaltError
 
-    def evaluate(rank: int) -> bool:
-        try:
-            score_of(runs[rank])
-        except halt:
-            return True
-        return False
+    def evaluate(run: Any) -> bool:
+        with pytest.raises(halt):
+            score_of(run)
+        assert all(p.requires_grad for p in run.model.parameters())
+        return not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
 
-    assert together.run(evaluate) == [True, True]
+    assert everywhere((runs, together), evaluate)[1] == [True, True]
 
 
 def test_rejects_passes_that_do_not_fit(script: Callable, data: SimpleNamespace) -> None:
@@ -543,9 +517,3 @@ def test_rejects_passes_that_do_not_fit(script: Callable, data: SimpleNamespace)
     assert found == ["SGD_DOCS=9: set LORA_RANK, too", "SGD_CHUNK=96: set a multiple of 64"]
     config = replace(config, lora_rank=2, lora_chunk=33)
     assert module.find_faults(config, {})[0] == ["LORA_CHUNK=33: set at most 32"]
-
-
-def test_global_sgd_includes_document_ttt(script: Callable) -> None:
-    alone = Path(script("global_sgd").__file__).read_text(encoding="utf-8")
-    both = Path(script("document_ttt", "global_sgd").__file__).read_text(encoding="utf-8")
-    assert both.split("\n", 1)[1] == alone.split("\n", 1)[1]

@@ -163,36 +163,6 @@ def test_logits_are_those_of_the_reference(names: list[str], run_of: Run) -> Non
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-REJECTED = """
-loop           NUM_LAYERS=11 LOOP_COUNT=1 LOOP_START=3 LOOP_END=11 | LOOP_END=11: set 3 to 10, or
-loop           NUM_LAYERS=11 LOOP_COUNT=1 LOOP_START=6 LOOP_END=5  | LOOP_END=5: set 6 to 10, or an
-polar_express  POLAR_EXPRESS=1 MUON_BACKEND_STEPS=6                | STEPS=6: set up to 5, or POLAR
-polar_express  POLAR_EXPRESS=1 MUON_BACKEND_STEPS=5                |
-"""
-
-
-@pytest.mark.parametrize("row", REJECTED.strip().splitlines())
-def test_rejects_settings_that_do_not_fit(row: str, script: Callable, data: Any) -> None:
-    words, wanted = row.split("|")
-    name, *settings = words.split()
-    module = script(name)
-    given = dict(each.split("=") for each in settings) | data.env | {"VOCAB_SIZE": 260}
-    given |= {"DEVICE": "cpu"}
-    faults = module.find_faults(config_of(module, **given), {})[0]
-    assert len(faults) == bool(wanted.strip()) and wanted.strip() in "".join(faults)
-
-
-def test_skip_rows_that_are_not_used_yet_have_no_gradient(run_of: Run) -> None:
-    names = "loop", "skip_gates"
-    model = with_random_weights(run_of(names, **MODEL | settings_of(*names)))
-    tokens = torch.arange(33)[None]
-    for model.looping, used in (False, 2), (True, 4):  # 5 layers, then 9 visits
-        model.zero_grad()
-        model(tokens[:, :-1], tokens[:, 1:]).backward()
-        for rows in model.skip_weights, model.skip_gates:
-            assert rows.grad.abs().sum(1).bool().tolist() == [row < used for row in range(4)]
-
-
 def test_initial_matrices_are_orthogonal_in_the_order_of_draws(run_of: Run) -> None:
     """Drawn here one after the other: the construction, which is thrown away, then the rest."""
     # Keys and values have 32 rows: they stay as they are drawn.
@@ -204,11 +174,9 @@ def test_initial_matrices_are_orthogonal_in_the_order_of_draws(run_of: Run) -> N
         "attn.c_q": (64, 64), "attn.c_k": (64, 32), "attn.c_v": (64, 32), "attn.proj": (64, 64),
         "mlp.fc": (64, 128), "mlp.proj": (128, 64),
     }  # fmt: skip
-    wanted = {
-        f"blocks.{block}.{name}": nn.Linear(*shape, bias=False).weight
-        for block in range(2)
-        for name, shape in shapes.items()
-    }
+    wanted = {}
+    for name in [f"blocks.{block}.{name}" for block in range(2) for name in shapes]:
+        wanted[name] = nn.Linear(*shapes[name.split(".", 2)[2]], bias=False).weight
     nn.init.normal_(embedding, std=0.005)
     for name, weight in wanted.items():
         if name.endswith("proj"):
@@ -291,14 +259,11 @@ def test_new_gates_and_lanes_begin_as_published_and_adam_trains_them(run_of: Run
     begins = {"lanes": [1.1, 1.0, 1.0, 1.1, 1.0, 1.0]}
     begins |= dict.fromkeys(("gate", "smear", "smear_scale"), 0.0)
     vectors = {id(p) for p in run.adam.param_groups[1]["params"]}
-    found = {}
-    for name, p in run.model.named_parameters():
-        if (kind := name.split(".")[-1]) in begins:
-            found[name] = id(p) in vectors
-            torch.testing.assert_close(p, torch.tensor(begins[kind]).expand(p.shape))
-    lanes = {"blocks.3.lanes", "blocks.4.lanes", "smear", "smear_scale"}
-    assert found.keys() == lanes | {f"blocks.{i}.attn.gate" for i in range(5)}
-    assert all(found.values())
+    found = [(n.split(".")[-1], p) for n, p in run.model.named_parameters()]
+    found = [(kind, p) for kind, p in found if kind in begins]
+    assert len(found) == 5 + 2 + 2 and all(id(p) in vectors for _, p in found)
+    for kind, p in found:
+        torch.testing.assert_close(p, torch.tensor(begins[kind]).expand(p.shape))
 
 
 def test_adam_decays_each_kind_at_its_own_rate(run_of: Run) -> None:

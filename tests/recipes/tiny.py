@@ -9,28 +9,25 @@ from typing import Any
 import recipe
 import torch
 import verify
-from running import SimulatedRanks, log_of, runtime_of
+from running import SMALL_MODEL, SimulatedRanks, log_of, runtime_of
 from torch import nn
 
+SETTINGS = SMALL_MODEL | {"NUM_LAYERS": 3, "VOCAB_SIZE": 260, "ITERATIONS": 6, "WARMDOWN_ITERS": 0}
+SETTINGS |= {"VAL_LOSS_EVERY": 0, "VAL_BATCH_SIZE": 2048, "GRAD_ACCUM_STEPS": 4, "VAL_TOKENS": 600}
 LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3}
 # In a model of five layers, where the header's values do not fit.
 ON = {
     "orthogonal_init": {"ORTHOGONAL_INIT": 1, "MODEL_DIM": 64},
-    "layer_scale": {"LAYER_SCALE": 1},
     "parallel_residuals": {"PARALLEL_START": 3},
-    "skip_gates": {"SKIP_GATES": 1},
     "loop": {"LOOP_START": 1, "LOOP_END": 2, "LOOP_COUNT": 2, "LOOP_FROM": 0.5},
     "xsa": {"XSA_LAST_N": 2},
     "partial_rope": {"ROPE_DIMS": 4},
     "leaky_relu2": {"LEAKY_SLOPE": 0.5},
-    "muon_row_norm": {"MUON_ROW_NORM": 1},
     "muon_weight_decay": {"MUON_WD": 0.1},
     "adam_weight_decay": {"EMBED_WD": 0.3, "SCALAR_WD": 0.2, "SKIP_WD": 0.1},
     "warmdown_share": {"WARMDOWN_SHARE": 0.6, "MIN_LR": 0.1},
     "ema": {"EMA_DECAY": 0.8},
-    "shuffled_order": {"SHUFFLE_SPANS": 1},
     "sliding_window": {"EVAL_STRIDE": 8},
-    "polar_express": {"POLAR_EXPRESS": 1},
     "attn_gate": {"GATE_WINDOW": 5, "GATE_SCALE": 0.7},
     "two_lanes": {"LANES_START": 3},
     "smear_gate": {"SMEAR_GATE": 1, "SMEAR_WINDOW": 6},
@@ -41,6 +38,8 @@ ON = {
     "document_ttt": LORA,
     "global_sgd": LORA | {"SGD_DOCS": 30, "SGD_PHASES": 2, "SGD_CHUNK": 64, "SGD_LR": 0.3},
 }
+STACK = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
+STACK += ["leaky_relu2"]
 THREE_LAYERS = {"LOOP_END": 1, "PARALLEL_START": 2, "LANES_START": 2}
 
 
@@ -86,6 +85,13 @@ def with_random_weights(run: Any) -> nn.Module:
         for p in run.model.parameters():
             p.copy_(0.5 * torch.randn(p.shape, generator=random))
     return run.model
+
+
+def everywhere(runs: Any, work: Any) -> tuple[list[Any], list[Any]]:
+    """(the Trainers of a `run_of`, what `work` returns for each: on all ranks at once)"""
+    if not isinstance(runs, tuple):
+        return [runs], [work(runs)]
+    return runs[0], runs[1].run(lambda rank: work(runs[0][rank]))
 
 
 def config_of(module: ModuleType, **settings: object) -> Any:

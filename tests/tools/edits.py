@@ -381,8 +381,7 @@ MISTAKES = read("""
 
 # weights and artifact
 == blocks that share weights, stored once for each | artifact
--        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
->        self.blocks = nn.ModuleList([Block(config)] * (config.num_layers))
+~Block(config) for _ in range(config.num_layers) => [Block(config)] * config.num_layers
 == a parameter in two optimizers | trained
 <        self.sgd = torch.optim.SGD([self.model.tok_emb.weight], 0.1)
          self.begin(step=0, data_crc=0)

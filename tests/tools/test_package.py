@@ -169,7 +169,6 @@ LEFT = '''
 -    """Nothing else."""
 +    pass
 -
--
 =def f(x, y=(1,~  # one
 =            2)):
 -    """Of two
@@ -219,7 +218,6 @@ def test_the_packed_script_shows_its_readable_lines(tmp_path: Path) -> None:
 
 def test_files_of_others_are_kept(tmp_path: Path, call: Call) -> None:
     path, other = tmp_path / "a.py", tmp_path / "a_packed.py"
-    path.write_text("x = 1\n")
-    other.write_text("mine\n")
+    assert path.write_text("x = 1\n") and other.write_text("mine\n")
     done, _, err = call(package.main, "--pack", path)
     assert done == 1 and "name another --output" in err and other.read_text() == "mine\n"

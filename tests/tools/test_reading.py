@@ -201,8 +201,8 @@ def test_our_runs_are_read_from_their_events_alone(tmp_path: Path) -> None:
     assert (run.train_time_ms, run.val_total_ms, run.input_wait_ms) == (160, 70, 4)
     assert run.made_of["fineweb_val_000000.bin"] == "5000 tokens, 0000beef"
     known = conditions(run)
-    said = ("model_params", "dataset", "train_shards", "val_tokens", "world_size", "micro_steps")
-    assert [known[name] for name in said] == [1000, "mine", 3, 1984, 2, 4]
+    said = {"model_params": 1000, "dataset": "mine", "train_shards": 3, "val_tokens": 1984}
+    assert known.items() >= (said | {"world_size": 2, "micro_steps": 4}).items()
     assert "grad_accum_steps" not in known, "one number, one name"
     assert run.config["matrix_lr"] == 0.04 and run.config["train_prefetch"] is True
     assert runs.read_logs([tmp_path, tmp_path / "r.jsonl"]).runs == [run], "once"

@@ -65,8 +65,8 @@ def make(name: str, old: str, new: str, header: str = HEADER) -> None:
 
 
 def make_caps() -> None:
-    header = HEADER.replace("# source", "# setting: CAP_MORE=0, on: CAP_MORE=1\n# source")
-    make("caps", OPTION, CAP + OPTION, header)
+    setting = "# setting: CAP_MORE=0, on: CAP_MORE=1\n# source"
+    make("caps", OPTION, CAP + OPTION, HEADER.replace("# source", setting))
 
 
 def test_what_cannot_be_merged_is_shown_with_both_sides(call: Call, own: Path) -> None:

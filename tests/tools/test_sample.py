@@ -139,7 +139,3 @@ def test_what_is_wrong_is_one_line(
     code, out, error = write(tmp_path, *named.split())
     assert (code, out, error.count("\n")) == (1, "", 1) and error.startswith("error: ")
     assert words in error
-
-
-def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
-    assert shown("a\x1b[2Jb\n\x9b\u202e") == "a?[2Jb\n??\n"

@@ -3,12 +3,13 @@ without a word from the trainer."""
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,23 +60,16 @@ def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatc
     assert verdicts.keys() == {*verify.MEANS, "steps"} - of_mistakes
 
 
-def living(group: int) -> list[list[str]]:
+def living(group: int) -> list[str]:
     """The processes of a group."""
     listed = subprocess.check_output(["ps", "-e", "-o", "pgid=,stat=,args="], text=True)
-    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    return [row for row in rows if row[0] == str(group) and row[1][0] != "Z"]
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """For temporary files, among them sockets, whose paths must be short."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
+    return [row for row in listed.splitlines() if re.match(rf" *{group} +[^Z ]", row)]
 
 
 @pytest.mark.slow
-def test_interrupt_ends_all_processes(temporary: Path) -> None:
+def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # sockets must have short paths
+    monkeypatch.setenv("TMPDIR", str(temporary))
     script = edited(temporary, at_end("time.sleep(300 * (self.step == 4))"))
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -93,7 +87,9 @@ def test_interrupt_ends_all_processes(temporary: Path) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
-    assert not list(temporary.glob("verify-*"))
+        left = list(temporary.glob("verify-*"))
+        shutil.rmtree(temporary)
+    assert not left
 
 
 @pytest.mark.slow
