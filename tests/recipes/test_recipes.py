@@ -41,15 +41,12 @@ STORED = {
     "score_first_ttt",
     "byte_sidecar",
 }  # in stacks; byte_sidecar has its own
-ALONE = [name for name in recipe.names() if name not in COMPILED | STORED]
+# With global_sgd, verify.py tries every value of the last token for many minutes.
+ALONE = [name for name in recipe.names() if name not in COMPILED | STORED | {"global_sgd"}]
 APRIL = [
     "orthogonal_init", *STACK, "muon_row_norm", "muon_weight_decay", "adam_weight_decay",
     "warmdown_share", "ema", "shuffled_order", "sliding_window", "polar_express", "attn_gate",
     "two_lanes", "smear_gate",
-]  # fmt: skip
-LAST = [
-    "documents", "document_ttt", "global_sgd", "byte_sidecar", *STACK, "orthogonal_init",
-    "muon_row_norm", "muon_weight_decay", "ema", "gptq", "brotli",
 ]  # fmt: skip
 STORE = ["gptq", "brotli", "score_first_ttt", "ema", "sliding_window", "muon_weight_decay", "xsa"]
 
@@ -87,14 +84,12 @@ def test_off_it_is_the_root_to_the_digit(names: list[str], run_of: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", [*([name] for name in ALONE), ["documents", *STACK], APRIL, LAST], ids=" ".join
+    "names", [*([name] for name in ALONE), ["documents", *STACK], APRIL], ids=" ".join
 )
 def test_verify_finds_no_fault_in_recipes_that_are_on(names: list[str], script: Callable) -> None:
     """Also on two ranks, and resumed to the bit, from before and after a loop's begin."""
-    differs = not {"sliding_window", "document_ttt", "global_sgd"}.isdisjoint(names)
+    differs = not {"sliding_window", "document_ttt"}.isdisjoint(names)
     settings = settings_of(*names, layers=3)
-    if len(names) > 1:
-        settings.pop("BYTE_SIDECAR", None)  # needs a file of its own
     options = {"quick": names != APRIL, "score_differs": differs}
     assert faults(script(*names), settings, **options) == []
 
