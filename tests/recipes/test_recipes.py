@@ -83,9 +83,7 @@ def test_off_it_is_the_root_to_the_digit(names: list[str], run_of: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names", [*([name] for name in ALONE), ["documents", *STACK], APRIL], ids=" ".join
-)
+@pytest.mark.parametrize("names", [*([name] for name in ALONE), APRIL], ids=" ".join)
 def test_verify_finds_no_fault_in_recipes_that_are_on(names: list[str], script: Callable) -> None:
     """Also on two ranks, and resumed to the bit, from before and after a loop's begin."""
     differs = not {"sliding_window", "document_ttt"}.isdisjoint(names)
