@@ -95,7 +95,7 @@ def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_is_silent_about_right_edits(name: str, tmp_path: Path) -> None:
-    edits, options = RIGHT[name]
+    _, edits, options = RIGHT[name]
     found = found_in(edited(tmp_path, edits), {"quick": False} | options)
     assert faults_of(found) == set()
     assert found["ranks"][0] == ("note" if name == "experts" else "ok")
