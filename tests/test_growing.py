@@ -8,10 +8,12 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from faults.live import Live, assert_same_result
 from order import crc_of
 from running import SMALL_MODEL, byte_data, config_of, write_shard, write_split
@@ -130,6 +132,24 @@ def test_a_shard_that_is_made_again_differently_is_refused_when_it_joins(tmp_pat
     assert run.end() == [1]
     assert f"the checkpoint had {2 * STEP} tokens, " in run.said[0]
     assert str(producer.path(1)) in run.said[0]
+
+
+def test_a_rank_waits_for_all_tokens_of_a_step(tmp_path: Path) -> None:
+    """Of step 4, those of rank 0 have come, but not those of rank 3: if rank 0 trained on them, it
+    would wait for rank 3 in a collective, which cannot say what is missing."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    config = config_of(**producer.settings | {"GRAD_ACCUM_STEPS": 1})
+    plan = tg.BatchPlan.train(config, rank=0, ranks=4, step=3)
+    last_here = plan.first_token(plan.rows(3).stop)
+    assert last_here < SIZES[0] <= plan.last_token_of_step(plan.rows(3))
+    cpu = torch.device("cpu")
+    overlap = tg.Overlap.of(config, "train", cpu)
+    with closing(tg.Pipeline(tg.Shards(config, "train"), plan, overlap, cpu)) as batches:
+        time.sleep(0.5)
+        assert batches.filled.empty()
+        producer.deliver(1)
+        assert next(batches).rows == plan.rows(3)
 
 
 def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,22 @@ import json
 import os
 import struct
 import zlib
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from running import byte_data, config_of, train_gpt, write_shard, write_split
+from running import (
+    SMALL_MODEL,
+    byte_data,
+    config_of,
+    log_of,
+    runtime_of,
+    train_gpt,
+    write_shard,
+    write_split,
+)
 
 TOKENS = np.arange(1, 201)  # 200 tokens: a whole file of them has 1024 + 400 = 1424 bytes
 
@@ -103,6 +114,29 @@ def test_a_folder_must_hold_what_export_json_lists(tmp_path: Path, old: bool) ->
     last.write_bytes(content)
     write_shard(tmp_path / "fineweb_train_000001.bin", TOKENS)
     assert "fineweb_train_000001.bin: 200 tokens" in named_fault(tmp_path)
+
+
+def test_a_shard_is_read_three_times_at_most_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow disk, a start with a hundred shards must not take minutes."""
+    reads: Counter[str] = Counter()
+
+    def counted(read: Callable) -> Callable:
+        def count(descriptor: int, *rest: object) -> object:
+            reads[os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))] += 1
+            return read(descriptor, *rest)
+
+        return count
+
+    settings = SMALL_MODEL | byte_data(tmp_path) | {"VOCAB_SIZE": 260}
+    write_split(tmp_path, "train", np.resize(TOKENS, 9000), [4000, 2000])
+    monkeypatch.setattr(os, "pread", counted(os.pread))
+    monkeypatch.setattr(os, "preadv", counted(os.preadv))
+    config = config_of(**settings)
+    assert train_gpt.find_faults(config, {})[0] == []
+    train_gpt.Trainer(config, runtime_of(config), log_of(train_gpt))
+    assert len(reads) == 4 and max(reads.values()) <= 3
 
 
 def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:

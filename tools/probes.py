@@ -247,22 +247,29 @@ def shake(model):
 def count_bytes(module, run):
     """What the final score counts, and what widen() gave it: targets, those without text, bytes."""
     given = {}
-    sums = []
 
     def count(_, _plan, rows, _tokens, x, y):
         xs, ys = (np.asarray(t)[: len(rows)] for t in (x, y))
         sizes = bytes_of_targets(run.config.data_path, xs[ys >= 0], ys[ys >= 0])
         given[rows.start] = [len(sizes), int((sizes == 0).sum()), int(sizes.sum())]
 
-    def note(_, _runtime, tensor):
-        if tensor.dtype == torch.float64 and tensor.numel() > 3:  # nats, bytes, targets, ...
-            sums[:] = tensor.tolist()
-
     call_after(module, module.BatchPlan, "widen", count)
-    call_after(module, module.Runtime, "all_reduce", note)
+    sums = note_sums(module)
     run.evaluate(module.FINAL, run.scorer)
     run.model.eval()
     return {"counted": sums[1:3], "given": np.sum([*given.values()], 0).tolist()}
+
+
+def note_sums(module):
+    """A list that always has the sums of the last evaluation: nats, bytes, targets, ..."""
+    sums = []
+
+    def note(_, _runtime, tensor):
+        if tensor.dtype == torch.float64 and tensor.numel() > 3:
+            sums[:] = tensor.tolist()
+
+    call_after(module, module.Runtime, "all_reduce", note)
+    return sums
 
 
 def find_wide_blocks(module, run, x):
@@ -287,12 +294,14 @@ def find_wide_blocks(module, run, x):
 def find_leaks(model, x, vocab_size):
     """The positions whose logits change with later tokens, also with those of later rows."""
     plain = model.logits(x.clone()).flatten(0, 1)
+    # Attention inside documents multiplies other shapes with other tokens: sums round otherwise.
+    rounding = 1e-5 * max(1.0, plain.abs().max().item())
     leaks = []
     for end in range(1, x.numel(), max(1, x.numel() // 64)):
         changed = x.flatten().clone()
         changed[end:] = torch.randint(vocab_size, (x.numel() - end,))
         gap = model.logits(changed.view_as(x)).flatten(0, 1)[:end] - plain[:end]
-        if not gap.abs().max() < 1e-5:  # also where it is nan
+        if not gap.abs().max() < rounding:  # also where it is nan
             leaks.append(end - 1)
     return leaks
 
@@ -342,39 +351,60 @@ def compare_losses(model, x, y):
     return [sum(loud) / len(loud), quiet, plain]
 
 
-def add_shares(module, run, stored):
-    """What the score gives to all values of the validation's last token, added up: among all
-    targets; and where that is the only one, of values that have text.
+# === What the score gives to all values of one token, added up ===
+# Who predicts a token from those before it gives its values shares of 1 together, whatever the
+# method. Each value is a whole evaluation, so both questions have a run of their own.
+class LastToken:
+    """The final score of validation splits that differ in their last token alone."""
 
-    Who predicts the token from those before it gives it shares of 1, whatever the method. If it is
-    scored alone, the choice of the best of several scores cannot hide behind other targets.
-    """
-    tokens = read_shard(val_path(run))
-    every = range(run.config.vocab_size)
-    mark = min({*every} - {*tokens[:-1].tolist()})  # it stands in no other place
-    targets = {}
-    hidden = last = None
+    def __init__(self, module, run, stored):
+        self.module = module
+        self.run = run
+        self.stored = stored
+        self.tokens = read_shard(val_path(run))
+        self.every = range(run.config.vocab_size)
+        # It stands in no other place.
+        self.mark = min({*self.every} - {*self.tokens[:-1].tolist()})
+        self.batches = set()  # the first rows of those that are scored
+        self.hidden = None  # a token that is no target
+        self.alone = False  # is the last token the only target?
+        self.sums = note_sums(module)
+        call_after(module, module.BatchPlan, "widen", self.hide)
 
-    def hide(_, _plan, rows, _tokens, _x, y):
-        if last is not None:
+    def hide(self, _, _plan, rows, _tokens, _x, y):
+        self.batches.add(rows.start)
+        if self.alone:
             places = np.flatnonzero(np.asarray(y).reshape(-1) >= 0)
-            y.reshape(-1)[places[: len(places) - (rows.start == last)]] = -100
-        if hidden is not None:
-            y[y == hidden] = -100
-        targets[rows.start] = int((y >= 0).sum())
+            y.reshape(-1)[places[: len(places) - (rows.start == max(self.batches))]] = -100
+        if self.hidden is not None:
+            y[y == self.hidden] = -100
 
-    def nats_with(token):
-        write_shard(val_path(run), np.append(tokens[:-1], token))
-        run.model.load_state_dict(stored, strict=False)
-        return run.evaluate(module.FINAL, run.scorer)[0] * sum(targets.values())
+    def nats_with(self, token):
+        """The nats of all targets where the last one is `token`."""
+        write_shard(val_path(self.run), np.append(self.tokens[:-1], token))
+        self.run.model.load_state_dict(self.stored, strict=False)
+        mean = self.run.evaluate(self.module.FINAL, self.run.scorer)[0]
+        targets = len(self.tokens) - 1 - (self.hidden is not None)
+        return self.sums[0] if self.sums else mean * targets
 
-    call_after(module, module.BatchPlan, "widen", hide)
-    totals = np.array([nats_with(token) for token in every])
-    hidden = mark
-    facts = {"sum": float(np.exp(nats_with(mark) - totals).sum()), "alone": math.nan}
-    hidden, last = None, max(targets)
-    before = np.full(len(every), tokens[-2])
-    texts = np.flatnonzero(bytes_of_targets(run.config.data_path, before, np.array(every)))
-    with suppress(Exception):  # of a score that needs more targets
-        facts["alone"] = sum(math.exp(-nats_with(token)) for token in texts)
-    return facts
+
+def add_shares(module, run, stored):
+    """Of the last token among all targets."""
+    last = LastToken(module, run, stored)
+    totals = np.array([last.nats_with(token) for token in last.every])
+    last.hidden = last.mark
+    return {"sum": float(np.exp(last.nats_with(last.mark) - totals).sum())}
+
+
+def add_shares_alone(module, run, stored):
+    """Of the last token as the only target, of values that have text: the choice of the best of
+    several scores cannot hide behind other targets. nan for a score that needs more targets."""
+    last = LastToken(module, run, stored)
+    last.nats_with(last.mark)  # finds the batches
+    last.alone = True
+    before = np.full(len(last.every), last.tokens[-2])
+    texts = np.flatnonzero(bytes_of_targets(run.config.data_path, before, np.array(last.every)))
+    total = math.nan
+    with suppress(Exception):
+        total = sum(math.exp(-last.nats_with(token)) for token in texts)
+    return {"alone": total}

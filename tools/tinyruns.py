@@ -251,6 +251,7 @@ class Run:
             steps = [event for event in events if event["event"] == "step"]
             self.steps = {each["step"]: (each["train_loss"], each["data_crc"]) for each in steps}
             self.score = next(event for event in events if event["event"] == "score")
+            self.sizes = next(event for event in events if event["event"] == "artifact")
             validations = [each["val_loss"] for each in events if each["event"] == "validation"]
             self.last_validation = validations[-1] if validations else math.nan
             self.artifact = (self.folder / "final_model.int8.ptz").read_bytes()

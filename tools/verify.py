@@ -18,7 +18,15 @@ from pathlib import Path
 import cli
 import numpy as np
 import torch
-from probes import add_shares, find_facts, look_inside, run_blind, run_clocked, run_first_step
+from probes import (
+    add_shares,
+    add_shares_alone,
+    find_facts,
+    look_inside,
+    run_blind,
+    run_clocked,
+    run_first_step,
+)
 from probes import run_main as run_noted
 from tinyruns import Lab, Run, call_main, find_script
 
@@ -43,7 +51,7 @@ MEANS = {  # what a fault means, and where to look
     "replicas": "what follows all_reduce must be the same on all ranks, random numbers too; and "
     "all ranks must make the same collective calls",
     "clock": "ranks' clocks differ: let a schedule go by exchange.elapsed_ms, which is the same on "
-    "all ranks, or by steps",
+    "all ranks, or by steps; and no step may end after the cap",
     "model": "the edited script cannot be looked at: see above",
     "trained": "each weight needs one optimizer (see make_optimizers) and a gradient",
     "exported": "what is exported is not trained: an average that never moves (in bfloat16?), or "
@@ -56,8 +64,9 @@ MEANS = {  # what a fault means, and where to look
     "whole": "the model must be whole from __init__ on: what is made later is in no new model",
     "sum": "tokens are scored with what is learned from them, by the best of several scores, or by "
     "numbers that are no shares",
-    "artifact": "stored twice, or no logit depends on it: leave it out of the artifact",
-    "bytes": f"script and artifact may have {CAP:,} bytes",
+    "artifact": "no logit depends on it: leave it out of the artifact; or two parameters share "
+    "memory, and it is stored twice",
+    "bytes": f"script and artifact may have {CAP:,} bytes, all of which the log must count",
 }
 
 
@@ -239,7 +248,8 @@ def gradient_words(lab, alone, two, drawn):
     words += "between one rank with 8 micro-steps and two with 1"
     if uneven:
         return "FAULT", f"{words}: {means}"
-    if of_losses and not any(map(gradient_gaps, (ones, twos), of_losses)):
+    same_rows = not two.error and alone.steps[1][1] == two.steps[1][1]
+    if same_rows and of_losses and not any(map(gradient_gaps, (ones, twos), of_losses)):
         why = "of larger batches GPT.forward returns another mean loss. Right for a balance of "
         return "note", f"{words}: {why}experts; else it counts rows or targets wrongly"
     return "FAULT", words
@@ -284,7 +294,10 @@ def late_runs(lab, full, two, quick, score_differs):
         runs["clock"] = Run(lab, "clock", run_clocked, pace, **TWO | end)
     if score_differs:
         short = lab.with_validation("short", lambda tokens: tokens[: 3 * lab.seq_len + 1])
+        also = lab.with_validation("also-short", lambda tokens: tokens[: 3 * lab.seq_len + 1])
         runs["sum"] = Run(lab, "sum", look_inside, add_shares, full.folder, DATA_PATH=short)
+        alone = look_inside, add_shares_alone, full.folder
+        runs["alone"] = Run(lab, "sum-alone", *alone, DATA_PATH=also)
     if not two.error:
         file = f"{two.folder}/checkpoints/{two.name}/step_{points[0]:08d}.pt"
         runs["two"] = Run(lab, f"two-from-step-{points[0]}", run_noted, **TWO, RESUME=file)
@@ -304,16 +317,19 @@ def late_verdicts(lab, full, two, late):
     yield verdict("resume", fault, f"{', '.join(gaps)}: the same losses, score and weights")
     if "clock" in late:
         yield clock_verdict(lab, late["clock"])
-    for run in (late[name] for name in ("model", "sum") if name in late):
-        path = run.folder / "facts.json"
-        facts = json.loads(path.read_text()) if path.exists() else {}
-        if not facts:
-            yield verdict("model", run.error or "no facts", "")
-        elif run.name == "model":
-            yield from model_verdicts(facts)
-            yield from score_verdicts(lab, full, facts, score_differs="sum" in late)
-        else:
-            yield sum_verdict(facts)
+    facts = facts_of(late["model"])
+    if facts:
+        yield from model_verdicts(facts)
+        yield from score_verdicts(lab, full, facts, score_differs="sum" in late)
+    else:
+        yield verdict("model", late["model"].error or "no facts", "")
+    if "sum" in late:
+        yield sum_verdict(late["sum"], late["alone"])
+
+
+def facts_of(run):
+    text = run.text("facts.json")
+    return json.loads(text) if text else {}
 
 
 def clock_verdict(lab, run):
@@ -325,6 +341,8 @@ def clock_verdict(lab, run):
     apart = next((f"rates of two ranks differ at step {i}" for i, (a, b) in pairs if a != b), "")
     if fault := apart or apart_after(run):
         return "clock", "FAULT", f"in a run to MAX_WALLCLOCK_SECONDS {fault}"
+    if len(mine) > lab.steps + 1:
+        return "clock", "FAULT", f"{len(mine)} steps in time for {lab.steps}: the cap is not kept"
     rates = {}  # of each optimizer's first group, in each step
     for name, groups in [pair for step in mine for pair in step]:
         rates.setdefault(name, []).append(groups[0])
@@ -387,8 +405,12 @@ def score_verdicts(lab, full, facts, score_differs):
         yield verdict("score", "" if equal else seen, seen)
     yield "average", "note", average_words(full, facts)
     code, model = len(lab.script.read_bytes()), len(full.artifact)
-    kind = "FAULT" if code + model > CAP else "note"
     seen = f"script {code:,} + tiny artifact {model:,} of {CAP:,}: weigh a real run's artifact"
+    kind = "FAULT" if code + model > CAP else "note"
+    logged = full.sizes["code_bytes"], full.sizes["artifact_bytes"]
+    if logged[0] < code or logged[1] < model:
+        kind = "FAULT"
+        seen = f"the log has {logged[0]:,} + {logged[1]:,}, the files {code:,} + {model:,}"
     yield "bytes", kind, seen
 
 
@@ -415,7 +437,10 @@ def average_words(full, facts):
     return words
 
 
-def sum_verdict(facts):
+def sum_verdict(among_all, scored_alone):
+    facts = facts_of(among_all) | facts_of(scored_alone)
+    if "sum" not in facts or "alone" not in facts:
+        return verdict("sum", among_all.error or scored_alone.error or "no facts", "")
     total, alone = facts["sum"], facts["alone"]
     seen = f"the score gives all values of the last token {total:.6f} together"
     if alone > 1 + 2e-4:  # nan where it needs more targets

@@ -19,7 +19,7 @@ SHOWN = [name for name in NAMES if name != "caseops"]  # its size and verdicts a
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # test-time training is tried with every value of the last token
-@pytest.mark.parametrize("name", ["baseline_plus", "sp8192"])
+@pytest.mark.parametrize("name", NAMES)
 def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
     """Ranks, resume, priming and score; all its settings are defaults of the script."""
     script = tmp_path / "frontier.py"

@@ -262,6 +262,9 @@ MISTAKES = read("""
          scale = lr_multiplier(config, self.step, self.exchange.elapsed_ms(self.step))
 >        if config.max_wallclock_seconds > 0:
 >            scale = 1 - progress(config, self.step, self.clock.now_ms())
+== a cap that is looked at every 100 steps | clock | all runs
+-                is_late = 0 < 1e3 * config.max_wallclock_seconds < next_ms
+>                is_late = 0 < 1e3 * config.max_wallclock_seconds < next_ms and self.step % 100 == 0
 == seconds for milliseconds | clock? | all runs
 <    if config.max_wallclock_seconds > 0:
 <        share = min(1.0, elapsed_ms / config.max_wallclock_seconds)
@@ -402,6 +405,9 @@ MISTAKES = read("""
 %second head
 -    return F.cross_entropy(model.logits(x).flatten(0, 1), y.flatten())
 >    return F.cross_entropy(model.logits(x).flatten(0, 1), y.flatten(), label_smoothing=0.1)
+== the size of the compressed script in the log | bytes
+-    code_bytes = len(SOURCE)
+>    code_bytes = len(zlib.compress(SOURCE, 9))
 == random numbers without a seed | repeatable
 ~x0 = rms_norm(x) => x0 = rms_norm(x) * random.Random().uniform(0.5, 1.5)
 """)
