@@ -162,8 +162,7 @@ def wanted_names(variant: str, train_shards: int | None, hub: Hub) -> tuple[list
         splits = {"val": num_val, "val_bytes": num_val, "train": wanted}
     for split, count in splits.items():
         names += [f"{folder}/fineweb_{split}_{i:06d}.bin" for i in range(count)]
-    foreign = [name for name in names if not re.fullmatch(FILE_NAMES, str(name))]
-    if foreign:
+    if foreign := [name for name in names if not re.fullmatch(FILE_NAMES, str(name))]:
         what = f"has {foreign[0]!r}, which is neither a shard nor a tokenizer"
         raise cli.ToolError(f"{path}: {variant} {what}")
     return names, len(names) - wanted
@@ -205,8 +204,7 @@ def download(options: argparse.Namespace, folder: Path) -> None:
 
 def verify(folder: Path) -> None:
     """Compares the files here with what was recorded. Raises ToolError for what is wrong."""
-    sums = read_sums(folder)
-    if not sums:
+    if not (sums := read_sums(folder)):
         raise cli.ToolError(f"{folder}: no checksums of a download; run without --verify")
     wrong = [name for name in sums if dataset.sha256_of(folder / name) != sums[name]]
     write_sums(folder, {**sums, **dict.fromkeys(wrong, "0" * 64)})  # the next download fetches them

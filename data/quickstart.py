@@ -145,8 +145,10 @@ def data_settings() -> dict[str, str]:
     if own.endswith(".bin") and folder.is_file():
         raise cli.ToolError(f"DATA_PATH={own}: a shard; set its folder: DATA_PATH={folder.parent}")
     if not list(folder.glob("fineweb_*.bin")) and not (folder / ".producing").exists():
+        if inside := sorted(folder.glob("*/fineweb_train_*.bin")):
+            raise cli.ToolError(f"DATA_PATH={own}: set a folder in it, such as {inside[0].parent}")
         tool = cli.command_of("data/tokenize_docs.py")
-        text = shlex.quote(own) if folder.exists() else "FILE_OR_FOLDER"
+        text = shlex.quote(own) if own and folder.exists() else "FILE_OR_FOLDER"
         remedy = f"{tool} {text} --name mine makes shards of text, and prints what to set"
         raise cli.ToolError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
     recorded = dataset.recorded_tokenizer(folder)
@@ -248,9 +250,10 @@ def train(script: Path, ranks: int, words: list[str]) -> int:
     run_id = environment.get("RUN_ID", "")
     log = Path("logs", f"{run_id}.jsonl")
     found = events(log) if log.is_file() else {}
-    settings = {"OMP_NUM_THREADS", *map(str.upper, found.get("config", {}))}
-    settings -= {"RUN_ID", "RESUME"}
-    again = {name: os.environ[name] for name in os.environ if name in settings}
+    known = {"OMP_NUM_THREADS", *map(str.upper, found.get("config", {}))} - {"RUN_ID", "RESUME"}
+    again = {name: text for name, text in os.environ.items() if name in known}
+    if code == 0 and not found:
+        raise cli.ToolError(f"--script {script}: wrote no {log}: name an edited train_gpt.py")
     if code == 0:
         write_sample(log)
         report(log, own_command({**again, "ITERATIONS": "2000"}, script, ranks))

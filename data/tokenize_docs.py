@@ -88,7 +88,9 @@ class Document(NamedTuple):
         try:
             text = self.data.decode("utf-8")
             if is_json_lines(self.path):
-                text = text_in_line(text)
+                text = text_in_line(text.removeprefix("\ufeff"))
+            elif text.count("\0") > len(text) // 3:
+                raise cli.ToolError(f"{self.path}: UTF-16? Run iconv -f UTF-16LE -t UTF-8 on it")
             text.encode("utf-8")  # JSON may hold half a surrogate pair
         except UnicodeDecodeError as error:
             line = self.place.line + self.data.count(b"\n", 0, error.start)
@@ -227,8 +229,7 @@ class Source:
 
     def count_val_docs(self) -> int:
         """A tenth of the documents, at most MAX_VAL_DOCS and at least one."""
-        count = sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS))
-        return max(1, count // 10)
+        return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
 
     def val_digests(self) -> frozenset[bytes]:
         """Digests of the validation documents. Raises ToolError if none is left for training."""
@@ -512,8 +513,7 @@ def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
         return new_state(settings)
     state = {**new_state(settings), **state}  # older ones lack what was added later
     was = state["settings"]
-    changed = [key for key in settings if was.get(key) != settings[key]]
-    if changed:
+    if changed := [key for key in settings if was.get(key) != settings[key]]:
         old, new = ({key: s.get(key) for key in changed} for s in (was, settings))
         others = "other input files, or they have changed since"
         what = others if "inputs" in changed else f"{old}, now {new}"

@@ -1,6 +1,7 @@
 """Wrong use of each program, as users meet it: one line with the remedy, an exit code, no files."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from running import ROOT, run_script
 ROWS = """
 data/quickstart.py --script none.py | 2 | --script none.py: there is no such file
 data/quickstart.py DATA_PATH=novel.txt | 2 | novel.txt --name mine makes shards of text
+data/quickstart.py DATA_PATH= | 2 | tokenize_docs.py FILE_OR_FOLDER --name mine
+data/quickstart.py DATA_PATH=sets | 2 | DATA_PATH=sets: set a folder in it, such as sets/mine
+data/quickstart.py --script cli.py DATA_PATH=sets/mine TOKENIZER_PATH=byte.json | 2 | wrote no logs/
 data/quickstart.py --steps 5 | 2 | unrecognized arguments: --steps: --help lists
 data/cached_challenge_fineweb.py --train-shards -1 | 2 | -1: write a whole number from 0 on
 data/audit.py --data docs.jsonl --tokenizer x.model | 2 | x.model: not a usable tokenizer
@@ -17,6 +21,7 @@ data/audit.py --data novel.txt --tokenizer byte.json | 2 | give a data set's fol
 data/tokenize_docs.py none.txt | 2 | no such file: name text files
 data/tokenize_docs.py novel.txt ./novel.txt | 2 | named twice
 data/tokenize_docs.py latin.txt novel.txt --bytes | 2 | iconv -f WINDOWS-1252 -t UTF-8
+data/tokenize_docs.py utf16.txt --bytes | 2 | utf16.txt: UTF-16? Run iconv -f UTF-16LE
 data/tokenize_docs.py a.png novel.txt --bytes | 2 | a binary file, no text; name text files
 data/cached_challenge_fineweb.py 5 --train-shards 3 | 2 | 5 shards: give one number
 data/tokenize_docs.py docs.jsonl --bytes | 2 | docs.jsonl:31: not an object
@@ -46,6 +51,7 @@ tools/timeline.py novel.txt | 1 | novel.txt: damaged or no trace
 tools/timeline.py novel.txt --picture p.pdf | 2 | p.pdf: must end in .svg or .png
 tools/sample.py | 1 | logs: no such file: train first, or name a log
 tools/sample.py logs/none.jsonl | 1 | logs/none.jsonl: no such file
+tools/sample.py --prompt {latin} | 2 | --prompt: not UTF-8: write it in UTF-8
 tools/verify.py none.py | 1 | none.py: no file of this name
 tools/verify.py broken.py | 1 | broken.py: line 1: invalid syntax
 tools/verify.py novel.txt | 1 | a script of Python is expected
@@ -58,6 +64,9 @@ tools/package.py --pack novel.txt --name x | 2 | --pack and --unpack stand alone
 tools/verify.py train_gpt.py ITERATIONS | 2 | ITERATIONS: settings are NAME=value
 tools/verify.py {root}/train_gpt.py MUON_BETA=1 | 1 | train_gpt.py has no such setting
 tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be given
+tools/verify.py MLP_MULT=2 train_gpt.py | 2 | settings are NAME=value, each once, after the script
+tools/verify.py train_gpt.py MLP_MULT=2 MLP_MULT=3 | 2 | NAME=value, each once
+tools/recipe.py apply ema --to x.py --set MUON_WD=1 | 1 | add a recipe that has it: muon_weight_d
 tools/recipe.py apply emma --to x.py | 1 | emma: no such recipe in {root}/records/recipes
 tools/recipe.py apply ema --to novel.txt | 1 | --to novel.txt: a script of Python is expected
 tools/recipe.py apply ema --to random.py | 1 | random is the name of a module that a trainer imports
@@ -81,23 +90,37 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "half.jsonl").write_text('{"text": "\\ud83d"}\n')
     (tmp_path / "a.png").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "utf16.txt").write_bytes("word\n\n".encode("utf-16-le") * 500)
+    (tmp_path / "sets" / "mine").mkdir(parents=True)
+    (tmp_path / "sets" / "mine" / "fineweb_train_000000.bin").touch()
+    (tmp_path / "cli.py").write_text("no = 'trainer'")
     (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 4}')
     return tmp_path
 
 
 @pytest.mark.parametrize("row", ROWS.strip().splitlines())
 def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
-    command, code, words = row.replace("{root}", str(ROOT)).split(" | ")
+    command, code, words = (
+        row.replace("{root}", str(ROOT)).replace("{latin}", "\udce9").split(" | ")
+    )
     program, *arguments = command.split()
     arguments += ["--out", "made"] if "tokenize_docs" in program else []
     done = run_script(ROOT / program, folder, *arguments)
     assert done.code == int(code), done.err
-    assert done.out == "" or "tokenize_docs" in program, "its progress"
+    assert done.out == "" or re.search("tokenize_docs|--script cli", row), "its progress"
     assert words in done.err and done.err.count("\n") == 1, done.err
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made(folder))
 
 
 def made(folder: Path) -> list[Path]:
     """Files that were not there before."""
-    given = {"novel.txt", "latin.txt", "docs.jsonl", "half.jsonl", "keys.jsonl"}
+    given = {
+        "utf16.txt",
+        "fineweb_train_000000.bin",
+        "novel.txt",
+        "latin.txt",
+        "docs.jsonl",
+        "half.jsonl",
+        "keys.jsonl",
+    }
     return [Path(top, name) for top, _, names in os.walk(folder) for name in {*names} - given]

@@ -206,9 +206,9 @@ class Ablation:
 
     def check(self, run: Planned, log: Run) -> None:
         """Did the run have the settings that were varied? Its log says it."""
-        for name, text in run.arm.settings:
-            had, fault = log.config.get(name.lower()), ""
-            if had is None and not SURROUNDINGS.match(name):
+        for name, text in (*run.arm.settings, ("SEED", str(run.seed))):
+            had, fault = log.config.get(name.lower()) if name.isupper() else None, ""
+            if had is None and not SURROUNDINGS.match(name) and name != "SEED":
                 fault = f"--vary {name}: {self.log(run)} has no such setting: see --help"
             elif isinstance(had, int | float) and had != float(text):
                 words = "the command sets it itself: take it out of the command"
@@ -238,7 +238,7 @@ class Ablation:
             print(last_lines(self.folder / f"{self.run_id(run)}.out"), flush=True)
             failures.append(f"{label}: exit code {code}{unfinished}")
             if code == 0 and not self.log(run).exists():
-                raise ToolError(f"{self.log(run)} was not written: name a command that trains")
+                raise ToolError(f"{self.log(run)} was not written: train, and set no RUN_ID")
             if code == 2:
                 reason = "the command refuses what it is given (above): nothing more was run"
                 raise ToolError(f"{label}: {reason}")

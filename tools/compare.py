@@ -25,7 +25,7 @@ import cli
 import configuration
 import picture
 from cli import cell, counted, some, table
-from configuration import faults_of_group, faults_of_split, seed_groups, telling, trace
+from configuration import conditions, faults_of_group, faults_of_split, seed_groups, telling, trace
 from runs import NO_LOGS, Logs, Run, read_logs
 from significance import CAP_BYTES, Comparison, compare_samples, spread, value_of, welch
 
@@ -51,7 +51,10 @@ def compare_groups(
     if len(kinds) > 1:
         text = f"the results come from different evaluations ({', '.join(kinds)})"
         notes.append(f"{text}: their difference is the model's and the evaluation's")
-    if allow:
+    known = {name for run in runs for name in (*conditions(run), *run.config)}
+    if unknown := [name for name in allow if name.lower() not in known]:
+        notes.append(f"--allow does nothing for {some(unknown)}: no run has such a condition")
+    elif allow:
         notes.append(f"--allow: the runs of a group may differ in {some(allow)}")
     if apart := telling(runs):
         notes.append(f"A and B differ in {some(apart)}: which is better is tested, not why")
@@ -105,17 +108,17 @@ def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
-    conditions, equal = configuration.differences(runs)
+    different, equal = configuration.differences(runs)
     numbers = [run.known_seed for run in runs]
     seeds = {seed: [i for i, other in enumerate(numbers) if other == seed] for seed in numbers}
     rows = [("seed", value_words([*seeds.items()]))]
-    for d in conditions:
+    for d in different:
         unknown = f" | not known: {counted(d.unknown)}" if d.unknown else ""
         rows.append((d.name + " (harmless)" * d.harmless(), value_words(d.values) + unknown))
     lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
-    if not conditions and all(run.steps for run in runs):
+    if not different and all(run.steps for run in runs):
         lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
     return lines
 

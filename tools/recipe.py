@@ -305,6 +305,9 @@ def apply_recipes(options: argparse.Namespace) -> None:
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     assigned |= assignments(options.set or [])
+    for setting in assigned.keys() - {name for recipe in recipes for name in recipe.settings}:
+        if owners := [name for name in names() if setting in load(name).settings]:
+            raise ToolError(f"--set {setting}: add a recipe that has it: {' or '.join(owners)}")
     text = with_defaults(combined(root_text(), recipes), assigned)
     made_by = f"{MADE_BY}{', '.join(wanted)}" + f"; stack {options.stack}" * bool(options.stack)
     target.write_text(f"{made_by}\n{text}", encoding="utf-8")

@@ -76,16 +76,22 @@ def load(log: Run) -> tuple[Any, Any]:
     return model.to(device).eval(), config
 
 
-def coder_of(log: Run, path: Path) -> tuple[Callable, Callable, int]:
+def coder_of(log: Run, path: Path, size: int) -> tuple[Callable, Callable, int]:
     """encode, decode and BOS of the run's tokenizer: a SentencePiece .model or a byte .json."""
     path = Path(os.environ.get("TOKENIZER_PATH", path))
     data = read_file(path) if path.is_file() else b""
+    other = ToolError(f"{path}: missing, or not the run's tokenizer: set TOKENIZER_PATH")
     if log.made_of.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
-        raise ToolError(f"{path}: missing, or not the run's tokenizer: set TOKENIZER_PATH")
+        raise other
     if path.suffix != ".json":
         import sentencepiece
 
-        pieces = sentencepiece.SentencePieceProcessor(model_proto=data)
+        try:
+            pieces = sentencepiece.SentencePieceProcessor(model_proto=data)
+        except RuntimeError:
+            raise other from None
+        if len(pieces) != size:
+            raise other
         return pieces.encode, pieces.decode, pieces.bos_id()
     form = json.loads(data)
     offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
@@ -116,29 +122,31 @@ def write(model: Any, tokens: list[int], config: Any, options: argparse.Namespac
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("log", type=Path, nargs="?", help="logs/<RUN_ID>.txt or .jsonl (default: the newest one)")
     add("--prompt", default="", help="text to continue (default: a new document)")
     add("--length", type=number(int, 1), default=200, metavar="N", help="tokens (default: 200)")
     add("--temperature", type=number(float, 0), default=0.8, metavar="T", help="default: 0.8")
     add("--seed", type=number(int, 0), default=1337, metavar="N", help="default: 1337")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.prompt != options.prompt.encode("utf-8", "replace").decode():
+        parser.error("--prompt: not UTF-8: write it in UTF-8")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     log = run_of(options.log)
     model, config = load(log)
-    encode, decode, bos = coder_of(log, Path(config.tokenizer_path))
+    encode, decode, bos = coder_of(log, Path(config.tokenizer_path), config.vocab_size)
     tokens = write(model, [bos, *encode(options.prompt)], config, options)
     result, path = log.result, Path(log.path)
     score = f"val_bpb {result.val_bpb:.4f}" if result else f"no score ({log.status})"
     print(f"run {path.stem}, {score}, {path.with_suffix('.int8.ptz')}", file=sys.stderr)
     sys.stdout.reconfigure(errors="backslashreplace")
-    print(
-        "\n".join(map(plain, decode(tokens[1:]).expandtabs().split("\n")))
-    )  # a model may write anything
+    text = decode(tokens[1:]).expandtabs()
+    print("\n".join(map(plain, text.split("\n"))))  # a model may write anything
     return 0
 
 

@@ -471,9 +471,10 @@ def main(arguments):
     script = options.pop("script")
     settings = {}
     for pair in options.pop("settings"):
-        name, equals, settings[name] = pair.partition("=")
-        if not equals:
-            parser.error(f"{pair}: settings are NAME=value")
+        name, equals, text = pair.partition("=")
+        if not equals or name in settings:
+            parser.error(f"{pair}: settings are NAME=value, each once, after the script")
+        settings[name] = text
     return cli.run(lambda: prove(script, settings, **options))
 
 

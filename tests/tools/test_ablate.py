@@ -140,6 +140,7 @@ def test_a_setting_that_the_log_does_not_have_ends_it(place: Place) -> None:
     """After one run, not after all of them."""
     for vary, words in (
         ("TRAIN_PREFTECH=0,1", "has no such setting: see --help"),
+        ("knob=0,1", "has no such setting: see --help"),
         ("KNOB=99,0", "the command refuses what it is given (above): nothing more was run"),
     ):
         before = len(place.starts())
@@ -286,7 +287,14 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
 
 
 def test_a_command_that_sets_the_variable_itself_is_named(place: Place, call: Call) -> None:
-    Path("run.sh").write_text(f"KNOB=1 exec {sys.executable} fake.py\n")
-    code, _, err = call(ablate.main, "--vary", "KNOB=1,2", "--", "bash", "run.sh")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "KNOB=2: the run had 1.0: the command sets it itself" in err
+    for number, (own, words) in enumerate(
+        (
+            ("KNOB=1", "KNOB=2: the run had 1.0: the command sets it itself"),
+            ("SEED=5", "SEED=1337: the run had 5: the command sets it itself"),
+            ("RUN_ID=x", "was not written: train, and set no RUN_ID"),
+        )
+    ):
+        Path("run.sh").write_text(f"{own} exec {sys.executable} fake.py\n")
+        words_before = ("--vary", "KNOB=1,2", "--out", f"out{number}", "--")
+        code, _, err = call(ablate.main, *words_before, "bash", "run.sh")
+        assert (code, err.count("\n")) == (2, 1) and words in err

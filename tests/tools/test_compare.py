@@ -169,6 +169,8 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     assert code == 0 and remark in out, "one remark for all"
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b, "--allow", "MATRIX_RL")
+    assert code == 0 and "note: --allow does nothing for MATRIX_RL: no run has such" in out
 
 
 def test_runs_on_other_validation_shards_are_not_compared(tmp_path: Path, call: Call) -> None:
