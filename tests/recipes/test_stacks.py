@@ -14,7 +14,6 @@ from significance import CAP_BYTES
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = sorted(path.stem for path in (ROOT / "records" / "stacks").glob("*.json"))
-SHOWN = [name for name in NAMES if name != "caseops"]  # its size and verdicts are not known yet
 
 
 @pytest.mark.slow
@@ -41,7 +40,7 @@ def test_a_stack_is_a_script_with_its_settings_as_defaults(name: str, script: Ca
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_stack_of_full_size_is_within_the_limit(name: str, script: Callable) -> None:
     """Random weights are an upper estimate: trained ones of this shape are easier to compress."""
     module = script("--stack", name)
