@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import Reference
 from running import log_of, write_split
-from test_records_of_april import Reference
 from tiny import STACK, config_of, everywhere, module_of, settings_of, with_random_weights
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -257,40 +257,6 @@ def inputs_of(module: torch.nn.Module) -> list[Any]:
     return seen
 
 
-def test_bigram_hash_looks_up_each_pair(run_of: Run) -> None:
-    model = with_random_weights(run_of(("bigram_hash",), **settings_of("bigram_hash")))
-    rows, embedded = inputs_of(model.bigram), inputs_of(model.blocks[0])
-    tokens = tokens_of(2, 32)
-    with torch.no_grad():
-        model.logits(tokens)
-        wanted = torch.empty(2, 32, 32)
-        for b, t in itertools.product(range(2), range(32)):
-            pair = 96
-            if t:
-                pair = (36313 * int(tokens[b, t]) ^ 27191 * int(tokens[b, t - 1])) % 96
-            assert rows[0][0][b, t] == pair
-            hashed = model.bigram_proj.weight @ model.bigram.weight[pair] * model.bigram_scale
-            wanted[b, t] = tg.rms_norm(model.tok_emb.weight[tokens[b, t]] + hashed)
-    torch.testing.assert_close(embedded[0][0], wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_smear_gate_mixes_neighbours_of_a_document(run_of: Run) -> None:
-    model = with_random_weights(run_of(("smear_gate",), SMEAR_GATE=1))
-    embedded = inputs_of(model.blocks[0])
-    tokens = tokens_of(2, 32)
-    tokens[0, 7] = 1
-    with torch.no_grad():
-        model.logits(tokens)
-        plain = tg.rms_norm(model.tok_emb.weight[tokens])
-        gate = 1 / (1 + (-model.smear).exp())
-        for b, t in itertools.product(range(2), range(32)):
-            before = plain[b, t - 1] if t else torch.zeros(32)
-            wanted = (1 - gate) * plain[b, t] + gate * before
-            wanted = plain[0, 7] if (b, t) == (0, 7) else wanted
-            torch.testing.assert_close(embedded[0][0][b, t], wanted, rtol=1e-5, atol=1e-6)
-    assert embedded[0][0] is embedded[0][1], "x0 is mixed, too"
-
-
 def test_longer_rows_double_in_equal_parts_and_are_those_of_the_shards(
     run_of: Run, data: SimpleNamespace
 ) -> None:
