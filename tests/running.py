@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import sentencepiece
 
 import train_gpt
 
@@ -63,13 +64,26 @@ def write_split(folder: Path, split: str, tokens: np.ndarray, sizes: list[int]) 
             write_shard(folder / f"fineweb_{split}_{number:06d}.bin", part)
 
 
+def train_tokenizer(path: Path, texts: list[str], **options: object) -> Path:
+    """A SentencePiece model with the challenge's control tokens and, unless `options` say other, a
+    piece for each byte, of texts that stay as they are."""
+    common = {"model_type": "bpe", "vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2}
+    common |= {"byte_fallback": True, "add_dummy_prefix": False, "remove_extra_whitespaces": False}
+    common |= {"normalization_rule_name": "identity"}
+    common |= {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=file, **common | options
+        )
+    return path
+
+
 @dataclasses.dataclass
 class Corpus:
     folder: Path
     tokenizer: Path
     train: np.ndarray
     val: np.ndarray
-    val_text_bytes: int
 
     @property
     def env(self) -> dict[str, str]:
@@ -239,21 +253,6 @@ def open_pipeline(
 train_gpt.torch.set_num_threads(1)
 
 
-class Recorder(train_gpt.RunLog):
-    """A log that writes no file: what was logged is in `lines` and `events`."""
-
-    def __init__(self) -> None:
-        super().__init__("recorder")
-        self.lines: list[str] = []
-        self.events: list[dict[str, Any]] = []
-
-    def line(self, text: str) -> None:
-        self.lines += text.splitlines()
-
-    def event(self, name: str, **values: Any) -> None:
-        self.events.append({"event": name, **values})
-
-
 class SimulatedRanks:
     """Ranks that are threads of this process: their sums and broadcasts meet at a barrier.
 
@@ -304,7 +303,7 @@ class SimulatedRanks:
             return list(pool.map(attempt, range(len(self.runtimes))))
 
 
-def log_of(module: ModuleType) -> train_gpt.RunLog:
+def log_of(module: ModuleType = train_gpt) -> train_gpt.RunLog:
     """A log that writes no file: what was logged is in `lines` and `events`."""
     log = module.RunLog("r")
     log.lines = []

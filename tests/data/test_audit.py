@@ -17,7 +17,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import SMALL_MODEL, TRAINER, run_script, write_split
+from running import SMALL_MODEL, TRAINER, run_script, train_tokenizer, write_split
 
 SPACE, BOS = "\u2581", 1
 TEXT = (
@@ -26,11 +26,11 @@ TEXT = (
 )
 RARE = ["日本", "😀", "\u2581bar\u2581", "ﬁ", "\ufffd", "a\nb\tc", "\u00a0x\u3000", "  two"]
 VARIANTS = {
-    "nmt_nfkc": {"normalization_rule_name": "nmt_nfkc"},
-    "identity": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
-    "dummy_prefix": {"normalization_rule_name": "nmt_nfkc", "add_dummy_prefix": True},
+    "nmt_nfkc": {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
+    "identity": {},
+    "no_byte_fallback": {"byte_fallback": False},
 }
-VARIANTS["no_byte_fallback"] = VARIANTS["identity"] | {"byte_fallback": False}
+VARIANTS["dummy_prefix"] = VARIANTS["nmt_nfkc"] | {"add_dummy_prefix": True}
 MARKS = ["\ue001", "\ue002", "\ue003", "\ue004"]
 VARIANTS["caseops"] = VARIANTS["nmt_nfkc"] | {"user_defined_symbols": MARKS}
 
@@ -58,17 +58,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     models = {"byte": folder / "byte.json"}
     models["byte"].write_text('{"config": {"byte_offset": 4}}')  # as the challenge's tool writes it
     for name, variant in VARIANTS.items():
-        written = io.BytesIO()
-        common = {"vocab_size": 420, "byte_fallback": True, "character_coverage": 0.98}
-        common |= {"model_type": "bpe", "minloglevel": 2, "hard_vocab_limit": False}
-        common |= {"pad_id": 0, "bos_id": BOS, "eos_id": 2, "unk_id": 3, "add_dummy_prefix": False}
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=written,
-            **common | variant,
-        )
-        models[name] = folder / f"{name}.model"
-        models[name].write_bytes(written.getvalue())
+        path = folder / f"{name}.model"
+        models[name] = train_tokenizer(path, sentences, character_coverage=0.98, **variant)
     return models
 
 

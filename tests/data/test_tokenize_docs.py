@@ -18,7 +18,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import ROOT
+from running import ROOT, train_tokenizer
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
@@ -189,24 +189,13 @@ def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
 # === TOKENIZERS THAT DO NOT COVER THE TEXT ========================================================
 
 
-def train_model(path: Path, texts: list[str], **options: object) -> Path:
-    defaults = {"model_type": "bpe", "vocab_size": 350, "hard_vocab_limit": False}
-    defaults |= {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
-    defaults |= {"add_dummy_prefix": False, "normalization_rule_name": "identity"}
-    defaults |= {"remove_extra_whitespaces": False, "byte_fallback": True}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_prefix=str(path), **(defaults | options)
-    )
-    return path.with_suffix(".model")
-
-
 PLAIN = [f"some plain words {number} and more of them" for number in range(99)]
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
 def test_a_tokenizer_without_a_space_is_refused(tmp_path: Path, byte_fallback: bool) -> None:
     texts = [text.replace(" ", "") for text in PLAIN]
-    model = train_model(tmp_path / "m", texts, byte_fallback=byte_fallback)
+    model = train_tokenizer(tmp_path / "m.model", texts, byte_fallback=byte_fallback)
     path = write_jsonl(tmp_path / "docs.jsonl", PLAIN)
     with pytest.raises(ToolError, match="no piece for a single space: .*leave out --model"):
         run(path, "--out", tmp_path / "out", "--model", model)
@@ -216,7 +205,7 @@ def test_a_tokenizer_without_a_space_is_refused(tmp_path: Path, byte_fallback: b
 def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "docs.jsonl", ["a ä", *PLAIN, "ö ü"])
     arguments = [path, "--num-val-docs", 1, "--out", tmp_path]
-    model = train_model(tmp_path / "unknown", PLAIN, byte_fallback=False, vocab_size=100)
+    model = train_tokenizer(tmp_path / "unknown.model", PLAIN, byte_fallback=False, vocab_size=100)
     said = run(*arguments, "--name", "unknown", "--model", model)
     assert "WARNING: 1 validation tokens and 2 training tokens have wrong byte counts" in said
 
@@ -224,7 +213,7 @@ def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
 def test_a_tokenizer_of_another_script_is_used(tmp_path: Path) -> None:
     """It has no piece for a or b, and byte pieces count right."""
     texts = [f"λόγος και μέτρο {number}" for number in range(99)]
-    model = train_model(tmp_path / "m", texts)
+    model = train_tokenizer(tmp_path / "m.model", texts)
     said = run(write_jsonl(tmp_path / "d.jsonl", texts), "--out", tmp_path, "--model", model)
     assert "90 training documents" in said and "WARNING" not in said
 
