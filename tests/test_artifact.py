@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from faults.live import Live
-from running import SMALL_MODEL, Recorder, byte_data, config_of
+from running import SMALL_MODEL, byte_data, config_of
 from running import train_gpt as tg
 from torch import Tensor
 
@@ -223,19 +223,6 @@ def test_a_file_is_replaced_when_all_of_it_is_on_the_disk_or_not_at_all(
     assert happened == (["fsync"] if fails == "fsync" else ["fsync", "replace"])
     assert path.read_bytes() == (b"old" if fails else b"n" * 5000)
     assert os.listdir(tmp_path) == ["model.ptz"]
-
-
-def test_the_artifact_goes_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be written, test_ends.py has what the run says."""
-    monkeypatch.chdir(tmp_path)
-    Path("final_model.int8.ptz").mkdir()
-    log = Recorder()
-    log.path = Path("logs/r.txt")
-    log.path.parent.mkdir()
-    tg.write_results(log, b"artifact", b"model")
-    assert log.lines == ["WARNING: final_model.int8.ptz: Is a directory"]
-    written = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == {"r.int8.ptz": b"artifact", "final_model.pt": b"model"}
 
 
 # --- A run's end ----------------------------------------------------------------------------------

@@ -220,12 +220,14 @@ def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict
     assert all(path.exists() for path in copies)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, data: dict) -> None:
+def test_a_full_disk_costs_a_file_and_not_the_run(tmp_path: Path, data: dict) -> None:
     for step in range(4, 21, 4):  # where the unfinished file would be
         (tmp_path / f"checkpoints/r/step_{step:08d}.tmp").mkdir(parents=True)
+    (tmp_path / "final_model.pt").mkdir()
     run = Live(tmp_path, **data).finish()
     warnings = re.findall("WARNING: checkpoints/r/step_000000(..).pt: Is a directory", run.log)
     assert warnings == ["04", "08", "12", "16", "20"]
+    assert "WARNING: final_model.pt: Is a directory\n" in run.out and run.artifact()
 
 
 RATE = "    return min(1.0, steps_left / config.warmdown_iters)"
