@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from running import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
+from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of
 from running import train_gpt as tg
 
 pytestmark = pytest.mark.timeout(120)
@@ -29,7 +29,7 @@ def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trainer_of(config: tg.Config, runtime: tg.Runtime) -> tg.Trainer:
-    trainer = tg.Trainer(config, runtime, Recorder())
+    trainer = tg.Trainer(config, runtime, log_of())
     for group in trainer.groups:
         group["base_lr"] = group["lr"]
     return trainer

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from faults.live import Live
-from running import ROOT, SMALL_MODEL, Recorder, byte_data, config_of, runtime_of, train_gpt
+from running import ROOT, SMALL_MODEL, byte_data, config_of, log_of, runtime_of, train_gpt
 
 pytestmark = pytest.mark.timeout(300)
 BREAKDOWN = re.compile(
@@ -138,7 +138,7 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     data: dict, slowest: float, percent: float
 ) -> None:
     config = config_of(**data)
-    run = train_gpt.Trainer(config, runtime_of(config), Recorder())
+    run = train_gpt.Trainer(config, runtime_of(config), log_of())
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
     run.runtime.gather = lambda value: [value, slowest]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference import Reference
-from running import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
+from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of
 from running import train_gpt as tg
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -128,7 +128,7 @@ def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
         config = config_of(**{**SMALL_MODEL, **data, "SEED": seed})
         torch.manual_seed(seed)
         expected = plain_state(config)
-        state = tg.Trainer(config, runtime_of(config), Recorder()).model.state_dict()
+        state = tg.Trainer(config, runtime_of(config), log_of()).model.state_dict()
         assert all(torch.equal(t, expected[name]) for name, t in state.items())
 
 
