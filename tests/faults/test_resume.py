@@ -184,23 +184,6 @@ def test_resume_of_a_finished_run_scores_again(tmp_path: Path, data: dict, whole
     assert "is of other things: SEED: 9 here, 1337 there" in refusal(folder, **again | {"SEED": 9})
 
 
-def test_an_error_in_quantize_costs_no_step(tmp_path: Path, data: dict) -> None:
-    """The last state is on the disk; with the mended script only the export is repeated."""
-    small = {"SMALL = 65_536": "SMALL = 10"}
-    line = "    matrix = t.ndim == 2\n"
-    broken = small | {line: line + '    raise ValueError("a bad bin")\n'}
-    settings = data | {"CHECKPOINT_EVERY": 0}
-    run = Live(tmp_path / "run", edits=broken, **settings)
-    assert run.end() == [1] and run.status == ("failed", 1)
-    assert run.events("end")[0]["error"] == "a bad bin" and "ValueError: a bad bin" in run.err
-    assert run.checkpoints() == [20] and not run.events("score")
-    steps = run.log.count("\nstep:")
-    run = Live(run.folder, edits=small, **settings | {"RESUME": "auto"}).finish()
-    assert run.log.count("\nstep:") == steps and "no step is left: packs and scores" in run.log
-    straight = Live(tmp_path / "straight", edits=small, **settings).finish()
-    assert_same_result(run, straight)
-
-
 # Saving
 
 
