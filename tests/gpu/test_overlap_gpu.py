@@ -89,24 +89,6 @@ def test_validation_takes_the_same_way(tmp_path: Path) -> None:
     assert_tokens_of_the_shards(found, "val")
 
 
-class Careless(train_gpt.Pipeline):
-    """Does not wait until the tokens of a slot have been widened: it waits for an event that was
-    never recorded, which passes at once."""
-
-    def _upload(self, slot: train_gpt.Slot) -> None:
-        slot.widened = torch.cuda.Event()
-        super()._upload(slot)
-
-
-def test_a_slot_that_is_overwritten_would_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tests above can fail: without that wait an upload overtakes the stalled reading."""
-    monkeypatch.setattr(train_gpt, "Pipeline", Careless)
-    with pytest.raises(AssertionError):
-        assert_tokens_of_the_shards(batches_of(tmp_path, "train", True, TRAIN_PREFETCH_QUEUE=4))
-
-
 # === The script ===
 MODEL = {
     **SMALL_MODEL,
