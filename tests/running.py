@@ -170,6 +170,13 @@ def run_script(
     return Finished(code, out, err, folder)
 
 
+def torchrun(script: Path, ranks: int, *more: str) -> list[str]:
+    """The command that runs a script on so many ranks of this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", *more]
+    return [*command, str(script)]
+
+
 def run_trainer(
     folder: Path,
     *,
@@ -180,12 +187,8 @@ def run_trainer(
 ) -> Finished:
     """Runs the script in `folder` as users do: by Python for ranks=0, else by torchrun."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable]
-    if ranks:
-        command += ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
     done = subprocess.run(
-        [*command, str(script)],
+        torchrun(script, ranks) if ranks else [sys.executable, str(script)],
         cwd=folder,
         text=True,
         env=clean_environment(**settings),
@@ -198,6 +201,21 @@ def run_trainer(
 def heed_interrupts() -> None:
     """For a child's start: what a background job starts ignores SIGINT, and Python keeps that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def started(command: list[object], **options: Any) -> subprocess.Popen[str]:
+    """In a session of its own, with pipes for what it prints."""
+    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes |= {"preexec_fn": heed_interrupts, "start_new_session": True}
+    return subprocess.Popen([*map(str, command)], **pipes | options)
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Returns when it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen within {seconds} s"
+        time.sleep(0.02)
 
 
 def free_port() -> int:
@@ -247,6 +265,16 @@ def open_pipeline(
         plan = train_gpt.BatchPlan.val(config, shards.ends[-1], runtime.rank, runtime.world_size)
     overlap = replaced.pop("overlap", None) or train_gpt.Overlap.of(config, split, runtime.device)
     return train_gpt.Pipeline(shards, plan, overlap, runtime.device, **replaced)
+
+
+class Command:
+    """Pickled, it makes a folder where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple]:
+        return os.mkdir, (str(self.path),)
 
 
 # For small tensors a second thread only waits, and slows other processes down.

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from faults.live import Live
-from running import SMALL_MODEL, byte_data, config_of
+from running import SMALL_MODEL, Command, byte_data, config_of
 from running import train_gpt as tg
 from torch import Tensor
 
@@ -179,16 +179,6 @@ def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -
 
 
 # --- Files on the disk ----------------------------------------------------------------------------
-
-
-class Command:
-    """Pickled, it runs a command where it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, tuple]:
-        return os.mkdir, (str(self.path),)
 
 
 def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> None:

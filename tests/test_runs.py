@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from running import (
     byte_data,
     clean_environment,
     config_of,
-    free_port,
     run_trainer,
+    torchrun,
 )
 
 # Whole lines in this order, and further words may stand at their ends. <n> is a whole number, <.4f>
@@ -227,7 +226,7 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
     run = Live(tmp_path, ranks, slow, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
     milliseconds, steps = map(int, re.search(line, run.log, re.MULTILINE).groups())
-    assert 2000 < milliseconds <= 2700 and steps > 10
+    assert 2000 < milliseconds <= 2700 and steps > 3
     assert [event["step"] for event in run.events("validation")] == [steps]
     assert run.events("step")[-1]["step"] == steps, "the last loss is logged"
 
@@ -256,23 +255,15 @@ def test_a_second_run_in_the_folder_overwrites_no_result(data: dict, tmp_path: P
 # What is scored is logits
 
 
-SCORED = {  # an edit, and does it change what is trained?
-    "label smoothing": ("y.flatten())", "y.flatten(), label_smoothing=0.1)", True),
-    "a loss that is scaled": ("y.flatten())", "y.flatten()) * 0.5", False),
-    "a loss in training alone": ("y.flatten())", "y.flatten()) / self.training", False),
-}
-
-
-@pytest.mark.parametrize("case", SCORED)
-def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path, case: str) -> None:
-    """Before the first step all have the same weights."""
-    old, new, changes = SCORED[case]
+def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path) -> None:
+    """Whatever an edit makes of the loss in training; before the first step all have the same
+    weights."""
     line = "        return F.cross_entropy(self.logits(x).flatten(0, 1), "
-    run = Live(tmp_path, 0, {line + old: line + new}, **data).finish()
+    loss = "y.flatten(), label_smoothing=0.1) / self.training"
+    run = Live(tmp_path, 0, {line + "y.flatten())": line + loss}, **data).finish()
     before, theirs = (each.events("validation")[0] for each in (run, plain))
     assert before["val_bpb"] == theirs["val_bpb"]
-    if changes:
-        assert run.events("step")[-1]["train_loss"] != plain.events("step")[-1]["train_loss"]
+    assert run.events("step")[-1]["train_loss"] != plain.events("step")[-1]["train_loss"]
 
 
 # Machines
@@ -280,9 +271,8 @@ def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path, c
 
 def launch(folders: list[Path], env: dict[str, object]) -> list[str]:
     """A launcher with one rank in each folder; what they print."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
-    command += ["--rdzv_id=two", "--rdzv_backend=c10d", "--local_addr=localhost"]
-    command += [f"--rdzv_endpoint=localhost:{free_port()}", str(ROOT / "train_gpt.py")]
+    more = "--nnodes=2", "--rdzv-id=two", "--local-addr=localhost"
+    command = torchrun(ROOT / "train_gpt.py", 1, *more)
     env = clean_environment(**{**env, "DATA_PATH": "data", "TOKENIZER_PATH": "spm.model"})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     nodes = [subprocess.Popen(command, cwd=folder, env=env, **pipes) for folder in folders]

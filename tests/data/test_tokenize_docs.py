@@ -203,19 +203,17 @@ def test_a_tokenizer_without_a_space_is_refused(tmp_path: Path, byte_fallback: b
 
 
 def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
+    """A letter without a piece is bytes, also all of another script, or else unknown."""
     path = write_jsonl(tmp_path / "docs.jsonl", ["a ä", *PLAIN, "ö ü"])
     arguments = [path, "--num-val-docs", 1, "--out", tmp_path]
-    model = train_tokenizer(tmp_path / "unknown.model", PLAIN, byte_fallback=False, vocab_size=100)
-    said = run(*arguments, "--name", "unknown", "--model", model)
+    greek = [f"λόγος και μέτρο {number}" for number in range(99)]
+    for byte_fallback, texts, size in ((True, greek, 350), (False, PLAIN, 100)):
+        name = f"fallback_{byte_fallback}"
+        path = tmp_path / f"{name}.model"
+        train_tokenizer(path, texts, byte_fallback=byte_fallback, vocab_size=size)
+        said = run(*arguments, "--name", name, "--model", path)
+        assert "100 training documents" in said and ("WARNING: " in said) != byte_fallback
     assert "WARNING: 1 validation tokens and 2 training tokens have wrong byte counts" in said
-
-
-def test_a_tokenizer_of_another_script_is_used(tmp_path: Path) -> None:
-    """It has no piece for a or b, and byte pieces count right."""
-    texts = [f"λόγος και μέτρο {number}" for number in range(99)]
-    model = train_tokenizer(tmp_path / "m.model", texts)
-    said = run(write_jsonl(tmp_path / "d.jsonl", texts), "--out", tmp_path, "--model", model)
-    assert "90 training documents" in said and "WARNING" not in said
 
 
 # === THE EXACT TEXT ===============================================================================

@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -20,8 +18,9 @@ from running import (
     ask_server,
     clean_environment,
     free_port,
-    heed_interrupts,
     start_script,
+    started,
+    torchrun,
 )
 
 TIMEOUT_S = 120  # of every wait
@@ -90,19 +89,10 @@ class Live:
         self.codes[pid] = None
 
     def launch(self, ranks: int, restarts: int, settings: dict) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
-        command += [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}", str(self.script)]
+        command = torchrun(self.script, ranks, f"--max-restarts={restarts}")
         with open(self.folder / "out", "w") as out, open(self.folder / "err", "w") as err:
-            self.launcher = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=clean_environment(**settings),
-                stdout=out,
-                stderr=err,
-                preexec_fn=heed_interrupts,
-                start_new_session=True,
-            )
+            place = {"cwd": self.folder, "env": clean_environment(**settings)}
+            self.launcher = started(command, **place, stdout=out, stderr=err)
 
     def text(self, name: str) -> str:
         path = self.folder / name

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from running import Command
 
 from faults.live import Live, assert_same_result
 
@@ -259,13 +260,6 @@ def test_an_older_checkpoint_is_refused(tmp_path: Path, data: dict, whole: Whole
     assert other.artifact() == whole(0).artifact()
 
 
-class Command:
-    """A pickle that runs a command when it is loaded."""
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, ("executed",)
-
-
 NOT_LOADED = {  # a file, and the reason that is given
     "missing": "no such file",
     "cut": "File is not a zip file",
@@ -287,10 +281,10 @@ def test_a_bad_checkpoint_is_one_line(tmp_path: Path, data: dict, whole: Whole, 
     elif case == "weights":
         shutil.copy(whole(0).folder / "final_model.pt", path)
     elif case == "command":
-        torch.save({"made_of": {}, "held": {}, "step": Command()}, path)
+        torch.save({"made_of": {}, "held": {}, "step": Command(tmp_path / "executed")}, path)
     line = refusal(tmp_path / "run", **data | {"RESUME": path})
     assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename} does not load: ")
     assert NOT_LOADED[case] in line
     assert line.endswith(": set another step_<n>.pt and another RUN_ID")
-    assert not (tmp_path / "run" / "executed").exists()
+    assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "run" / "logs").exists()

@@ -16,7 +16,7 @@ import pytest
 import verify
 from edits import MISTAKES, RIGHT, edits_of
 from faults.live import edited
-from running import ROOT, Call, heed_interrupts
+from running import ROOT, Call, started, until
 
 
 def at_end(line: str) -> dict[str, str]:
@@ -62,13 +62,10 @@ def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(temporary))
     script = edited(temporary / "mine.py", at_end("time.sleep(300 * (self.step == 4))"))
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    run = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed_interrupts)
+    run = started(command)
+    saved = "verify-*/full/checkpoints/full/step_00000004.pt"
     try:
-        until = time.monotonic() + 120
-        while not list(temporary.glob("verify-*/full/checkpoints/full/step_00000004.pt")):
-            assert time.monotonic() < until and run.poll() is None
-            time.sleep(0.05)
+        until(lambda: list(temporary.glob(saved)), seconds=120)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does
         out, err = run.communicate(timeout=90)
         assert (run.returncode, out.count("\n"), err) == (130, 0, "")
