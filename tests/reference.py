@@ -2,6 +2,8 @@
 trainer's model, and those of recipes, are compared with."""
 
 import math
+import re
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -149,3 +151,32 @@ class Reference:
 
     def head(self, x: Tensor) -> Tensor:
         return x @ self.p.get("lm_head.weight", self.p["tok_emb.weight"]).T
+
+
+def initial_state(config: Any) -> OrderedDict[str, Tensor]:
+    """Plain modules in the challenge's order: what each draws from the generator counts."""
+    D, head_dim = config.model_dim, config.model_dim // config.num_heads
+    hidden, kv = config.mlp_mult * D, config.num_kv_heads * head_dim
+    shapes = {"c_q": (D, D), "c_k": (D, kv), "c_v": (D, kv), "proj": (D, D)}
+    embedding = nn.Embedding(config.vocab_size, D).weight
+    state = {"skip_weights": torch.ones(config.num_layers // 2, D), "tok_emb.weight": embedding}
+    for i in range(config.num_layers):
+        block = f"blocks.{i}."
+        controls = {"attn_scale": torch.ones(D), "mlp_scale": torch.ones(D)}
+        controls["resid_mix"] = torch.stack((torch.ones(D), torch.zeros(D)))
+        state |= {block + name: t for name, t in controls.items()}
+        matrices = {n: nn.Linear(*shape, bias=False).weight for n, shape in shapes.items()}
+        state[f"{block}attn.q_gain"] = torch.full((config.num_heads,), config.qk_gain_init)
+        state |= {f"{block}attn.{n}.weight": weight for n, weight in matrices.items()}
+        state[f"{block}mlp.fc.weight"] = nn.Linear(D, hidden, bias=False).weight
+        state[f"{block}mlp.proj.weight"] = nn.Linear(hidden, D, bias=False).weight
+    if not config.tie_embeddings:
+        state["lm_head.weight"] = nn.Linear(D, config.vocab_size, bias=False).weight
+    else:
+        nn.init.normal_(embedding, mean=0.0, std=config.tied_embed_init_std)
+    zero = re.compile(r".*\.proj\.weight|lm_head\.weight")
+    rounded = re.compile(r".*\.(c_q|c_k|c_v|fc)\.weight|tok_emb\.weight")  # by its main()
+    state = {n: t.bfloat16().float() if rounded.fullmatch(n) else t for n, t in state.items()}
+    return OrderedDict(
+        (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
+    )

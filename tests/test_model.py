@@ -3,12 +3,11 @@ and in their order, the initial weights of the challenge's script. It computes i
 is told; a compiled model is the eager one."""
 
 import re
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
-from reference import Reference
+from reference import Reference, initial_state
 from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of
 from running import train_gpt as tg
 from torch import Tensor, nn
@@ -72,35 +71,6 @@ def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
 # --- Initial weights --------------------------------------------------------------------------
 
 
-def plain_state(config: tg.Config) -> OrderedDict[str, Tensor]:
-    """Plain modules in the challenge's order: what each draws from the generator counts."""
-    D, head_dim = config.model_dim, config.model_dim // config.num_heads
-    hidden, kv = config.mlp_mult * D, config.num_kv_heads * head_dim
-    shapes = {"c_q": (D, D), "c_k": (D, kv), "c_v": (D, kv), "proj": (D, D)}
-    embedding = nn.Embedding(config.vocab_size, D).weight
-    state = {"skip_weights": torch.ones(config.num_layers // 2, D), "tok_emb.weight": embedding}
-    for i in range(config.num_layers):
-        block = f"blocks.{i}."
-        controls = {"attn_scale": torch.ones(D), "mlp_scale": torch.ones(D)}
-        controls["resid_mix"] = torch.stack((torch.ones(D), torch.zeros(D)))
-        state |= {block + name: t for name, t in controls.items()}
-        matrices = {n: nn.Linear(*shape, bias=False).weight for n, shape in shapes.items()}
-        state[f"{block}attn.q_gain"] = torch.full((config.num_heads,), config.qk_gain_init)
-        state |= {f"{block}attn.{n}.weight": weight for n, weight in matrices.items()}
-        state[f"{block}mlp.fc.weight"] = nn.Linear(D, hidden, bias=False).weight
-        state[f"{block}mlp.proj.weight"] = nn.Linear(hidden, D, bias=False).weight
-    if not config.tie_embeddings:
-        state["lm_head.weight"] = nn.Linear(D, config.vocab_size, bias=False).weight
-    else:
-        nn.init.normal_(embedding, mean=0.0, std=config.tied_embed_init_std)
-    zero = re.compile(r".*\.proj\.weight|lm_head\.weight")
-    rounded = re.compile(r".*\.(c_q|c_k|c_v|fc)\.weight|tok_emb\.weight")  # by its main()
-    state = {n: t.bfloat16().float() if rounded.fullmatch(n) else t for n, t in state.items()}
-    return OrderedDict(
-        (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "tensors"),
     [({}, 92), (TINY, 32), (TINY | {"TIE_EMBEDDINGS": 0, "QK_GAIN_INIT": 1.25}, 33)],
@@ -110,7 +80,7 @@ def test_initial_weights_are_the_challenges_to_the_bit(settings: dict, tensors: 
     """By name, in the order of its state dict, so that runs of any fork pair by seed."""
     config = config_of(**settings)
     torch.manual_seed(config.seed)
-    expected = plain_state(config)
+    expected = initial_state(config)
     torch.manual_seed(config.seed)
     state = tg.GPT(config, torch.float32).state_dict()
     assert list(state) == list(expected) and len(state) == tensors
@@ -127,7 +97,7 @@ def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
     for seed in (1, 2):
         config = config_of(**{**SMALL_MODEL, **data, "SEED": seed})
         torch.manual_seed(seed)
-        expected = plain_state(config)
+        expected = initial_state(config)
         state = tg.Trainer(config, runtime_of(config), log_of()).model.state_dict()
         assert all(torch.equal(t, expected[name]) for name, t in state.items())
 
