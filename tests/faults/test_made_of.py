@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import ROOT, SETTINGS, config_of, train_gpt, write_shard
+from running import ROOT, SETTINGS, write_shard
 
 from faults.live import Live, assert_same_result, edited
 
@@ -49,23 +49,6 @@ def rewrite_tokenizer(path: Path) -> None:
 
 
 # Identity
-
-
-SHARDS = {"0 1 3": 3, "2": 2, "1 3": 3, "0 1 2": None, "1 2 3": None}  # and which is refused
-
-
-@pytest.mark.parametrize("numbers", SHARDS)
-def test_numbers_of_shards_begin_at_0_or_1_without_a_gap(tmp_path: Path, numbers: str) -> None:
-    paths = [tmp_path / f"fineweb_train_{int(word):06d}.bin" for word in numbers.split()]
-    for path in paths:
-        write_shard(path, np.arange(1, 50))
-    config, named = config_of(DATA_PATH=tmp_path), SHARDS[numbers]
-    if named is None:
-        assert [s.path for s in train_gpt.Shards(config, "train").shards] == paths
-    else:
-        words = f"^{tmp_path}/fineweb_train_{named:06d}.bin: expected number .* next: get it, or "
-        with pytest.raises(train_gpt.RunError, match=words):
-            train_gpt.Shards(config, "train")
 
 
 def test_the_log_says_what_a_run_is_made_of(data: dict, whole: Whole) -> None:
