@@ -458,17 +458,6 @@ def test_what_is_scored_is_learned_in_passes(
     assert lines == ["sgd: pass 1/", "sgd: pass 2/"]
 
 
-def test_passes_leave_the_weights_and_the_artifact(run_of: Run) -> None:
-    """That two ranks score as one is proved by verify.py."""
-    run = run_of(("global_sgd", "documents"), **LORA | SGD | DOCUMENTS, GRAD_ACCUM_STEPS=8)
-    run.train()
-    before = {name: t.clone() for name, t in run.model.state_dict().items()}
-    run.export_and_score()
-    exported = torch.load("final_model.pt")
-    for name, t in run.model.state_dict().items():
-        assert torch.equal(t, before[name]) and torch.equal(exported[name], t), name
-
-
 def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
     runs, together = run_of(("global_sgd",), ranks=2, **LORA | SGD, GRAD_ACCUM_STEPS=4)
     runs[1].runtime.signum = 15
