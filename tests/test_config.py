@@ -63,8 +63,6 @@ SSH_AGENT_PID HISTSIZE XDG_SESSION_ID OPENBLAS_L2_SIZE
 
 
 class Said(NamedTuple):
-    """What a call of main() returned and printed."""
-
     code: int
     out: str
     err: str
