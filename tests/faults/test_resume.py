@@ -108,9 +108,14 @@ def test_resume_is_exact_whatever_the_trainer_holds(tmp_path: Path, data: dict, 
     assert 0 < times[0] < times[1] < times[2]
 
 
-def test_resume_on_other_ranks(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_resume_on_other_ranks_appends_to_the_log(tmp_path: Path, data: dict, whole: Whole) -> None:
     settings = data | {"GRAD_ACCUM_STEPS": 0}
     two = resume(whole(0), tmp_path / "two", 4, 2, **settings)
+    before, text = (run.text("logs/r.txt") for run in (whole(0), two))
+    words = "\nresumed: step:4 resumed_from:checkpoints/r/step_00000004.pt"
+    assert text.startswith(before) and words in text[len(before) :]
+    names = {path.name for path in (two.folder / "logs").iterdir()}
+    assert names == {"r.int8.ptz", "r.jsonl", "r.txt"}
     four = resume(two, tmp_path / "four", 12, 4, **settings)
     for run in (two, four):
         assert run.load(20)["data_crc"] == whole(0).load(20)["data_crc"]
@@ -150,16 +155,6 @@ def test_an_optimizer_held_twice_steps_once(tmp_path: Path, data: dict, whole: W
     again = resume(run, tmp_path / "again", 12, edits=edits, **data)
     for each in (run, again):
         assert_same_result(each, whole(0))
-
-
-def test_a_resumed_run_appends_to_its_log(tmp_path: Path, data: dict, whole: Whole) -> None:
-    before = whole(0).text("logs/r.txt")
-    run = resume(whole(0), tmp_path / "more", 8, **data)
-    text = run.text("logs/r.txt")
-    assert text.startswith(before)
-    assert "\nresumed: step:8 resumed_from:checkpoints/r/step_00000008.pt" in text[len(before) :]
-    names = sorted(path.name for path in (run.folder / "logs").iterdir())
-    assert names == ["r.int8.ptz", "r.jsonl", "r.txt"]
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
