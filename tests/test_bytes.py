@@ -225,12 +225,3 @@ def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -
     tg.log_score(run, 1.0, 1.0, 1.0)
     assert "WARNING: 2 targets are unknown to the tokenizer" in "\n".join(run.log.lines)
     assert run.log.events[-1]["unknown_targets"] == 2
-
-
-def test_a_split_without_bytes_is_refused_before_training(tmp_path: Path) -> None:
-    (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 400}', encoding="utf-8")
-    write_split(tmp_path, "val", np.arange(300), [])
-    data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tmp_path / "byte.json", "VOCAB_SIZE": 656}
-    config = config_of(**{**SMALL_MODEL, **data})
-    with pytest.raises(tg.RunError, match="no target of the validation split has bytes"):
-        tg.Validation(config, runtime_of(config), log_of(), lambda name: nullcontext())

@@ -168,19 +168,14 @@ def ask(**order):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def warm(job):
-    """Every shard into the page cache."""
-    for path in job.paths:
-        path.read_bytes()
-
-
 def conduct(repeats, job, scripts):
     """{arm: [figures, ...]}"""
     found = {name: [] for name in scripts}
     for _ in range(repeats):
         seen = []
         for name, script in scripts.items():
-            warm(job)
+            for path in job.paths:  # into the page cache
+                path.read_bytes()
             answer = ask(arm=name, job=dataclasses.asdict(job), script=str(script))
             found[name].append(figures(answer["waits_ms"], job) | {"memory": answer["memory"]})
             seen.append(answer["checksums"])
