@@ -108,6 +108,10 @@ class Finished:
     def log_path(self) -> Path:
         return next(path for path in (self.folder / "logs").glob("*.txt"))
 
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = self.log_path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
     def values(self, word: str) -> list[str]:
         """Every value of `word:` in the lines that begin with step: or final_, in order."""
         lines = [line for line in self.text.splitlines() if line.startswith(("step:", "final_"))]
@@ -279,6 +283,15 @@ class Command:
 
 # For small tensors a second thread only waits, and slows other processes down.
 train_gpt.torch.set_num_threads(1)
+
+
+def make_older(export: Path) -> None:
+    """Makes export.json one of the older form, which has names and tokens."""
+    said = json.loads(export.read_bytes())
+    for shards in said["shards"].values():
+        shards.update({name: entry["tokens"] for name, entry in shards.items()})
+    said.pop("miscounted_tokens", None)
+    export.write_text(json.dumps(said))
 
 
 class SimulatedRanks:

@@ -43,13 +43,9 @@ def opened(data: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(zlib.decompress(data)), weights_only=True)
 
 
-def saved(content: object) -> bytes:
-    torch.save(content, buffer := io.BytesIO())
-    return buffer.getvalue()
-
-
 def artifact_of(content: object) -> bytes:
-    return zlib.compress(saved(content), 1)
+    torch.save(content, buffer := io.BytesIO())
+    return zlib.compress(buffer.getvalue(), 1)
 
 
 # --- Quantisation --------------------------------------------------------------------------------

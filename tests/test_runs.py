@@ -86,11 +86,6 @@ def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finis
     return done
 
 
-def events(run: Finished, name: str) -> list[dict]:
-    lines = run.log_path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == name]
-
-
 # What a run writes
 
 
@@ -131,11 +126,11 @@ def test_events_say_what_the_lines_say(reference: Finished) -> None:
     assert (said[-1]["status"], said[-1]["exit_code"]) == ("finished", 0)
     shown = {"iterations": 60, "model_dim": 32, "tie_embeddings": True}
     assert shown.items() <= said[1].items()
-    losses = [f"{event['train_loss']:.4f}" for event in events(reference, "step")]
+    losses = [f"{event['train_loss']:.4f}" for event in reference.events("step")]
     assert losses == reference.values("train_loss")
-    scores = [f"{event['val_bpb']:.4f}" for event in events(reference, "validation")]
+    scores = [f"{event['val_bpb']:.4f}" for event in reference.events("validation")]
     assert scores == reference.values("val_bpb")[:-2]
-    [score] = events(reference, "score")
+    [score] = reference.events("score")
     assert f"{score['val_bpb']:.8f}" == reference.values("val_bpb")[-1]
 
 

@@ -18,7 +18,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import ROOT, train_tokenizer
+from running import ROOT, make_older, train_tokenizer
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
@@ -330,15 +330,6 @@ tokenize_docs.main()
 """
 
 
-def as_before(folder: Path) -> None:
-    """Makes export.json one of the older form: names and tokens."""
-    export = json.loads((folder / "export.json").read_bytes())
-    for shards in export["shards"].values():
-        shards.update({name: entry["tokens"] for name, entry in shards.items()})
-    del export["miscounted_tokens"]
-    (folder / "export.json").write_text(json.dumps(export))
-
-
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("when, after", [(1, False), (2, True), (9, True), (9, False)])
 def test_a_killed_export_continues_to_the_same_files(
@@ -356,7 +347,7 @@ def test_a_killed_export_continues_to_the_same_files(
     said = shlex.split(producing["command"])
     assert said[:3] == ["cd", os.getcwd(), "&&"] and said[-len(arguments) :] == arguments
     if older:
-        as_before(folder)
+        make_older(folder / "export.json")
     run(*arguments)
     left = {name for name in files_of(tmp_path) if name.endswith(".partial")}
     files = {name: data for name, data in files_of(tmp_path).items() if name not in left}

@@ -82,11 +82,8 @@ class Live:
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
             mine = settings | (place if ranks else {}) | (other_settings if rank else {})
-            self.start(other_script if rank else self.script, mine)
-
-    def start(self, script: Path, settings: dict) -> None:
-        pid = start_script(script, self.folder, **settings)
-        self.codes[pid] = None
+            pid = start_script(other_script if rank else self.script, folder, **mine)
+            self.codes[pid] = None
 
     def launch(self, ranks: int, restarts: int, settings: dict) -> None:
         command = torchrun(self.script, ranks, f"--max-restarts={restarts}")
