@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import sentencepiece
-from running import Call, Corpus, write_split
+from running import Call, Corpus, train_tokenizer, write_split
 
 
 @pytest.fixture(scope="session")
@@ -24,26 +24,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         for line in inspect.getsource(module).lower().splitlines()
         if line.strip()
     ]
-    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text.txt"),
-        model_prefix=str(folder / "spm"),
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        split_digits=True,
-        add_dummy_prefix=False,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        hard_vocab_limit=False,
-        character_coverage=0.98,
-        minloglevel=2,
+    tokenizer = train_tokenizer(
+        folder / "spm.model", lines, vocab_size=300, character_coverage=0.98
     )
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer))
     documents = ["\n".join(lines[i : i + 20]) for i in range(0, len(lines), 20)]
     ids = [[1, *model.encode(document)] for document in documents]
     val_count = len(ids) // 10
@@ -51,8 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     train = np.concatenate(ids[val_count:])
     write_split(folder / "data", "val", val, [])
     write_split(folder / "data", "train", train, [len(train) // 5, len(train) // 3])
-    text_bytes = sum(len(document.encode("utf-8")) for document in documents[:val_count])
-    return Corpus(folder / "data", folder / "spm.model", train, val, text_bytes)
+    return Corpus(folder / "data", tokenizer, train, val)
 
 
 @pytest.fixture

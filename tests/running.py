@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import sentencepiece
 
 import train_gpt
 
@@ -63,13 +64,26 @@ def write_split(folder: Path, split: str, tokens: np.ndarray, sizes: list[int]) 
             write_shard(folder / f"fineweb_{split}_{number:06d}.bin", part)
 
 
+def train_tokenizer(path: Path, texts: list[str], **options: object) -> Path:
+    """A SentencePiece model with the challenge's control tokens and, unless `options` say other, a
+    piece for each byte, of texts that stay as they are."""
+    common = {"model_type": "bpe", "vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2}
+    common |= {"byte_fallback": True, "add_dummy_prefix": False, "remove_extra_whitespaces": False}
+    common |= {"normalization_rule_name": "identity"}
+    common |= {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=file, **common | options
+        )
+    return path
+
+
 @dataclasses.dataclass
 class Corpus:
     folder: Path
     tokenizer: Path
     train: np.ndarray
     val: np.ndarray
-    val_text_bytes: int
 
     @property
     def env(self) -> dict[str, str]:
@@ -93,6 +107,10 @@ class Finished:
     @property
     def log_path(self) -> Path:
         return next(path for path in (self.folder / "logs").glob("*.txt"))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = self.log_path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def values(self, word: str) -> list[str]:
         """Every value of `word:` in the lines that begin with step: or final_, in order."""
@@ -156,6 +174,13 @@ def run_script(
     return Finished(code, out, err, folder)
 
 
+def torchrun(script: Path, ranks: int, *more: str) -> list[str]:
+    """The command that runs a script on so many ranks of this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", *more]
+    return [*command, str(script)]
+
+
 def run_trainer(
     folder: Path,
     *,
@@ -166,12 +191,8 @@ def run_trainer(
 ) -> Finished:
     """Runs the script in `folder` as users do: by Python for ranks=0, else by torchrun."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable]
-    if ranks:
-        command += ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
     done = subprocess.run(
-        [*command, str(script)],
+        torchrun(script, ranks) if ranks else [sys.executable, str(script)],
         cwd=folder,
         text=True,
         env=clean_environment(**settings),
@@ -184,6 +205,21 @@ def run_trainer(
 def heed_interrupts() -> None:
     """For a child's start: what a background job starts ignores SIGINT, and Python keeps that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def started(command: list[object], **options: Any) -> subprocess.Popen[str]:
+    """In a session of its own, with pipes for what it prints."""
+    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes |= {"preexec_fn": heed_interrupts, "start_new_session": True}
+    return subprocess.Popen([*map(str, command)], **pipes | options)
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Returns when it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen within {seconds} s"
+        time.sleep(0.02)
 
 
 def free_port() -> int:
@@ -235,23 +271,27 @@ def open_pipeline(
     return train_gpt.Pipeline(shards, plan, overlap, runtime.device, **replaced)
 
 
+class Command:
+    """Pickled, it makes a folder where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple]:
+        return os.mkdir, (str(self.path),)
+
+
 # For small tensors a second thread only waits, and slows other processes down.
 train_gpt.torch.set_num_threads(1)
 
 
-class Recorder(train_gpt.RunLog):
-    """A log that writes no file: what was logged is in `lines` and `events`."""
-
-    def __init__(self) -> None:
-        super().__init__("recorder")
-        self.lines: list[str] = []
-        self.events: list[dict[str, Any]] = []
-
-    def line(self, text: str) -> None:
-        self.lines += text.splitlines()
-
-    def event(self, name: str, **values: Any) -> None:
-        self.events.append({"event": name, **values})
+def make_older(export: Path) -> None:
+    """Makes export.json one of the older form, which has names and tokens."""
+    said = json.loads(export.read_bytes())
+    for shards in said["shards"].values():
+        shards.update({name: entry["tokens"] for name, entry in shards.items()})
+    said.pop("miscounted_tokens", None)
+    export.write_text(json.dumps(said))
 
 
 class SimulatedRanks:
@@ -304,7 +344,7 @@ class SimulatedRanks:
             return list(pool.map(attempt, range(len(self.runtimes))))
 
 
-def log_of(module: ModuleType) -> train_gpt.RunLog:
+def log_of(module: ModuleType = train_gpt) -> train_gpt.RunLog:
     """A log that writes no file: what was logged is in `lines` and `events`."""
     log = module.RunLog("r")
     log.lines = []

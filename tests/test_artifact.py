@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from faults.live import Live
-from running import SMALL_MODEL, Recorder, byte_data, config_of
+from running import SMALL_MODEL, Command, byte_data, config_of
 from running import train_gpt as tg
 from torch import Tensor
 
@@ -43,13 +43,9 @@ def opened(data: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(zlib.decompress(data)), weights_only=True)
 
 
-def saved(content: object) -> bytes:
-    torch.save(content, buffer := io.BytesIO())
-    return buffer.getvalue()
-
-
 def artifact_of(content: object) -> bytes:
-    return zlib.compress(saved(content), 1)
+    torch.save(content, buffer := io.BytesIO())
+    return zlib.compress(buffer.getvalue(), 1)
 
 
 # --- Quantisation --------------------------------------------------------------------------------
@@ -181,16 +177,6 @@ def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -
 # --- Files on the disk ----------------------------------------------------------------------------
 
 
-class Command:
-    """Pickled, it runs a command where it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, tuple]:
-        return os.mkdir, (str(self.path),)
-
-
 def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path / "ran")
     for content in (command, {"passthrough": {}, "quantized": {}, "qmeta": command}):
@@ -223,19 +209,6 @@ def test_a_file_is_replaced_when_all_of_it_is_on_the_disk_or_not_at_all(
     assert happened == (["fsync"] if fails == "fsync" else ["fsync", "replace"])
     assert path.read_bytes() == (b"old" if fails else b"n" * 5000)
     assert os.listdir(tmp_path) == ["model.ptz"]
-
-
-def test_the_artifact_goes_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be written, test_ends.py has what the run says."""
-    monkeypatch.chdir(tmp_path)
-    Path("final_model.int8.ptz").mkdir()
-    log = Recorder()
-    log.path = Path("logs/r.txt")
-    log.path.parent.mkdir()
-    tg.write_results(log, b"artifact", b"model")
-    assert log.lines == ["WARNING: final_model.int8.ptz: Is a directory"]
-    written = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == {"r.int8.ptz": b"artifact", "final_model.pt": b"model"}
 
 
 # --- A run's end ----------------------------------------------------------------------------------

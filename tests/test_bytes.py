@@ -17,7 +17,7 @@ import sentencepiece
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from running import SMALL_MODEL, Corpus, Recorder, config_of, runtime_of, write_split
+from running import SMALL_MODEL, Corpus, config_of, log_of, runtime_of, train_tokenizer, write_split
 from running import train_gpt as tg
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,17 +30,7 @@ TEXT = (
     "\u4e16\u754c \u4f60\u597d \u4e16\u754c\nit is 12 o'clock; (tea) is at 5:30, isn't it?\n"
     "def f(x):\n    if x:\n        return x\n    return None\n"
 ) * 20
-
-
-def train_tokenizer(folder: Path, text: str = TEXT, **more: object) -> Path:
-    (folder / "text.txt").write_text(text, encoding="utf-8")
-    options = {"vocab_size": 400, "model_type": "bpe", "byte_fallback": True, "split_digits": True}
-    options |= {"add_dummy_prefix": False, "normalization_rule_name": "identity"}
-    options |= {"pad_id": 0, "bos_id": BOS, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False}
-    options |= {"character_coverage": 0.999, "minloglevel": 2}
-    files = {"input": str(folder / "text.txt"), "model_prefix": str(folder / "spm")}
-    sentencepiece.SentencePieceTrainer.train(**{**files, **options, **more})
-    return folder / "spm.model"
+LINES = TEXT.splitlines()
 
 
 class Tokenizer:
@@ -65,14 +55,15 @@ class Tokenizer:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(train_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    path = tmp_path_factory.mktemp("tokenizer") / "spm.model"
+    return Tokenizer(train_tokenizer(path, LINES, remove_extra_whitespaces=True))
 
 
 @pytest.fixture(scope="module")
 def keeps_spaces(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Runs of spaces stay as they are, and have pieces of their own."""
-    options = {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True}
-    return Tokenizer(train_tokenizer(tmp_path_factory.mktemp("spaces"), **options))
+    path = tmp_path_factory.mktemp("spaces") / "spm.model"
+    return Tokenizer(train_tokenizer(path, LINES, allow_whitespace_only_pieces=True))
 
 
 # Words of the tokenizer's own text, and every other character (surrogates are not text;
@@ -182,7 +173,7 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
     if masked:
         monkeypatch.setattr(tg.BatchPlan, "widen", every_other)
     config = config_of(**{**SMALL_MODEL, **corpus.env, "VAL_BATCH_SIZE": 32 * 7})
-    validation = tg.Validation(config, runtime_of(config), Recorder(), lambda _: nullcontext())
+    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext())
     rows = (len(corpus.val) - 1) // 32
     assert rows % 7 and validation.targets == 32 * rows
 
@@ -210,34 +201,27 @@ class Uniform(torch.nn.Module):
 
 def test_a_tokenizer_without_a_piece_for_a_space_is_refused(tmp_path: Path) -> None:
     """Its spaces would be three byte pieces, and bits per byte too low."""
-    path = train_tokenizer(tmp_path)
+    path = train_tokenizer(tmp_path / "spm.model", LINES)
     tg.byte_table(str(path), path.read_bytes())
     for byte_fallback in (True, False):  # a space is three byte pieces, or unknown
-        path = train_tokenizer(tmp_path, text=TEXT.replace(" ", ""), byte_fallback=byte_fallback)
+        lines = [line.replace(" ", "") for line in LINES]
+        train_tokenizer(path, lines, byte_fallback=byte_fallback)
         with pytest.raises(tg.RunError, match="no piece for one space"):
             tg.read_tokenizer(config_of(TOKENIZER_PATH=path, DATA_PATH=tmp_path))
 
 
 def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(train_tokenizer(tmp_path, byte_fallback=False))
+    path = train_tokenizer(tmp_path / "spm.model", LINES, byte_fallback=False)
+    tokenizer = Tokenizer(path)
     tokens = tokenizer.stream(["the world \u0416 of the \u0416\u0416 words of the world"])
     write_split(tmp_path, "val", tokens, [])
     data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tokenizer.path, "TRAIN_SEQ_LEN": 8}
     config = config_of(**{**SMALL_MODEL, **data, "VOCAB_SIZE": len(tokenizer.model)})
-    validation = tg.Validation(config, runtime_of(config), Recorder(), lambda _: nullcontext())
+    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext())
     validation.evaluate(Uniform(), "final")
     assert validation.unknown == 2, "two that are neighbours are one token"
-    run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=Recorder())
+    run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=log_of())
     run.log.files = {"": None}
     tg.log_score(run, 1.0, 1.0, 1.0)
     assert "WARNING: 2 targets are unknown to the tokenizer" in "\n".join(run.log.lines)
     assert run.log.events[-1]["unknown_targets"] == 2
-
-
-def test_a_split_without_bytes_is_refused_before_training(tmp_path: Path) -> None:
-    (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 400}', encoding="utf-8")
-    write_split(tmp_path, "val", np.arange(300), [])
-    data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tmp_path / "byte.json", "VOCAB_SIZE": 656}
-    config = config_of(**{**SMALL_MODEL, **data})
-    with pytest.raises(tg.RunError, match="no target of the validation split has bytes"):
-        tg.Validation(config, runtime_of(config), Recorder(), lambda name: nullcontext())

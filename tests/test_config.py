@@ -56,15 +56,12 @@ OTHERS = """
 PATH HOME PORT SHLVL LINES DATASET MODEL_NAME MODEL_PATH DATA_DIR DATASETS_PATH NUM_GPUS N_JOBS
 GPU_COUNT JOB_ID RUN_NAME CUDA_VISIBLE_DEVICES NCCL_TIMEOUT OMP_NUM_THREADS TORCH_COMPILE_DEBUG
 TORCHELASTIC_RUN_ID LOCAL_WORLD_SIZE NODE_RANK WANDB_RUN_ID TOKENIZERS_PARALLELISM SLURM_PROCID
-SLURM_JOB_ID MAX_STEPS LR N_HEAD MAX_ITERS LAYERS EVAL_INTERVAL PREFETCH CHECKPOINT EMA_DECAY
-MUON_WD ROPE_DIMS n_layer VLLM_ATTENTION_BACKEND DATASET_PATH SM_DATA_PATH CUDA_PATH CONDA_SHLVL
-SSH_AGENT_PID HISTSIZE XDG_SESSION_ID OPENBLAS_L2_SIZE
+MAX_STEPS N_HEAD EVAL_INTERVAL CHECKPOINT EMA_DECAY ROPE_DIMS n_layer VLLM_ATTENTION_BACKEND
+DATASET_PATH SM_DATA_PATH CUDA_PATH PREFETCH MUON_WD MAX_ITERS LAYERS LR HISTSIZE CONDA_SHLVL
 """
 
 
 class Said(NamedTuple):
-    """What a call of main() returned and printed."""
-
     code: int
     out: str
     err: str
@@ -163,17 +160,12 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
 WRONG = {
     "TIE_EMBEDDINGS=true": "0 or 1",
     "ITERATIONS=ten": "set a whole number from 0 on",
-    "ITERATIONS=": "set a whole number from 0 on",
     "SEED=1.5": "set a whole number from 0 on",
-    "SEED=-1": "set a whole number from 0 on",
     "SEED=18446744073709551616": "set",
     "MATRIX_LR=fast": "set a number >= 0",
     "MATRIX_LR=nan": "set a number >= 0",
-    "MATRIX_LR=-1": "set a number >= 0",
-    "MATRIX_LR=0,04": "set a number >= 0",
     "MAX_WALLCLOCK_SECONDS=inf": "set a number",
     "NUM_LAYERS=0": "from 1 on",
-    "GPU_PREFETCH=0": "from 1 on",
     "BETA1=1.0": "a number >= 0, < 1",
     "LOGIT_SOFTCAP=0.0": "a number > 0",
     "DEVICE=gpu": "auto or cuda or cpu",
@@ -181,7 +173,6 @@ WRONG = {
     "VAL_BYTECOUNT_DEVICE=cuda": "set cpu",
     "RUN_ID=a/b": "letters",
     "RUN_ID=..": "letters",
-    "RUN_ID= ": "letters",
     "RUN_ID=" + 100 * "\u4e2d": "at most 100 bytes",
     "RESUME=auto": "set RUN_ID",
     "MODEL_DIM=30": "set a multiple of 4",

@@ -4,11 +4,10 @@ published one, whatever the host knows late, and a run fills its time."""
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from running import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
+from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of
 from running import train_gpt as tg
 
 pytestmark = pytest.mark.timeout(120)
@@ -29,17 +28,13 @@ def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trainer_of(config: tg.Config, runtime: tg.Runtime) -> tg.Trainer:
-    trainer = tg.Trainer(config, runtime, Recorder())
+    trainer = tg.Trainer(config, runtime, log_of())
     for group in trainer.groups:
         group["base_lr"] = group["lr"]
     return trainer
 
 
 # --- The vector and its table -----------------------------------------------------------------
-
-
-def model_of(*shapes: Any) -> torch.nn.Module:
-    return torch.nn.ParameterList(torch.ones(shape) for shape in shapes)
 
 
 class Summed(tg.Runtime):
@@ -59,7 +54,8 @@ def test_what_ranks_tell_each_other_is_exact(ranks: int) -> None:
     for rank in range(ranks):
         runtime = Summed(config_of(DEVICE="cpu"), {"RANK": rank, "WORLD_SIZE": ranks})
         runtime.signum = 15 * (rank == 1)
-        exchange = tg.Exchange(model_of(2), runtime, tg.Clock(runtime))
+        model = torch.nn.Linear(1, 2, bias=False)
+        exchange = tg.Exchange(model, runtime, tg.Clock(runtime))
         exchange.begin(0, 0.0)
         exchange.done_here = (19_999, 599_999.0) if rank == 0 else (20_000, 7.0)
         exchange.all_reduce(0, torch.tensor(0.5 * rank))

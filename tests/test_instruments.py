@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from faults.live import Live
-from running import ROOT, SMALL_MODEL, Recorder, byte_data, config_of, runtime_of, train_gpt
+from running import ROOT, SMALL_MODEL, byte_data, config_of, log_of, runtime_of, train_gpt
 
 pytestmark = pytest.mark.timeout(300)
 BREAKDOWN = re.compile(
@@ -46,6 +46,7 @@ def plain(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Live:
 @pytest.fixture(scope="module")
 def breakdown(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Live:
     settings = {"TRAINING_TIMING_BREAKDOWN": 1, "TRAINING_TIMING_EVERY": 6, "GRAD_CLIP_NORM": 1e9}
+    settings["WARMUP_STEPS"] = 20
     return Live(tmp_path_factory.mktemp("breakdown"), **data | settings).finish()
 
 
@@ -65,11 +66,9 @@ def test_the_breakdown_has_the_published_lines(breakdown: Live, plain: Live) -> 
     assert "timing_breakdown" not in plain.log
 
 
-def test_phases_are_averaged_over_micro_steps_and_add_up(tmp_path: Path, data: dict) -> None:
+def test_phases_are_averaged_over_micro_steps_and_add_up(breakdown: Live) -> None:
     """To the time of the first ten steps, but for what is in no phase; they never overlap, and
     priming is not in them."""
-    settings = {"TRAINING_TIMING_BREAKDOWN": 1, "GRAD_CLIP_NORM": 1e9, "WARMUP_STEPS": 20}
-    breakdown = Live(tmp_path, **data | settings | {"VAL_LOSS_EVERY": 0}).finish()
     total = 0.0
     for line in BREAKDOWN.finditer(breakdown.log):
         if int(line["step"]) <= 10:
@@ -109,7 +108,10 @@ def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_
     script = [sys.executable, str(ROOT / "tools" / "timeline.py"), "logs/r.trace.json.gz"]
     shown = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
-    assert re.search(r"^ +reader +busy [\d.]+ %", shown.stdout, re.MULTILINE)
+    title, reader, compute, _ = shown.stdout.splitlines()
+    assert "steps 1 to 3" in title and "under compute" in reader
+    read, computed = (float(re.search(r"busy ([\d.]+) %", lane)[1]) for lane in (reader, compute))
+    assert 0 < read < computed < 100.01
 
 
 # What input has cost
@@ -138,7 +140,7 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     data: dict, slowest: float, percent: float
 ) -> None:
     config = config_of(**data)
-    run = train_gpt.Trainer(config, runtime_of(config), Recorder())
+    run = train_gpt.Trainer(config, runtime_of(config), log_of())
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
     run.runtime.gather = lambda value: [value, slowest]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)

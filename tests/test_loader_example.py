@@ -1,14 +1,13 @@
 """tools/loader_example.py takes only the loader: it trains another model on the challenge's
-batches; sizes that do not divide are an error that gives the rule."""
+batches. Sizes that do not divide are an error of BatchPlan.train: see test_config.py."""
 
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
-from running import ROOT, run_script, train_gpt, write_split
+from running import ROOT, run_script, write_split
 
 EXAMPLE = ROOT / "tools" / "loader_example.py"
 SEQ_LEN, STEP_TOKENS, STEPS = 64, 2048, 20  # micro-batches are steps there
@@ -45,16 +44,3 @@ def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Pa
     assert done.code == 0, done.err
     losses = [float(value) for value in re.findall(r"loss ([\d.]+)", done.out)]
     assert losses == [round(loss, 4) for loss in plain_losses(tokens)]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "ranks", "rule"),
-    [
-        (1000, 1, "=1000: set a multiple of 512"),
-        (1024, 3, "=1: times 3 ranks .* set 8, and TRAIN_BATCH_TOKENS a multiple of 1536"),
-    ],
-)
-def test_sizes_that_do_not_divide_are_an_error(tokens: int, ranks: int, rule: str) -> None:
-    config = train_gpt.Config(train_seq_len=SEQ_LEN, train_batch_tokens=tokens, grad_accum_steps=1)
-    with pytest.raises(train_gpt.RunError, match=f"{rule}$"):
-        train_gpt.BatchPlan.train(config, ranks=ranks)

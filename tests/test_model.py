@@ -2,16 +2,16 @@
 and in their order, the initial weights of the challenge's script. It computes in the dtype that it
 is told; a compiled model is the eager one."""
 
-import math
 import re
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
-from running import SMALL_MODEL, Recorder, byte_data, config_of, runtime_of
+from reference import Reference, initial_state
+from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of
 from running import train_gpt as tg
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 pytestmark = pytest.mark.timeout(120)
 TINY = {"NUM_LAYERS": 3, "MODEL_DIM": 16, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "VOCAB_SIZE": 19}
@@ -38,77 +38,7 @@ def random_tokens(config: tg.Config, rows: int = 2) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-# --- A plain reference: one position, one head, one pair of channels at a time ----------------
-
-
-def normed(v: Tensor) -> Tensor:
-    return v / torch.sqrt((v * v).mean() + torch.finfo(torch.float32).eps)
-
-
-def rotated(v: Tensor, position: int, base: float) -> Tensor:
-    half = len(v) // 2
-    left, right = [], []
-    for i in range(half):
-        angle = position * base ** (-2 * i / len(v))
-        left.append(v[i] * math.cos(angle) + v[half + i] * math.sin(angle))
-        right.append(v[half + i] * math.cos(angle) - v[i] * math.sin(angle))
-    return torch.stack(left + right)
-
-
-def attended(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """One query against all keys up to its own position."""
-    scores = torch.stack([query @ key for key in keys]) / math.sqrt(len(query))
-    weights = torch.exp(scores - scores.max())
-    return sum(w * v for w, v in zip(weights / weights.sum(), values, strict=True))
-
-
-def attention(rows: list[Tensor], w: dict[str, Tensor], config: tg.Config) -> list[Tensor]:
-    """Query head h reads key head h // (heads / key heads)."""
-    size, heads = config.model_dim // config.num_heads, [[] for _ in rows]
-    for head in range(config.num_heads):
-        shared = head // (config.num_heads // config.num_kv_heads)
-        mine, theirs = (slice(n * size, (n + 1) * size) for n in (head, shared))
-        keys, values = [], []
-        for t, row in enumerate(rows):
-            key, query = w["attn.c_k.weight"][theirs] @ row, w["attn.c_q.weight"][mine] @ row
-            keys.append(rotated(normed(key), t, config.rope_base))
-            values.append(w["attn.c_v.weight"][theirs] @ row)
-            query = w["attn.q_gain"][head] * rotated(normed(query), t, config.rope_base)
-            heads[t].append(attended(query, keys, values))
-    return [w["attn.proj.weight"] @ torch.cat(parts) for parts in heads]
-
-
-def plain_block(
-    rows: list[Tensor], first: list[Tensor], w: dict[str, Tensor], config: tg.Config
-) -> list[Tensor]:
-    mix = w["resid_mix"]
-    rows = [mix[0] * row + mix[1] * row0 for row, row0 in zip(rows, first, strict=True)]
-    outputs = attention([normed(row) for row in rows], w, config)
-    rows = [row + w["attn_scale"] * out for row, out in zip(rows, outputs, strict=True)]
-    hidden = [w["mlp.fc.weight"] @ normed(row) for row in rows]
-    squares = [torch.where(h > 0, h, 0.0 * h) ** 2 for h in hidden]
-    outputs = [w["mlp.proj.weight"] @ h for h in squares]
-    return [row + w["mlp_scale"] * out for row, out in zip(rows, outputs, strict=True)]
-
-
-def plain_loss(state: dict[str, Tensor], config: tg.Config, x: Tensor, y: Tensor) -> Tensor:
-    total, half, cap = torch.zeros(()), config.num_layers // 2, config.logit_softcap
-    head = state["tok_emb.weight"] if config.tie_embeddings else state["lm_head.weight"]
-    for tokens, targets in zip(x.tolist(), y.tolist(), strict=True):
-        first = rows = [normed(state["tok_emb.weight"][token]) for token in tokens]
-        pushed: list[list[Tensor]] = []
-        for i in range(config.num_layers):
-            if i >= half and pushed:
-                weight = state["skip_weights"][i - half]
-                rows = [row + weight * skip for row, skip in zip(rows, pushed.pop(), strict=True)]
-            own = {n.removeprefix(f"blocks.{i}."): p for n, p in state.items()}
-            rows = plain_block(rows, first, own, config)
-            if i < half:
-                pushed.append(rows)
-        for row, target in zip(rows, targets, strict=True):
-            logits = cap * torch.tanh(head @ normed(row) / cap)
-            total = total + torch.log(torch.exp(logits).sum()) - logits[target]
-    return total / y.numel()
+# --- Loss and gradients ------------------------------------------------------------------------
 
 
 SHAPES = [{}, {"TIE_EMBEDDINGS": 0}, {"NUM_KV_HEADS": 1}, {"NUM_LAYERS": 1}]
@@ -122,48 +52,23 @@ def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
     config = tiny_config(**changes)
     model = lively_model(config)
     x, y = random_tokens(config)
-    state = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    ours, theirs = model(x, y), plain_loss(state, config, x, y)
+    reference = Reference(model, config)
+    for t in reference.p.values():
+        t.requires_grad_()
+    logits = torch.cat([reference.logits(row) for row in x])
+    ours, theirs = model(x, y), F.cross_entropy(logits, y.flatten())
     assert ours.dtype == torch.float32 and ours.shape == ()
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
     ours.backward()
     theirs.backward()
     for name, p in model.named_parameters():
         if p.numel():
-            torch.testing.assert_close(p.grad, state[name].grad, rtol=1e-5, atol=1e-5, msg=name)
+            wanted = reference.p[name].grad.float()
+            torch.testing.assert_close(p.grad, wanted, rtol=1e-5, atol=1e-5, msg=name)
             assert p.grad.abs().max() > 1e-5, f"{name} has no part in the loss"
 
 
 # --- Initial weights --------------------------------------------------------------------------
-
-
-def plain_state(config: tg.Config) -> OrderedDict[str, Tensor]:
-    """Plain modules in the challenge's order: what each draws from the generator counts."""
-    D, head_dim = config.model_dim, config.model_dim // config.num_heads
-    hidden, kv = config.mlp_mult * D, config.num_kv_heads * head_dim
-    shapes = {"c_q": (D, D), "c_k": (D, kv), "c_v": (D, kv), "proj": (D, D)}
-    embedding = nn.Embedding(config.vocab_size, D).weight
-    state = {"skip_weights": torch.ones(config.num_layers // 2, D), "tok_emb.weight": embedding}
-    for i in range(config.num_layers):
-        block = f"blocks.{i}."
-        controls = {"attn_scale": torch.ones(D), "mlp_scale": torch.ones(D)}
-        controls["resid_mix"] = torch.stack((torch.ones(D), torch.zeros(D)))
-        state |= {block + name: t for name, t in controls.items()}
-        matrices = {n: nn.Linear(*shape, bias=False).weight for n, shape in shapes.items()}
-        state[f"{block}attn.q_gain"] = torch.full((config.num_heads,), config.qk_gain_init)
-        state |= {f"{block}attn.{n}.weight": weight for n, weight in matrices.items()}
-        state[f"{block}mlp.fc.weight"] = nn.Linear(D, hidden, bias=False).weight
-        state[f"{block}mlp.proj.weight"] = nn.Linear(hidden, D, bias=False).weight
-    if not config.tie_embeddings:
-        state["lm_head.weight"] = nn.Linear(D, config.vocab_size, bias=False).weight
-    else:
-        nn.init.normal_(embedding, mean=0.0, std=config.tied_embed_init_std)
-    zero = re.compile(r".*\.proj\.weight|lm_head\.weight")
-    rounded = re.compile(r".*\.(c_q|c_k|c_v|fc)\.weight|tok_emb\.weight")  # by its main()
-    state = {n: t.bfloat16().float() if rounded.fullmatch(n) else t for n, t in state.items()}
-    return OrderedDict(
-        (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
-    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +80,7 @@ def test_initial_weights_are_the_challenges_to_the_bit(settings: dict, tensors: 
     """By name, in the order of its state dict, so that runs of any fork pair by seed."""
     config = config_of(**settings)
     torch.manual_seed(config.seed)
-    expected = plain_state(config)
+    expected = initial_state(config)
     torch.manual_seed(config.seed)
     state = tg.GPT(config, torch.float32).state_dict()
     assert list(state) == list(expected) and len(state) == tensors
@@ -192,8 +97,8 @@ def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
     for seed in (1, 2):
         config = config_of(**{**SMALL_MODEL, **data, "SEED": seed})
         torch.manual_seed(seed)
-        expected = plain_state(config)
-        state = tg.Trainer(config, runtime_of(config), Recorder()).model.state_dict()
+        expected = initial_state(config)
+        state = tg.Trainer(config, runtime_of(config), log_of()).model.state_dict()
         assert all(torch.equal(t, expected[name]) for name, t in state.items())
 
 

@@ -217,18 +217,6 @@ def test_what_is_renamed_to_a_shard_is_not_read(tmp_path: Path, split: str, pref
         assert not batches.shards.changed()
 
 
-@pytest.mark.parametrize(("split", "prefetch"), MODES)
-def test_a_token_out_of_the_vocabulary_is_named(tmp_path: Path, split: str, prefetch: int) -> None:
-    tokens = np.arange(20 * SEQ_LEN + 1) % 200
-    tokens[211] = 200
-    write_split(tmp_path, split, tokens, [203])
-    words = rf"{tmp_path}/fineweb_{split}_000001.bin at byte \d+: token 200: not below VOCAB_SIZE"
-    with closing(pipeline_of(tmp_path, split, prefetch, VOCAB_SIZE=200)) as batches:
-        use(batches, 210 // first_token(split, 1))
-        with pytest.raises(train_gpt.RunError, match=words):
-            next(batches)
-
-
 # --- A read that hangs ----------------------------------------------------------------------------
 
 

@@ -4,11 +4,9 @@ close to that of the model, and its bytes are those of the text. Ranks and micro
 rounding. The cap ends a run in time, on all ranks alike."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,8 @@ from running import (
     byte_data,
     clean_environment,
     config_of,
-    free_port,
     run_trainer,
+    torchrun,
 )
 
 # Whole lines in this order, and further words may stand at their ends. <n> is a whole number, <.4f>
@@ -88,11 +86,6 @@ def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finis
     return done
 
 
-def events(run: Finished, name: str) -> list[dict]:
-    lines = run.log_path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == name]
-
-
 # What a run writes
 
 
@@ -133,11 +126,11 @@ def test_events_say_what_the_lines_say(reference: Finished) -> None:
     assert (said[-1]["status"], said[-1]["exit_code"]) == ("finished", 0)
     shown = {"iterations": 60, "model_dim": 32, "tie_embeddings": True}
     assert shown.items() <= said[1].items()
-    losses = [f"{event['train_loss']:.4f}" for event in events(reference, "step")]
+    losses = [f"{event['train_loss']:.4f}" for event in reference.events("step")]
     assert losses == reference.values("train_loss")
-    scores = [f"{event['val_bpb']:.4f}" for event in events(reference, "validation")]
+    scores = [f"{event['val_bpb']:.4f}" for event in reference.events("validation")]
     assert scores == reference.values("val_bpb")[:-2]
-    [score] = events(reference, "score")
+    [score] = reference.events("score")
     assert f"{score['val_bpb']:.8f}" == reference.values("val_bpb")[-1]
 
 
@@ -163,19 +156,6 @@ def test_losses_fall_and_the_artifact_is_as_good(reference: Finished) -> None:
     first, _, last, _, scored = (float(value) for value in reference.values("val_bpb"))
     assert last < 0.75 * first
     assert abs(scored - last) < 0.05
-    size = (reference.folder / "final_model.int8.ptz").stat().st_size
-    [event] = events(reference, "artifact")
-    assert event["artifact_bytes"] == size
-
-
-def test_implied_bytes_are_those_of_the_text(reference: Finished, corpus: Corpus) -> None:
-    """val_loss / ln 2 * tokens / val_bpb: short of the text by the tokens cut off at its end."""
-    tokens = int(re.search(r"val_loader:.* tokens:(\d+)", reference.text)[1])
-    assert tokens == (len(corpus.val) - 1) // 32 * 32
-    loss, bpb = (float(reference.values(word)[-1]) for word in ("val_loss", "val_bpb"))
-    implied = loss / math.log(2) * tokens / bpb
-    assert implied == pytest.approx(round(implied), abs=0.01)
-    assert 0 <= corpus.val_text_bytes - round(implied) < 32 * 20
 
 
 # What changes nothing
@@ -241,7 +221,7 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
     run = Live(tmp_path, ranks, slow, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
     milliseconds, steps = map(int, re.search(line, run.log, re.MULTILINE).groups())
-    assert 2000 < milliseconds <= 2700 and steps > 10
+    assert 2000 < milliseconds <= 2700 and steps > 3
     assert [event["step"] for event in run.events("validation")] == [steps]
     assert run.events("step")[-1]["step"] == steps, "the last loss is logged"
 
@@ -260,13 +240,6 @@ def test_a_run_that_the_cap_has_ended_is_over_after_resume(data: dict, tmp_path:
     assert longer.resumed() == [last] and longer.checkpoints()[-1] > last
 
 
-def test_a_run_without_an_end_in_sight_logs_its_steps(data: dict, tmp_path: Path) -> None:
-    settings = {"ITERATIONS": 10**17, "WARMDOWN_ITERS": 0, "VAL_LOSS_EVERY": 0}
-    run = Live(tmp_path, 0, in_step("if self.step == 3: sys.exit(7)"), **data | settings)
-    assert run.end() == [7]
-    assert [event["step"] for event in run.events("step")] == [1, 2, 3]
-
-
 def test_a_second_run_in_the_folder_overwrites_no_result(data: dict, tmp_path: Path) -> None:
     first = Live(tmp_path, **data).finish()
     artifact = first.artifact()
@@ -277,23 +250,15 @@ def test_a_second_run_in_the_folder_overwrites_no_result(data: dict, tmp_path: P
 # What is scored is logits
 
 
-SCORED = {  # an edit, and does it change what is trained?
-    "label smoothing": ("y.flatten())", "y.flatten(), label_smoothing=0.1)", True),
-    "a loss that is scaled": ("y.flatten())", "y.flatten()) * 0.5", False),
-    "a loss in training alone": ("y.flatten())", "y.flatten()) / self.training", False),
-}
-
-
-@pytest.mark.parametrize("case", SCORED)
-def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path, case: str) -> None:
-    """Before the first step all have the same weights."""
-    old, new, changes = SCORED[case]
+def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path) -> None:
+    """Whatever an edit makes of the loss in training; before the first step all have the same
+    weights."""
     line = "        return F.cross_entropy(self.logits(x).flatten(0, 1), "
-    run = Live(tmp_path, 0, {line + old: line + new}, **data).finish()
+    loss = "y.flatten(), label_smoothing=0.1) / self.training"
+    run = Live(tmp_path, 0, {line + "y.flatten())": line + loss}, **data).finish()
     before, theirs = (each.events("validation")[0] for each in (run, plain))
     assert before["val_bpb"] == theirs["val_bpb"]
-    if changes:
-        assert run.events("step")[-1]["train_loss"] != plain.events("step")[-1]["train_loss"]
+    assert run.events("step")[-1]["train_loss"] != plain.events("step")[-1]["train_loss"]
 
 
 # Machines
@@ -301,9 +266,8 @@ def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path, c
 
 def launch(folders: list[Path], env: dict[str, object]) -> list[str]:
     """A launcher with one rank in each folder; what they print."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
-    command += ["--rdzv_id=two", "--rdzv_backend=c10d", "--local_addr=localhost"]
-    command += [f"--rdzv_endpoint=localhost:{free_port()}", str(ROOT / "train_gpt.py")]
+    more = "--nnodes=2", "--rdzv-id=two", "--local-addr=localhost"
+    command = torchrun(ROOT / "train_gpt.py", 1, *more)
     env = clean_environment(**{**env, "DATA_PATH": "data", "TOKENIZER_PATH": "spm.model"})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     nodes = [subprocess.Popen(command, cwd=folder, env=env, **pipes) for folder in folders]

@@ -302,7 +302,6 @@ def test_a_batch_never_waits_for_a_later_one(folder: Path, device_slots: int) ->
     [
         ((3, True, 2), (0, 3, 5), 3, 0),  # the copy is hidden,
         ((3, True, 2), (0, 5, 3), 5, 2),  # but not what of it is longer than the model's work
-        ((3, True, 3), (0, 5, 3), 5, 2),
         ((3, False, 1), (0, 3, 5), 3, 3),  # one after the other
         ((0, True, 1), (6, 3, 1), 9, 8),  # the host waits for the disk, the device for the host
         ((0, True, 1), (6, 3, 9), 9, 0),

@@ -7,14 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_hub import FakeHub, Fault
-from running import ROOT, heed_interrupts
+from running import ROOT, started, until
 
 REPO, NAME, SHARDS = "willdepueoai/parameter-golf", "fineweb10B_sp1024", 5
 VAL = f"datasets/{NAME}/fineweb_val_000000.bin"
@@ -66,14 +65,8 @@ class Place:
         self.producing = self.data / "datasets" / NAME / ".producing"
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(self.data / "cached_challenge_fineweb.py"), *arguments],
-            env={**self.env, **env},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=heed_interrupts,
-        )
+        tool = self.data / "cached_challenge_fineweb.py"
+        return started([sys.executable, tool, *arguments], env={**self.env, **env})
 
     def run(self, *arguments: str, code: int = 0, **env: str) -> str:
         """Runs the tool to its end; returns what it printed, errors last."""
@@ -108,13 +101,6 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     with FakeHub(REPO, {f"datasets/{name}": content for name, content in CONTENT.items()}) as hub:
         yield Place(tmp_path, hub)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen within 30 s"
-        time.sleep(0.02)
 
 
 # === A HUB WITHOUT FAULTS =========================================================================

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tokenize_docs
-from running import ROOT, clean_environment, heed_interrupts
+from running import ROOT, clean_environment, started
 
 # Runs in less than a second: writes the log that the trainer would write, and its environment.
 STAND_IN = """
@@ -56,16 +56,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(checkout: Path, folder: Path, *arguments: str, **settings: object) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, str(checkout / "data" / "quickstart.py"), *arguments],
-        cwd=folder,
-        env=clean_environment(**settings),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=heed_interrupts,
-        start_new_session=True,
-    )
+    command = [sys.executable, checkout / "data" / "quickstart.py", *arguments]
+    return started(command, cwd=folder, env=clean_environment(**settings))
 
 
 def run(checkout: Path, folder: Path, *arguments: str, code: int = 0, **settings: object) -> str:

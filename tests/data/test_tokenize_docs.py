@@ -18,7 +18,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import ROOT
+from running import ROOT, make_older, train_tokenizer
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
@@ -189,24 +189,13 @@ def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
 # === TOKENIZERS THAT DO NOT COVER THE TEXT ========================================================
 
 
-def train_model(path: Path, texts: list[str], **options: object) -> Path:
-    defaults = {"model_type": "bpe", "vocab_size": 350, "hard_vocab_limit": False}
-    defaults |= {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
-    defaults |= {"add_dummy_prefix": False, "normalization_rule_name": "identity"}
-    defaults |= {"remove_extra_whitespaces": False, "byte_fallback": True}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_prefix=str(path), **(defaults | options)
-    )
-    return path.with_suffix(".model")
-
-
 PLAIN = [f"some plain words {number} and more of them" for number in range(99)]
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
 def test_a_tokenizer_without_a_space_is_refused(tmp_path: Path, byte_fallback: bool) -> None:
     texts = [text.replace(" ", "") for text in PLAIN]
-    model = train_model(tmp_path / "m", texts, byte_fallback=byte_fallback)
+    model = train_tokenizer(tmp_path / "m.model", texts, byte_fallback=byte_fallback)
     path = write_jsonl(tmp_path / "docs.jsonl", PLAIN)
     with pytest.raises(ToolError, match="no piece for a single space: .*leave out --model"):
         run(path, "--out", tmp_path / "out", "--model", model)
@@ -214,19 +203,17 @@ def test_a_tokenizer_without_a_space_is_refused(tmp_path: Path, byte_fallback: b
 
 
 def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
+    """A letter without a piece is bytes, also all of another script, or else unknown."""
     path = write_jsonl(tmp_path / "docs.jsonl", ["a ä", *PLAIN, "ö ü"])
     arguments = [path, "--num-val-docs", 1, "--out", tmp_path]
-    model = train_model(tmp_path / "unknown", PLAIN, byte_fallback=False, vocab_size=100)
-    said = run(*arguments, "--name", "unknown", "--model", model)
+    greek = [f"λόγος και μέτρο {number}" for number in range(99)]
+    for byte_fallback, texts, size in ((True, greek, 350), (False, PLAIN, 100)):
+        name = f"fallback_{byte_fallback}"
+        path = tmp_path / f"{name}.model"
+        train_tokenizer(path, texts, byte_fallback=byte_fallback, vocab_size=size)
+        said = run(*arguments, "--name", name, "--model", path)
+        assert "100 training documents" in said and ("WARNING: " in said) != byte_fallback
     assert "WARNING: 1 validation tokens and 2 training tokens have wrong byte counts" in said
-
-
-def test_a_tokenizer_of_another_script_is_used(tmp_path: Path) -> None:
-    """It has no piece for a or b, and byte pieces count right."""
-    texts = [f"λόγος και μέτρο {number}" for number in range(99)]
-    model = train_model(tmp_path / "m", texts)
-    said = run(write_jsonl(tmp_path / "d.jsonl", texts), "--out", tmp_path, "--model", model)
-    assert "90 training documents" in said and "WARNING" not in said
 
 
 # === THE EXACT TEXT ===============================================================================
@@ -343,15 +330,6 @@ tokenize_docs.main()
 """
 
 
-def as_before(folder: Path) -> None:
-    """Makes export.json one of the older form: names and tokens."""
-    export = json.loads((folder / "export.json").read_bytes())
-    for shards in export["shards"].values():
-        shards.update({name: entry["tokens"] for name, entry in shards.items()})
-    del export["miscounted_tokens"]
-    (folder / "export.json").write_text(json.dumps(export))
-
-
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("when, after", [(1, False), (2, True), (9, True), (9, False)])
 def test_a_killed_export_continues_to_the_same_files(
@@ -369,7 +347,7 @@ def test_a_killed_export_continues_to_the_same_files(
     said = shlex.split(producing["command"])
     assert said[:3] == ["cd", os.getcwd(), "&&"] and said[-len(arguments) :] == arguments
     if older:
-        as_before(folder)
+        make_older(folder / "export.json")
     run(*arguments)
     left = {name for name in files_of(tmp_path) if name.endswith(".partial")}
     files = {name: data for name, data in files_of(tmp_path).items() if name not in left}

@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from faults.live import Live
-from running import ROOT, SMALL_MODEL
+from running import ROOT, SMALL_MODEL, until
 
 TOOL = ROOT / "data" / "tokenize_docs.py"
 DOCUMENTS = 90
@@ -49,10 +48,7 @@ def start_tool(words: list[str], out: Path, log: Path) -> subprocess.Popen:
         [sys.executable, "-c", code, *words, "--out", str(out)],
         env={**os.environ, "PYTHONPATH": str(TOOL.parent)},
     )
-    deadline = time.monotonic() + 60
-    while not list(out.glob("datasets/*/.producing")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: list(out.glob("datasets/*/.producing")))
     return tool
 
 

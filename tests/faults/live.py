@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -20,8 +18,9 @@ from running import (
     ask_server,
     clean_environment,
     free_port,
-    heed_interrupts,
     start_script,
+    started,
+    torchrun,
 )
 
 TIMEOUT_S = 120  # of every wait
@@ -83,26 +82,14 @@ class Live:
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
             mine = settings | (place if ranks else {}) | (other_settings if rank else {})
-            self.start(other_script if rank else self.script, mine)
-
-    def start(self, script: Path, settings: dict) -> None:
-        pid = start_script(script, self.folder, **settings)
-        self.codes[pid] = None
+            pid = start_script(other_script if rank else self.script, folder, **mine)
+            self.codes[pid] = None
 
     def launch(self, ranks: int, restarts: int, settings: dict) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
-        command += [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}", str(self.script)]
+        command = torchrun(self.script, ranks, f"--max-restarts={restarts}")
         with open(self.folder / "out", "w") as out, open(self.folder / "err", "w") as err:
-            self.launcher = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=clean_environment(**settings),
-                stdout=out,
-                stderr=err,
-                preexec_fn=heed_interrupts,
-                start_new_session=True,
-            )
+            place = {"cwd": self.folder, "env": clean_environment(**settings)}
+            self.launcher = started(command, **place, stdout=out, stderr=err)
 
     def text(self, name: str) -> str:
         path = self.folder / name

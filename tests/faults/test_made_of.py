@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import ROOT, SETTINGS, config_of, train_gpt, write_shard
+from running import ROOT, SETTINGS, write_shard
 
 from faults.live import Live, assert_same_result, edited
 
@@ -51,35 +51,6 @@ def rewrite_tokenizer(path: Path) -> None:
 # Identity
 
 
-def test_a_shards_identity_changes_with_its_ends(tmp_path: Path) -> None:
-    tokens = np.random.default_rng(1).integers(1, 1000, 200_000)
-    content = write_shard(tmp_path / "fineweb_train_000000.bin", tokens).read_bytes()
-    for number, place in enumerate((100, 1024, 65_535, -65_536, -1), 1):
-        changed = bytearray(content)
-        changed[place] ^= 1
-        (tmp_path / f"fineweb_train_{number:06d}.bin").write_bytes(changed)
-    found = train_gpt.Shards(config_of(DATA_PATH=tmp_path), "train").identities().values()
-    assert len(found) == len({*found}) == 6
-    assert all(re.fullmatch(r"200000 tokens, [0-9a-f]{8}", identity) for identity in found)
-
-
-SHARDS = {"0 1 3": 3, "2": 2, "1 3": 3, "0 1 2": None, "1 2 3": None}  # and which is refused
-
-
-@pytest.mark.parametrize("numbers", SHARDS)
-def test_numbers_of_shards_begin_at_0_or_1_without_a_gap(tmp_path: Path, numbers: str) -> None:
-    paths = [tmp_path / f"fineweb_train_{int(word):06d}.bin" for word in numbers.split()]
-    for path in paths:
-        write_shard(path, np.arange(1, 50))
-    config, named = config_of(DATA_PATH=tmp_path), SHARDS[numbers]
-    if named is None:
-        assert [s.path for s in train_gpt.Shards(config, "train").shards] == paths
-    else:
-        words = f"^{tmp_path}/fineweb_train_{named:06d}.bin: expected number .* next: get it, or "
-        with pytest.raises(train_gpt.RunError, match=words):
-            train_gpt.Shards(config, "train")
-
-
 def test_the_log_says_what_a_run_is_made_of(data: dict, whole: Whole) -> None:
     [event] = whole(0).events("made_of")
     script = (ROOT / "train_gpt.py").read_bytes()
@@ -109,16 +80,20 @@ CHANGES = {
     "fineweb_val_000000.bin": change_last_token,
     "byte.json": rewrite_tokenizer,
 }
+MORE = {  # past the end of the shorter set the batches are others
+    "fineweb_train_000001.bin": lambda path: write_shard(path, np.arange(1, 100)),
+    ".producing": lambda path: path.write_text('{"val_complete": true}'),
+}
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", CHANGES | MORE)
 def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, name: str) -> None:
     folder = another(data, tmp_path / "data")
-    CHANGES[name](folder / name)
+    (CHANGES | MORE)[name](folder / name)
     run = refused(whole(0), tmp_path / "run", **data | paths(folder))
     assert run.text("logs/r.jsonl") == whole(0).text("logs/r.jsonl")
-    called = "tokenizer" if name == "byte.json" else name
-    was = whole(0).load(20)["made_of"][called]
+    called = {"byte.json": "tokenizer", ".producing": "growing"}.get(name, name)
+    was = whole(0).load(20)["made_of"].get(called, "missing")
     start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ is of other things: "
     words = rf"{start}{called}: (.+) here, (.+) there: restore that, or .*"
     found = re.fullmatch(words, run.said[0])
@@ -149,19 +124,6 @@ def test_resume_with_another_optimizer_is_refused(tmp_path: Path, data: dict, wh
     edits |= {"betas=betas, eps=config.adam_eps, fused=True)": "eps=config.adam_eps)"}
     run = refused(whole(0), tmp_path / "run", edits, **data)
     assert "optimizers: Adagrad, Muon here, Adam, Muon there" in run.said[0]
-
-
-@pytest.mark.parametrize("growing", [False, True])
-def test_resume_of_a_longer_set(tmp_path: Path, data: dict, whole: Whole, growing: bool) -> None:
-    """Past the end of the shorter one the batches are others."""
-    folder = another(data, tmp_path / "data")
-    if growing:
-        (folder / ".producing").write_text('{"val_complete": true}')
-    else:
-        write_shard(folder / "fineweb_train_000001.bin", np.arange(1, 100))
-    run = refused(whole(0), tmp_path / "run", **data | paths(folder))
-    words = "growing: " if growing else "fineweb_train_000001.bin: 99 tokens"
-    assert "missing there" in run.said[0] and words in run.said[0]
 
 
 def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole: Whole) -> None:

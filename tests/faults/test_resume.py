@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from running import Command
 
 from faults.live import Live, assert_same_result
 
@@ -107,9 +108,14 @@ def test_resume_is_exact_whatever_the_trainer_holds(tmp_path: Path, data: dict, 
     assert 0 < times[0] < times[1] < times[2]
 
 
-def test_resume_on_other_ranks(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_resume_on_other_ranks_appends_to_the_log(tmp_path: Path, data: dict, whole: Whole) -> None:
     settings = data | {"GRAD_ACCUM_STEPS": 0}
     two = resume(whole(0), tmp_path / "two", 4, 2, **settings)
+    before, text = (run.text("logs/r.txt") for run in (whole(0), two))
+    words = "\nresumed: step:4 resumed_from:checkpoints/r/step_00000004.pt"
+    assert text.startswith(before) and words in text[len(before) :]
+    names = {path.name for path in (two.folder / "logs").iterdir()}
+    assert names == {"r.int8.ptz", "r.jsonl", "r.txt"}
     four = resume(two, tmp_path / "four", 12, 4, **settings)
     for run in (two, four):
         assert run.load(20)["data_crc"] == whole(0).load(20)["data_crc"]
@@ -151,16 +157,6 @@ def test_an_optimizer_held_twice_steps_once(tmp_path: Path, data: dict, whole: W
         assert_same_result(each, whole(0))
 
 
-def test_a_resumed_run_appends_to_its_log(tmp_path: Path, data: dict, whole: Whole) -> None:
-    before = whole(0).text("logs/r.txt")
-    run = resume(whole(0), tmp_path / "more", 8, **data)
-    text = run.text("logs/r.txt")
-    assert text.startswith(before)
-    assert "\nresumed: step:8 resumed_from:checkpoints/r/step_00000008.pt" in text[len(before) :]
-    names = sorted(path.name for path in (run.folder / "logs").iterdir())
-    assert names == ["r.int8.ptz", "r.jsonl", "r.txt"]
-
-
 def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
     """Without CHECKPOINT_EVERY, too."""
     settings = data | {"CHECKPOINT_EVERY": 0, "RESUME": "auto", "WARMDOWN_ITERS": 0}
@@ -184,23 +180,6 @@ def test_resume_of_a_finished_run_scores_again(tmp_path: Path, data: dict, whole
     assert "is of other things: SEED: 9 here, 1337 there" in refusal(folder, **again | {"SEED": 9})
 
 
-def test_an_error_in_quantize_costs_no_step(tmp_path: Path, data: dict) -> None:
-    """The last state is on the disk; with the mended script only the export is repeated."""
-    small = {"SMALL = 65_536": "SMALL = 10"}
-    line = "    matrix = t.ndim == 2\n"
-    broken = small | {line: line + '    raise ValueError("a bad bin")\n'}
-    settings = data | {"CHECKPOINT_EVERY": 0}
-    run = Live(tmp_path / "run", edits=broken, **settings)
-    assert run.end() == [1] and run.status == ("failed", 1)
-    assert run.events("end")[0]["error"] == "a bad bin" and "ValueError: a bad bin" in run.err
-    assert run.checkpoints() == [20] and not run.events("score")
-    steps = run.log.count("\nstep:")
-    run = Live(run.folder, edits=small, **settings | {"RESUME": "auto"}).finish()
-    assert run.log.count("\nstep:") == steps and "no step is left: packs and scores" in run.log
-    straight = Live(tmp_path / "straight", edits=small, **settings).finish()
-    assert_same_result(run, straight)
-
-
 # Saving
 
 
@@ -220,12 +199,14 @@ def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict
     assert all(path.exists() for path in copies)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, data: dict) -> None:
+def test_a_full_disk_costs_a_file_and_not_the_run(tmp_path: Path, data: dict) -> None:
     for step in range(4, 21, 4):  # where the unfinished file would be
         (tmp_path / f"checkpoints/r/step_{step:08d}.tmp").mkdir(parents=True)
+    (tmp_path / "final_model.pt").mkdir()
     run = Live(tmp_path, **data).finish()
     warnings = re.findall("WARNING: checkpoints/r/step_000000(..).pt: Is a directory", run.log)
     assert warnings == ["04", "08", "12", "16", "20"]
+    assert "WARNING: final_model.pt: Is a directory\n" in run.out and run.artifact()
 
 
 RATE = "    return min(1.0, steps_left / config.warmdown_iters)"
@@ -274,13 +255,6 @@ def test_an_older_checkpoint_is_refused(tmp_path: Path, data: dict, whole: Whole
     assert other.artifact() == whole(0).artifact()
 
 
-class Command:
-    """A pickle that runs a command when it is loaded."""
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, ("executed",)
-
-
 NOT_LOADED = {  # a file, and the reason that is given
     "missing": "no such file",
     "cut": "File is not a zip file",
@@ -302,10 +276,10 @@ def test_a_bad_checkpoint_is_one_line(tmp_path: Path, data: dict, whole: Whole, 
     elif case == "weights":
         shutil.copy(whole(0).folder / "final_model.pt", path)
     elif case == "command":
-        torch.save({"made_of": {}, "held": {}, "step": Command()}, path)
+        torch.save({"made_of": {}, "held": {}, "step": Command(tmp_path / "executed")}, path)
     line = refusal(tmp_path / "run", **data | {"RESUME": path})
     assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename} does not load: ")
     assert NOT_LOADED[case] in line
     assert line.endswith(": set another step_<n>.pt and another RUN_ID")
-    assert not (tmp_path / "run" / "executed").exists()
+    assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "run" / "logs").exists()

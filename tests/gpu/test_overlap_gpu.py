@@ -89,24 +89,6 @@ def test_validation_takes_the_same_way(tmp_path: Path) -> None:
     assert_tokens_of_the_shards(found, "val")
 
 
-class Careless(train_gpt.Pipeline):
-    """Does not wait until the tokens of a slot have been widened: it waits for an event that was
-    never recorded, which passes at once."""
-
-    def _upload(self, slot: train_gpt.Slot) -> None:
-        slot.widened = torch.cuda.Event()
-        super()._upload(slot)
-
-
-def test_a_slot_that_is_overwritten_would_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tests above can fail: without that wait an upload overtakes the stalled reading."""
-    monkeypatch.setattr(train_gpt, "Pipeline", Careless)
-    with pytest.raises(AssertionError):
-        assert_tokens_of_the_shards(batches_of(tmp_path, "train", True, TRAIN_PREFETCH_QUEUE=4))
-
-
 # === The script ===
 MODEL = {
     **SMALL_MODEL,
@@ -152,8 +134,14 @@ def test_overlap_changes_no_loss(
 
 
 def test_a_trace_shows_uploads_beside_the_work_of_the_model(tmp_path: Path, corpus: Corpus) -> None:
-    """Copies run on a stream of their own, kernels on another; the reader's thread reads."""
-    run(tmp_path, corpus, TRACE_STEPS=4)
+    """Copies run on a stream of their own, kernels on another; the reader's thread reads. The log
+    says how long the device waited, which is never 0: two events are never at the same time."""
+    text = run(tmp_path, corpus, TRACE_STEPS=4).text
+    words = r"(?m)^input_wait total:([\d.]+)ms share:([\d.]+)%.* read_bytes:(\d+)"
+    total, percent, read = map(float, re.search(words, text).groups())
+    assert total > 0 and 0 < percent < 100
+    all_bytes = 2 * (MODEL["TRAIN_BATCH_TOKENS"] + train_gpt.SPANS_PER_STEP)
+    assert 10 * all_bytes <= read <= 14 * all_bytes
     [path] = (tmp_path / "logs").glob("*.trace.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     named = {event["name"] for event in events if event.get("cat") == "user_annotation"}
@@ -167,16 +155,6 @@ def test_a_trace_shows_uploads_beside_the_work_of_the_model(tmp_path: Path, corp
     ]
     assert 6 <= len(uploads) <= 10, "2 a step"
     assert not {event["tid"] for event in uploads} & kernels
-
-
-def test_every_log_says_how_long_the_device_waited(tmp_path: Path, corpus: Corpus) -> None:
-    text = run(tmp_path, corpus).text
-    pattern = r"^input_wait total:([\d.]+)ms share:([\d.]+)%.* read_bytes:(\d+)"
-    found = re.search(pattern, text, re.M)
-    total, percent, read = map(float, found.groups())
-    assert total > 0 and 0 < percent < 100  # two events are never at the same time
-    step_bytes = 2 * (MODEL["TRAIN_BATCH_TOKENS"] + train_gpt.SPANS_PER_STEP)
-    assert 10 * step_bytes <= read <= 14 * step_bytes
 
 
 def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: Finished) -> None:

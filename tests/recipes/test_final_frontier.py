@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import Reference
 from running import log_of, write_split
-from test_records_of_april import Reference
-from tiny import STACK, config_of, everywhere, module_of, settings_of, with_random_weights
+from tiny import (
+    SETTINGS,
+    STACK,
+    attend_by_mask,
+    config_of,
+    everywhere,
+    module_of,
+    settings_of,
+    with_random_weights,
+)
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -135,24 +145,18 @@ def test_packed_logits_are_those_of_each_document_alone(names: tuple, run_of: Ru
 
 @pytest.mark.parametrize(("ranks", "micro_steps", "width"), [(1, 8, 256), (2, 1, 256), (4, 4, 128)])
 def test_training_rows_are_whole_spans(
-    ranks: int, micro_steps: int, width: int, script: Callable, data: SimpleNamespace
+    ranks: int, micro_steps: int, width: int, run_of: Run, data: SimpleNamespace
 ) -> None:
     """A step's spans have 256 targets; in 16 micro-batches each has half of one."""
-    module = script("documents")
-    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260} | data.env
-    config = config_of(module, **settings, **DOCUMENTS, GRAD_ACCUM_STEPS=micro_steps)
-    device = torch.device("cpu")
-    parts: dict[int, list[Tensor]] = {}
-    for rank in range(ranks):
-        plan = module.BatchPlan.train(config, rank, ranks, step=1)
-        overlap = module.Overlap.of(config, "train", device)
-        shards = module.Shards(config, "train")
-        with module.closing(module.Pipeline(shards, plan, overlap, device)) as batches:
-            for micro_step in range(micro_steps):
-                batch = next(batches)
-                assert batch.x.shape == (2048 // width // ranks // micro_steps, width)
-                parts[micro_step * ranks + rank] = [batch.x.clone(), batch.y.clone()]
-    in_order = [parts[number] for number in sorted(parts)]
+
+    def read(run: Any) -> list[tuple[Tensor, Tensor]]:
+        run.step = 1
+        with closing(run.batches()) as batches:
+            return [(b.x.clone(), b.y.clone()) for b in itertools.islice(batches, micro_steps)]
+
+    made = run_of(("documents",), ranks=ranks, **DOCUMENTS, GRAD_ACCUM_STEPS=micro_steps)
+    in_order = list(itertools.chain(*zip(*everywhere(made, read)[1], strict=True)))
+    assert {x.shape for x, _ in in_order} == {(2048 // width // ranks // micro_steps, width)}
     x, y = (torch.cat(each).view(8, 256) for each in zip(*in_order, strict=True))
     spans = torch.from_numpy(data.train[2056 : 2056 + 8 * 257].astype(np.int64)).view(8, 257)
     assert torch.equal(x, spans[:, :-1]) and torch.equal(y, spans[:, 1:])
@@ -185,34 +189,6 @@ def test_too_many_documents_are_named_and_never_joined(
             assert run.model.logits(tokens).isnan().all() == (count > most)
 
 
-@alone_and_in_a_stack
-def test_documents_are_one_compiled_graph(
-    names: tuple, run_of: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for the loop over segments, which stands for a kernel: here it is a mask."""
-    run = run_of(("documents", *names), **DOCUMENTS, **settings_of(*names))
-    model = with_random_weights(run)
-    module = module_of(run)
-    monkeypatch.setattr(module, "attend_one_by_one", attend_by_mask)
-    tokens = rows_of_documents(2, 96)
-    with torch.no_grad():
-        eager = model(tokens, tokens)
-    torch._dynamo.reset()
-    compiled = torch.compile(model.forward, backend="eager", fullgraph=True, dynamic=False)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(tokens, tokens), eager)
-        torch.testing.assert_close(compiled(tokens.flip(0), tokens.flip(0)), eager)
-
-
-def attend_by_mask(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int) -> Tensor:
-    place = torch.arange(len(q))
-    segment = torch.bucketize(place, ends, right=True)
-    mask = (segment[:, None] == segment) & (place[:, None] >= place)
-    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-    return y[0].transpose(0, 1)
-
-
 def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors of shapes alone: what reaches the kernel, and that gradients come back."""
     module = script("documents")
@@ -240,19 +216,17 @@ def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.Monk
         assert longest == [32, 32] and more == {"window_size": (-1, 0), "enable_gqa": True}
 
 
-def test_rejects_what_documents_cannot_have(
+def test_documents_need_a_torch_that_has_their_attention(
     script: Callable, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = script("documents")
-    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260, "DOC_TOKEN": 1}
-    config = config_of(module, **settings, **data.env, DOC_MAX=33)
+    config = config_of(module, **SETTINGS | data.env | {"DOC_TOKEN": 1})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert module.find_faults(config, {})[0] == ["DOC_MAX=33: set 0 to 32"]
     monkeypatch.setattr(module, "varlen_attn", None)
-    faults, _ = module.find_faults(replace(config, doc_max=32), {})
+    assert module.find_faults(config, {})[0] == []
     words = "has no attention for it: install 2.11 to 2.13"
+    faults, _ = module.find_faults(replace(config, device="auto"), {})
     assert faults == [f"DOC_TOKEN=1: torch {torch.__version__} {words}"]
-    assert module.find_faults(replace(config, doc_max=32, device="cpu"), {})[0] == []
 
 
 # --- document_ttt -----------------------------------------------------------------------------
@@ -484,17 +458,6 @@ def test_what_is_scored_is_learned_in_passes(
     assert lines == ["sgd: pass 1/", "sgd: pass 2/"]
 
 
-def test_passes_leave_the_weights_and_the_artifact(run_of: Run) -> None:
-    """That two ranks score as one is proved by verify.py."""
-    run = run_of(("global_sgd", "documents"), **LORA | SGD | DOCUMENTS, GRAD_ACCUM_STEPS=8)
-    run.train()
-    before = {name: t.clone() for name, t in run.model.state_dict().items()}
-    run.export_and_score()
-    exported = torch.load("final_model.pt")
-    for name, t in run.model.state_dict().items():
-        assert torch.equal(t, before[name]) and torch.equal(exported[name], t), name
-
-
 def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
     runs, together = run_of(("global_sgd",), ranks=2, **LORA | SGD, GRAD_ACCUM_STEPS=4)
     runs[1].runtime.signum = 15
@@ -507,13 +470,3 @@ def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
         return not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
 
     assert everywhere((runs, together), evaluate)[1] == [True, True]
-
-
-def test_rejects_passes_that_do_not_fit(script: Callable, data: SimpleNamespace) -> None:
-    module = script("global_sgd")
-    settings = {"TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 2048, "VOCAB_SIZE": 260, "DEVICE": "cpu"}
-    config = config_of(module, **settings, **data.env, SGD_DOCS=9, SGD_CHUNK=96)
-    found, _ = module.find_faults(config, {"WORLD_SIZE": "2"})
-    assert found == ["SGD_DOCS=9: set LORA_RANK, too", "SGD_CHUNK=96: set a multiple of 64"]
-    config = replace(config, lora_rank=2, lora_chunk=33)
-    assert module.find_faults(config, {})[0] == ["LORA_CHUNK=33: set at most 32"]

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from reference import Reference, initial_state
 from tiny import config_of, module_of, settings_of, with_random_weights
-from torch import Tensor, nn
+from torch import nn
 
 pytestmark = pytest.mark.timeout(300)
 MODEL = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
@@ -22,136 +23,14 @@ Run = Callable[..., Any]
 # --- The model --------------------------------------------------------------------------------
 
 
-def norm(x: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
-
-
-def rotated(x: Tensor, dims: int) -> Tensor:
-    """Position t turns the channels i and i + dims / 2 by -t / 10000^(2 i / dims)."""
-    y = x.clone()
-    for t in range(len(x)):
-        for i in range(dims // 2):
-            angle = -t / 10_000 ** (2 * i / dims)
-            a, b = x[t, i], x[t, i + dims // 2]
-            y[t, i] = a * math.cos(angle) - b * math.sin(angle)
-            y[t, i + dims // 2] = a * math.sin(angle) + b * math.cos(angle)
-    return y
-
-
-class Reference:
-    """The logits of one row of tokens in float64, head by head and visit by visit."""
-
-    def __init__(self, model: nn.Module, config: Any) -> None:
-        self.p = {name: t.double() for name, t in model.state_dict().items()}
-        self.config = config
-
-    def on(self, setting: str, default: Any = 0) -> Any:
-        return getattr(self.config, setting, default)
-
-    def attention(self, x: Tensor, layer: str, xsa: bool) -> Tensor:
-        heads = []
-        width = x.size(1) // self.config.num_heads
-        q, k, v = (x @ self.p[f"{layer}.attn.c_{each}.weight"].T for each in "qkv")
-        for head in range(self.config.num_heads):
-            mine = slice(width * head, width * (head + 1))
-            shared = head * self.config.num_kv_heads // self.config.num_heads
-            its = slice(width * shared, width * (shared + 1))
-            dims = self.on("rope_dims") or width
-            gain = self.p[f"{layer}.attn.q_gain"][head]
-            scores = gain * rotated(norm(q[:, mine]), dims) @ rotated(norm(k[:, its]), dims).T
-            later = torch.ones_like(scores).triu(1).bool()
-            y = (scores / math.sqrt(width)).masked_fill(later, -math.inf).softmax(-1) @ v[:, its]
-            if xsa:
-                own = v[:, its] / v[:, its].norm(dim=-1, keepdim=True)
-                y = y - (y * own).sum(-1, keepdim=True) * own
-            if self.on("gate_window"):
-                read = x[:, : self.config.gate_window]
-                inner = self.config.gate_scale * read @ self.p[f"{layer}.attn.gate"][head]
-                y = y / (1 + (-inner).exp())[:, None]
-            heads.append(y)
-        out = torch.cat(heads, dim=1) @ self.p[f"{layer}.attn.proj.weight"].T
-        return self.p[f"{layer}.attn_scale"] * out
-
-    def mlp(self, x: Tensor, layer: str) -> Tensor:
-        inner = x @ self.p[f"{layer}.mlp.fc.weight"].T
-        inner = torch.where(inner > 0, inner, self.on("leaky_slope") * inner).square()
-        return self.p[f"{layer}.mlp_scale"] * (inner @ self.p[f"{layer}.mlp.proj.weight"].T)
-
-    def parts(self, number: int) -> tuple:
-        layer = f"blocks.{number}"
-        scale = 1 / math.sqrt(number + 1) if self.on("layer_scale") else 1
-        xsa = number >= self.config.num_layers - self.on("xsa_last_n")
-        return layer, scale, xsa, self.p[f"{layer}.resid_mix"]
-
-    def block(self, number: int, x: Tensor, x0: Tensor) -> Tensor:
-        layer, scale, xsa, mix = self.parts(number)
-        x = mix[0] * x + mix[1] * x0
-        y = x + self.attention(scale * norm(x), layer, xsa)
-        parallel = 0 <= self.on("parallel_start", -1) <= number
-        return y + self.mlp(scale * norm(x if parallel else y), layer)
-
-    def lanes(self, number: int, one: Tensor, two: Tensor, x0: Tensor) -> tuple[Tensor, Tensor]:
-        layer, scale, xsa, mix = self.parts(number)
-        parts = (
-            self.attention(scale * norm(mix[0] * one + mix[1] * x0), layer, xsa),
-            self.mlp(scale * norm(two), layer),
-        )
-        weights = self.p[f"{layer}.lanes"].tolist()
-        return tuple(
-            weights[i] * lane + weights[i + 1] * parts[0] + weights[i + 2] * parts[1]
-            for i, lane in ((0, one), (3, two))
-        )
-
-    def embedding(self, tokens: Tensor) -> Tensor:
-        x = self.p["tok_emb.weight"][tokens]
-        y = x.clone()
-        for t in range(1, len(tokens)):
-            if self.on("smear_window") and tokens[t] != self.config.smear_bos:
-                inner = float(x[t, : self.config.smear_window] @ self.p["smear"])
-                y[t] += self.p["smear_scale"] / (1 + math.exp(-inner)) * x[t - 1]
-        return norm(y)
-
-    def logits(self, tokens: Tensor, looping: bool) -> Tensor:
-        order = list(range(self.config.num_layers))
-        if looping:
-            first, last = self.config.loop_start, self.config.loop_end
-            again = self.config.loop_count * list(range(first, last + 1))
-            order = order[: last + 1] + again + order[last + 1 :]
-        x = x0 = self.embedding(tokens)
-        other = None  # the second lane
-        half = len(order) // 2
-        skips = []
-        for number in order[:half]:
-            x = self.block(number, x, x0)
-            skips.append(x)
-        for row, number in enumerate(order[half:]):
-            in_lanes = 0 <= self.on("lanes_start", -1) <= number
-            if in_lanes and other is None:
-                other = x
-            if skips:
-                skip = self.p["skip_weights"][row] * skips.pop()
-                if self.on("skip_gates"):
-                    gate = 1 / (1 + (-self.p["skip_gates"][row]).exp())
-                    x, skip = gate * x, (1 - gate) * skip
-                x = x + skip
-            if in_lanes:
-                x, other = self.lanes(number, x, other, x0)
-            else:
-                x = self.block(number, x, x0)
-        x = x if other is None else (x + other) / 2
-        return 30 * torch.tanh(self.head(norm(x)) / 30)
-
-    def head(self, x: Tensor) -> Tensor:
-        return x @ self.p["tok_emb.weight"].T
-
-
 MODELS = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
-MODELS += ["leaky_relu2", "attn_gate", "two_lanes", "smear_gate"]
+MODELS += ["leaky_relu2", "attn_gate", "two_lanes", "bigram_hash", "smear_gate"]
+CASES = [*(([name], {}) for name in MODELS), (MODELS, {}), (["smear_gate"], {"SMEAR_WINDOW": 0})]
 
 
-@pytest.mark.parametrize("names", [*([name] for name in MODELS), MODELS], ids=" ".join)
-def test_logits_are_those_of_the_reference(names: list[str], run_of: Run) -> None:
-    run = run_of(tuple(names), **MODEL | settings_of(*names))
+@pytest.mark.parametrize(("names", "more"), CASES, ids=str)
+def test_logits_are_those_of_the_reference(names: list[str], more: dict, run_of: Run) -> None:
+    run = run_of(tuple(names), **MODEL | settings_of(*names) | more)
     model = with_random_weights(run)
     tokens = torch.randint(260, (32,), generator=torch.Generator().manual_seed(2))
     tokens[[9, 20]] = 1
@@ -167,24 +46,15 @@ def test_initial_matrices_are_orthogonal_in_the_order_of_draws(run_of: Run) -> N
     """Drawn here one after the other: the construction, which is thrown away, then the rest."""
     # Keys and values have 32 rows: they stay as they are drawn.
     settings = {"NUM_LAYERS": 2, "MODEL_DIM": 64, "ORTHOGONAL_INIT": 1}
-    model = run_of(("orthogonal_init",), **settings, SEED=7).model
+    run = run_of(("orthogonal_init",), **settings, SEED=7)
+    model = run.model
     torch.manual_seed(7)
-    embedding = nn.Embedding(260, 64).weight
-    shapes = {
-        "attn.c_q": (64, 64), "attn.c_k": (64, 32), "attn.c_v": (64, 32), "attn.proj": (64, 64),
-        "mlp.fc": (64, 128), "mlp.proj": (128, 64),
-    }  # fmt: skip
-    wanted = {}
-    for name in [f"blocks.{block}.{name}" for block in range(2) for name in shapes]:
-        wanted[name] = nn.Linear(*shapes[name.split(".", 2)[2]], bias=False).weight
-    nn.init.normal_(embedding, std=0.005)
-    for name, weight in wanted.items():
-        if name.endswith("proj"):
-            nn.init.zeros_(weight)
-        elif min(weight.shape) >= 64:
-            nn.init.orthogonal_(weight)
-    for name, weight in {**wanted, "tok_emb": embedding}.items():
-        assert torch.equal(model.state_dict()[f"{name}.weight"], weight.bfloat16().float()), name
+    wanted = initial_state(run.config)
+    for name, t in wanted.items():
+        if t.ndim == 2 and min(t.shape) >= 64 and name.endswith(("c_q.weight", "fc.weight")):
+            wanted[name] = nn.init.orthogonal_(t).bfloat16().float()
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, wanted[name]), name
     matrix = model.blocks[1].mlp.fc.weight
     torch.testing.assert_close(matrix.T @ matrix, torch.eye(64), rtol=0, atol=0.02)
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from typing import Any
 
 from runs import Logs, read_log
 
-Call = Callable[..., tuple[int, str, str]]
 RULE = "=" * 100
 TOKENS, BYTES = 62_021_632, 151_080_362  # of the challenge's validation split
 HEADER = (

@@ -8,14 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import ablate
 import pytest
-from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, heed_interrupts
+from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, started, until
 from significance import paired
 
 TOOL = ROOT / "tools" / "ablate.py"
@@ -113,14 +112,12 @@ def row_of(out: str, quantity: str) -> str:
 
 USAGE = """
 --vary SEED=1,2                         | every run has its own SEED: see --seeds
---vary KNOB=1                           | nothing varies: name two values
 --vary KNOB=1,1                         | values are comma-separated, distinct and not empty
 --vary KNOB=0,1 --seeds x               | write how many, such as 3, or which
 --script fake.py fake2.py               | fake2.py: values are one word, with commas
 --script fake.py,none.py -- ls {script} | 'none.py': no such file: write its path
 --script fake.py,same.py                | belongs to {script} in the command: name both
 --vary KNOB=0,1 -- python3 {script}     | belongs to {script} in the command: name both
---vary KNOB=0,1 --                      | after --
 --vary KNOB=0,1 -- A=1 python3          | A=1: no such program: settings stand in front of
 """
 
@@ -229,13 +226,9 @@ def test_another_ablation_is_not_mixed_in(place: Place) -> None:
 def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
     run = "out-1-seed1338"
     command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = {"env": {**os.environ, "FAKE_WAIT": run}, "preexec_fn": heed_interrupts}
-    with subprocess.Popen(command, **streams, **started) as process:
-        deadline = time.monotonic() + 60
-        while not (place.folder / "waiting").exists():
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.02)
+    environment = {**os.environ, "FAKE_WAIT": run}
+    with started(command, env=environment, stderr=subprocess.STDOUT) as process:
+        until((place.folder / "waiting").exists)
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in out

@@ -126,8 +126,6 @@ FAULTS: dict[str, Build] = {
     "refused: val_bpb 1.1187 is in no result line: the mean of the logs is 1.125": says(
         val_bpb=1.1187
     ),
-    "refused: val_bpb 1.0 is in no result line": says(val_bpb=1.0),
-    "refused: val_bpb 0.95 is in no result line": says(val_bpb=0.95),
     "refused: val_bpb 1.2 is in no result line": says(val_bpb=1.2),
     "refused: val_loss 0.9 is in no result line": says(val_loss=0.9),
     f"refused: val_bpb {FLOAT} is validation 13,790 of": says(val_bpb=FLOAT),
@@ -269,7 +267,6 @@ def test_a_folder_that_cannot_be_judged_is_named(place: Path, call: Call) -> Non
     rows = {
         (place / "none",): "no such folder: name the folder of a record",
         (place.parent,): "holds records: name one of its folders",
-        (place, "--previous", "0"): "neither a folder nor a score",
         (place, "--previous", place): "it is the folder itself",
     }
     for words, expected in rows.items():

@@ -123,7 +123,6 @@ def put(data: bytes | None) -> Callable[[Path], None]:
 
 # What is named, what is done to the run, words of the error.
 FAULTS = [
-    ("", shutil.rmtree, "logs: no such file: train first, or name a log"),
     ("logs/r.txt", lambda logs: (logs / "r.int8.ptz").unlink(), "no such artifact (the run is fin"),
     ("logs/r.txt", put(None), "logs/r.txt: its script does not build logs/r.int8.ptz: "),
     ("logs", put(b"another model"), "damaged, or another run's: 13 bytes, its log says "),

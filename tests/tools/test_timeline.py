@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import ROOT, SMALL_MODEL, TRAINER, byte_data, run_script
+from running import ROOT
 
 SCRIPT = ROOT / "tools" / "timeline.py"
 READER, COPY, COMPUTE, WAIT = "#e69f00", "#7a5195", "#0072b2", "#d00000"  # in the picture
@@ -100,19 +100,6 @@ def test_with_cuda_the_device_counts(tmp_path: Path) -> None:
         "  compute     busy 58.33 %",
         "  input wait  25.00 %, 3000.00 ms",
     ]
-
-
-@pytest.mark.slow
-def test_the_trainers_trace_is_read(tmp_path: Path) -> None:
-    settings = {**SMALL_MODEL, **byte_data(tmp_path / "data"), "ITERATIONS": 6, "TRACE_STEPS": 3}
-    run = run_script(TRAINER, tmp_path, **settings, VAL_LOSS_EVERY=0, VAL_TOKENS=3000)
-    assert run.code == 0, run.err[-2000:]
-    [path] = (tmp_path / "logs").glob("*.trace.json.gz")
-    title, reader, compute, wait = shown(path)
-    assert "steps 1 to 3" in title and "under compute" in reader and "0.00 ms" not in wait
-    shares = [re.search(r"([\d.]+) %", lane)[1] for lane in (reader, compute, wait)]
-    read, computed, waited = map(float, shares)
-    assert 0 < read < computed < 100.02 - waited  # of rounded shares
 
 
 def drawn(svg: str, colour: str) -> list[tuple[float, float]]:

@@ -14,24 +14,14 @@ from pathlib import Path
 
 import pytest
 import verify
-from edits import MISTAKES, RIGHT, Edits, edits_of
-from running import ROOT, Call, heed_interrupts
+from edits import MISTAKES, RIGHT, edits_of
+from faults.live import edited
+from running import ROOT, Call, started, until
 
 
-def edited(folder: Path, edits: Edits) -> Path:
-    """train_gpt.py with some texts replaced, each of which it must have once."""
-    text = (ROOT / "train_gpt.py").read_text("utf-8")
-    for old, new in edits:
-        assert text.count(old) == 1, f"train_gpt.py has {text.count(old)} times: {old}"
-        text = text.replace(old, new)
-    path = folder / "mine.py"
-    path.write_text(text, "utf-8")
-    return path
-
-
-def at_end(line: str) -> Edits:
+def at_end(line: str) -> dict[str, str]:
     """A line at the end of each step."""
-    return edits_of([f"<            {line}", "             self.after_step()"])
+    return dict(edits_of([f"<            {line}", "             self.after_step()"]))
 
 
 def found_in(script: Path, options: dict) -> dict[str, tuple[str, str]]:
@@ -70,15 +60,12 @@ def living(group: int) -> list[str]:
 def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # sockets must have short paths
     monkeypatch.setenv("TMPDIR", str(temporary))
-    script = edited(temporary, at_end("time.sleep(300 * (self.step == 4))"))
+    script = edited(temporary / "mine.py", at_end("time.sleep(300 * (self.step == 4))"))
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    run = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed_interrupts)
+    run = started(command)
+    saved = "verify-*/full/checkpoints/full/step_00000004.pt"
     try:
-        until = time.monotonic() + 120
-        while not list(temporary.glob("verify-*/full/checkpoints/full/step_00000004.pt")):
-            assert time.monotonic() < until and run.poll() is None
-            time.sleep(0.05)
+        until(lambda: list(temporary.glob(saved)), seconds=120)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does
         out, err = run.communicate(timeout=90)
         assert (run.returncode, out.count("\n"), err) == (130, 0, "")
@@ -96,7 +83,7 @@ def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_is_silent_about_right_edits(name: str, tmp_path: Path) -> None:
     _, edits, options = RIGHT[name]
-    found = found_in(edited(tmp_path, edits), {"quick": False} | options)
+    found = found_in(edited(tmp_path / "mine.py", dict(edits)), {"quick": False} | options)
     assert faults_of(found) == set()
     assert found["ranks"][0] == ("note" if name == "experts" else "ok")
 
@@ -105,7 +92,7 @@ def test_is_silent_about_right_edits(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_names_what_an_edit_breaks(name: str, tmp_path: Path) -> None:
     broken, edits, options = MISTAKES[name]
-    found = found_in(edited(tmp_path, edits), options)
+    found = found_in(edited(tmp_path / "mine.py", dict(edits)), options)
     noted = {f"{name}?" for name, (kind, _) in found.items() if kind == "note"}
     assert faults_of(found) == {each for each in broken if not each.endswith("?")}
     assert {each for each in broken if each.endswith("?")} <= noted
@@ -114,7 +101,7 @@ def test_names_what_an_edit_breaks(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
     evaluate = 'self.runtime.rank == 0 == self.step % 3 and self.evaluate("own")'
-    found = found_in(edited(tmp_path, at_end(evaluate)), {})
+    found = found_in(edited(tmp_path / "mine.py", at_end(evaluate)), {})
     kind, text = found["replicas"]
     assert kind == "FAULT" and "nothing is computed for 60 s" in text
     assert "rank 0 waits for all_reduce in evaluate (line " in text
@@ -124,13 +111,13 @@ def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_base_shows_an_edit_without_effect(tmp_path: Path) -> None:
     rate = 'self.adam.param_groups[0]["lr"] = 0.001'  # the next step sets it again
-    found = found_in(edited(tmp_path, at_end(rate)), {"base": ROOT / "train_gpt.py"})
+    found = found_in(edited(tmp_path / "mine.py", at_end(rate)), {"base": ROOT / "train_gpt.py"})
     assert found["effect"][0] == "note"
     assert found["effect"][1].startswith("against train_gpt.py the edit changes nothing, bit for")
 
 
 @pytest.mark.slow
 def test_says_why_an_edit_does_not_run(tmp_path: Path) -> None:
-    script = edited(tmp_path, at_end("raise RunError('no luck')"))
+    script = edited(tmp_path / "mine.py", at_end("raise RunError('no luck')"))
     with pytest.raises(verify.cli.ToolError, match=r"does not run at a tiny size: .*no luck"):
         found_in(script, {})

@@ -1,0 +1,182 @@
+"""The model as the challenge and its records describe it, written in the plainest way: what the
+trainer's model, and those of recipes, are compared with."""
+
+import math
+import re
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def norm(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
+
+
+def rotated(x: Tensor, dims: int, base: float) -> Tensor:
+    """Position t turns the channels i and i + dims / 2 by -t / base^(2 i / dims)."""
+    y = x.clone()
+    for t in range(len(x)):
+        for i in range(dims // 2):
+            angle = -t / base ** (2 * i / dims)
+            a, b = x[t, i], x[t, i + dims // 2]
+            y[t, i] = a * math.cos(angle) - b * math.sin(angle)
+            y[t, i + dims // 2] = a * math.sin(angle) + b * math.cos(angle)
+    return y
+
+
+class Reference:
+    """The logits of one row of tokens in float64, head by head and visit by visit."""
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        self.p = {name: t.double() for name, t in model.state_dict().items()}
+        self.config = config
+
+    def on(self, setting: str, default: Any = 0) -> Any:
+        return getattr(self.config, setting, default)
+
+    def attention(self, x: Tensor, layer: str, xsa: bool) -> Tensor:
+        heads = []
+        width = x.size(1) // self.config.num_heads
+        q, k, v = (x @ self.p[f"{layer}.attn.c_{each}.weight"].T for each in "qkv")
+        for head in range(self.config.num_heads):
+            mine = slice(width * head, width * (head + 1))
+            shared = head * self.config.num_kv_heads // self.config.num_heads
+            its = slice(width * shared, width * (shared + 1))
+            dims = self.on("rope_dims") or width
+            gain = self.p[f"{layer}.attn.q_gain"][head]
+            query, key = (
+                rotated(norm(t), dims, self.config.rope_base) for t in (q[:, mine], k[:, its])
+            )
+            scores = gain * query @ key.T
+            later = torch.ones_like(scores).triu(1).bool()
+            y = (scores / math.sqrt(width)).masked_fill(later, -math.inf).softmax(-1) @ v[:, its]
+            if xsa:
+                own = v[:, its] / v[:, its].norm(dim=-1, keepdim=True)
+                y = y - (y * own).sum(-1, keepdim=True) * own
+            if self.on("gate_window"):
+                read = x[:, : self.config.gate_window]
+                inner = self.config.gate_scale * read @ self.p[f"{layer}.attn.gate"][head]
+                y = y / (1 + (-inner).exp())[:, None]
+            heads.append(y)
+        out = torch.cat(heads, dim=1) @ self.p[f"{layer}.attn.proj.weight"].T
+        return self.p[f"{layer}.attn_scale"] * out
+
+    def mlp(self, x: Tensor, layer: str) -> Tensor:
+        inner = x @ self.p[f"{layer}.mlp.fc.weight"].T
+        inner = torch.where(inner > 0, inner, self.on("leaky_slope") * inner).square()
+        return self.p[f"{layer}.mlp_scale"] * (inner @ self.p[f"{layer}.mlp.proj.weight"].T)
+
+    def parts(self, number: int) -> tuple:
+        layer = f"blocks.{number}"
+        scale = 1 / math.sqrt(number + 1) if self.on("layer_scale") else 1
+        xsa = number >= self.config.num_layers - self.on("xsa_last_n")
+        return layer, scale, xsa, self.p[f"{layer}.resid_mix"]
+
+    def block(self, number: int, x: Tensor, x0: Tensor) -> Tensor:
+        layer, scale, xsa, mix = self.parts(number)
+        x = mix[0] * x + mix[1] * x0
+        y = x + self.attention(scale * norm(x), layer, xsa)
+        parallel = 0 <= self.on("parallel_start", -1) <= number
+        return y + self.mlp(scale * norm(x if parallel else y), layer)
+
+    def lanes(self, number: int, one: Tensor, two: Tensor, x0: Tensor) -> tuple[Tensor, Tensor]:
+        layer, scale, xsa, mix = self.parts(number)
+        parts = (
+            self.attention(scale * norm(mix[0] * one + mix[1] * x0), layer, xsa),
+            self.mlp(scale * norm(two), layer),
+        )
+        weights = self.p[f"{layer}.lanes"].tolist()
+        return tuple(
+            weights[i] * lane + weights[i + 1] * parts[0] + weights[i + 2] * parts[1]
+            for i, lane in ((0, one), (3, two))
+        )
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        x = self.p["tok_emb.weight"][tokens]
+        if rows := self.on("bigram_rows"):
+            for t in range(len(tokens)):
+                pair = rows - 1
+                if t:
+                    pair = (36313 * int(tokens[t]) ^ 27191 * int(tokens[t - 1])) % (rows - 1)
+                hashed = self.p["bigram_proj.weight"] @ self.p["bigram.weight"][pair]
+                x[t] += self.p["bigram_scale"] * hashed
+        if not self.on("smear_gate"):
+            return norm(x)
+        x = x if self.config.smear_window else norm(x)
+        y = x.clone()
+        for t in range(len(tokens)):
+            if tokens[t] != self.config.smear_bos:
+                y[t] = self.smeared(x[t], x[t - 1] if t else torch.zeros_like(x[t]))
+        return norm(y) if self.config.smear_window else y
+
+    def smeared(self, x: Tensor, before: Tensor) -> Tensor:
+        if window := self.config.smear_window:
+            gate = 1 / (1 + (-x[:window] @ self.p["smear"]).exp())
+            return x + self.p["smear_scale"] * gate * before
+        gate = 1 / (1 + (-self.p["smear"]).exp())
+        return (1 - gate) * x + gate * before
+
+    def logits(self, tokens: Tensor, looping: bool = False) -> Tensor:
+        order = list(range(self.config.num_layers))
+        if looping:
+            first, last = self.config.loop_start, self.config.loop_end
+            again = self.config.loop_count * list(range(first, last + 1))
+            order = order[: last + 1] + again + order[last + 1 :]
+        x = x0 = self.embedding(tokens)
+        other = None  # the second lane
+        half = len(order) // 2
+        skips = []
+        for number in order[:half]:
+            x = self.block(number, x, x0)
+            skips.append(x)
+        for row, number in enumerate(order[half:]):
+            in_lanes = 0 <= self.on("lanes_start", -1) <= number
+            if in_lanes and other is None:
+                other = x
+            if skips:
+                skip = self.p["skip_weights"][row] * skips.pop()
+                if self.on("skip_gates"):
+                    gate = 1 / (1 + (-self.p["skip_gates"][row]).exp())
+                    x, skip = gate * x, (1 - gate) * skip
+                x = x + skip
+            if in_lanes:
+                x, other = self.lanes(number, x, other, x0)
+            else:
+                x = self.block(number, x, x0)
+        x = x if other is None else (x + other) / 2
+        cap = self.config.logit_softcap
+        return cap * torch.tanh(self.head(norm(x)) / cap)
+
+    def head(self, x: Tensor) -> Tensor:
+        return x @ self.p.get("lm_head.weight", self.p["tok_emb.weight"]).T
+
+
+def initial_state(config: Any) -> OrderedDict[str, Tensor]:
+    """Plain modules in the challenge's order: what each draws from the generator counts."""
+    D, head_dim = config.model_dim, config.model_dim // config.num_heads
+    hidden, kv = config.mlp_mult * D, config.num_kv_heads * head_dim
+    shapes = {"c_q": (D, D), "c_k": (D, kv), "c_v": (D, kv), "proj": (D, D)}
+    embedding = nn.Embedding(config.vocab_size, D).weight
+    state = {"skip_weights": torch.ones(config.num_layers // 2, D), "tok_emb.weight": embedding}
+    for i in range(config.num_layers):
+        block = f"blocks.{i}."
+        controls = {"attn_scale": torch.ones(D), "mlp_scale": torch.ones(D)}
+        controls["resid_mix"] = torch.stack((torch.ones(D), torch.zeros(D)))
+        state |= {block + name: t for name, t in controls.items()}
+        matrices = {n: nn.Linear(*shape, bias=False).weight for n, shape in shapes.items()}
+        state[f"{block}attn.q_gain"] = torch.full((config.num_heads,), config.qk_gain_init)
+        state |= {f"{block}attn.{n}.weight": weight for n, weight in matrices.items()}
+        state[f"{block}mlp.fc.weight"] = nn.Linear(D, hidden, bias=False).weight
+        state[f"{block}mlp.proj.weight"] = nn.Linear(hidden, D, bias=False).weight
+    if not config.tie_embeddings:
+        state["lm_head.weight"] = nn.Linear(D, config.vocab_size, bias=False).weight
+    else:
+        nn.init.normal_(embedding, mean=0.0, std=config.tied_embed_init_std)
+    zero = re.compile(r".*\.proj\.weight|lm_head\.weight")
+    rounded = re.compile(r".*\.(c_q|c_k|c_v|fc)\.weight|tok_emb\.weight")  # by its main()
+    state = {n: t.bfloat16().float() if rounded.fullmatch(n) else t for n, t in state.items()}
+    return OrderedDict(
+        (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
+    )
