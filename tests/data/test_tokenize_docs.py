@@ -161,6 +161,15 @@ def test_threads_batches_and_files_do_not_change_the_shards(
     assert files_of(tmp_path / "out") == files_of(exported)
 
 
+def test_a_byte_order_mark_before_json_is_left_out(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "docs.jsonl", make_texts(30))
+    run(path, "--bytes", "--out", tmp_path / "plain")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    run(path, "--bytes", "--out", tmp_path / "marked")
+    plain, marked = (sorted((tmp_path / n).rglob("*.bin")) for n in ("plain", "marked"))
+    assert [shard.read_bytes() for shard in plain] == [shard.read_bytes() for shard in marked]
+
+
 def test_validation_never_appears_in_training(tmp_path: Path) -> None:
     texts = make_texts(60)
     path = write_jsonl(tmp_path / "docs.jsonl", [*texts, texts[3], "new one", texts[19], texts[3]])
