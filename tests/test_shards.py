@@ -4,6 +4,7 @@ A truncated or corrupt one is refused before anything starts, in a line that nam
 """
 
 import json
+import os
 import struct
 import zlib
 from collections import Counter

@@ -415,7 +415,6 @@ def ablate(options: argparse.Namespace) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = cli.Parser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
     )
     add = parser.add_argument

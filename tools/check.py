@@ -142,7 +142,7 @@ def significance(facts: Facts, name: str, results: list[Result]) -> Said:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a record's folder")
     add("--track", choices=TRACKS, help="judge by the rules of this track")

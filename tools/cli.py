@@ -26,8 +26,8 @@ class ToolError(Exception):
 class Parser(argparse.ArgumentParser):
     """Its help shows a description with its line ends; wrong usage is one line."""
 
-    def __init__(self, formatter_class: Any = argparse.RawDescriptionHelpFormatter, **more: Any):
-        super().__init__(formatter_class=formatter_class, **more)
+    def __init__(self, **more: Any):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message: str) -> NoReturn:
         hint = "--help lists the options"

@@ -239,7 +239,7 @@ def plot(arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path) -> str
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs")
     add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")

@@ -244,7 +244,7 @@ def write_form(options: argparse.Namespace) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
     add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")

@@ -155,9 +155,10 @@ def run_first_step(script):
         if not (torch.is_tensor(loss) and loss.ndim == 0 and loss.requires_grad):
             return
         losses += 1
-        names, params = zip(*trainable(model), strict=True)
-        grads = torch.autograd.grad(loss, params, retain_graph=True, materialize_grads=True)
-        for name, grad in zip(names, grads, strict=True):
+        params = {n: p for n, p in model.named_parameters() if p.requires_grad and p.numel()}
+        options = {"retain_graph": True, "materialize_grads": True}
+        grads = torch.autograd.grad(loss, params.values(), **options)
+        for name, grad in zip(params, grads, strict=True):
             means[name] = means.get(name, 0) + grad
 
     def train_step(run, *rest):
@@ -171,10 +172,6 @@ def run_first_step(script):
 
     module.Trainer.train_step = train_step
     return module.main([], os.environ)
-
-
-def trainable(model):
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
 
 
 # === The model with a run's artifact ===
@@ -403,8 +400,8 @@ def add_shares_alone(module, run, stored):
     last.nats_with(last.mark)  # finds the batches
     last.alone = True
     before = np.full(len(last.every), last.tokens[-2])
-    texts = np.flatnonzero(bytes_of_targets(run.config.data_path, before, np.array(last.every)))
+    sizes = bytes_of_targets(run.config.data_path, before, np.array(last.every))
     total = math.nan
     with suppress(Exception):
-        total = sum(math.exp(-last.nats_with(token)) for token in texts)
+        total = sum(math.exp(-last.nats_with(token)) for token in np.flatnonzero(sizes))
     return {"alone": total}

@@ -389,7 +389,7 @@ def check_recipes(options: argparse.Namespace) -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__)
     add = parser.add_subparsers(required=True, metavar="COMMAND").add_parser
     text = "list name, lines, sentence and settings of each recipe"
     add("list", help=text).set_defaults(run=list_recipes)

@@ -191,7 +191,7 @@ def draw_rows(axes: Any, trace: Trace, end: float) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="a file that TRACE_STEPS wrote")
     add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")

@@ -7,7 +7,6 @@ prints a line for each property: `ok`, `note` (for you to judge) or `FAULT`. The
 there is a fault or the script does not run, else 0.
 """
 
-import argparse
 import json
 import math
 import signal
@@ -293,11 +292,9 @@ def late_runs(lab, full, two, quick, score_differs):
         pace = SECONDS / lab.steps
         runs["clock"] = Run(lab, "clock", run_clocked, pace, **TWO | end)
     if score_differs:
-        short = lab.with_validation("short", lambda tokens: tokens[: 3 * lab.seq_len + 1])
-        also = lab.with_validation("also-short", lambda tokens: tokens[: 3 * lab.seq_len + 1])
-        runs["sum"] = Run(lab, "sum", look_inside, add_shares, full.folder, DATA_PATH=short)
-        alone = look_inside, add_shares_alone, full.folder
-        runs["alone"] = Run(lab, "sum-alone", *alone, DATA_PATH=also)
+        for name, look in (("sum", add_shares), ("alone", add_shares_alone)):
+            short = lab.with_validation(name, lambda tokens: tokens[: 3 * lab.seq_len + 1])
+            runs[name] = Run(lab, name, look_inside, look, full.folder, DATA_PATH=short)
     if not two.error:
         file = f"{two.folder}/checkpoints/{two.name}/step_{points[0]:08d}.pt"
         runs["two"] = Run(lab, f"two-from-step-{points[0]}", run_noted, **TWO, RESUME=file)
@@ -458,7 +455,7 @@ def verdicts(script, settings, base=None, quick=False, score_differs=False):
 
 
 def main(arguments):
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__)
     parser.add_argument("script")
     parser.add_argument("settings", nargs="*", metavar="NAME=value")
     quick = "leave out the runs that read no batch ahead and that end by the clock"
