@@ -360,8 +360,7 @@ class LastToken:
         self.stored = stored
         self.tokens = read_shard(val_path(run))
         self.every = range(run.config.vocab_size)
-        # It stands in no other place.
-        self.mark = min({*self.every} - {*self.tokens[:-1].tolist()})
+        self.mark = min({*self.every} - {*self.tokens[:-1].tolist()})  # it stands nowhere else
         self.batches = set()  # the first rows of those that are scored
         self.hidden = None  # a token that is no target
         self.alone = False  # is the last token the only target?

@@ -325,8 +325,7 @@ def late_verdicts(lab, full, two, late):
 
 
 def facts_of(run):
-    text = run.text("facts.json")
-    return json.loads(text) if text else {}
+    return json.loads(run.text("facts.json") or "{}")
 
 
 def clock_verdict(lab, run):

@@ -280,6 +280,7 @@ def test_a_bad_checkpoint_is_one_line(tmp_path: Path, data: dict, whole: Whole, 
     line = refusal(tmp_path / "run", **data | {"RESUME": path})
     assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename} does not load: ")
     assert NOT_LOADED[case] in line
-    assert line.endswith(": set another step_<n>.pt and another RUN_ID")
+    remedy = "auto, or its path" if case == "missing" else "another step_<n>.pt and another RUN_ID"
+    assert line.endswith(f": set {remedy}")
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "run" / "logs").exists()
