@@ -183,3 +183,13 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
             for name, t in state.items():
                 assert torch.equal(t, results[0][1][name]), name
                 torch.testing.assert_close(t, expected[name], rtol=0, atol=1e-4, msg=name)
+
+
+# --- Schedules --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cap", [0, 10])
+def test_no_warmdown_is_the_full_rate_to_the_end(cap: int) -> None:
+    config = config_of(ITERATIONS=100, WARMDOWN_ITERS=0, MAX_WALLCLOCK_SECONDS=cap)
+    for step in (0, 1, 99, 100):
+        assert tg.lr_multiplier(config, step, 99.0 * step) == 1.0

@@ -1,14 +1,17 @@
-"""Measure how long the main thread waits for a batch, with this trainer's pipeline and with the
-challenge's loader, on the same tokens.
+"""Measure how long the main thread waits for a batch, with this trainer's pipeline and with another
+loader, on the same tokens.
 
     python3 tests/bench/loader.py PATH/train_gpt.py [--quick]
         against the challenge's loader, which PATH/train_gpt.py has
+    python3 tests/bench/loader.py --documents [--quick]
+        against a loader of packed documents, as the last records have (document_loader.py)
 
 Takes minutes; run nothing else. In each repeat each loader has a new process, in turns. If the two
 yield different tokens, the tool stops. Between two batches a core computes without the GIL, for
-20 ms. A batch has 65,536 tokens; rank 0 of 8 is measured. Figures are medians over the repeats.
-`boundary` is the median over the shard boundaries of a run: at each boundary the longer wait of two
-batches, the one that crosses it and the next one. `memory` is the peak of the process in MiB.
+20 ms, with --documents also for 120 ms. A batch has 65,536 tokens, with --documents 98,304; rank 0
+of 8 is measured. Figures are medians over the repeats. `boundary` is the median over the shard
+boundaries of a run: at each boundary the longer wait of two batches, the one that crosses it and
+the next one. `memory` is the peak of the process in MiB.
 """
 
 import argparse
@@ -34,7 +37,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 SPANS_PER_STEP, RANKS = 8, 8
 MEGABYTE = bytes(1 << 20)
-COMPUTE_MS = 20  # between two batches
+DOCUMENT_ROW = 2048  # tokens; a longer document is cut
+BOS, DOCUMENT_TOKENS = 1, 850  # of each document the first token, and its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Job:
     step_tokens: int  # TRAIN_BATCH_TOKENS, over all ranks and micro-steps
     shard_tokens: int
     num_shards: int
+    compute_ms: int = 20  # between two batches
 
     @property
     def span(self):
@@ -72,6 +77,7 @@ class Job:
         for number, path in enumerate(self.paths):
             generator = np.random.default_rng(number)
             tokens = generator.integers(2, 1024, self.shard_tokens, dtype=np.uint16)
+            tokens[::DOCUMENT_TOKENS] = BOS
             with open(path, "wb") as file:
                 file.write(header.tobytes() + tokens.astype("<u2").tobytes())
                 os.fsync(file.fileno())
@@ -111,7 +117,20 @@ def challenge(job, script):
     yield ([part.clone() for part in loader.next_batch(*step)] for _ in itertools.count())
 
 
-ARMS = {"ours": ours, "challenge": challenge}
+@contextlib.contextmanager
+def documents(job, script):
+    """The loader of packed documents; only x and y are compared."""
+    from document_loader import DocumentLoader
+
+    paths = itertools.cycle(job.paths)
+    loader = DocumentLoader(
+        paths, rank=0, ranks=job.ranks, tokens=job.span - 1, max_tokens=job.seq_len
+    )
+    with contextlib.closing(loader):
+        yield ([part.view(-1, job.seq_len) for part in batch[:2]] for batch in loader)
+
+
+ARMS = {"ours": ours, "challenge": challenge, "documents": documents}
 
 
 # === Measuring: in the arm's process ===
@@ -128,7 +147,7 @@ def measure(arm, job, script):
     with arm(job, script) as batches:
         next(batches)
         for _ in range(job.steps - 1):
-            work(COMPUTE_MS)
+            work(job.compute_ms)
             asked = time.perf_counter()
             next(batches)
             waits.append(1e3 * (time.perf_counter() - asked))
@@ -136,8 +155,10 @@ def measure(arm, job, script):
 
 
 def checksums(arm, job, script):
-    """Of x and y as int64, beyond a boundary."""
-    sums, count = [], job.boundaries()[0] + 3
+    """Of x and y as int64: the challenge's loader beyond a boundary, the one of documents until
+    its first, where it drops the rest of a shard."""
+    dropped = job.seq_len == DOCUMENT_ROW
+    sums, count = [], job.boundaries()[0] + (-1 if dropped else 3)
     with arm(job, script) as batches:
         for pair in itertools.islice(batches, count):
             sums.append(zlib.crc32(b"".join(np.asarray(part, np.int64).tobytes() for part in pair)))
@@ -168,14 +189,19 @@ def ask(**order):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def warm(job):
+    """Every shard into the page cache."""
+    for path in job.paths:
+        path.read_bytes()
+
+
 def conduct(repeats, job, scripts):
     """{arm: [figures, ...]}"""
     found = {name: [] for name in scripts}
     for _ in range(repeats):
         seen = []
         for name, script in scripts.items():
-            for path in job.paths:  # into the page cache
-                path.read_bytes()
+            warm(job)
             answer = ask(arm=name, job=dataclasses.asdict(job), script=str(script))
             found[name].append(figures(answer["waits_ms"], job) | {"memory": answer["memory"]})
             seen.append(answer["checksums"])
@@ -203,10 +229,20 @@ def report(found):
         print(f"{name}, ms: {', '.join(medians)}")
 
 
-def job_of(quick, folder):
-    """48 steps a shard; four shards, then the first again."""
+def jobs_of(options, folder):
+    """Against the challenge: 48 steps a shard; four shards, then the first again.
+
+    Against documents: 127 steps a shard, as in 100M tokens, at two speeds.
+    """
+    quick = options.quick
+    if options.documents:
+        span = 4 * DOCUMENT_ROW if quick else 98_304
+        shard = (20 if quick else 127) * RANKS * (span + 1) + span
+        steps = 50 if quick else 400
+        job = Job(folder, RANKS, steps, DOCUMENT_ROW, RANKS * span, shard, 3)
+        return [dataclasses.replace(job, compute_ms=ms) for ms in ([2] if quick else [20, 120])]
     seq_len, step, shard = (16, 8192, 12_500) if quick else (1024, 524_288, 3_125_000)
-    return Job(folder, RANKS, 60 if quick else 160, seq_len, step, RANKS * shard, 4)
+    return [Job(folder, RANKS, 60 if quick else 160, seq_len, step, RANKS * shard, 4)]
 
 
 def main():
@@ -214,19 +250,25 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words = "a script that has the challenge's loader"
-    parser.add_argument("script", type=Path, help=words)
+    parser.add_argument("script", type=Path, nargs="?", help=words)
+    words = "against the loader of packed documents"
+    parser.add_argument("--documents", action="store_true", help=words)
     words = "small shards, one repeat, only to see that it works"
     parser.add_argument("--quick", action="store_true", help=words)
     options = parser.parse_args()
-    if not options.script.is_file():
+    if options.documents == bool(options.script):
+        parser.error("name a script, or --documents")
+    if options.script and not options.script.is_file():
         parser.error(f"{options.script}: no such file")
-    scripts = {"ours": ROOT / "train_gpt.py", "challenge": options.script}
+    other = {"documents": ""} if options.documents else {"challenge": options.script}
+    scripts = {"ours": ROOT / "train_gpt.py", **other}
     with tempfile.TemporaryDirectory(prefix="loader-bench-") as folder:
-        job = job_of(options.quick, folder)
-        job.write()
+        jobs = jobs_of(options, folder)
         print(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        print(f"{COMPUTE_MS} ms of compute between batches")
-        report(conduct(1 if options.quick else 3, job, scripts))
+        jobs[0].write()
+        for job in jobs:
+            print(f"{job.compute_ms} ms of compute between batches")
+            report(conduct(1 if options.quick else 3, job, scripts))
 
 
 if __name__ == "__main__":

@@ -111,6 +111,18 @@ def test_muon_divides_rows_by_their_norm_and_decays_before_it_updates(
             torch.testing.assert_close(after[name], wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_polar_express_brings_singular_values_closer_to_one(script: Callable) -> None:
+    module = script("polar_express")
+    values = torch.logspace(-3, 0, 400, dtype=torch.float64)
+    values /= values.norm()
+    matrix = torch.diag(values).unsqueeze(0)
+    for iterations, low, high in (module.POLAR, 0.859, 1.141), (5 * module.STOCK, 0.471, 1.202):
+        found = module.newton_schulz(matrix, iterations, torch.float64)[0].diagonal()
+        found = found[values > 1e-3]
+        assert float(found.min()) == pytest.approx(low, abs=4e-3)
+        assert float(found.max()) == pytest.approx(high, abs=4e-3)
+
+
 def test_new_gates_and_lanes_begin_as_published_and_adam_trains_them(run_of: Run) -> None:
     names = "attn_gate", "two_lanes", "smear_gate"
     run = run_of(names, **MODEL | settings_of(*names))

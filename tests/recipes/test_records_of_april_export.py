@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import recipe
 import torch
 from running import SMALL_MODEL
 from tiny import artifact, config_of, everywhere, finish, module_of
@@ -156,6 +157,17 @@ def test_the_artifact_holds_the_rounded_average(trainer: Callable) -> None:
     assert "\ngptq: 19 matrices, 6 bits (head: 7), mean error" in "\n".join(run.log.lines)
 
 
+def test_a_matrix_without_inputs_is_stored_as_in_the_root(trainer: Callable) -> None:
+    """kv_one_product multiplies by c_k and c_v without their modules."""
+    run = trainer("gptq", "kv_one_product", **GPTQ, KV_ONE_PRODUCT=1, NUM_KV_HEADS=2)
+    module = module_of(run)
+    finish(run)
+    stored = module.unpack(artifact(), run.model.state_dict())
+    name = "blocks.0.attn.c_v.weight"
+    expected = module.dequantize(*module.quantize(run.model.get_parameter(name)))
+    assert torch.equal(stored[name], expected) and expected.any()
+
+
 def test_the_reserve_is_taken_off_the_cap(script: Callable, trainer: Callable) -> None:
     module = script("gptq")
     settings = {"MAX_WALLCLOCK_SECONDS": 600, "ITERATIONS": 1000, "WARMDOWN_ITERS": 100}
@@ -259,3 +271,11 @@ def test_scores_first_as_the_plain_loop_does(
     for name, t in runs[0].model.state_dict().items():
         assert torch.equal(t, state[name]) and torch.equal(t, held[name])
     assert abs(wanted - finish(trainer("score_first_ttt", EVAL_STRIDE=8))[1][0]) > 1e-4
+
+
+def test_without_steps_it_is_sliding_window(trainer: Callable) -> None:
+    root = recipe.root_text()
+    alone, sliding = recipe.load("score_first_ttt"), recipe.load("sliding_window")
+    assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
+    ends = [finish(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]
+    assert ends[0] == ends[1] and ends[0][1] != finish(trainer())[1]

@@ -234,6 +234,13 @@ def test_nothing_of_the_folder_is_run(place: Path, monkeypatch: pytest.MonkeyPat
     assert check.check_folder(folder).facts.judged and not marker.exists()
 
 
+def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Call) -> None:
+    folder = make_record(place, changed={"date": "\x1b[31m\ud800\n"})
+    (folder / "bad\x1b[2J\udcff.pt").write_bytes(b"")
+    _, out, _ = call(check.main, folder)
+    assert "\x1b" not in out and "bad?[2J" in out and "date is" in out
+
+
 def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -> None:
     """With another tokenizer fewer nats are no better score, and more are no worse one."""
     ours, theirs = {1: 1.8900, 2: 1.8905, 3: 1.8895}, {1: 1.9000, 2: 1.9004, 3: 1.8996}

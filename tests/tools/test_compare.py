@@ -13,7 +13,8 @@ import significance
 from configuration import seed_groups, telling
 from made_logs import TOKENS, bpb_of, event_lines, log_text, read_text
 from matplotlib.figure import Figure
-from running import Call
+from running import ROOT, Call
+from runs import read_logs
 
 A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
 
@@ -284,6 +285,12 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     names, note = legend_of(drawn[0])
     assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
     assert "no curves: not all runs have 3 points" in note
+
+
+def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
+    """A seed that is there twice is not of one arm: these logs do not tell how slow a disk was."""
+    folder = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
+    assert [len(arm) for arm in seed_groups(read_logs([folder]).runs)] == [3] * 6
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
