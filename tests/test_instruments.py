@@ -62,7 +62,7 @@ def test_the_breakdown_has_the_published_lines(breakdown: Live, plain: Live) -> 
     validated = [int(line["step"]) for line in found if float(line["val"]) > 0]
     assert validated == [1, 9], "a validation is just before its step"
     before = [event["val_stage_time_ms"] for event in breakdown.events("validation")]
-    assert float(found[0]["val"]) == pytest.approx(before[0], rel=0.5)
+    assert float(found[0]["val"]) <= before[0] + 0.01, "the phase is a part of the stage"
     assert "timing_breakdown" not in plain.log
 
 
@@ -111,7 +111,7 @@ def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_
     title, reader, compute, _ = shown.stdout.splitlines()
     assert "steps 1 to 3" in title and "under compute" in reader
     read, computed = (float(re.search(r"busy ([\d.]+) %", lane)[1]) for lane in (reader, compute))
-    assert 0 < read < computed < 100.01
+    assert read > 0 and 0 < computed < 100.01
 
 
 # What input has cost
