@@ -49,9 +49,8 @@ def compare_groups(
     comparison.refusals = list(dict.fromkeys(reasons))
     kinds = sorted({run.result.kind for run in runs if run.result})
     if len(kinds) > 1:
-        text = f"the results come from different evaluations ({', '.join(kinds)})"
-        notes.append(f"{text}: their difference is the model's and the evaluation's")
-    known = {name for run in runs for name in (*conditions(run), *run.config)}
+        notes.append(f"results of different evaluations ({', '.join(kinds)}) differ by them, too")
+    known = [name for run in runs for name in (*conditions(run), *run.config)]
     if unknown := [name for name in allow if name.lower() not in known]:
         notes.append(f"--allow does nothing for {some(unknown)}: no run has such a condition")
     elif allow:

@@ -367,7 +367,8 @@ class LastToken:
         self.sums = note_sums(module)
         call_after(module, module.BatchPlan, "widen", self.hide)
 
-    def hide(self, _, _plan, rows, _tokens, _x, y):
+    def hide(self, _, *call):
+        _plan, rows, _tokens, _x, y = call  # of widen()
         self.batches.add(rows.start)
         if self.alone:
             places = np.flatnonzero(np.asarray(y).reshape(-1) >= 0)

@@ -141,9 +141,8 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
     try:
-        text = text_of(read_file(path))
         read = read_events if path == beside else read_text
-        run = read(path, text, log.problems)
+        run = read(path, text_of(read_file(path)), log.problems)
     except (OSError, ValueError) as error:
         log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         return log
