@@ -62,7 +62,9 @@ def test_the_breakdown_has_the_published_lines(breakdown: Live, plain: Live) -> 
     validated = [int(line["step"]) for line in found if float(line["val"]) > 0]
     assert validated == [1, 9], "a validation is just before its step"
     before = [event["val_stage_time_ms"] for event in breakdown.events("validation")]
-    assert float(found[0]["val"]) <= before[0] + 0.01, "the phase is a part of the stage"
+    shares = [float(found[i]["val"]) / ms for i, ms in zip((0, 8), before, strict=False)]
+    assert max(shares) < 1.01, "the phase is a part of the stage"
+    assert max(shares) > 0.5, "and most of it, but where the machine did something else"
     assert "timing_breakdown" not in plain.log
 
 

@@ -221,7 +221,7 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
     run = Live(tmp_path, ranks, slow, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
     milliseconds, steps = map(int, re.search(line, run.log, re.MULTILINE).groups())
-    assert 2000 < milliseconds <= 2700 and steps > 3
+    assert 2000 < milliseconds <= 2700 and steps > 10
     assert [event["step"] for event in run.events("validation")] == [steps]
     assert run.events("step")[-1]["step"] == steps, "the last loss is logged"
 

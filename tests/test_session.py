@@ -1,4 +1,4 @@
-"""tests/gpu/session.py on a CPU."""
+"""tests/gpu/session.py on a CPU, with scripts that print what a trainer prints."""
 
 import importlib.util
 from pathlib import Path
@@ -7,26 +7,67 @@ from types import ModuleType
 import pytest
 from running import ROOT, Call, Corpus, clean_environment
 
+# It notes how it was run, prints the step lines, and writes what a trace run of ours leaves.
+SCRIPT = """
+import gzip, json, os, time
+last, every = int(os.environ["ITERATIONS"]), int(os.environ.get("TRAIN_LOG_EVERY", 1))
+off = os.environ.get("TRAIN_PREFETCH") == "0"
+with open(os.environ["NOTES"], "a") as notes:
+    print(NAME, "off" if off else "on", os.environ.get("TRACE_STEPS", "-"), file=notes)
+for step in range(1, last + 1):
+    if step <= 10 or step % every == 0:
+        took = step * (MS + off)
+        print(f"step:{step}/{last} train_loss:{7 - step / 100:.4f} train_time:{took}ms", flush=True)
+if every > 1:
+    time.sleep(600)  # the validation, which nobody waits for
+os.makedirs("logs")
+with open("logs/run.jsonl", "w") as log:
+    print(json.dumps({"event": "step", "input_wait_percent": 9.0 if off else 0.5}), file=log)
+copy = {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 10, "dur": 10}
+starts = [40] if off else [8, 9, 15]
+kernels = [{"cat": "kernel", "name": "k", "ts": ts, "dur": 4} for ts in starts]
+with gzip.open("logs/run.trace.json.gz", "wt") as file:
+    json.dump({"traceEvents": [copy, *kernels]}, file)
+"""
+
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> ModuleType:
-    for name, value in clean_environment(**corpus.env).items():
+def session(monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path) -> ModuleType:
+    for name, value in clean_environment(**corpus.env, NOTES=tmp_path / "notes").items():
         monkeypatch.setenv(name, value)
     spec = importlib.util.spec_from_file_location("session", ROOT / "tests/gpu/session.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "run_tests", lambda: "3 passed, 0 failed, 1 skipped")
+    monkeypatch.setattr(module, "FACTS", 'print(\'{"devices": [], "torch": "2", "cuda": null}\')')
     return module
 
 
-def test_uploads_under_kernels_are_a_share_of_their_time(session: ModuleType) -> None:
-    """Kernels of two streams at once count once."""
-    upload = {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 10, "dur": 10}
-    back = upload | {"name": "Memcpy DtoH"}
-    for starts, share in (([8, 9, 15], 70.0), ([40], 0.0)):
-        kernels = [{"cat": "kernel", "name": "k", "ts": ts, "dur": 4} for ts in starts]
-        assert session.uploads_under_kernels([upload, back, *kernels]) == share
-    assert session.uploads_under_kernels([back, *kernels]) is None
+def script(folder: Path, name: str, ms: int, text: str = SCRIPT) -> Path:
+    (folder / f"{name}.py").write_text(f"NAME, MS = {name!r}, {ms}\n{text}")
+    return folder / f"{name}.py"
+
+
+def test_the_scripts_are_measured_in_turns_and_the_table_is_written(
+    session: ModuleType, tmp_path: Path, call: Call
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- gpu -->\nstale\n<!-- /gpu -->\nAfter.\n")
+    words = ["--against", script(tmp_path, "other", 8), "--ours", script(tmp_path, "mine", 4)]
+    code, out, err = call(session.main, *words, "--into", page, "--repeats", 2, "--quick")
+    assert code == 0 and out == f"{page}: the table is written\n", err
+    turn = ["other on -", "mine on -", "mine off -"]
+    assert (tmp_path / "notes").read_text().splitlines() == 3 * turn + ["mine on 4", "mine off 4"]
+    text = page.read_text()
+    assert text.startswith("Before.\n<!-- gpu -->\n|") and text.endswith("<!-- /gpu -->\nAfter.\n")
+    table = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+    assert table[0][3] == "loss at step 70" and table[2:] == [
+        ["challenge", "8.00 (8.00 to 8.00)", "1.000", "6.3000", "-", "-"],
+        ["ours", "4.00 (4.00 to 4.00)", "0.500", "6.3000", "0.50 %", "70.00 %"],
+        ["ours, no overlap", "5.00 (5.00 to 5.00)", "0.625", "6.3000", "9.00 %", "0.00 %"],
+    ]
+    assert "CPU, torch 2, CUDA None, ranks 1, commit " in text
+    assert ", tiny shapes. tests/gpu: 3 passed, 0 failed, 1 skipped.\n" in text
 
 
 @pytest.mark.slow
@@ -36,14 +77,7 @@ def test_the_trainer_is_measured(
     for name, value in {"VOCAB_SIZE": 300, "DEVICE": "cpu"}.items():
         monkeypatch.setenv(name, str(value))
     page = tmp_path / "page.md"
-    page.write_text("Before.\n<!-- gpu -->\nstale\n<!-- /gpu -->\nAfter.\n")
-    words = ["--quick", "--against", ROOT / "train_gpt.py", "--into", page]
-    words += ["--repeats", 1, "--steps", 4, "--ranks", 1]
+    page.write_text("<!-- gpu -->\n<!-- /gpu -->\n")
+    words = ["--quick", "--repeats", 1, "--steps", 4, "--into", page, "--ranks", 1]
     code, _, err = call(session.main, *words)
-    assert code == 0, err
-    text = page.read_text()
-    assert text.startswith("Before.\n<!-- gpu -->\n|") and text.endswith("<!-- /gpu -->\nAfter.\n")
-    table = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
-    assert [row[0] for row in table[2:]] == ["challenge", "ours", "ours, no overlap"]
-    assert {row[3] for row in table[2:]} == {table[2][3]} and table[2][2] == "1.000"
-    assert ", tiny shapes. tests/gpu: 3 passed, 0 failed, 1 skipped.\n" in text
+    assert code == 0 and page.read_text().count("| ours") == 2, err

@@ -470,3 +470,14 @@ def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
         return not run.model.blocks[0].attn._forward_hooks and run.model.add_to_logits is None
 
     assert everywhere((runs, together), evaluate)[1] == [True, True]
+
+
+def test_passes_leave_the_weights_and_the_artifact(run_of: Run) -> None:
+    """That two ranks score as one is proved by verify.py."""
+    run = run_of(("global_sgd", "documents"), **LORA | SGD | DOCUMENTS, GRAD_ACCUM_STEPS=8)
+    run.train()
+    before = {name: t.clone() for name, t in run.model.state_dict().items()}
+    run.export_and_score()
+    exported = torch.load("final_model.pt")
+    for name, t in run.model.state_dict().items():
+        assert torch.equal(t, before[name]) and torch.equal(exported[name], t), name
