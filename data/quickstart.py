@@ -15,8 +15,7 @@ version of Python.
 
 Settings stand after the script or in the environment, as with train_gpt.py. The script sets others
 only where you set none: sizes for a CPU, RUN_ID (quickstart, quickstart-2, ...), and two threads in
-all, so that the same command gives the same result on any number of cores. The learning rates fall
-to 0 over the last four fifths of the steps.
+all, so that the same command gives the same result on any number of cores.
 """
 
 from __future__ import annotations

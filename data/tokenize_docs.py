@@ -229,7 +229,8 @@ class Source:
 
     def count_val_docs(self) -> int:
         """A tenth of the documents, at most MAX_VAL_DOCS and at least one."""
-        return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
+        count = sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS))
+        return max(1, count // 10)
 
     def val_digests(self) -> frozenset[bytes]:
         """Digests of the validation documents. Raises ToolError if none is left for training."""
