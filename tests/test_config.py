@@ -147,7 +147,7 @@ def test_help_shows_every_setting_with_its_default(main: Callable[..., Said]) ->
 def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     [line] = re.findall(r"(?m)^    seed: .*= 1337 .*\n", inspect.getsource(train_gpt.Config))
     lines = line + "    my_rate: float = 2.5  # rate; mine\n"
-    script = edited(tmp_path / "edited.py", {line: lines})
+    script = edited(tmp_path / "edited.py", [(line, lines)])
     done = run_script(script, tmp_path, "--print-config", MY_RATE="3")
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "given"}
     done = run_script(script, tmp_path, "MY_RATES=3")

@@ -9,7 +9,7 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -32,10 +32,10 @@ def in_step(code: str) -> dict[str, str]:
     return {line: textwrap.indent(code, " " * 8) + "\n" + line}
 
 
-def edited(path: Path, edits: dict[str, str], source: Path = ROOT / "train_gpt.py") -> Path:
+def edited(path: Path, edits: Iterable[tuple[str, str]], source=ROOT / "train_gpt.py") -> Path:
     """Writes an edited copy of the script to `path`."""
     text = source.read_text(encoding="utf-8")
-    for old, new in edits.items():
+    for old, new in edits:
         assert text.count(old) == 1, f"{text.count(old)} times in {source}: {old}"
         text = text.replace(old, new)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,9 @@ class Live:
         self.run_id = str(settings.get("RUN_ID", ""))
         self.launcher = None
         self.codes: dict[int, int | None] = {}
-        self.script = edited(folder / "edited.py", edits) if edits else ROOT / "train_gpt.py"
+        self.script = ROOT / "train_gpt.py"
+        if edits:
+            self.script = edited(folder / "edited.py", edits.items())
         for name in ("out", "err"):
             (folder / name).write_text("")
         if restarts is not None:
@@ -75,7 +77,7 @@ class Live:
         other = other or {}
         other_script = self.script
         if "edits" in other:
-            other_script = edited(folder / "other.py", other["edits"])
+            other_script = edited(folder / "other.py", other["edits"].items())
         other_settings = {name: value for name, value in other.items() if name != "edits"}
         port = free_port()
         for rank in range(max(1, ranks)):

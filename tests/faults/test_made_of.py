@@ -188,7 +188,7 @@ def test_a_changed_script_is_logged_as_it_ran(tmp_path: Path, data: dict, whole:
     line = "        prime(self)\n"
     edits = {line: f"        Path(sys.argv[0]).write_text('another experiment')\n{line}"}
     run = Live(tmp_path, 0, edits, **data).finish()
-    text = edited(tmp_path / "again.py", edits).read_bytes()
+    text = edited(tmp_path / "again.py", edits.items()).read_bytes()
     assert run.script.read_text() == "another experiment"
     assert run.text("logs/r.txt").startswith(text.decode() + "\n" + "=" * 100)
     assert run.events("made_of")[0]["script"] == hashlib.sha256(text).hexdigest()
