@@ -101,6 +101,18 @@ def test_a_leading_space_counts_unless_the_token_before_ends_a_text(tokenizer: T
         assert table.bytes_of(np.array([previous]), np.array([the])) == count, previous
 
 
+def test_an_unused_piece_has_no_bytes(tmp_path: Path) -> None:
+    path = train_tokenizer(tmp_path / "spm.model", LINES, user_defined_symbols=["<x>"])
+    kind = b"<x>\x15\0\0\0\0\x18"  # then the type of the piece: 4 is user-defined, 5 unused
+    data = path.read_bytes()
+    assert data.count(kind + b"\4") == 1
+    path.write_bytes(data.replace(kind + b"\4", kind + b"\5"))
+    changed = Tokenizer(path)
+    unused, the = (changed.model.piece_to_id(piece) for piece in ("<x>", SPACE + "the"))
+    assert changed.table.bytes_of(np.array([the]), np.array([unused])) == 0
+    assert changed.table.bytes_of(np.array([unused]), np.array([the])) == 3
+
+
 @settings(deadline=None, max_examples=50)
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 20)), seed=st.integers(0, 2**32 - 1))
 def test_tensors_count_as_arrays(tokenizer: Tokenizer, shape: tuple[int, int], seed: int) -> None:

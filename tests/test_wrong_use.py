@@ -52,6 +52,7 @@ tools/timeline.py novel.txt --picture p.pdf | 2 | p.pdf: must end in .svg or .pn
 tools/sample.py | 1 | logs: no such file: train first, or name a log
 tools/sample.py logs/none.jsonl | 1 | logs/none.jsonl: no such file
 tools/sample.py --prompt {latin} | 2 | --prompt: not UTF-8: write it in UTF-8
+tools/recipe.py apply --stack a --to x.py --stack b | 2 | --stack is given twice
 tools/verify.py none.py | 1 | none.py: no file of this name
 tools/verify.py broken.py | 1 | broken.py: line 1: invalid syntax
 tools/verify.py novel.txt | 1 | a script of Python is expected

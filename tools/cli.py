@@ -23,11 +23,30 @@ class ToolError(Exception):
     """What is wrong, for people: one line, with the remedy."""
 
 
+class Once(argparse.Action):
+    """Keeps the value of an option. It may be given once: argparse would keep the last value."""
+
+    given = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if option_string and self.given:
+            parser.error(f"{option_string} is given twice")
+        self.given = True
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """Its help shows a description with its line ends; wrong usage is one line."""
 
     def __init__(self, **more: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+        self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
         hint = "--help lists the options"

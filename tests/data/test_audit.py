@@ -86,9 +86,9 @@ class World:
         tokens = np.array([token for ids in self.ids for token in ids], dtype=np.uint16)
         write_split(self.folder, "val", tokens, [len(tokens) // 3, len(tokens) // 2])
 
-    def audit(self, *more: object, docs: bool = True) -> tuple[int, str]:
+    def audit(self, *more: object, docs: bool = True, seq_len: int = 1) -> tuple[int, str]:
         """(exit code, what it printed)"""
-        words = ["--tokenizer", self.model, "--data", self.folder, "--seq-len", 1, *more]
+        words = ["--tokenizer", self.model, "--data", self.folder, "--seq-len", seq_len, *more]
         words += ["--docs", self.docs] if docs else []
         printed = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
@@ -146,7 +146,7 @@ def test_the_trainer_counts_the_same_bytes(world, tmp_path: Path, name: str) -> 
     done = run_script(TRAINER, tmp_path / "run", **settings)
     assert done.code == 0, done.err
     [score] = done.events("score")
-    code, said = data.audit("--seq-len", 16)
+    code, said = data.audit(seq_len=16)
     assert code == 0
     wanted = counted(said, "predicted") * score["val_loss"] / math.log(2) / score["val_bpb"]
     assert counted(said) == pytest.approx(wanted, rel=1e-9)

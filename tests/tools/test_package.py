@@ -26,9 +26,11 @@ BY_HAND = "--name|Wider MLP|--author|Ada|--github-id|ada|--description|Wider.|--
 def make(tmp_path: Path, call: Call) -> Make:
     """package.py, called with logs: exit code, output, errors, and the folder that was to be."""
 
-    def run(*arguments: object, track: str = RECORD) -> tuple[int, str, str, Path]:
+    def run(
+        *arguments: object, track: str = RECORD, by_hand: str = BY_HAND
+    ) -> tuple[int, str, str, Path]:
         records = tmp_path / "records"
-        words = ["--track", track, *BY_HAND.split("|"), "--records", records, *arguments]
+        words = ["--track", track, *by_hand.split("|"), "--records", records, *arguments]
         return *call(package.main, *words), records / track / NAME
 
     return run
@@ -88,7 +90,7 @@ def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> 
 
 
 EDITED = f"{SCRIPT}x = 1\n{RULE}\nRunning Python 3.12.3\n{RULE}\n"  # of a run that went on
-# A change of the third log, or an option: the exit code and the words.
+# A change of the third log, another log, or what is given by hand: the exit code and the words.
 REFUSED = {
     "1 : unfinished: it ends before the result": lambda text: text.split("Serialized model i")[0],
     "1 it was resumed with another script: run that seed again": lambda text: text.replace(
@@ -99,7 +101,7 @@ REFUSED = {
     "1 no training log": lambda text: "",
     "1 run it with another SEED, or leave": lambda text: text.replace("seed:1337\n", "seed:1\n"),
     "1 missing.txt: cannot be read: No such file or directory": ("missing.txt",),
-    "2 needed: --author, --github-id": ("--author", " ", "--github-id", ""),
+    "2 needed: --author, --github-id": BY_HAND.replace("|Ada|", "| |").replace("|ada|", "||"),
 }
 
 
@@ -108,7 +110,9 @@ def test_what_cannot_be_packaged(expected: str, tmp_path: Path, make: Make) -> N
     logs, wrong = seeds(tmp_path), REFUSED[expected]
     if callable(wrong):
         logs[2].write_text(wrong(logs[2].read_text()))
-    done, out, err, _ = make(*logs, *(() if callable(wrong) else wrong))
+    more = wrong if isinstance(wrong, tuple) else ()
+    by_hand = wrong if isinstance(wrong, str) else BY_HAND
+    done, out, err, _ = make(*logs, *more, by_hand=by_hand)
     assert (done, out) == (int(expected[0]), "") and expected[2:] in err and err.count("\n") == 1
     assert not (tmp_path / "records").exists()
 
