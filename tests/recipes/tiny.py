@@ -37,7 +37,8 @@ ON = {
     "gptq": {"GPTQ_BATCHES": 2},
     "documents": {"DOC_TOKEN": 1},
     "document_ttt": LORA,
-    "global_sgd": LORA | {"SGD_DOCS": 30, "SGD_PHASES": 2, "SGD_CHUNK": 64, "SGD_LR": 0.3},
+    "global_sgd": LORA
+    | {"SGD_DOCS": 30, "SGD_PHASES": 2, "SGD_MARGIN": 3, "SGD_CHUNK": 64, "SGD_LR": 0.3},
 }
 STACK = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
 STACK += ["leaky_relu2"]
