@@ -54,7 +54,7 @@ tools/sample.py logs/none.jsonl | 1 | logs/none.jsonl: no such file
 tools/sample.py --prompt {latin} | 2 | --prompt: not UTF-8: write it in UTF-8
 tools/recipe.py apply --stack a --to x.py --stack b | 2 | --stack is given twice
 tools/verify.py none.py | 1 | none.py: no file of this name
-tools/verify.py broken.py | 1 | broken.py: line 1: invalid syntax
+tools/verify.py broken.py | 1 | broken.py: no class Trainer
 tools/verify.py novel.txt | 1 | a script of Python is expected
 tools/verify.py {root}/tools/cli.py | 1 | cli.py: no class Trainer
 tools/ablate.py --vary MLP_MULT 2,4 -- python3 x.py | 2 | 2,4: values are one word, with commas

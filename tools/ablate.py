@@ -175,7 +175,7 @@ class Ablation:
         """How a run is made now: its command, the files that it names, and the settings that its
         log knows."""
         command, environ = self.command(run), {**os.environ, **self.settings(run)}
-        files = {word: Path(word).read_bytes() for word in command if Path(word).is_file()}
+        files = {word: Path(word).read_bytes() for word in command if os.path.isfile(word)}
         contents = {name: hashlib.sha256(data).hexdigest()[:16] for name, data in files.items()}
         known = {name.upper() for name in log.config} - {*OURS} if log else set()
         settings = {name: environ[name] for name in sorted(known & environ.keys())}
@@ -390,8 +390,9 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     arms = {arm.label: list(results.of(arm).values()) for arm in ablation.arms}
     arms = {name: runs for name, runs in arms.items() if runs}
     path = ablation.folder / "picture.png"
-    print(plot([*arms.values()], [*arms], path) or f"picture: {path}")
     print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
+    plot([*arms.values()], [*arms], path)
+    print(f"picture: {path}")
     return int(bool(failures or any(map(results.refusals, results.others))))
 
 

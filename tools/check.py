@@ -5,7 +5,7 @@
     python3 tools/check.py FOLDER --previous FOLDER|SCORE      better, by 0.005 nats at p < 0.01?
 
 refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for your
-information.
+information. not checked: what no log can show.
 SCORE is in bits per byte: 1.1228.
 
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.
@@ -57,21 +57,16 @@ class Report:
 
 
 def check_folder(
-    folder: Path,
-    track: str | None = None,
-    previous: Previous | None = None,
-    place: Path | None = None,
+    folder: Path, track: str | None = None, previous: Previous | None = None
 ) -> Report:
-    """Judges a folder; `place`: as if it lay there. Raises nothing for what the folder holds."""
-    lies = Path(os.path.abspath(place or folder))
-    nothing = Facts(folder, lies)
+    """Judges a folder. Raises nothing for what it holds."""
     try:
-        facts = facts_of(folder, lies, track)
+        facts = facts_of(folder, track)
         said = [(one, "") for rule in RULES for one in rule(facts)]
         for rule in RUN_RULES:
             said += [(one, log) for log, run in facts.judged.items() for one in rule(facts, run)]
     except (OSError, ValueError) as error:
-        return Report(nothing, (Finding("refused", f"it cannot be read: {error}"),))
+        return Report(Facts(folder), (Finding("refused", f"it cannot be read: {error}"),))
     if previous is not None:
         said += [(one, "") for one in significance(facts, *previous)]
     # The same finding about several logs is one finding; the worst are first.
@@ -113,11 +108,11 @@ def lines(report: Report, shown: object) -> list[str]:
 def read_previous(given: str) -> Previous:
     """--previous: a score, or a folder whose logs count. Raises ValueError, in words."""
     if os.path.isdir(given):
-        facts = facts_of(Path(given), Path(os.path.abspath(given)), None)
+        facts = facts_of(Path(given))
         results = [run.result for run in facts.judged.values()]
         if not results:
             raise ValueError(f"--previous {given}: no finished log in it: give its score: 1.1228")
-        return facts.place.name, results * 2 if len(results) == 1 else results
+        return facts.root.name, results * 2 if len(results) == 1 else results
     if not SCORE.fullmatch(given) or not float(given) > 0:
         words = "neither a folder nor a score in bits per byte, such as 1.1228"
         raise ValueError(f"--previous {given}: {words}")

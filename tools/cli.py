@@ -28,15 +28,9 @@ class Once(argparse.Action):
 
     given = False
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if option_string and self.given:
-            parser.error(f"{option_string} is given twice")
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        if option and self.given:
+            parser.error(f"{option} is given twice")
         self.given = True
         setattr(namespace, self.dest, values)
 
@@ -129,14 +123,13 @@ def end_with_the_reader() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-def missing(package: str, install: str = "", python: str = sys.executable) -> str:
-    """What to do about a package that a Python lacks, in one line."""
-    package = package.partition(".")[0]
+def missing(package: str) -> str:
+    """What to do about a package that this Python lacks, in one line."""
+    package, python = package.partition(".")[0], sys.executable
     own = f"it with {OWN}, or " if OWN.exists() and python != str(OWN) else ""
-    if package in PACKAGES:
-        package_list = shlex.quote(str(ROOT / "requirements.txt"))
-        install = install or f"-r {package_list}"
-    return f"{package} is missing: run {own}{python} -m pip install {install or package}"
+    package_list = shlex.quote(str(ROOT / "requirements.txt"))
+    install = f"-r {package_list}" if package in PACKAGES else package
+    return f"{package} is missing: run {own}{python} -m pip install {install}"
 
 
 def command_of(script: str) -> str:

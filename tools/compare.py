@@ -221,9 +221,8 @@ def remarks_on(run: Run) -> Iterator[str]:
 # --- the program ---
 
 
-def plot(arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path) -> str:
-    """Writes the picture; returns in one line why there is none, else nothing. A run without a
-    result is not a seed of an arm that has results."""
+def plot(arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path) -> None:
+    """Writes the picture. A run without a result is not a seed of an arm that has results."""
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
     left_out = sum(map(len, arms)) - sum(map(len, kept))
     notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
@@ -234,7 +233,7 @@ def plot(arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path) -> str
     datasets = sorted({run.dataset for run in runs if run.dataset})
     if len(datasets) > 1:
         notes.append(f"the runs have different data: {some(datasets, 4)}")
-    return picture.attempt(dict(zip(names, kept, strict=True)), notes, path)
+    picture.draw(dict(zip(names, kept, strict=True)), notes, path)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -271,8 +270,7 @@ def fault_of_options(options: argparse.Namespace) -> str:
     return ""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+def compare(options: argparse.Namespace) -> int:
     logs, answer, comparison = read_logs([*options.logs]), [], None
     groups = seed_groups(logs.runs, options.allow)
     arms = [[logs.runs[i] for i in group] for group in groups]
@@ -284,18 +282,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer = [*comparison_lines(comparison, a.runs, b.runs), ""]
         logs = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
         arms = [a.runs, b.runs]
-    problems = [] if logs.runs else logs.problems
     if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
         arms = [arm for arm in arms if arm]
-        fault = plot(arms, configuration.arm_names(arms), options.plot)
-        problems = [fault] if fault else []
-    if logs.runs:
-        print("\n".join([*answer, *report(logs, options.allow)]))
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
-    return int(bool(problems or comparison and comparison.refusals))
+        plot(arms, configuration.arm_names(arms), options.plot)
+    if not logs.runs:
+        raise cli.ToolError("\n".join(logs.problems))
+    print("\n".join([*answer, *report(logs, options.allow)]))
+    return int(comparison is not None and bool(comparison.refusals))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    return cli.run(lambda: compare(options))
 
 
 if __name__ == "__main__":
     cli.end_with_the_reader()
-    sys.exit(cli.run(main))
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """The facts of a record's folder: read once, never changed. Nothing of the folder is run."""
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,8 +99,7 @@ def is_submitted(name: str) -> bool:
 class Facts:
     """All that rules judge a folder by."""
 
-    root: Path
-    place: Path  # where it lies, or is to lie
+    root: Path  # its name, and that of the folder it lies in, count
     track: str = RECORD
     files: Mapping[str, int] = field(default_factory=dict)  # by path, with sizes
     outside: Sequence[str] = ()  # links to outside
@@ -155,8 +155,9 @@ def is_scored(run: Run) -> bool:
     return run.result is not None and is_number(run.result.val_bpb) and run.result.val_bpb > 0
 
 
-def facts_of(root: Path, place: Path, track: str | None) -> Facts:
+def facts_of(folder: Path, track: str | None = None) -> Facts:
     """Reads a folder. Raises nothing for what it holds."""
+    root = Path(os.path.abspath(folder))
     files, outside = list_folder(root)
     values: dict[str, Any] = {}
     faults = [("refused", "no submission.json: let tools/package.py make one of the logs")]
@@ -164,9 +165,9 @@ def facts_of(root: Path, place: Path, track: str | None) -> Facts:
         values, faults = read_submission((root / "submission.json").read_bytes())
     runs, no_logs = read_runs(root, list(files))
     source = (root / SCRIPT).read_bytes() if SCRIPT in files else b""
-    own = place.parent.name if place.parent.name in TRACKS else None
+    own = root.parent.name if root.parent.name in TRACKS else None
     track = track or own or track_named(values.get("track")) or RECORD
-    return Facts(root, place, track, files, outside, values, faults, runs, no_logs, source)
+    return Facts(root, track, files, outside, values, faults, runs, no_logs, source)
 
 
 def track_named(text: object) -> str | None:

@@ -94,15 +94,6 @@ def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
     raise ToolError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
 
 
-def settings_of(run: Run) -> dict[str, str] | None:
-    """What the run took from its environment, as its .jsonl says; None: not known."""
-    events = Path(run.path).with_suffix(".jsonl")
-    for line in events.read_bytes().splitlines() if events.is_file() else ():
-        if line.startswith(b'{"event": "run"'):
-            return json.loads(line).get("settings")
-    return None
-
-
 # --- the files ---
 
 
@@ -152,7 +143,8 @@ def result_of(run: Run, source: bytes) -> dict[str, Any]:
 def command(runs: dict[int, Run]) -> list[str]:
     """The shell lines that run it again, in the record's folder."""
     run = [*runs.values()][0]
-    settings = settings_of(run)
+    known = read_log(run.path).runs  # the events know what was given
+    settings = known[0].settings if known else None
     words = [f"{TODO}the log does not say all settings: add them below.\n"] * (settings is None)
     words += ["```bash", f"for seed in {' '.join(map(str, runs))}; do"]
     words += ['  RUN_ID="seed$seed" SEED="$seed" \\']
@@ -205,15 +197,16 @@ def make(options: argparse.Namespace) -> int:
         "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
         "README.md": readme(options, runs, values).encode(),
     }
-    temporary = options.records / f".{target.name}.{os.getpid()}.tmp"
+    temporary = options.records / f".{os.getpid()}.tmp"
+    folder = temporary / options.track / target.name
     try:
-        temporary.mkdir(parents=True)
+        folder.mkdir(parents=True)
         for name, data in files.items():
-            (temporary / name).write_bytes(data)
-        report = check_folder(temporary, options.track, place=target)
+            (folder / name).write_bytes(data)
+        report = check_folder(folder)
         if report.verdict != "refused":
             target.parent.mkdir(exist_ok=True)
-            os.rename(temporary, target)
+            os.rename(folder, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print("\n".join(lines(report, target)))

@@ -7,10 +7,8 @@ here.
 import ast
 import base64
 import hashlib
-import io
 import lzma
 import re
-import tokenize
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -66,49 +64,20 @@ def packed_form(source: bytes) -> bytes:
 
 
 def stripped(source: bytes) -> bytes:
-    """A script without comments, docstrings and empty lines; each other line is as it was.
+    """A script as Python writes its syntax tree: without comments, docstrings and empty lines.
 
-    Raises ValueError, in words, for what Python cannot read.
+    Raises ValueError, in words, for what Python cannot read or write.
     """
     tree = parsed(source)
-    text = source.decode("utf-8-sig").replace("\r\n", "\n")
-    lines = text.splitlines(keepends=True)
-    inside: set[int] = set()  # lines that begin inside a text: their blanks count
-    spans = []  # (first line, column, last line, column, what stands there instead)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        (first, column), (last, end) = token.start, token.end
-        if token.type == tokenize.COMMENT:
-            spans.append((first, column, last, end, ""))
-        elif first < last and token.type != tokenize.NEWLINE:
-            inside.update(range(first + 1, last + 1))
-    for body, node in docstrings(tree):
-        line = lines[node.lineno - 1].encode()
-        column = len(line[: node.col_offset].decode())
-        end = len(lines[node.end_lineno - 1].encode()[: node.end_col_offset].decode())
-        spans.append((node.lineno, column, node.end_lineno, end, "pass" * (len(body) == 1)))
-    for first, column, last, end, instead in sorted(spans, reverse=True):
-        rest = lines[last - 1][end:]
-        lines[first - 1 : last] = [
-            lines[first - 1][:column] + instead + rest,
-            *[""] * (last - first),
-        ]
-        inside -= set(range(first + 1, last + 1))
-    kept = [line if n in inside else line.rstrip() + "\n" for n, line in enumerate(lines, 1)]
-    result = "".join(line for n, line in enumerate(kept, 1) if n in inside or line.strip()).encode()
-    for body, _ in docstrings(tree):
-        body[:] = body[1:] or [ast.Pass()]
-    if ast.dump(parsed(result)) != ast.dump(tree):
-        raise ValueError("its comments cannot be taken out: put each docstring on its own line")
-    return result
-
-
-def docstrings(tree: ast.AST) -> list[tuple[list[ast.stmt], ast.stmt]]:
-    """Each docstring, with the body that it begins."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    return [
-        (node.body, node.body[0]) for node in found if ast.get_docstring(node, False) is not None
-    ]
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and ast.get_docstring(node, False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    lines = [line for line in ast.unparse(tree).splitlines(keepends=True) if line.strip()]
+    result = "".join([*lines, "\n"]).encode()
+    if ast.dump(parsed(result)) != ast.dump(tree):
+        raise ValueError("Python does not write it as it was read: submit it as it is")
+    return result
 
 
 def parsed(source: bytes) -> ast.Module:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cli import missing
+from cli import ToolError
 from runs import Run
 from significance import BITS, interval, other_tokenizers, value_of
 
@@ -125,14 +125,7 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
         if len(given) > 1:
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
             axis.scatter(places, given, color=arm.style["color"], s=16, alpha=0.55)
-        look = {
-            "fmt": "D",
-            "color": arm.style["color"],
-            "markersize": 6,
-            "capsize": 6,
-            "elinewidth": 1.8,
-        }
-        axis.errorbar(place, mean, yerr=reach or None, **look)
+        axis.errorbar(place, mean, reach or None, fmt="D", color=arm.style["color"], capsize=6)
         top = max(mean + reach, *given)
         style = {"textcoords": "offset points", "ha": "center"}
         axis.annotate(f"{mean:#.5g}", (place, top), (0, 5), fontsize=8, **style)
@@ -148,21 +141,11 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
 
 
-def attempt(groups: Mapping[str, Sequence[Run]], notes: Sequence[str], path: Path) -> str:
-    """Writes the picture of the arms by their names, with notes; returns in one line why there is
-    none, else nothing."""
-    arms = [Arm(name[:LINE], runs, style(n)) for n, (name, runs) in enumerate(groups.items())]
-    try:
-        return draw(arms, list(notes), path)
-    except ImportError as error:
-        return f"{path}: not drawn: {missing(error.name or '', 'matplotlib pandas scipy')}"
-    except OSError as error:
-        return f"--plot {path}: cannot be written: {error.strerror or error}: name another folder"
-
-
-def draw(arms: Sequence[Arm], notes: list[str], path: Path) -> str:
+def draw(groups: Mapping[str, Sequence[Run]], notes: list[str], path: Path) -> None:
+    """Writes the picture of the arms by their names, with notes."""
     from matplotlib.figure import Figure  # optional, and slow to import
 
+    arms = [Arm(name[:LINE], runs, style(n)) for n, (name, runs) in enumerate(groups.items())]
     curves, words = curves_of(arms)
     panels: list[Callable[[Any], None]] = []
     if curves:
@@ -171,7 +154,7 @@ def draw(arms: Sequence[Arm], notes: list[str], path: Path) -> str:
         if values:
             panels.append(lambda axis, v=values, w=about: draw_dots(axis, arms, v, w))
     if not panels:
-        return f"--plot {path}: no run has a result or a curve"
+        raise ToolError(f"--plot {path}: no run has a result or a curve")
     if not curves:
         notes.append(f"no curves: not all runs have {FEW} points of a quantity to compare")
     widths = [3 if curves and not i else 2 for i in range(len(panels))]
@@ -190,7 +173,6 @@ def draw(arms: Sequence[Arm], notes: list[str], path: Path) -> str:
     name = arms[0].name if len(arms) == 1 else f"{len(arms)} arms"
     figure.suptitle(f"{name}, {runs}")
     figure.savefig(path, dpi=150)
-    return ""
 
 
 def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:

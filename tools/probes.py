@@ -1,8 +1,8 @@
 """What verify.py looks at inside a tiny run: functions that are called in its new processes.
 
-All that they use of an edited train_gpt.py: Trainer.train_step, .train, .evaluate, .scorer and
-.model, Validation.evaluate, BatchPlan.widen, Clock.now_ms, Runtime.all_reduce, seed_step, unpack,
-FINAL, and of the model logits, forward and blocks.
+What they use of an edited train_gpt.py: Trainer.train_step, .train, .evaluate, .scorer, .groups,
+.config and .model, Validation.evaluate, BatchPlan.widen, Clock.now_ms, Runtime.all_reduce,
+seed_step, unpack, FINAL, SMALL, "held" of a checkpoint; logits, forward and blocks of the model.
 """
 
 import json

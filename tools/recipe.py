@@ -33,10 +33,9 @@ from typing import Any
 import cli
 from cli import ToolError
 
-ROOT = Path(__file__).resolve().parent.parent
-TRAINER = ROOT / "train_gpt.py"
-FOLDER = ROOT / "records" / "recipes"
-STACKS = ROOT / "records" / "stacks"
+TRAINER = cli.ROOT / "train_gpt.py"
+FOLDER = cli.ROOT / "records" / "recipes"
+STACKS = cli.ROOT / "records" / "stacks"
 STACK_KEYS = {"recipes", "settings", "data", "launch", "verify", "source", "score"}
 NEEDED = "source", "effect"
 TODO = "TODO"

@@ -1,12 +1,12 @@
 """The rules by which a record is judged: what each has to say is a level and a sentence.
 
-A rule in RULES takes the facts of a folder; one in RUN_RULES takes them and the name of a log, for
-each run that was submitted.
+A rule in RULES takes the facts of a folder; one in RUN_RULES takes them and a run, for each run
+that was submitted.
 """
 
 import datetime
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from statistics import fmean
 
@@ -19,8 +19,6 @@ from runs import Run
 from significance import CAP_BYTES
 
 Said = Iterator[tuple[str, str]]
-RULES: list[Callable[[Facts], Said]] = []
-RUN_RULES: list[Callable[[Facts, Run], Said]] = []
 
 CAP_MS = 600_000.0  # of training, and of evaluation
 LATE_STEPS = 2  # by which a run that stops itself may miss the cap
@@ -31,12 +29,6 @@ TODO = "TODO: "  # begins what package.py leaves to be written by hand
 USUAL = re.compile(r"(requirements.*\.txt|license|.*\.(md|json|log|png|svg|jpe?g|gif|pdf))")
 
 
-def rule(function: Callable[..., Said]) -> Callable[..., Said]:
-    (RUN_RULES if function.__code__.co_argcount == 2 else RULES).append(function)
-    return function
-
-
-@rule
 def required_files(facts: Facts) -> Said:
     if "README.md" not in facts.files:
         yield "refused", "no README.md: write what was done and how to run it"
@@ -55,14 +47,13 @@ def required_files(facts: Facts) -> Said:
                 yield "not checked", f"{name}: what train_gpt.py needs counts as code"
 
 
-@rule
 def place_and_submission(facts: Facts) -> Said:
     given = facts.stated.get("track")
     if facts.stated_track not in (facts.track, None):
         yield "warned", f"submission.json says track {shown(given)}: it is {facts.track}"
-    date, _, description = facts.place.name.partition("_")
+    date, _, description = facts.root.name.partition("_")
     if not parsed_date(date) or not description:
-        yield "warned", f"{facts.place.name}: name the folder YYYY-MM-DD_Description"
+        yield "warned", f"{facts.root.name}: name the folder YYYY-MM-DD_Description"
     yield from facts.of_submission
 
 
@@ -77,7 +68,6 @@ def parsed_date(text: str) -> datetime.date | None:
 # --- runs ---
 
 
-@rule
 def finished_runs(facts: Facts) -> Said:
     if not facts.judged:
         yield "refused", "no log has a result of the artifact: add train_seed<N>.log of each seed"
@@ -92,7 +82,6 @@ def finished_runs(facts: Facts) -> Said:
         yield "not checked", f"{others} other runs than those of {some([*facts.judged])}"
 
 
-@rule
 def seeds(facts: Facts) -> Said:
     """Several seeds, each once, the same everywhere: one sentence for one cause."""
     runs = facts.judged
@@ -112,13 +101,11 @@ def seeds(facts: Facts) -> Said:
         yield "warned", f"runs: {len(runs)}; three seeds are usual"
 
 
-@rule
 def one_configuration(facts: Facts) -> Said:
     if apart := telling([*facts.judged.values()], allow=OF_SCRIPTS):
         yield "warned", f"the runs differ in configuration: {some(apart)}"
 
 
-@rule
 def trained_at_once(facts: Facts, run: Run) -> Said:
     if len({*run.scripts}) > 1:
         yield "refused", "it was resumed with another script: which one is submitted?"
@@ -129,7 +116,6 @@ def trained_at_once(facts: Facts, run: Run) -> Said:
 # --- score ---
 
 
-@rule
 def stated_results(facts: Facts) -> Said:
     """val_bpb and val_loss are the means of the logs' results, those of a seed its log's."""
     claims = []
@@ -166,7 +152,6 @@ def wrong_result(text: str, key: str, runs: list[Run]) -> Said:
 # --- size ---
 
 
-@rule
 def sizes(facts: Facts) -> Said:
     """Code and model are at most 16,000,000 bytes, and are what submission.json says."""
     model, size = facts.model_bytes, len(facts.source)
@@ -190,7 +175,6 @@ def sizes(facts: Facts) -> Said:
 # --- script ---
 
 
-@rule
 def script_in_log(facts: Facts, run: Run) -> Said:
     """The logs hold the shipped script, readable or packed, or count its bytes."""
     if not facts.source:
@@ -205,7 +189,6 @@ def script_in_log(facts: Facts, run: Run) -> Said:
         yield "not checked", "the script that ran"
 
 
-@rule
 def script_form(facts: Facts) -> Said:
     if is_ours(facts.source) and unpacked(facts.source) is None:
         yield "refused", "train_gpt.py: a packed script that is damaged: pack it again"
@@ -218,7 +201,6 @@ def script_form(facts: Facts) -> Said:
 # --- time, machine and data ---
 
 
-@rule
 def time_and_machine(facts: Facts, run: Run) -> Said:
     """Ten minutes of training and ten of evaluation, on 8 H100s."""
     if facts.track != RECORD:
@@ -242,7 +224,6 @@ def time_and_machine(facts: Facts, run: Run) -> Said:
         yield "not checked", "the GPU"
 
 
-@rule
 def validation_data(facts: Facts, run: Run) -> Said:
     """The whole validation split was scored."""
     tokens = run.val_tokens
@@ -253,3 +234,8 @@ def validation_data(facts: Facts, run: Run) -> Said:
     elif tokens < LEAST_SPLIT:
         words = f"it scored {tokens:,} tokens: every published split has {LEAST_SPLIT:,} or more"
         yield facts.serious, words
+
+
+RULES = (required_files, place_and_submission, finished_runs, seeds, one_configuration)
+RULES += (stated_results, sizes, script_form)
+RUN_RULES = (trained_at_once, script_in_log, time_and_machine, validation_data)

@@ -37,6 +37,7 @@ class Run:
     path: str
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)  # settings: lower-case name, typed value
+    settings: dict[str, str] | None = None  # those that were given, as text
     made_of: dict[str, str] = field(default_factory=dict)  # script, tokenizer, shards: checksums
     machine: dict[str, Any] = field(default_factory=dict)  # device, cpus, torch, python
     world_size: int | None = None
@@ -192,7 +193,7 @@ def read_events(path: Path, text: str, problems: list[str]) -> Run:
 def take_run(run: Run, event: dict[str, Any]) -> None:
     """A run starts, perhaps once more: its score and its end are still to come."""
     names = ("model_params", "dataset", "train_shards", "val_tokens", "world_size", "micro_steps")
-    for name in names:
+    for name in (*names, "settings"):
         setattr(run, name, event.get(name))
     run.results, run.status, run.error = [], "unfinished", None
     run.train_time_ms = run.input_wait_ms = run.val_total_ms = run.total_bytes = None
@@ -214,7 +215,6 @@ def take_made_of(run: Run, event: dict[str, Any]) -> None:
 def take_hardware(run: Run, event: dict[str, Any]) -> None:
     names = ("device", "cpus", "torch", "cuda", "python")
     run.machine = {name: event[name] for name in names if event.get(name)}
-    run.world_size = event.get("world_size", run.world_size)
 
 
 def take_step(run: Run, event: dict[str, Any]) -> None:

@@ -144,7 +144,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result, path = log.result, Path(log.path)
     score = f"val_bpb {result.val_bpb:.4f}" if result else f"no score ({log.status})"
     print(f"run {path.stem}, {score}, {path.with_suffix('.int8.ptz')}", file=sys.stderr)
-    sys.stdout.reconfigure(errors="backslashreplace")
     text = decode(tokens[1:]).expandtabs()
     print("\n".join(map(plain, text.split("\n"))))  # a model may write anything
     return 0

@@ -50,18 +50,6 @@ class Trace:
         steps = f"steps {first} to {last}" if first < last else f"step {first}"
         return f"{self.file}, {steps} on the {self.device}"
 
-    def part(self, first: float, last: float) -> "Trace":
-        """The steps from number `first` to `last` alone."""
-        steps = [step for step in self.steps if first <= step[1] <= last]
-        begin = steps[0][0]
-        end = min((time for time, _ in self.steps if time > steps[-1][0]), default=self.end)
-        rows = {
-            name: [(a - begin, b - begin) for a, b in common(spans, [(begin, end)])]
-            for name, spans in self.rows.items()
-        }
-        marks = [(time - begin, number) for time, number in steps]
-        return Trace(self.file, marks, max(end - begin, 1e-6), self.device, rows)
-
     def said(self) -> dict[str, str]:
         """What is to be said of each row."""
         ms = {name: sum(b - a for a, b in spans) for name, spans in self.rows.items()}
@@ -114,8 +102,9 @@ def span_of(event: dict) -> Span:
     return begin, begin + event["dur"] / 1e3
 
 
-def read_trace(path: Path) -> Trace:
-    """A file of torch.profiler's; nothing in it is executed."""
+def read_trace(path: Path, few: bool = False) -> Trace:
+    """A file of torch.profiler's; `few`: only the steps that a picture shows. Nothing in it is
+    executed."""
     try:
         with open(path, "rb") as file:
             opener = gzip.open if file.read(2) == b"\x1f\x8b" else open
@@ -149,8 +138,16 @@ def read_trace(path: Path) -> Trace:
     rows = {name: merged(found[name]) for name in ("reader", "copy") if found[name]}
     rows |= {"compute": compute, "input wait": wait}
     marks = sorted((begin, number) for begin, _, number in steps)
+    shown = few and marks[1 : 1 + PICTURE_STEPS] or marks
+    first, last = shown[0][0], shown[-1][0]
+    end = min((time for time, _ in marks if time > last), default=end)
+    rows = {
+        name: [(a - first, b - first) for a, b in common(spans, [(first, end)])]
+        for name, spans in rows.items()
+    }
+    marks = [(time - first, number) for time, number in shown]
     file = path.name.removesuffix(".trace.json.gz")
-    return Trace(file, marks, end, "GPU" if cuda else "CPU", rows).part(-math.inf, math.inf)
+    return Trace(file, marks, max(end - first, 1e-6), "GPU" if cuda else "CPU", rows)
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:
@@ -203,10 +200,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    traces = []
-    for trace in map(read_trace, options.files):
-        few = options.picture and trace.steps[1 : 1 + PICTURE_STEPS] or trace.steps
-        traces.append(trace.part(few[0][1], few[-1][1]))
+    traces = [read_trace(path, few=bool(options.picture)) for path in options.files]
     if options.picture:
         draw(traces, options.picture)
     for trace in traces:

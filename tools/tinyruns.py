@@ -5,7 +5,6 @@ import importlib
 import io
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import random
@@ -19,13 +18,15 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import sentencepiece
 import torch
 from cli import ToolError, fault_of_script_name
+from runs import read_log
 
 STILL = 60  # seconds in which all ranks of a run use no processor: they wait for each other
 VAL_ROWS = 41  # odd: the last batch is short
@@ -105,15 +106,7 @@ class Lab:
         tiny = {name: str(value) for name, value in (TINY | given).items()}
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = env | tiny
-        self.servers = []
-
-    def __enter__(self):
-        self.servers = [Server(number) for number in range(2)]
-        return self
-
-    def __exit__(self, *_):
-        for server in self.servers:
-            server.close()
+        self.contexts = two_contexts()
 
     def prepare(self, given):
         """Asks the script for its settings, and makes the data for them."""
@@ -152,7 +145,8 @@ class Lab:
         return folder
 
     def run_all(self, runs, quiet=False):
-        """Runs them, as many at once as there are cores, and prints the name of each that ends."""
+        """Runs them, as many at once as there are cores, and at least two. Prints the name of each
+        that ends."""
         waiting = deque(runs)
         started = []
         try:
@@ -160,9 +154,7 @@ class Lab:
                 while waiting and len(started) < max(2, os.cpu_count() or 1):
                     started.append(waiting.popleft())
                     started[-1].start()
-                wait([server.pipe for server in self.servers], timeout=1)
-                for server in self.servers:
-                    server.hear()
+                time.sleep(0.05)
                 for run in [run for run in started if run.is_over()]:
                     started.remove(run)
                     print("" if quiet else f" {run.name}", end="", flush=True)
@@ -177,12 +169,7 @@ def find_script(name):
         raise ToolError(f"{name}: no file of this name: name an edited copy of train_gpt.py")
     if fault := fault_of_script_name(path.name):
         raise ToolError(f"{name}: {fault}")
-    try:
-        text = path.read_text("utf-8")
-        compile(text, name, "exec")
-    except (SyntaxError, ValueError) as error:
-        raise ToolError(f"{name}: line {getattr(error, 'lineno', 1)}: {error}") from error
-    if "class Trainer" not in text:
+    if "class Trainer" not in path.read_text("utf-8", "replace"):
         raise ToolError(f"{name}: no class Trainer: name an edited train_gpt.py, not a packed one")
     return path
 
@@ -190,17 +177,18 @@ def find_script(name):
 class Run:
     """A run of a script in a folder of its own, and what it left there."""
 
-    def __init__(self, lab, name, act, *more, script=None, ranks=1, server=0, **settings):
+    def __init__(self, lab, name, act, *more, script=None, ranks=1, context=0, **settings):
         """act(script, *more) is called in new processes, with the settings in their environment:
-        rank 0 by lab.servers[server], rank 1 by the other one."""
+        rank 0 by lab.contexts[context], rank 1 by the other one."""
         self.name = name
         self.folder = lab.folder / name
         self.folder.mkdir()
         settings = {key: str(value) for key, value in settings.items()}
         self.env = lab.env | settings | {"RUN_ID": name}
         self.work = self.folder, act, script or lab.script, *more
-        self.servers = [lab.servers[(server + rank) % 2] for rank in range(ranks)]
         self.ranks = range(ranks)
+        self.contexts = [lab.contexts[(context + rank) % 2] for rank in self.ranks]
+        self.processes = []
         self.error = ""
 
     def start(self):
@@ -208,14 +196,15 @@ class Run:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         count = len(self.ranks)
-        for rank, server in enumerate(self.servers):
+        for rank, context in enumerate(self.contexts):
             values = map(str, (rank, count, rank, "localhost", port))
             env = self.env | (dict(zip(LAUNCHER, values, strict=True)) if count > 1 else {})
-            server.start((self.name, rank), (rank, env, *self.work))
+            self.processes.append(context.Process(target=work, args=(rank, env, *self.work)))
+            self.processes[-1].start()
 
     def is_over(self):
         """Has it ended? The first failure of a rank ends the others."""
-        codes = [server.codes.get((self.name, rank)) for rank, server in enumerate(self.servers)]
+        codes = [process.exitcode for process in self.processes]
         still = [self.text(f"still{rank}.txt") for rank in self.ranks if codes[rank] is None]
         if any(codes):
             ends = [(self.output(rank).split("\n") or [""])[-1] for rank in self.ranks]
@@ -232,8 +221,9 @@ class Run:
         return None not in codes or bool(self.error)
 
     def kill(self):
-        for rank, server in enumerate(self.servers):
-            server.kill((self.name, rank))
+        for process in self.processes:
+            process.kill()
+            process.join()
 
     def text(self, name):
         with suppress(FileNotFoundError):
@@ -246,92 +236,38 @@ class Run:
     def read(self):
         """Reads its losses, checksums of rows, score, artifact and weights."""
         try:
-            log = (self.folder / "logs" / f"{self.name}.jsonl").read_text()
-            events = [json.loads(line) for line in log.splitlines()]
-            steps = [event for event in events if event["event"] == "step"]
-            self.steps = {each["step"]: (each["train_loss"], each["data_crc"]) for each in steps}
-            self.score = next(event for event in events if event["event"] == "score")
-            self.sizes = next(event for event in events if event["event"] == "artifact")
-            validations = [each["val_loss"] for each in events if each["event"] == "validation"]
-            self.last_validation = validations[-1] if validations else math.nan
+            [self.log] = read_log(self.folder / "logs" / f"{self.name}.jsonl").runs
+            self.steps = {s.step: (s.train_loss, s.data_crc) for s in self.log.steps}
+            self.scores = self.log.result.val_loss, self.log.result.val_bpb
             self.artifact = (self.folder / "final_model.int8.ptz").read_bytes()
             self.weights = torch.load(self.folder / "final_model.pt", "cpu", weights_only=True)
-        except (OSError, LookupError, ValueError, StopIteration) as error:
+        except (OSError, AttributeError, ValueError) as error:
             self.error = self.error or f"its log or files are not the trainer's: {error!r}"
 
 
 # === Processes ===
-class Server:
-    """A process that has imported torch, and forks others for ranks. Two servers differ as two
-    processes of torchrun do: in the order of sets of text, and in the addresses of objects."""
-
-    def __init__(self, number):
-        context = multiprocessing.get_context("spawn")
-        self.codes = {}  # key of a rank: its exit code
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs,))
-        outer = os.environ.get("PYTHONHASHSEED")
-        os.environ["PYTHONHASHSEED"] = str(number + 1)
-        self.process.start()
-        del os.environ["PYTHONHASHSEED"]
-        if outer is not None:
-            os.environ["PYTHONHASHSEED"] = outer
-        theirs.close()
-
-    def start(self, key, job):
-        self.pipe.send((key, job))
-
-    def kill(self, key):
-        with suppress(OSError):  # it has ended, with all its processes
-            self.pipe.send((key, None))
-
-    def hear(self):
-        """Notes which of its processes have ended."""
-        while self.pipe.poll():
-            try:
-                key, code = self.pipe.recv()
-            except EOFError as error:
-                raise ToolError(
-                    "a process that starts runs was killed: is memory short?"
-                ) from error
-            self.codes[key] = code
-
-    def close(self):
-        self.pipe.close()
-        self.process.join()
-
-
-def serve(pipe):
-    """Starts a process for each job. Ends, with all of them, when verify.py closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # verify.py hears it
+def two_contexts():
+    """Two processes that have imported torch and fork others for ranks: this one, and
+    multiprocessing's server. They differ as two processes of torchrun do: in the order of sets of
+    text, and in the addresses of objects."""
+    contexts = [multiprocessing.get_context(kind) for kind in ("fork", "forkserver")]
+    contexts[1].set_forkserver_preload(list(PRELOADED))
+    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    with mock.patch.dict(os.environ, PYTHONHASHSEED=other):
+        forkserver.ensure_running()
     for name in PRELOADED:
         importlib.import_module(name)
-    context = multiprocessing.get_context("fork")
-    running = {}
-    while True:
-        wait([pipe, *(process.sentinel for process in running.values())])
-        try:
-            key, job = pipe.recv() if pipe.poll() else (None, None)
-        except (EOFError, OSError):
-            break
-        if job:
-            running[key] = context.Process(target=work, args=job)
-            running[key].start()
-        elif key in running:
-            running[key].kill()
-        for key in [key for key, process in running.items() if process.exitcode is not None]:
-            pipe.send((key, running.pop(key).exitcode))
-    for process in running.values():
-        process.kill()
-        process.join()
+    return contexts
 
 
 # === Inside a new process ===
 def work(rank, env, folder, act, script, *more):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # verify.py hears it
     os.chdir(folder)
     output = os.open(f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
     os.environ.clear()
     os.environ.update(env)
     torch.set_num_threads(1)
@@ -348,11 +284,14 @@ def work(rank, env, folder, act, script, *more):
 
 
 def watch(rank, script):
-    """While this process uses no processor for STILL seconds, still<rank>.txt says where it is."""
-    path = Path(f"still{rank}.txt")
+    """While this process uses no processor for STILL seconds, still<rank>.txt says where it is.
+    Where verify.py was killed, it ends."""
+    path, parent = Path(f"still{rank}.txt"), os.getppid()
     used, since = 0.0, time.monotonic()
     while True:
         time.sleep(1)
+        if os.getppid() != parent:
+            os._exit(1)
         if time.process_time() - used > 1:
             used, since = time.process_time(), time.monotonic()
             path.unlink(missing_ok=True)

@@ -84,7 +84,7 @@ def differences(a, b, nats=0.0, with_score=True):
     rows = [step for step in steps if a.steps[step][1] != b.steps[step][1]]
     gaps = {step: abs(a.steps[step][0] - b.steps[step][0]) for step in steps}
     apart = [step for step in steps if not gaps[step] <= nats]
-    score = max(abs(a.score[name] - b.score[name]) for name in ("val_loss", "val_bpb"))
+    score = max(abs(x - y) for x, y in zip(a.scores, b.scores, strict=True))
     words = [f"the rows of step {rows[0]}"] if rows else []
     words += [f"losses from step {apart[0]} on, by up to {max(gaps.values()):.2g}"] if apart else []
     words += [f"score by {score:.2g}"] if with_score and not score <= nats else []
@@ -150,7 +150,7 @@ def verify(lab, base, quick, score_differs):
         base = None
     every = {"CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": lab.steps + 1}
     full = Run(lab, "full", run_noted, **every)
-    again = Run(lab, "again", run_noted, server=1)
+    again = Run(lab, "again", run_noted, context=1)
     alone = Run(lab, "not-primed", run_noted, WARMUP_STEPS=0)
     two = Run(lab, "two-ranks", run_noted, **TWO, **every)
     often = Run(lab, "validated-each-step", run_noted, VAL_LOSS_EVERY=1, TRAIN_LOG_EVERY=0)
@@ -161,7 +161,7 @@ def verify(lab, base, quick, score_differs):
     runs = [two, full, again, alone, often, other, blind]
     runs += [] if quick else [ahead]
     runs += [bare] if base else []
-    print("tiny runs, half a minute for train_gpt.py, minutes with larger sizes:", end="")
+    print("tiny runs, seconds for train_gpt.py, minutes with larger sizes:", end="")
     lab.run_all(runs)
     for run in runs:
         run.read()
@@ -354,18 +354,14 @@ def clock_verdict(lab, run):
     return "clock", "note" if odd else "ok", f"{text}{len(mine)} steps in time for {lab.steps}"
 
 
-def some(names):
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
 def model_verdicts(facts):
-    yield verdict("trained", some(facts["untrained"]), "training changes every weight")
+    yield verdict("trained", cli.some(facts["untrained"]), "training changes every weight")
     if facts["kept"]:
         words = "training changes them, but what is exported has their first values"
-        yield "exported", "FAULT", f"{some(facts['kept'])}: {words}"
+        yield "exported", "FAULT", f"{cli.some(facts['kept'])}: {words}"
     if facts["foreign"]:
         words = "in the artifact, but not in a model that is made anew"
-        yield "whole", "FAULT", f"{some(facts['foreign'])}: {words}"
+        yield "whole", "FAULT", f"{cli.some(facts['foreign'])}: {words}"
     seen = facts["leaks"]
     fault = f"logits of {len(seen)} positions change with later tokens, first {seen[:1]}"
     yield verdict("look-ahead", seen and fault, "no logit depends on later tokens")
@@ -373,20 +369,22 @@ def model_verdicts(facts):
     if isinstance(wide, str):
         yield "dtype", "note", f"in bfloat16 it does not run on a CPU: {wide}"
     else:
-        fault = f"blocks {some([*map(str, wide)])} return float32 where activations are bfloat16"
+        fault = (
+            f"blocks {cli.some([*map(str, wide)])} return float32 where activations are bfloat16"
+        )
         yield verdict(
             "dtype", wide and fault, "with bfloat16 activations all blocks return bfloat16"
         )
     unused = facts["unused"]
     size = f"{len(unused)} tensors, about {sum(unused.values())} bytes"
-    fault = unused and f"{some([*unused])}: {size}"
+    fault = unused and f"{cli.some([*unused])}: {size}"
     yield verdict("artifact", fault, f"logits depend on each of {facts['tensors']} tensors")
 
 
 def score_verdicts(lab, full, facts, score_differs):
     bits = facts["targets"] / math.log(2)
     hand = facts["nats"], facts["nats"] * bits / lab.val_bytes
-    printed = full.score["val_loss"], full.score["val_bpb"]
+    printed = full.scores
     seen = "printed {:.6f} nats {:.6f} bpb, by hand {:.6f} {:.6f}".format(*printed, *hand)
     if score_differs:
         fault = bytes_fault(lab, facts)
@@ -403,7 +401,7 @@ def score_verdicts(lab, full, facts, score_differs):
     code, model = len(lab.script.read_bytes()), len(full.artifact)
     seen = f"script {code:,} + tiny artifact {model:,} of {CAP:,}: weigh a real run's artifact"
     kind = "FAULT" if code + model > CAP else "note"
-    logged = full.sizes["code_bytes"], full.sizes["artifact_bytes"]
+    logged = full.log.code_bytes, full.log.model_bytes
     if logged[0] < code or logged[1] < model:
         kind = "FAULT"
         seen = f"the log has {logged[0]:,} + {logged[1]:,}, the files {code:,} + {model:,}"
@@ -424,7 +422,8 @@ def bytes_fault(lab, facts):
 
 def average_words(full, facts):
     """What differs between training and score, for weights that should be the same."""
-    score, last = full.score["val_loss"], full.last_validation
+    validations = [line.val_loss for line in full.log.validations]
+    score, last = full.scores[0], validations[-1] if validations else math.nan
     words = f"score {score:.4f}, last validation of the trained weights {last:.4f}"
     if facts["losses"]:
         loud, quiet, plain = facts["losses"]
@@ -447,8 +446,8 @@ def sum_verdict(among_all, scored_alone):
 
 def verdicts(script, settings, base=None, quick=False, score_differs=False):
     """Yields (property, "ok", "note" or "FAULT", text); ToolError for one that does not run."""
-    temporary = tempfile.TemporaryDirectory(prefix="verify-")
-    with temporary as folder, Lab(Path(folder), script, settings) as lab:
+    with tempfile.TemporaryDirectory(prefix="verify-") as folder:
+        lab = Lab(Path(folder), script, settings)
         lab.prepare(settings)
         yield from verify(lab, base, quick, score_differs)
 

@@ -428,7 +428,8 @@ def test_what_is_scored_is_learned_in_passes(
     run_of: Run, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first pass: when 3 more than 4 documents are scored, on the 4 shortest of them; the
-    second: when 3 more than 9 are. Each document is scored once, the longest first, by the weights of its time."""
+    second: when 3 more than 9 are. Each document is scored once, the longest first, by the weights
+    of its time."""
     run = run_of(("global_sgd",), **LORA | SGD | {"LORA_LR": 0})
     module = module_of(run)
     documents = sorted(documents_of(data.val[:1200]), key=len)

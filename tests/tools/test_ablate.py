@@ -42,7 +42,7 @@ def end(status, code):
 event("run", run_id=run)
 event("config", **config, run_id=run)
 event("made_of", script="aa", fineweb_val_000000="x")
-event("hardware", device="x86_64", cpus=1, torch="2.13.0", python="3.12.0", world_size=1)
+event("hardware", device="x86_64", cpus=1, torch="2.13.0", python="3.12.0")
 if E.get("FAKE_REFUSE"):
     print("fake: settings are wrong:\n  HEADS=3: set 4", file=sys.stderr)
     sys.exit(2)

@@ -3,7 +3,6 @@ that is named, and what is wrong is one line."""
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +48,6 @@ def write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     def run(folder: Path, *arguments: object) -> tuple[int, str, str]:
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
         code = cli.run(lambda: sample.main([str(word) for word in arguments]))
         said = capsys.readouterr()
         return code, said.out, said.err
