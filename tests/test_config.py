@@ -320,9 +320,11 @@ def test_what_a_launcher_left_behind_is_not_used(tmp_path: Path, main: Callable[
     settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
     left = {"WORLD_SIZE": 8, "RANK": "", "SLURM_STEP_NUM_TASKS": 1, "PMI_SIZE": ""}
     assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().log
-    run = Live(tmp_path / "rank", **settings, RANK=0, LOCAL_RANK=0, WORLD_SIZE="")
-    assert run.end() == [2] and "Traceback" not in run.err
-    assert run.said[0].startswith("rank 0: RANK=0: ") and "WORLD_SIZE expected" in run.said[0]
+    whole = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
+    for name, text in {"WORLD_SIZE": "", "LOCAL_RANK": "", "RANK": "one"}.items():
+        run = Live(tmp_path / name, **settings | whole | {name: text})
+        assert run.end() == [2] and "Traceback" not in run.err
+        assert f"{name}: {text or 'missing'}: start it with torchrun" in run.said[0]
     assert run.said[0].endswith(": start it with torchrun, or `unset RANK`")
 
 

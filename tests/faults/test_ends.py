@@ -253,6 +253,7 @@ def test_an_exit_keeps_its_code(tmp_path: Path, data: dict, argument: str, code:
     run = Live(tmp_path, 0, at_step(5, f"sys.exit({argument})"), **data)
     assert run.end() == [code] and run.status == ("failed", code)
     assert run.err == ("a reason\n" if argument == "'a reason'" else "")
+    assert run.log.endswith(f"\nfailed: {argument.strip(chr(39))}\n")
 
 
 def test_a_killed_rank_ends_the_others(tmp_path: Path, data: dict) -> None:

@@ -246,17 +246,30 @@ def test_a_run_id_that_has_files_is_refused(tmp_path: Path, data: dict, whole: W
 
 
 def test_an_older_checkpoint_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:
+    """Whatever its name is: the next RESUME=auto would take another one."""
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
-    path = Path("checkpoints/r/step_00000008.pt")
-    run = Live(folder, **data | {"RESUME": path})
-    assert run.end() == [2]
-    assert f"  RESUME={path}: RUN_ID=r has later ones: set another RUN_ID\n" in run.err
+    path = Path("checkpoints/r/zzz.pt")
+    shutil.copy(folder / "checkpoints/r/step_00000008.pt", folder / path)
+    line = refusal(folder, **data | {"RESUME": path})
+    assert f"RESUME={path} of {os.uname().nodename}: RUN_ID=r has step 20, and this is" in line
+    newest = Path("checkpoints/r/best.pt")
+    shutil.copy(folder / "checkpoints/r/step_00000020.pt", folder / newest)
+    assert Live(folder, **data | {"RESUME": newest}).finish().artifact() == whole(0).artifact()
     other = Live(folder, **data | {"RESUME": path, "RUN_ID": "other"}).finish()
     assert other.artifact() == whole(0).artifact()
 
 
+def test_an_empty_newest_checkpoint_is_named(tmp_path: Path, data: dict, whole: Whole) -> None:
+    """As a crash of a machine may leave it. From step 1 on, older ones would be written over."""
+    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    (folder / "checkpoints/r/step_00000020.pt").write_bytes(b"")
+    line = refusal(folder, **data | {"RESUME": "auto"})
+    assert "step_00000020.pt" in line and "does not load: File is not a zip file" in line
+
+
 NOT_LOADED = {  # a file, and the reason that is given
-    "missing": "no such file",
+    "missing": "No such file or directory",
+    "a folder": "Is a directory",
     "cut": "File is not a zip file",
     "damaged": "its checksum is wrong",
     "weights": "it is no checkpoint",
@@ -275,12 +288,15 @@ def test_a_bad_checkpoint_is_one_line(tmp_path: Path, data: dict, whole: Whole, 
         path.write_bytes(content)
     elif case == "weights":
         shutil.copy(whole(0).folder / "final_model.pt", path)
+    elif case == "a folder":
+        path.mkdir()
     elif case == "command":
         torch.save({"made_of": {}, "held": {}, "step": Command(tmp_path / "executed")}, path)
     line = refusal(tmp_path / "run", **data | {"RESUME": path})
-    assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename} does not load: ")
+    assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename}")
     assert NOT_LOADED[case] in line
-    remedy = "auto, or its path" if case == "missing" else "another step_<n>.pt and another RUN_ID"
-    assert line.endswith(f": set {remedy}")
+    unread = case in ("missing", "a folder")
+    remedy = "auto, or the path of a checkpoint" if unread else "another step_<n>.pt and another"
+    assert f": set {remedy}" in line and (" does not load: " in line) != unread
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "run" / "logs").exists()
