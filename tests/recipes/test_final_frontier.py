@@ -203,17 +203,20 @@ def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "varlen_attn", noted)
     monkeypatch.setattr(module, "attend_one_by_one", module.attend_packed)  # as on CUDA
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = module.GPT(config, torch.bfloat16)
-        tokens = torch.zeros(2, 128, dtype=torch.int64)
-        model(tokens, tokens).backward()
-        assert model.blocks[0].attn.c_q.weight.grad.shape == (64, 64)
-    assert len(seen) == 2
-    for q, k, v, ends, its, *longest, more in seen:
-        assert (q.shape, k.shape, v.shape) == ((256, 4, 16), (256, 2, 16), (256, 2, 16))
+    for options, heads in (module.PACKED_OPTIONS, 2), (set(), 4):  # torch 2.13, 2.11
+        monkeypatch.setattr(module, "PACKED_OPTIONS", options)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model = module.GPT(config, torch.bfloat16)
+            tokens = torch.zeros(2, 128, dtype=torch.int64)
+            model(tokens, tokens).backward()
+            assert model.blocks[0].attn.c_k.weight.grad.shape == (32, 64)
+        [*_, (q, k, v, edges, its, *longest, more)] = seen
+        assert (q.shape, k.shape, v.shape) == ((256, 4, 16), (256, heads, 16), (256, heads, 16))
         assert q.dtype == k.dtype == v.dtype == torch.bfloat16
-        assert ends is its and ends.shape == (2 + 20 + 1,) and ends.dtype == torch.int32
-        assert longest == [32, 32] and more == {"window_size": (-1, 0), "enable_gqa": True}
+        assert edges is its and edges.shape == (2 + 20 + 1,) and edges.dtype == torch.int32
+        assert longest == [32, 32] and more.pop("window_size") == (-1, 0)
+        assert more == {"enable_gqa": True} if options else more == {}
+    assert len(seen) == 4
 
 
 def test_documents_need_a_torch_that_has_their_attention(
@@ -222,7 +225,7 @@ def test_documents_need_a_torch_that_has_their_attention(
     module = script("documents")
     config = config_of(module, **SETTINGS | data.env | {"DOC_TOKEN": 1})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(module, "varlen_attn", None)
+    monkeypatch.setattr(module, "PACKED_OPTIONS", set())
     assert module.find_faults(config, {})[0] == []
     words = "has no attention for it: install 2.11 to 2.13"
     faults, _ = module.find_faults(replace(config, device="auto"), {})
