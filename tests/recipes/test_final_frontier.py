@@ -408,6 +408,25 @@ def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) ->
     assert re.search(r"document_ttt: \d+ documents, input_wait:", run.log.lines[-1])
 
 
+def test_one_graph_scores_all_documents(run_of: Run) -> None:
+    """It is made before the clock starts, where a graph for each length would take minutes."""
+    run = run_of(("document_ttt",), **LORA | {"LORA_RANK": 5, "LORA_BATCH": 2})
+    graphs = []
+
+    def backend(graph: Any, inputs: list) -> Any:
+        graphs.append(graph)
+        return graph
+
+    scorer = run.scorer
+    plain = scorer.document_nats
+    options = {"dynamic": True, "fullgraph": True, "backend": backend}
+    scorer.document_nats = torch.compile(plain, **options)
+    compiled, _, _ = score_of(run)
+    assert len(graphs) == 1 and "compiled in" in run.log.lines[-2]
+    scorer.document_nats = plain
+    assert score_of(run)[0] == pytest.approx(compiled, rel=1e-6)
+
+
 # --- global_sgd -------------------------------------------------------------------------------
 
 SGD = settings_of("global_sgd") | {"SGD_DOCS": 9, "SGD_MARGIN": 3, "VAL_TOKENS": 1200}
