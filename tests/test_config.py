@@ -324,7 +324,7 @@ def test_what_a_launcher_left_behind_is_not_used(tmp_path: Path, main: Callable[
     for name, text in {"WORLD_SIZE": "", "LOCAL_RANK": "", "RANK": "one"}.items():
         run = Live(tmp_path / name, **settings | whole | {name: text})
         assert run.end() == [2] and "Traceback" not in run.err
-        assert f"{name}: {text or 'missing'}: start it with torchrun" in run.said[0]
+        assert f"{name}={text}" in run.said[0] and ": start it with torchrun" in run.said[0]
     assert run.said[0].endswith(": start it with torchrun, or `unset RANK`")
 
 

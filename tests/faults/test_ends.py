@@ -207,7 +207,7 @@ def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, pl
     run = Live(tmp_path, 2, {line: f"        {PLACE[place]}\n{line}"}, **data)
     rule = "what the Trainer holds must be the same on all ranks"
     failed(run, f"{place}: other values on rank 1 than on rank 0", rule)
-    assert not run.checkpoints() and run.events("step")[-1]["step"] == 4
+    assert not run.checkpoints() and not run.events("step")
 
 
 # Errors
@@ -296,7 +296,7 @@ def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ra
     line = failed(run, f"data/{SHARD} at byte ", words)
     assert re.match(r"rank \d: ", line)
     assert run.checkpoints() == [2, 4] and run.events("step")[-1]["step"] == 5
-    assert f"{SHARD} was written to while this run reads it" in run.log
+    assert f"{SHARD} was changed while this run reads it" in run.log
 
 
 def test_a_read_that_never_ends_is_one_line(tmp_path: Path, data: dict) -> None:
