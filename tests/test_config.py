@@ -321,8 +321,8 @@ def test_what_a_launcher_left_behind_is_not_used(tmp_path: Path, main: Callable[
     left = {"WORLD_SIZE": 8, "RANK": "", "SLURM_STEP_NUM_TASKS": 1, "PMI_SIZE": ""}
     assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().log
     whole = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
-    for name, text in {"WORLD_SIZE": "", "LOCAL_RANK": "", "RANK": "one"}.items():
-        run = Live(tmp_path / name, **settings | whole | {name: text})
+    for name, text in ("WORLD_SIZE", ""), ("LOCAL_RANK", ""), ("RANK", "one"), ("RANK", "1"):
+        run = Live(tmp_path / f"{name}{text}", **settings | whole | {name: text})
         assert run.end() == [2] and "Traceback" not in run.err
         assert f"{name}={text}" in run.said[0] and ": start it with torchrun" in run.said[0]
     assert run.said[0].endswith(": start it with torchrun, or `unset RANK`")

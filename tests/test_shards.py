@@ -94,6 +94,15 @@ def test_a_folder_must_hold_what_export_json_lists(tmp_path: Path) -> None:
     assert "fineweb_train_000001.bin: 200 tokens" in named_fault(tmp_path)
 
 
+@pytest.mark.parametrize("shards", [None, [], {"a": 7}, {"a": 7.5}, {"a": {}}, 3])
+def test_an_export_json_of_another_program_says_nothing(tmp_path: Path, shards: object) -> None:
+    byte_data(tmp_path)
+    export = {"complete": True, "shards": {"train": shards, "val": shards}}
+    for whole in (export, shards):
+        (tmp_path / "export.json").write_text(json.dumps(whole))
+        assert named_fault(tmp_path) == ""
+
+
 def test_a_shard_is_read_three_times_at_most_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +135,9 @@ def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
     path.mkdir()
     assert str(path) in named_fault(tmp_path) and "directory" in named_fault(tmp_path)
     path.rmdir()
+    os.mkfifo(path)  # reading it would wait for a writer
+    assert f"{path}: Illegal seek" in named_fault(tmp_path)
+    path.unlink()
     for name, content in (("tokenizer.sha256", b""), ("tokenizer.sha256", b"\xff\xfe \x00")):
         (tmp_path / name).write_bytes(content)
         assert f"{tmp_path / name}: not a line of sha256sum" in named_fault(tmp_path)

@@ -44,6 +44,11 @@ STATE = """        self.adam, self.muon = make_optimizers(self.model, config, ru
         self.ema = [p.detach().clone() for p in self.model.parameters()]
         self.late = {"steps": 0}
         self.keep = config.head_lr
+        self.begun = None  # from step 3 on weights
+        self.counts = collections.Counter(steps=0)
+        self.grown = []
+        self.number = torch.tensor(0)  # then a fraction
+        self.of_rank = 0.0
         self.more = [torch.optim.AdamW([skips], lr=0.01, fused=False), Rows([embedding])]
 """
 NOISE = """        x = F.relu(self.fc(x)).square()
@@ -51,10 +56,20 @@ NOISE = """        x = F.relu(self.fc(x)).square()
             x = x * (0.9 + 0.1 * random.random()) * (0.9 + 0.1 * np.random.rand())
             x = F.dropout(x, 0.1)
 """
-AFTER = """        torch._foreach_lerp_(self.ema, list(self.model.parameters()), 0.1)
+AFTER = """        skips = self.model.skip_weights
+        torch._foreach_lerp_(self.ema, list(self.model.parameters()), 0.1)
         self.late["steps"] += self.step >= 6
+        if self.step == 2:
+            self.begun = skips.detach().clone()
+        self.counts["steps"] += 1
+        self.grown.append(self.step)
+        self.number = self.number + 0.25
+        self.of_rank += 0.5 * self.runtime.rank
+        if self.begun is not None:
+            skips.lerp_(self.begun, 1e-3 * (self.counts["steps"] + len(self.grown) + self.number))
 """
 EDIT = {
+    "import re\n": "import collections\nimport re\n",
     "class Trainer:\n": OPTIMIZER,
     "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n": STATE,
     "        x = F.relu(self.fc(x)).square()\n": NOISE,
@@ -104,6 +119,8 @@ def test_resume_is_exact_whatever_the_trainer_holds(tmp_path: Path, data: dict, 
     for run in (once, twice):
         assert_same_result(run, reference)
         assert run.load(20)["held"]["late"] == held["late"]
+        own = [numbers["of_rank"] for numbers in run.load(20)["numbers"]]
+        assert own == [0.0, 10.0][: max(1, ranks)]
     times = [run.load(step)["train_ms"] for run, step in ((reference, 4), (once, 12), (twice, 20))]
     assert 0 < times[0] < times[1] < times[2]
 
@@ -213,6 +230,9 @@ RATE = "    return min(1.0, steps_left / config.warmdown_iters)"
 LINE = "        self.val_ms = 0.0"
 UNSAVABLE = {  # a place, and an edit
     "hidden[0] is a builtins.object": {LINE: f"        self.hidden = [object()]\n{LINE}"},
+    "mean has a key that is a torch.nn.parameter.Parameter": {
+        LINE: f"        self.mean = {{p: 0.0 for p in self.model.parameters()}}\n{LINE}"
+    },
     "adam.param_groups[0]['lr'] is a numpy.float64": {
         RATE: "    return min(1.0, np.float64(steps_left / config.warmdown_iters))"  # late
     },
@@ -227,6 +247,7 @@ def test_unsavable_state_is_named(tmp_path: Path, data: dict, place: str, warmup
     run = Live(tmp_path, edits=UNSAVABLE[place], **data | more)
     assert run.end() == [1]
     rule = "torch.load(weights_only=True) must be able to read it, or it needs load_state_dict"
+    rule = "use texts or whole numbers" if " has a key " in place else rule
     assert run.said == [f"rank 0: {place}: {rule}"] and not run.events("step")
     assert "Traceback" not in run.err and not run.checkpoints()
 
