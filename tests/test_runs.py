@@ -199,11 +199,6 @@ def test_replicas_are_equal_to_the_bit_though_kernels_are_not(data: dict, tmp_pa
 # How long, and on what
 
 
-def test_a_whole_validation_is_not_marked(data: dict, tmp_path: Path) -> None:
-    run = Live(tmp_path, **data | {"ITERATIONS": 1, "VAL_TOKENS": 10**9}).finish()
-    assert "partial_val" not in run.log.split("model_params")[1]
-
-
 def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> None:
     settings = {"ITERATIONS": 2, "VAL_TOKENS": 1000, "VAL_PROGRESS_LOG_EVERY": 2}
     run = Live(tmp_path, **{**data, **settings, "VAL_BATCH_SIZE": 256}).finish()

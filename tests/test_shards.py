@@ -86,7 +86,7 @@ def test_a_folder_must_hold_what_export_json_lists(tmp_path: Path) -> None:
     last = tmp_path / "fineweb_val_000001.bin"
     content = last.read_bytes()
     last.unlink()
-    assert f"{last}: missing; export.json: 80 tokens" in named_fault(tmp_path)
+    assert "lists: fineweb_val_000001.bin: missing here, 80 tokens, " in named_fault(tmp_path)
     last.write_bytes(content[:1024] + bytes(160))  # a copy that was broken off, of the right size
     assert "fineweb_val_000001.bin: 80 tokens," in named_fault(tmp_path)
     last.write_bytes(content)

@@ -270,7 +270,8 @@ def note_sums(module):
 
 
 def find_wide_blocks(module, run, x):
-    """The blocks whose output is not bfloat16 where activations are; a text: why it did not run."""
+    """Where activations are bfloat16: the blocks whose output is not, and the type of the score. A
+    text says why it did not run."""
     wide = []
 
     def note(number, out):
@@ -282,10 +283,10 @@ def find_wide_blocks(module, run, x):
         model = type(run.model)(run.config, torch.bfloat16).eval()
         for number, block in enumerate(model.blocks):
             block.register_forward_hook(lambda _, __, out, number=number: note(number, out))
-        model.logits(x.clone())
+        nats = module.mean_nats(model, x.clone(), x.clone())
     except Exception as error:  # of a model of another kind, or one that needs CUDA
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return sorted({*wide})
+    return {"blocks": sorted({*wide}), "score": str(nats.dtype)}
 
 
 def find_leaks(model, x, vocab_size):
@@ -382,7 +383,7 @@ class LastToken:
         self.run.model.load_state_dict(self.stored, strict=False)
         mean = self.run.evaluate(self.module.FINAL, self.run.scorer)[0]
         targets = len(self.tokens) - 1 - (self.hidden is not None)
-        return self.sums[0] if self.sums else mean * targets
+        return mean * (self.sums[2] if self.sums else targets)  # of the score that was returned
 
 
 def add_shares(module, run, stored):

@@ -207,7 +207,7 @@ class Run:
         codes = [process.exitcode for process in self.processes]
         still = [self.text(f"still{rank}.txt") for rank in self.ranks if codes[rank] is None]
         if any(codes):
-            ends = [(self.output(rank).split("\n") or [""])[-1] for rank in self.ranks]
+            ends = [self.output(rank).split("\n")[-1] for rank in self.ranks if codes[rank]]
             # Where a rank fails, the others fail, too, because they lose it.
             lost = "gloo", "another rank"
             said = max(ends, key=lambda end: (bool(end) and not any(w in end for w in lost), end))

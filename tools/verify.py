@@ -204,8 +204,8 @@ def unseen_verdict(full, other, often, blind):
 
 def effect(base, bare, full):
     what = "" if bare.error else f"against {Path(base).name} the edit changes "
-    none = "nothing, bit for bit: is its setting given here (not in the environment), and large "
-    none += "enough for 3 layers of 32 channels? is it about speed alone?"
+    none = "nothing on one rank, bit for bit: is its setting given here (not in the environment), "
+    none += "and large enough for 3 layers of 32 channels? is it about speed alone?"
     return f"{what}{differences(bare, full) or none}"
 
 
@@ -217,6 +217,8 @@ def two_rank_verdicts(lab, alone, two, score_differs):
     nats = RANDOM if drawn or kind == "note" else ROUNDING
     # With --score-differs without the score: a rank may learn from what it has scored.
     gap = "" if two.error else differences(alone, two, nats, with_score=not score_differs)
+    if score_differs and not (alone.error or two.error):
+        gap += score_gap(alone, two)
     good = f"two are as one within {nats} nats{', scores left out' if score_differs else ''}"
     if kind == "FAULT" or gap:
         text = "; ".join(each for each in (words, gap and f"two ranks differ: {gap}") if each)
@@ -224,6 +226,14 @@ def two_rank_verdicts(lab, alone, two, score_differs):
     else:
         yield "ranks", kind, words or good
     yield optimizer_verdict(alone)
+
+
+def score_gap(one, two):
+    """What scores of one and of two ranks have alike, whatever a rank learns from its share."""
+    (one_nats, one_bits), (two_nats, two_bits) = one.scores, two.scores
+    if abs(one_nats / one_bits * two_bits / two_nats - 1) > 1e-6:
+        return "in the score bytes per target, so not all targets or bytes are added up"
+    return "" if 0.75 < two_nats / one_nats < 1.33 else f"score {one_nats:.4f}, {two_nats:.4f} nats"
 
 
 def gradient_words(lab, alone, two, drawn):
@@ -285,7 +295,7 @@ def optimizer_verdict(alone):
 
 # === Verdicts that need the checkpoints and the artifact of `full` ===
 def late_runs(lab, full, two, quick, score_differs):
-    points = lab.steps // 3, 5 * lab.steps // 6, lab.steps
+    points = lab.steps // 3 | 1, 5 * lab.steps // 6, lab.steps  # an odd one, too
     runs = {}
     if not (quick or two.error):  # the longest first
         end = {"ITERATIONS": 2 * lab.steps, "MAX_WALLCLOCK_SECONDS": SECONDS}
@@ -337,7 +347,7 @@ def clock_verdict(lab, run):
     apart = next((f"rates of two ranks differ at step {i}" for i, (a, b) in pairs if a != b), "")
     if fault := apart or apart_after(run):
         return "clock", "FAULT", f"in a run to MAX_WALLCLOCK_SECONDS {fault}"
-    if len(mine) > lab.steps + 1:
+    if len(mine) > lab.steps:
         return "clock", "FAULT", f"{len(mine)} steps in time for {lab.steps}: the cap is not kept"
     rates = {}  # of each optimizer's first group, in each step
     for name, groups in [pair for step in mine for pair in step]:
@@ -369,12 +379,12 @@ def model_verdicts(facts):
     if isinstance(wide, str):
         yield "dtype", "note", f"in bfloat16 it does not run on a CPU: {wide}"
     else:
-        fault = (
-            f"blocks {cli.some([*map(str, wide)])} return float32 where activations are bfloat16"
-        )
-        yield verdict(
-            "dtype", wide and fault, "with bfloat16 activations all blocks return bfloat16"
-        )
+        fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
+        if wide["blocks"]:
+            fault = f"blocks {cli.some(wide['blocks'])} return float32"
+        words = "with bfloat16 activations"
+        good = f"{words} all blocks return bfloat16, and the score is float32"
+        yield verdict("dtype", fault and f"{words} {fault}", good)
     unused = facts["unused"]
     size = f"{len(unused)} tensors, about {sum(unused.values())} bytes"
     fault = unused and f"{cli.some([*unused])}: {size}"
@@ -413,6 +423,8 @@ def bytes_fault(lab, facts):
     if not facts["counted"]:
         return ""
     (counted, targets), (given, silent, most) = facts["counted"], facts["given"]
+    if targets > facts["targets"]:
+        return f"{targets:.0f} targets are counted, and the split has {facts['targets']}"
     most = min(lab.val_bytes, most - max(0, given - targets - silent))
     words = (
         f"{counted:.0f} bytes are counted for {targets:.0f} targets that have at most {most:.0f}"

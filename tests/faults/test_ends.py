@@ -204,7 +204,8 @@ PLACE = {  # an edit, and the place of what only one rank has
 def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, place: str) -> None:
     """An owner's optimizer state, which RESUME would replace by rank 0's."""
     line = "        self.val_ms = 0.0"
-    run = Live(tmp_path, 2, {line: f"        {PLACE[place]}\n{line}"}, **data)
+    edits = {line: f"        {PLACE[place]}\n{line}"}
+    run = Live(tmp_path, 2, edits, **data | {"WARMUP_STEPS": 1})
     rule = "what the Trainer holds must be the same on all ranks"
     failed(run, f"{place}: other values on rank 1 than on rank 0", rule)
     assert not run.checkpoints() and not run.events("step")
