@@ -97,8 +97,7 @@ def test_a_folder_must_hold_what_export_json_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [None, [], {"a": 7}, {"a": 7.5}, {"a": {}}, 3])
 def test_an_export_json_of_another_program_says_nothing(tmp_path: Path, shards: object) -> None:
     byte_data(tmp_path)
-    export = {"complete": True, "shards": {"train": shards, "val": shards}}
-    for whole in (export, shards):
+    for whole in ({"complete": True, "shards": {"train": shards, "val": shards}}, shards):
         (tmp_path / "export.json").write_text(json.dumps(whole))
         assert named_fault(tmp_path) == ""
 

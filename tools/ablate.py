@@ -389,10 +389,12 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
     arms = {arm.label: list(results.of(arm).values()) for arm in ablation.arms}
     arms = {name: runs for name, runs in arms.items() if runs}
-    path = ablation.folder / "picture.png"
     print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
-    plot([*arms.values()], [*arms], path)
-    print(f"picture: {path}")
+    try:
+        plot([*arms.values()], [*arms], ablation.folder / "picture.png")
+        print(f"picture: {ablation.folder / 'picture.png'}")
+    except (ImportError, OSError, cli.ToolError) as error:
+        print(f"no picture: {error}", file=sys.stderr)
     return int(bool(failures or any(map(results.refusals, results.others))))
 
 

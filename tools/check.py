@@ -65,7 +65,7 @@ def check_folder(
         said = [(one, "") for rule in RULES for one in rule(facts)]
         for rule in RUN_RULES:
             said += [(one, log) for log, run in facts.judged.items() for one in rule(facts, run)]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return Report(Facts(folder), (Finding("refused", f"it cannot be read: {error}"),))
     if previous is not None:
         said += [(one, "") for one in significance(facts, *previous)]

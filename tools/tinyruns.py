@@ -199,8 +199,9 @@ class Run:
         for rank, context in enumerate(self.contexts):
             values = map(str, (rank, count, rank, "localhost", port))
             env = self.env | (dict(zip(LAUNCHER, values, strict=True)) if count > 1 else {})
-            self.processes.append(context.Process(target=work, args=(rank, env, *self.work)))
-            self.processes[-1].start()
+            process = context.Process(target=work, args=(rank, env, *self.work))
+            process.start()
+            self.processes.append(process)
 
     def is_over(self):
         """Has it ended? The first failure of a rank ends the others."""

@@ -218,7 +218,7 @@ def two_rank_verdicts(lab, alone, two, score_differs):
     # With --score-differs without the score: a rank may learn from what it has scored.
     gap = "" if two.error else differences(alone, two, nats, with_score=not score_differs)
     if score_differs and not (alone.error or two.error):
-        gap += score_gap(alone, two)
+        gap = ", ".join(filter(None, (gap, score_gap(alone, two))))
     good = f"two are as one within {nats} nats{', scores left out' if score_differs else ''}"
     if kind == "FAULT" or gap:
         text = "; ".join(each for each in (words, gap and f"two ranks differ: {gap}") if each)
@@ -411,7 +411,7 @@ def score_verdicts(lab, full, facts, score_differs):
     code, model = len(lab.script.read_bytes()), len(full.artifact)
     seen = f"script {code:,} + tiny artifact {model:,} of {CAP:,}: weigh a real run's artifact"
     kind = "FAULT" if code + model > CAP else "note"
-    logged = full.log.code_bytes, full.log.model_bytes
+    logged = full.log.code_bytes or 0, full.log.model_bytes or 0
     if logged[0] < code or logged[1] < model:
         kind = "FAULT"
         seen = f"the log has {logged[0]:,} + {logged[1]:,}, the files {code:,} + {model:,}"

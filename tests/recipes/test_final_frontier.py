@@ -419,8 +419,7 @@ def test_one_graph_scores_all_documents(run_of: Run) -> None:
 
     scorer = run.scorer
     plain = scorer.document_nats
-    options = {"dynamic": True, "fullgraph": True, "backend": backend}
-    scorer.document_nats = torch.compile(plain, **options)
+    scorer.document_nats = torch.compile(plain, dynamic=True, fullgraph=True, backend=backend)
     compiled, _, _ = score_of(run)
     assert len(graphs) == 1 and "compiled in" in run.log.lines[-2]
     scorer.document_nats = plain

@@ -113,7 +113,7 @@ def trainers(module: ModuleType, ranks: int, **settings: object) -> tuple[list[A
     for runtime in runtimes:  # one after the other: random numbers are of the process
         run = module.Trainer(config, runtime, log_of(module))
         run.log.begin = str  # it opens nothing, and says so
-        module.begin(run, None, "", {}, [])
+        module.begin(run, {}, [])
         runs.append(run)
     return runs, together
 
