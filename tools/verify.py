@@ -233,7 +233,8 @@ def score_gap(one, two):
     (one_nats, one_bits), (two_nats, two_bits) = one.scores, two.scores
     if abs(one_nats / one_bits * two_bits / two_nats - 1) > 1e-6:
         return "in the score bytes per target, so not all targets or bytes are added up"
-    return "" if 0.75 < two_nats / one_nats < 1.33 else f"score {one_nats:.4f}, {two_nats:.4f} nats"
+    half_or_double = any(abs(two_nats / one_nats / factor - 1) < 0.1 for factor in (0.5, 2))
+    return f"score {one_nats:.4f}, {two_nats:.4f} nats: is it summed?" if half_or_double else ""
 
 
 def gradient_words(lab, alone, two, drawn):
