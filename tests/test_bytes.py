@@ -105,7 +105,6 @@ def test_an_unused_piece_has_no_bytes(tmp_path: Path) -> None:
     path = train_tokenizer(tmp_path / "spm.model", LINES, user_defined_symbols=["<x>"])
     kind = b"<x>\x15\0\0\0\0\x18"  # then the type of the piece: 4 is user-defined, 5 unused
     data = path.read_bytes()
-    assert data.count(kind + b"\4") == 1
     path.write_bytes(data.replace(kind + b"\4", kind + b"\5"))
     changed = Tokenizer(path)
     unused, the = (changed.model.piece_to_id(piece) for piece in ("<x>", SPACE + "the"))

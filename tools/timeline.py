@@ -138,7 +138,7 @@ def read_trace(path: Path, few: bool = False) -> Trace:
     rows = {name: merged(found[name]) for name in ("reader", "copy") if found[name]}
     rows |= {"compute": compute, "input wait": wait}
     marks = sorted((begin, number) for begin, _, number in steps)
-    shown = few and marks[1 : 1 + PICTURE_STEPS] or marks
+    shown = marks[1 : 1 + PICTURE_STEPS] if few and len(marks) > 1 else marks
     first, last = shown[0][0], shown[-1][0]
     end = min((time for time, _ in marks if time > last), default=end)
     rows = {

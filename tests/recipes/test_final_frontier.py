@@ -478,6 +478,9 @@ def test_what_is_scored_is_learned_in_passes(
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
     lines = [line[:12] for line in run.log.lines if line.startswith("sgd:")]
     assert lines == ["sgd: pass 1/", "sgd: pass 2/"]
+    run = run_of(("global_sgd",), **LORA | SGD | {"SGD_MARGIN": 1200})
+    score_of(run)
+    assert any("sgd: no pass 1, all is scored" in line for line in run.log.lines)
 
 
 def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:

@@ -111,8 +111,7 @@ def test_what_cannot_be_packaged(expected: str, tmp_path: Path, make: Make) -> N
     if callable(wrong):
         logs[2].write_text(wrong(logs[2].read_text()))
     more = wrong if isinstance(wrong, tuple) else ()
-    by_hand = wrong if isinstance(wrong, str) else BY_HAND
-    done, out, err, _ = make(*logs, *more, by_hand=by_hand)
+    done, out, err, _ = make(*logs, *more, by_hand=wrong if isinstance(wrong, str) else BY_HAND)
     assert (done, out) == (int(expected[0]), "") and expected[2:] in err and err.count("\n") == 1
     assert not (tmp_path / "records").exists()
 
