@@ -42,14 +42,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
 import dataset
-from dataset import cli
+from dataset import DATA, cli
 
 # isort: split
 import numpy as np  # after cli, which says in one line what is to be installed
 import sentencepiece
 
-DATA = Path(__file__).resolve().parent
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}
 BYTE_BOS_ID = 1
 LEAST_VOCABULARY = 256 + 4 + 1  # bytes; pad, BOS, EOS, unknown; a space
@@ -426,7 +426,7 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens_of(state: dict[str, Any], split: str) -> int:
-    return sum(map(dataset.tokens_in, state["shards"][split].values()))
+    return sum(entry["tokens"] for entry in state["shards"][split].values())
 
 
 class ShardWriter:
@@ -512,7 +512,6 @@ def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
             if os.path.lexists(other):
                 raise cli.ToolError(f"{other}: was not made by this command: {start_anew(made)}")
         return new_state(settings)
-    state = {**new_state(settings), **state}  # older ones lack what was added later
     was = state["settings"]
     if changed := [key for key in settings if was.get(key) != settings[key]]:
         old, new = ({key: s.get(key) for key in changed} for s in (was, settings))
@@ -644,7 +643,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--shard-tokens", type=tokens, default=100_000_000, metavar="N", help=text)
     text = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
     add("--normalization", choices=("identity", "nmt_nfkc"), help=text)
-    add("--workers", type=count, default=os.cpu_count(), metavar="N", help="threads (default: all)")
+    cpus = "threads (default: the CPUs that it may use, %(default)s)"
+    add("--workers", type=count, default=dataset.usable_cpus(), metavar="N", help=cpus)
     options = parser.parse_args(words)
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         parser.error(f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'")
@@ -664,4 +664,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    dataset.run_tool(main)
+    dataset.run_tool(main, "the same command continues after the last complete shard")

@@ -18,7 +18,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import ROOT, make_older, train_tokenizer
+from running import ROOT, train_tokenizer
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
@@ -339,12 +339,11 @@ tokenize_docs.main()
 """
 
 
-@pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("when, after", [(1, False), (2, True), (9, True), (9, False)])
 def test_a_killed_export_continues_to_the_same_files(
-    tmp_path: Path, documents: Path, exported: Path, when: int, after: bool, older: bool
+    tmp_path: Path, documents: Path, exported: Path, when: int, after: bool
 ) -> None:
-    """Killed before or after the when-th shard has its name, by this version or an older one."""
+    """Killed before or after the when-th shard has its name."""
     arguments = [str(word) for word in (documents, "--out", tmp_path, *OPTIONS)]
     code = DYING_RUN.format(when=when, after=after, argv=[str(SCRIPT), *arguments])
     killed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT)
@@ -355,8 +354,6 @@ def test_a_killed_export_continues_to_the_same_files(
     assert producing["val_complete"] is (when == 9)
     said = shlex.split(producing["command"])
     assert said[:3] == ["cd", os.getcwd(), "&&"] and said[-len(arguments) :] == arguments
-    if older:
-        make_older(folder / "export.json")
     run(*arguments)
     left = {name for name in files_of(tmp_path) if name.endswith(".partial")}
     files = {name: data for name, data in files_of(tmp_path).items() if name not in left}
