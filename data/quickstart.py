@@ -20,6 +20,7 @@ all, so that the same command gives the same result on any number of cores.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -33,11 +34,12 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
 import dataset
 import tokenize_docs
 from dataset import cli
 
-DATASETS = dataset.ROOT / "data" / "datasets"
+DATASETS = dataset.DATA / "datasets"
 VOCAB_SIZE = 1024
 VERSION = 5  # of the data set below: after a change it is made again
 VAL_BYTES = 225_000  # about 90,000 tokens
@@ -105,12 +107,12 @@ def prepare(library: Path) -> tokenize_docs.DataSet:
     """Makes the data set of Python's sources unless it is there."""
     made = tokenize_docs.DataSet(
         DATASETS / f"quickstart_sp{VOCAB_SIZE}",
-        dataset.ROOT / "data" / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
+        dataset.DATA / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
     )
     stamp_path = DATASETS / "quickstart.json"
     stamp = json.dumps({"python": sys.version, "version": VERSION}) + "\n"
     documents = DATASETS / "quickstart.jsonl"
-    with dataset.locked(DATASETS):
+    with dataset.locked(DATASETS, wait=True):  # another quickstart may be making the same
         whole = made.tokenizer.is_file() and list(made.folder.glob("fineweb_train_*.bin"))
         if whole and stamp_path.is_file() and stamp_path.read_text("utf-8") == stamp:
             return made
@@ -154,13 +156,16 @@ def data_settings() -> dict[str, str]:
     tokenizer = os.environ.get("TOKENIZER_PATH", str(recorded[1]) if recorded else "")
     if not tokenizer:
         raise cli.ToolError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
+    if "TOKENIZER_PATH" not in os.environ and not os.path.lexists(tokenizer):
+        fault = f"its tokenizer is not at {tokenizer}"
+        raise cli.ToolError(f"DATA_PATH={own}: {fault}; set TOKENIZER_PATH to where it is")
     size = tokenize_docs.Tokenizer(Path(tokenizer)).vocab_size
     return {"DATA_PATH": own, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
 
 
 def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
     """The environment of train_gpt.py; what the user has set takes precedence."""
-    threads = min(2, os.cpu_count() or 1) // ranks
+    threads = min(2, dataset.usable_cpus()) // ranks
     settings = {**SETTINGS, **data, "OMP_NUM_THREADS": str(max(1, threads))}
     if "RESUME" not in os.environ:  # that needs the RUN_ID of the run to resume
         settings["RUN_ID"] = free_run_id()
@@ -172,12 +177,26 @@ def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
 
 
 def free_run_id() -> str:
-    """The first of quickstart, quickstart-2, ... that no run has used."""
+    """The first of quickstart, quickstart-2, ... that no run has used and none is about to use."""
+    Path("logs").mkdir(exist_ok=True)
     number, name = 1, "quickstart"
-    while Path("logs", f"{name}.txt").exists() or Path("checkpoints", name).exists():
+    while is_used(name):
         number += 1
         name = f"quickstart-{number}"
     return name
+
+
+def is_used(run_id: str) -> bool:
+    """If not, this process keeps the name to its end: another one may be starting, too."""
+    if Path("logs", f"{run_id}.txt").exists() or Path("checkpoints", run_id).exists():
+        return True
+    lock = os.open(Path("logs", f".{run_id}.lock"), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return True
+    return False
 
 
 def run_training(script: Path, ranks: int, env: dict[str, str], words: list[str]) -> int:
@@ -273,6 +292,8 @@ def main() -> int:
     if wrong := [word for word in options.settings if not re.fullmatch(r"\w+=.*", word, re.DOTALL)]:
         parser.error(f"{wrong[0]}: no setting, which is NAME=value")
     os.environ |= dict(word.split("=", 1) for word in options.settings)
+    # A file with Windows line ends leaves a carriage return at the end of each value.
+    os.environ |= {name: text.rstrip("\r") for name, text in os.environ.items()}
     if "TORCHELASTIC_RUN_ID" in os.environ:
         command = f"{cli.command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
         raise cli.ToolError(f"quickstart.py starts torchrun itself; run {command}")
@@ -287,4 +308,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    dataset.run_tool(main)
+    dataset.run_tool(main, "run the same command again")

@@ -13,6 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+if sys.version_info < (3, 10):  # noqa: UP036 - what follows does not run there
+    version = sys.version.split()[0]
+    sys.exit(f"error: {sys.executable} is Python {version}: use Python 3.10 or newer")
+
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
 PROGRESS_SECONDS = 10.0

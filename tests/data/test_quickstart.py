@@ -7,9 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import cli
+import dataset
 import pytest
+import quickstart
 import tokenize_docs
 from running import ROOT, clean_environment, started
 
@@ -127,11 +131,12 @@ def test_the_users_settings_win_and_run_ids_are_new(checkout: Path, own_data, tm
     run(checkout, tmp_path, ITERATIONS=30, SEED=7, MLP_MULT=4, **data)
     second = environment_of(tmp_path, "quickstart-2")
     assert second["WARMDOWN_ITERS"] == "24" and second["SEED"] == "7" and second["MLP_MULT"] == "4"
-    words = ["RUN_ID=mine", "WARMDOWN_ITERS=3", f"DATA_PATH={own_data}"]
-    run(checkout, tmp_path, *words, WARMDOWN_ITERS=4, DATA_PATH="elsewhere")
+    words = ["RUN_ID=mine", "WARMDOWN_ITERS=3", f"DATA_PATH={own_data}\r"]
+    run(checkout, tmp_path, *words, WARMDOWN_ITERS=4, DATA_PATH="elsewhere", ITERATIONS="500\r")
     mine = environment_of(tmp_path, "mine")
     assert mine["WARMDOWN_ITERS"] == "3" and mine["DATA_PATH"] == str(own_data)
     assert mine["ARGUMENTS"] == " ".join(words), "train_gpt.py refuses a name that is no setting"
+    assert mine["ITERATIONS"] == "500", "a value of a file with Windows line ends"
     assert "novel: no setting, which is NAME=value" in run(checkout, tmp_path, "novel", code=2)
 
 
@@ -173,6 +178,77 @@ def test_an_interrupt_reaches_the_training_and_says_how_to_continue(
     done = subprocess.run(again, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "RESUME" not in done.stdout.splitlines()[-1], "the next run is a new one"
+
+
+def test_two_that_start_at_once_have_two_run_ids(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [quickstart.free_run_id(), quickstart.free_run_id()] == ["quickstart", "quickstart-2"]
+
+
+def test_two_that_make_the_same_data_wait_for_each_other(tmp_path: Path) -> None:
+    order = []
+
+    def second() -> None:
+        with dataset.locked(tmp_path / "sets", wait=True):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with dataset.locked(tmp_path / "sets"):
+        thread.start()
+        (tmp_path / "sets" / "file").touch()
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+# === HOW PROGRAMS ARE STARTED =====================================================================
+
+PROGRAMS = [path for path in sorted((ROOT / "data").glob("*.py")) if path.stem != "dataset"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_starts_without_its_folder_on_the_path(program: Path) -> None:
+    """As python3 -P and PYTHONSAFEPATH ask for; an old Python is told what it lacks."""
+    environment = clean_environment(PYTHONSAFEPATH=1)
+    for python, code in ((sys.version_info, 0), ((3, 9, 18), 1)):
+        old = f"import runpy, sys; sys.version_info, sys.argv = {tuple(python)}, ['x', '--help']"
+        command = [
+            sys.executable,
+            "-c",
+            f"{old}; runpy.run_path({str(program)!r}, None, '__main__')",
+        ]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert (code == 0) == ("usage: " in done.stdout)
+        assert done.stderr.endswith("use Python 3.10 or newer\n") or code == 0
+        assert done.stderr.count("\n") == code
+
+
+def test_workers_are_the_cpus_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpus in (1, 5):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cpus=cpus: {*range(cpus)})
+        assert tokenize_docs.parse_arguments(["novel.txt"]).workers == cpus
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", {"RUN_ID": "x", "RESUME": "auto"})
+            threads = quickstart.training_environment(1, {})["OMP_NUM_THREADS"]
+        assert threads == str(min(2, cpus))
+
+
+def test_a_copied_set_finds_its_tokenizer_or_asks_for_it(
+    own_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, tokenizer = shutil.copytree(own_data, tmp_path / "copy"), "novel_byte260.json"
+    made_by = own_data.parents[1] / "tokenizers" / tokenizer
+    monkeypatch.setenv("DATA_PATH", str(copy))
+    monkeypatch.delenv("TOKENIZER_PATH", raising=False)
+    with pytest.raises(cli.ToolError, match=f"{tokenizer}; set TOKENIZER_PATH to where it is"):
+        quickstart.data_settings()
+    monkeypatch.setattr(dataset, "DATA", tmp_path)
+    for folder in (tmp_path / "tokenizers", copy):
+        folder.mkdir(exist_ok=True)
+        shutil.copy(made_by, folder)
+        assert quickstart.data_settings()["TOKENIZER_PATH"] == str(folder / tokenizer)
+        (folder / tokenizer).write_text('{"kind": "byte", "offset": 3}')  # another one
 
 
 @pytest.mark.slow
