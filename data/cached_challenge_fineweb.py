@@ -5,15 +5,15 @@
     python3 data/cached_challenge_fineweb.py --verify             check what is on disk
 
 A file gets its final name after its checksum was compared with the hub's. After Ctrl-C, a signal or
-a crash the same command continues: complete files stay, and of the others what had come is kept
-beside their place, as .NAME.SET.partial. Training may start during the download: see
-data/README.md. data/ and data/datasets may be links to another disk.
+a crash the same command continues: complete files stay, and so does what has come of the others, as
+.NAME.SET.partial beside their places. Training may start during the download: see data/README.md.
+data/ and data/datasets may be links to another disk.
 
 It writes only shards under data/datasets, tokenizers in data/tokenizers, and manifest.json and the
 documents in data/. It never replaces a tokenizer or documents that it did not fetch.
 MATCHED_FINEWEB_REPO_ID and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository and a folder
 in it, HF_ENDPOINT another hub, HF_TOKEN a token for a private or gated repository. Files come over
-HTTP, --jobs at once, also where hf-xet is installed, which cannot continue a file.
+HTTP: hf-xet, which is installed with huggingface_hub, cannot continue a file.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ class Hub:
         self.root = os.environ.get("MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", "datasets").strip("/")
         self.retries, self.data_set, api = retries, data_set, HfApi()
         try:
-            self.commit = api.dataset_info(self.repo, timeout=30).sha
-            where = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
-            self.endpoint = api.endpoint
-            entries = list(api.list_repo_tree(self.repo, self.root or None, **where))
+            commit = api.dataset_info(self.repo, timeout=30).sha
+            where = {"repo_type": "dataset", "revision": commit}
+            entries = list(
+                api.list_repo_tree(self.repo, self.root or None, recursive=True, **where)
+            )
         except Exception as error:  # the HTTP library's errors have other names in each version
-            where = f"{api.endpoint}, {self.repo}: {cli.one_line(error)[:200]}"
+            fault = f"{api.endpoint}, {self.repo}: {words_of(error)[0]}"
             remedy = "check the network, HF_ENDPOINT and MATCHED_FINEWEB_REPO_ID (owner/name)"
-            raise cli.ToolError(f"{where}; {remedy}{about_token(error)}") from None
+            raise cli.ToolError(f"{fault}; {remedy}") from None
+        self.where = {**where, "endpoint": api.endpoint}
         self.files = {os.path.relpath(e.path, self.root or "."): e for e in entries}
 
     def info(self, name: str) -> Any:
@@ -72,9 +74,7 @@ class Hub:
         return self.files[name]
 
     def fetch(self, name: str) -> None:
-        """Downloads a file, compares its checksum and gives it its place. What a stopped download
-        has left of it is continued.
-        """
+        """Downloads a file, or the rest of it, compares its checksum and gives it its place."""
         path, info, fault = DATA / name, self.info(name), ""
         path.parent.mkdir(parents=True, exist_ok=True)
         # On the same disk as its place, and only of the process that has locked this data set.
@@ -86,9 +86,9 @@ class Hub:
             try:
                 self.receive(name, partial)
             except Exception as error:
-                fault = cli.one_line(error)[:200] + about_token(error)
+                fault, status = words_of(error)
                 # Another try does not change these answers of the hub, or a full disk (errno).
-                if status_of(error) in (401, 403, 404) or getattr(error, "errno", None):
+                if status in (401, 403, 404) or getattr(error, "errno", None):
                     break
                 continue
             if is_right(partial, info):
@@ -100,33 +100,20 @@ class Hub:
 
     def receive(self, name: str, partial: Path) -> None:
         """Appends to the file what is missing."""
-        where = {"repo_type": "dataset", "revision": self.commit, "endpoint": self.endpoint}
-        url, size = (
-            hf_hub_url(self.repo, os.path.join(self.root, name), **where),
-            self.info(name).size,
-        )
+        url = hf_hub_url(self.repo, os.path.join(self.root, name), **self.where)
+        size, headers = self.info(name).size, build_hf_headers()
         with open(partial, "ab") as file:
             if file.tell() > size:
-                file.truncate(0)
-            http_get(
-                url,
-                file,
-                resume_size=file.tell(),
-                headers=build_hf_headers(),
-                expected_size=size,
-            )
+                file.seek(0)
+                file.truncate()
+            http_get(url, file, resume_size=file.tell(), headers=headers, expected_size=size)
 
 
-def status_of(error: Exception) -> int:
-    """The status of a hub's answer; 0 for an error that is none."""
-    return getattr(getattr(error, "response", None), "status_code", 0)
-
-
-def about_token(error: Exception) -> str:
-    """What helps if the hub does not show a repository to everyone."""
-    if status_of(error) not in (401, 403):
-        return ""
-    return "; if it is private or gated, set HF_TOKEN to a token that may read it"
+def words_of(error: Exception) -> tuple[str, int]:
+    """(an error in one line, the hub's status if it is an answer, else 0)"""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    token = "; if it is private or gated, set HF_TOKEN to a token that may read it"
+    return cli.one_line(error)[:200] + token * (status in (401, 403)), status
 
 
 def is_right(path: Path, info: Any) -> bool:
@@ -143,11 +130,9 @@ def read_sums(folder: Path) -> dict[str, str]:
     """{name: checksum} of what was fetched for a data set, from a file for `sha256sum -c`."""
     path = folder / SUMS
     text = os.fsdecode(path.read_bytes()) if path.is_file() else ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not re.fullmatch(r"[0-9a-f]{64}  \S.*", line):
-            remedy = "move it away: the next download compares all files and writes it again"
-            raise cli.ToolError(f"{path}:{number}: not a line of sha256sum: {remedy}")
-    return {line[66:]: line[:64] for line in text.splitlines()}
+    # What is no such line is left out: the next download compares that file with the hub's sum.
+    lines = [line for line in text.splitlines() if re.fullmatch(r"[0-9a-f]{64}  \S.*", line)]
+    return {line[66:]: line[:64] for line in lines}
 
 
 def write_sums(folder: Path, sums: dict[str, str]) -> None:

@@ -9,10 +9,8 @@ write a few lines.
     python3 data/quickstart.py --script mine.py   with an edited train_gpt.py
     python3 data/quickstart.py --prepare-only     stop before training, and print how to train
 
-Python's sources are the standard library of the Python that runs this script, one document per
-file. Their data set is made once, under data/datasets/ and data/tokenizers/, and again for another
-version of Python.
-
+Python's sources are the standard library of the Python that runs this, a document per file. Their
+data set is made once for each version of Python, under data/datasets/ and data/tokenizers/.
 Settings stand after the script or in the environment, as with train_gpt.py. The script sets others
 only where you set none: sizes for a CPU, RUN_ID (quickstart, quickstart-2, ...), and two threads in
 all, so that the same command gives the same result on any number of cores.
@@ -20,8 +18,8 @@ all, so that the same command gives the same result on any number of cores.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -31,6 +29,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,7 @@ def data_settings() -> dict[str, str]:
 
 def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
     """The environment of train_gpt.py; what the user has set takes precedence."""
-    threads = min(2, dataset.usable_cpus()) // ranks
+    threads = min(2, len(os.sched_getaffinity(0))) // ranks
     settings = {**SETTINGS, **data, "OMP_NUM_THREADS": str(max(1, threads))}
     if "RESUME" not in os.environ:  # that needs the RUN_ID of the run to resume
         settings["RUN_ID"] = free_run_id()
@@ -177,26 +176,16 @@ def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
 
 
 def free_run_id() -> str:
-    """The first of quickstart, quickstart-2, ... that no run has used and none is about to use."""
+    """The first of quickstart, quickstart-2, ... that no run has. An empty file reserves it."""
     Path("logs").mkdir(exist_ok=True)
-    number, name = 1, "quickstart"
-    while is_used(name):
-        number += 1
+    name = "quickstart"
+    for number in itertools.count(2):
+        if not (Path("logs", f"{name}.txt").exists() or Path("checkpoints", name).exists()):
+            with suppress(FileExistsError):
+                Path("logs", f".{name}").touch(exist_ok=False)
+                break
         name = f"quickstart-{number}"
     return name
-
-
-def is_used(run_id: str) -> bool:
-    """If not, this process keeps the name to its end: another one may be starting, too."""
-    if Path("logs", f"{run_id}.txt").exists() or Path("checkpoints", run_id).exists():
-        return True
-    lock = os.open(Path("logs", f".{run_id}.lock"), os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return True
-    return False
 
 
 def run_training(script: Path, ranks: int, env: dict[str, str], words: list[str]) -> int:
@@ -245,6 +234,7 @@ def report(log: Path, again: str) -> None:
     artifact, code = (found["artifact"][f"{name}_bytes"] for name in ("artifact", "code"))
     print(
         f"bits per byte: {first}{after:.4f} after\n"
+        "lower is better: the challenge's model, on its text, has 1.2244 (10 minutes on 8 H100s)\n"
         f"artifact: {artifact:,} bytes, {artifact + code:,} with the script, of 16,000,000\n"
         f"log: {log}\nnext: {again}",
         flush=True,

@@ -145,15 +145,18 @@ def command_of(script: str) -> str:
 
 
 class Progress:
-    """Says now and then how much of some work is done, and how long the rest will take."""
+    """Says now and then how much of some work is done, and how long the rest will take. The clock
+    starts with the first share: what comes before it is loading.
+    """
 
-    def __init__(self, what: str, share: float = 0.0) -> None:
-        self.what, self.first = what, share
-        self.began = self.told = time.monotonic()
+    def __init__(self, what: str) -> None:
+        self.what, self.first, self.began, self.told = what, 0.0, 0.0, 0.0
 
     def show(self, share: float) -> None:
         now = time.monotonic()
-        if now - self.told > PROGRESS_SECONDS and share > self.first:
+        if not self.began:
+            self.first, self.began, self.told = share, now, now
+        elif now - self.told > PROGRESS_SECONDS and share > self.first:
             self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
             print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
 

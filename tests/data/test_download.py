@@ -79,12 +79,10 @@ class Place:
     def run(self, *arguments: str, code: int = 0, retries: bool = False, **env: str) -> str:
         """Runs the tool's main in this process; returns what it printed, errors last."""
         self.hub.transfers.clear()
-        out, err = io.StringIO(), io.StringIO()
-        tool, env = cached_challenge_fineweb, self.env | env
+        tool, env, out, err = cached_challenge_fineweb, self.env | env, io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tool, "DATA", self.data)
-            api = functools.partial(HfApi, endpoint=env["HF_ENDPOINT"])
-            patch.setattr(tool, "HfApi", api)
+            patch.setattr(tool, "HfApi", functools.partial(HfApi, endpoint=env["HF_ENDPOINT"]))
             patch.setattr(tool.time, "sleep", lambda seconds: None)
             patch.setattr(sys, "argv", [tool.__file__, *arguments])
             patch.setattr(os, "environ", env)
@@ -137,15 +135,13 @@ def test_files_come_in_the_order_of_training_and_only_once(place: Place) -> None
     place.holds_exactly([*ALL, *DOCS])
 
 
-def test_eighty_shards_come_unless_another_number_is_asked_for(place: Place) -> None:
-    stats = {"files_train": 195, "files_val": 1}
-    manifest = MANIFEST | {"datasets": [MANIFEST["datasets"][0] | {"stats": stats}]}
-    (place.data / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cached_challenge_fineweb, "DATA", place.data)
-        for wanted, count in ((None, 80), (3, 3), (195, 195)):
-            names, before = cached_challenge_fineweb.wanted_names("sp1024", wanted, place.hub)
-            assert sum("_train_" in name for name in names) == len(names) - before == count
+def test_eighty_shards_come_unless_another_number_is_asked_for(place: Place, monkeypatch) -> None:
+    entry = MANIFEST["datasets"][0] | {"stats": {"files_train": 195, "files_val": 1}}
+    (place.data / "manifest.json").write_text(json.dumps(MANIFEST | {"datasets": [entry]}))
+    monkeypatch.setattr(cached_challenge_fineweb, "DATA", place.data)
+    for wanted, count in ((None, 80), (3, 3), (195, 195)):
+        names, before = cached_challenge_fineweb.wanted_names("sp1024", wanted, place.hub)
+        assert sum("_train_" in name for name in names) == len(names) - before == count
 
 
 @pytest.mark.parametrize("linked", ["data", "data/datasets"])
@@ -154,37 +150,28 @@ def test_a_folder_may_be_a_link_to_another_disk(place: Place, linked: str) -> No
     root, shm = place.data.parent, Path("/dev/shm")
     if not shm.is_dir() or shm.stat().st_dev == root.stat().st_dev:
         pytest.skip("needs a second disk")
+
+    def tool(name: str, *arguments: object) -> str:
+        command = [sys.executable, f"data/{name}.py", *arguments]
+        done = subprocess.run(command, cwd=root, env=place.env, capture_output=True)
+        assert done.returncode == 0 and disk not in done.stdout.decode(), done.stdout + done.stderr
+        return done.stdout.decode()
+
     with tempfile.TemporaryDirectory(dir=shm) as disk:
-        link = root / linked
-        if link.is_dir():
-            shutil.copytree(link, disk, dirs_exist_ok=True)
-            shutil.rmtree(link)
-        link.symlink_to(disk)
+        shutil.copytree(place.data, Path(disk, "data"))
+        Path(disk, "data", "datasets").mkdir()
+        shutil.rmtree(root / linked, ignore_errors=True)
+        (root / linked).symlink_to(Path(disk, linked))
         (root / "own.txt").write_text("\n\n".join(f"Paragraph {i}." for i in range(999)))
-        folders = {NAME: place.data / "datasets" / NAME}
-        folders["own_byte260"] = place.data / "datasets" / "own_byte260"
-        said = [
-            run_tool(place, "cached_challenge_fineweb.py", "--train-shards", "1"),
-            run_tool(place, "tokenize_docs.py", "own.txt", "--bytes", "--name", "own"),
-        ]
-        run_tool(place, "cached_challenge_fineweb.py", "--verify")
-        for text, folder in zip(said, folders.values(), strict=True):
-            assert f"DATA_PATH='{folder}'".encode("ascii", "backslashreplace").decode() in text
-            assert disk not in text
-            subprocess.run(["sha256sum", "-c", "tokenizer.sha256"], cwd=folder, check=True)
-        subprocess.run(["sha256sum", "-c", "sha256sums"], cwd=folders[NAME], check=True)
-        own = f"DATA_PATH={folders['own_byte260']}"
-        assert disk not in run_tool(place, "quickstart.py", "--prepare-only", own)
-        tokenizer = place.data / "tokenizers" / "own_byte260.json"
-        words = ["--tokenizer", tokenizer, "--data", folders["own_byte260"], "--docs", "own.txt"]
-        assert "proved: " in run_tool(place, "audit.py", *words)
-
-
-def run_tool(place: Place, name: str, *arguments: object) -> str:
-    command = [sys.executable, Path("data", name), *arguments]
-    done = subprocess.run(command, cwd=place.data.parent, env=place.env, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode()
+        own, model = "data/datasets/own_byte260", "data/tokenizers/own_byte260.json"
+        said = tool("cached_challenge_fineweb", "--train-shards", "1")
+        assert f"/data/datasets/{NAME}' TOKENIZER_PATH=" in said
+        tool("cached_challenge_fineweb", "--verify")
+        tool("tokenize_docs", "own.txt", "--bytes", "--name", "own")
+        tool("quickstart", "--prepare-only", f"DATA_PATH={own}")
+        assert "proved: " in tool("audit", "--tokenizer", model, "--data", own, "--docs", "own.txt")
+        for sums in (*place.data.glob("datasets/*/*sha256"), place.producing.parent / "sha256sums"):
+            subprocess.run(["sha256sum", "-c", sums.name], cwd=sums.parent, check=True)
 
 
 def test_training_is_told_while_files_come(place: Place) -> None:
