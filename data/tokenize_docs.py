@@ -41,6 +41,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from itertools import accumulate, islice
 from pathlib import Path
@@ -127,6 +128,7 @@ def packing(path: str) -> str:
     return ending if ending in PACKED else ""
 
 
+@cache
 def kind(path: str) -> str:
     """The end of a file's name in small letters, without that of a packed one."""
     return os.path.splitext(path.lower().removesuffix(packing(path)))[1]

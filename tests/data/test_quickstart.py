@@ -205,6 +205,7 @@ def test_two_that_make_the_same_data_wait_for_each_other(tmp_path: Path) -> None
     with dataset.locked(tmp_path / "sets"):
         thread.start()
         (tmp_path / "sets" / "file").touch()
+        thread.join(0.3)  # it would end now if it did not wait
         order.append("first")
     thread.join(30)
     assert order == ["first", "second"]
