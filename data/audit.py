@@ -112,7 +112,7 @@ class Split(NamedTuple):
             yield from (rows[:, a:b].astype(np.int64) for a, b in pairwise(edges))
 
 
-def document_blocks(shards: list[tuple], bos: int, longest: int | None = None) -> Iterator[tuple]:
+def document_blocks(shards: list[tuple], bos: int, longest: int = 1 << 60) -> Iterator[tuple]:
     """(file, rows of tokens, where documents begin and the last one ends) of each block. A shard is
     one file, or several of one length. A document with more than `longest` tokens may be cut.
     """
@@ -125,7 +125,7 @@ def document_blocks(shards: list[tuple], bos: int, longest: int | None = None) -
             begins = np.flatnonzero(rows[0] == bos)
             edges = begins if begins.size and begins[0] == 0 else np.append(0, begins)
             yield paths[0], rows, edges
-            rest = rows[:, edges[-1] :][:, : longest and longest + 1]
+            rest = rows[:, edges[-1] : edges[-1] + longest + 1]
     yield paths[0], rest, np.array([0, rest.shape[1]])
 
 

@@ -112,8 +112,10 @@ class Hub:
 def words_of(error: Exception) -> tuple[str, int]:
     """(an error in one line, the hub's status if it is an answer, else 0)"""
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    token = "; if it is private or gated, set HF_TOKEN to a token that may read it"
-    return cli.one_line(error)[:200] + token * (status in (401, 403)), status
+    words = cli.one_line(error)[:200]
+    if status in (401, 403):
+        words += "; if it is private or gated, set HF_TOKEN to a token that may read it"
+    return words, status
 
 
 def is_right(path: Path, info: Any) -> bool:

@@ -254,6 +254,7 @@ def train(script: Path, ranks: int, words: list[str]) -> int:
     environment = training_environment(ranks, data_settings())
     what = f"{environment['ITERATIONS']} steps of a small model on {environment['DATA_PATH']}"
     print(f"training {what}: 500 steps take about 90 seconds on two free cores", flush=True)
+    print("eta leaves out validations: each takes about as long as 30 steps", flush=True)
     code = run_training(script, ranks, environment, words)
     run_id = environment.get("RUN_ID", "")
     log = Path("logs", f"{run_id}.jsonl")

@@ -41,7 +41,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib import import_module
 from itertools import accumulate, islice
 from pathlib import Path
@@ -92,12 +91,12 @@ class Document(NamedTuple):
             text.encode("utf-8")  # JSON may hold half a surrogate pair
         except UnicodeDecodeError as error:
             line = self.line + self.data.count(b"\n", 0, error.start)
-            is_utf16 = self.data.startswith((b"\xff\xfe", b"\xfe\xff"))
+            name = "UTF-16" if self.data.startswith((b"\xff\xfe", b"\xfe\xff")) else "WINDOWS-1252"
             plain = shlex.quote(self.path[: len(self.path) - len(packing(self.path))])
-            convert = "unpack it and " * bool(packing(self.path)) + "convert it: iconv -f "
-            convert += f"{'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 {plain} > NEW_FILE"
-            fault = f"not UTF-8 ({error.reason}); if it is text, {convert}"
-            if b"\0" in self.data and not is_utf16:
+            what = "unpack and convert it" if packing(self.path) else "convert it"
+            fault = f"not UTF-8 ({error.reason}); if it is text, {what}: "
+            fault += f"iconv -f {name} -t UTF-8 {plain} > NEW_FILE"
+            if b"\0" in self.data and name != "UTF-16":
                 fault = "a binary file, no text; name text files, .jsonl or .parquet files"
             raise cli.ToolError(f"{self.path}:{line}: {fault}") from None
         except (ValueError, RecursionError) as error:
@@ -128,7 +127,6 @@ def packing(path: str) -> str:
     return ending if ending in PACKED else ""
 
 
-@cache
 def kind(path: str) -> str:
     """The end of a file's name in small letters, without that of a packed one."""
     return os.path.splitext(path.lower().removesuffix(packing(path)))[1]
@@ -259,12 +257,13 @@ class Source:
         self, paths: list[str], num_val_docs: int | None = None, one_document: bool = False
     ) -> None:
         self.files = input_files(paths)
-        self.is_one_text, self.one_document = [*map(is_text, self.files)] == [True], one_document
+        self.is_one_text = len(self.files) == 1 and is_text(self.files[0])
+        self.one_document = one_document
         if one_document and not self.is_one_text:
             raise cli.ToolError(f"{paths[0]}: --one-document: is for one text file: leave it out")
         self.stamps = self.stamps_now()  # before anything is read
-        sizes = [size for _, size, _ in self.stamps]
-        self.before, self.bytes = [0, *accumulate(sizes[:-1])], sum(sizes) or 1  # before each file
+        ends = [*accumulate(size for _, size, _ in self.stamps)]
+        self.before, self.bytes = [0, *ends[:-1]], ends[-1] or 1  # before each file, of all
         self.bytes_read = 0
         for path in filter(is_text, self.files):
             refuse_json_as_text(path)
@@ -303,8 +302,7 @@ class Source:
 
     def count_val_docs(self) -> int:
         """A tenth of the documents, at most MAX_VAL_DOCS and at least one."""
-        count = sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS))
-        return max(1, count // 10)
+        return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
 
     def val_digests(self) -> frozenset[bytes]:
         """Digests of the validation documents. Raises ToolError if none is left for training."""
@@ -674,9 +672,8 @@ def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
         yield f"note: {made.tokenizer}: {loss}"
     val, train = state["miscounted_tokens"].values()
     if val or train:
-        what = f"{val:,} validation tokens and {train:,} training tokens have wrong byte counts"
-        remedy = "use a tokenizer with byte_fallback"
-        yield f"WARNING: {what} (unknown to {made.tokenizer}): {remedy}"
+        what = f"{val:,} validation tokens and {train:,} training tokens are unknown"
+        yield f"WARNING: {what}, their bytes not counted: use a tokenizer with byte_fallback"
     val, train = tokens_of(state, "val"), tokens_of(state, "train")
     if val > (val + train) / 5:
         remedy = "name smaller documents first, or set --num-val-docs (and another --name)"

@@ -284,7 +284,7 @@ def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
         train_tokenizer(path, texts, byte_fallback=byte_fallback, vocab_size=size)
         said = run(*arguments, "--name", name, "--model", path)
         assert "100 training documents" in said and ("WARNING: " in said) != byte_fallback
-    assert "WARNING: 1 validation tokens and 2 training tokens have wrong byte counts" in said
+    assert "WARNING: 1 validation tokens and 2 training tokens are unknown" in said
 
 
 # === THE EXACT TEXT ===============================================================================
