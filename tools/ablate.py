@@ -39,10 +39,9 @@ from typing import NamedTuple
 
 import cli
 from cli import ToolError
-from compare import plot, report
-from configuration import faults_of_split, telling
+from report import plot, report
 from runs import Logs, Run, read_logs
-from significance import BITS, NATS, other_tokenizers, paired, value_of
+from samples import BITS, NATS, faults_of_split, other_tokenizers, paired, telling, value_of
 
 OURS = ("RUN_ID", "SEED")  # set for each run
 SCRIPT = "{script}"  # in the command: a script of --script

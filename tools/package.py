@@ -32,13 +32,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import cli
-from check import check_folder, lines
 from cli import ToolError, some
-from configuration import telling
-from facts import TRACKS
 from packed import difference, is_ours, pack, unpacked
-from rules import OF_SCRIPTS, TODO, parsed_date
+from record import OF_SCRIPTS, TODO, TRACKS, check_folder, lines, parsed_date
 from runs import Run, read_log
+from samples import telling
 
 RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs

@@ -1,4 +1,4 @@
-"""Scripts as texts: where they stand in a log, their packed form, what two of them differ in.
+"""Scripts as texts: their packed form, what two of them differ in.
 
 A packed script unpacks and runs itself; comments and docstrings are left out of it. Nothing is run
 here.
@@ -8,10 +8,9 @@ import ast
 import base64
 import hashlib
 import lzma
-import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from os.path import commonprefix
 
@@ -33,21 +32,6 @@ exec(compile(_source, __file__, "exec"))
 """
 # pb=0: for text, half a per cent smaller than the preset.
 FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
-VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
-# The first line of a script: an import, a comment or a string.
-START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
-
-
-def scripts_in(log: str) -> Iterator[tuple[int, int]]:
-    """Begin and end of each script in a log: it stands in front of a rule and the versions."""
-    at = 0
-    for versions in VERSIONS.finditer(log):
-        if start := START.search(log, at, versions.start()):
-            yield start.start(), versions.start()
-        at = versions.end()
-
-
-# --- the packed form ---
 
 
 def pack(source: bytes) -> bytes:

@@ -9,16 +9,193 @@ line is taken off. A damaged file raises nothing, and nothing that it contains i
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import lines
-from lines import SUBMITTED, Event, Fact, Result, Step, Validation
-from packed import scripts_in
+MAX_VALUE = 400  # characters of a value
+# What a result is, by the first pattern that is found in its name.
+KINDS = {
+    "before": r"diagnostic|pre.?quant|un.?quant|(post.?)?ema\b|\bswa\b|\braw\b",
+    "ttt": r"ttt|test.?time",
+    "sliding": r"slid|stride|\bsw\b",
+    "roundtrip": r"round_?trip|quant|int\d",
+    "other": r"",
+}
+SUBMITTED = ("ttt", "sliding", "roundtrip", "other")  # measured on the decoded artifact
+
+
+# --- events ---
+
+
+class Step(NamedTuple):
+    """A training line."""
+
+    step: int
+    train_loss: float  # nats per token
+    train_time_ms: float | None = None  # training since its start
+    data_crc: str | None = None
+
+
+class Validation(NamedTuple):
+    """A validation while training."""
+
+    step: int
+    val_loss: float  # nats per token
+    val_bpb: float
+    train_time_ms: float | None = None
+
+
+class Result(NamedTuple):
+    """A result after training."""
+
+    kind: str  # one of KINDS
+    name: str  # as the log calls it
+    val_loss: float | None
+    val_bpb: float
+    eval_ms: float | None = None
+    digits: int = 12  # decimals of val_bpb as printed; 12: full precision
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        values = (self.val_loss, self.val_bpb)
+        if not all(value is not None and 0 < value < math.inf for value in values):
+            return None
+        return self.val_loss / math.log(2) / self.val_bpb
+
+
+class Fact(NamedTuple):
+    """A field of the run, or source, python, torch, device, config.NAME of a setting."""
+
+    name: str
+    value: Any
+
+
+Event = Step | Validation | Result | Fact
+# Words of a line of settings that are fields of the run.
+FIELDS = {name: name for name in ("world_size", "model_params", "seed")}
+FIELDS["grad_accum_steps"] = "micro_steps"
+
+
+# --- values ---
+
+# Lengths are bounded, so that no line takes more time than its length.
+NUMBER = r"-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
+TIME_MS = {"ms": 1.0, "s": 1e3}
+
+
+def figure(name: str, text: str) -> float | None:
+    """The number of `name:number` or `name=number` in a line."""
+    match = re.search(rf"(?<![\w/.]){name}[:=]\s?({NUMBER})(?![\w.])", text)
+    return float(match[1]) if match else None
+
+
+def time_ms(names: str, text: str) -> float | None:
+    """The time after one of `names`. Minutes are too coarse to be used."""
+    match = re.search(rf"\b(?:{names})[:=]\s?({NUMBER})(ms|s)\b", text)
+    return float(match[1]) * TIME_MS[match[2]] if match else None
+
+
+def typed(text: str) -> Any:
+    """A setting's printed value as bool, int, float or str."""
+    text = text.strip()[:MAX_VALUE]
+    if text in ("True", "False"):
+        return text == "True"
+    if re.fullmatch(r"-?\d{1,18}|\d{1,3}(,\d{3}){1,5}", text):
+        return int(text.replace(",", ""))
+    return float(text) if re.fullmatch(NUMBER, text) else text
+
+
+# --- what reads a match ---
+
+
+def read_facts(match: re.Match[str], text: str) -> list[Event]:
+    """Each named group is a field of the run."""
+    return [Fact(name, typed(value)) for name, value in match.groupdict().items() if value]
+
+
+def read_step(match: re.Match[str], text: str) -> list[Event]:
+    """A training line or a validation of a step."""
+    step, rest = int(match[1]), match[2]
+    time = time_ms("train_time", rest)
+    losses = figure("val_loss", rest), figure("val_bpb", rest)
+    if None not in losses:
+        return [Validation(step, *losses, time)]
+    train_loss = figure("train_loss", rest)
+    if train_loss is None:
+        return []
+    crc = re.search(r"\bdata_crc:([0-9a-f]{8})\b", rest)
+    return [Step(step, train_loss, time, crc[1] if crc else None)]
+
+
+def read_result(match: re.Match[str], text: str) -> list[Event]:
+    """A name, val_loss and val_bpb, after training."""
+    name, loss, bpb = match[1].strip(" :"), float(match[2]), match[3]
+    kind = next(kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
+    time, digits = time_ms("eval_time|elapsed", text), len(bpb.partition(".")[2])
+    return [Result(kind, name, loss, float(bpb), time, digits)]
+
+
+def read_settings(match: re.Match[str], text: str) -> list[Event]:
+    """Words of name:value; which overlap is in effect has the names of the settings."""
+    split = f"{match['split']}_" if "split" in match.groupdict() else ""
+    result = []
+    for name, value in re.findall(r"\b([A-Za-z_]\w{0,60})(?:: ?|=)(\S+)", text[match.end() :]):
+        if split and (value == "0" or name == "copy_stream"):
+            continue  # not used; in effect only on CUDA
+        known = FIELDS.get(name) if type(typed(value)) is int else None
+        result.append(Fact(known or f"config.{split}{name.lower()}", typed(value)))
+    return result
+
+
+# --- how lines are written ---
+
+# The first pattern that matches reads a line. tests/tools/test_reading.py has an example of each.
+FACTS = (
+    r"Running Python (?P<python>\d+\.\d+\.[\w.+]+)",
+    r"Running PyTorch (?P<torch>\d+\.\d+\.[\w.+]+)",
+    r"\|\s+\d+\s+(?P<device>(?:NVIDIA|Tesla|GeForce|Quadro|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|",
+    r"stopping_early:.*?\btrain_time: ?(?P<train_time_ms>\d{1,15})ms",
+    r"timing_train_loop_ms:(?P<train_time_ms>\d{1,15})ms",
+    r"input_wait total:(?P<input_wait_ms>[\d.]{1,18})ms ",
+    r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
+    r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
+    r"resumed: step:(?P<resumed>\d{1,12})\b",
+    r"Code size[^:]{0,40}: (?P<code_bytes>\d[\d,]{0,20}) bytes",
+    r"Serialized model \(?[\w+.-]{1,40}\)?: (?P<model_bytes>\d[\d,]{0,20}) bytes",
+    r"Total submission size[^:]{0,40}: (?P<total_bytes>\d[\d,]{0,20}) bytes",
+)
+RESULT = (
+    rf"([A-Za-z][^{{}}\"']{{0,80}}?)\bval_loss[:=] ?({NUMBER})[ ,]"
+    rf".*?\bval_bpb[:=] ?({NUMBER})(?![\w.])"
+)
+SETTINGS = (
+    r"settings:",
+    r"(?P<split>train|val)_io:",
+    r"(?=model_params:|world_size:|attention_mode:|tie_embeddings:|train_batch_tokens:|seed:)",
+    r"(?=  [a-z_]\w*: \S+$)",
+)
+STEP = r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)"
+READERS = [(re.compile(STEP), read_step)]
+READERS += [(re.compile(pattern), read_facts) for pattern in FACTS]
+READERS += [(re.compile(pattern), read_settings) for pattern in SETTINGS]
+READERS += [(re.compile(RESULT), read_result)]
+
+
+def line_events(text: str) -> list[Event]:
+    """What a line says, in its order."""
+    partial: list[Event] = [Fact("partial_val", True)] if "partial_val:1" in text else []
+    for regex, read in READERS:
+        if match := regex.match(text):
+            return [*read(match, text), *partial]
+    return []
+
+
+# --- a run, and its files ---
 
 MAX_LINE = 1 << 12  # characters of one line
 LOG_SUFFIXES = {".txt", ".log"}
@@ -26,8 +203,11 @@ LOG_SUFFIXES = {".txt", ".log"}
 NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
 CUT = re.compile(r"[:=][ ]?\d*\.?\d{0,3}\Z")  # the end of a log that ends inside a number
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-STEP = r"(?:step:)?\d{1,12}/\d{1,12}\s+(?:train|val)_loss: ?\d"
-FRONTED = re.compile(rf"(.{{1,80}}?){STEP}")
+STEP_LINE = r"(?:step:)?\d{1,12}/\d{1,12}\s+(?:train|val)_loss: ?\d"
+FRONTED = re.compile(rf"(.{{1,80}}?){STEP_LINE}")
+VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
+# The first line of a script: an import, a comment or a string.
+START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
 
 
 @dataclass
@@ -173,90 +353,66 @@ def text_of(data: bytes) -> str:
 # --- our own trainer: events ---
 
 
+NAMES = ("model_params", "dataset", "train_shards", "val_tokens", "world_size", "micro_steps")
+COPIED = {  # what an event says of the run: its fields, and their names there
+    "run": {name: name for name in (*NAMES, "settings")},
+    "config": {"seed": "seed"},
+    "input": {
+        "train_time_ms": "timing_train_loop_ms",
+        "val_total_ms": "timing_val_total_ms",
+        "input_wait_ms": "total_ms",
+    },
+    "artifact": {"code_bytes": "code_bytes", "model_bytes": "artifact_bytes"},
+    "end": {"status": "status", "error": "error"},
+}
+KEPT = ("path", "steps", "validations", "scripts", "resumed_at")  # when a run starts once more
+
+
 def read_events(path: Path, text: str, problems: list[str]) -> Run:
-    """The run that a .jsonl describes. An event that is damaged, or has another form, is left
-    out."""
+    """The run that a .jsonl describes, without events that are damaged."""
     run, damaged = Run(os.fspath(path)), 0
     for line in text.splitlines():
         try:
-            event = json.loads(line)
-            TAKE.get(event["event"], lambda *_: None)(run, event)
-            run.partial_val |= bool(event.get("partial_val"))
+            take_event(run, json.loads(line))
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             damaged += 1
     if damaged:
         problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
+    if None not in (run.code_bytes, run.model_bytes):
+        run.total_bytes = run.code_bytes + run.model_bytes
     settle(run)
     return run
 
 
-def take_run(run: Run, event: dict[str, Any]) -> None:
-    """A run starts, perhaps once more: its score and its end are still to come."""
-    names = ("model_params", "dataset", "train_shards", "val_tokens", "world_size", "micro_steps")
-    for name in (*names, "settings"):
-        setattr(run, name, event.get(name))
-    run.results, run.status, run.error = [], "unfinished", None
-    run.train_time_ms = run.input_wait_ms = run.val_total_ms = run.total_bytes = None
-    run.partial_val = False
-
-
-def take_config(run: Run, event: dict[str, Any]) -> None:
-    known = {name: v for name, v in event.items() if name not in ("event", "time")}
-    values = {name: v for name, v in known.items() if isinstance(v, (str, int, float))}
-    run.config = {k: lines.typed(v) if isinstance(v, str) else v for k, v in values.items()}
-    run.seed = event.get("seed")
-
-
-def take_made_of(run: Run, event: dict[str, Any]) -> None:
-    run.made_of = {k: str(v) for k, v in event.items() if k not in ("event", "time")}
-    add_script(run, run.made_of.get("script", ""))
-
-
-def take_hardware(run: Run, event: dict[str, Any]) -> None:
-    names = ("device", "cpus", "torch", "cuda", "python")
-    run.machine = {name: event[name] for name in names if event.get(name)}
-
-
-def take_step(run: Run, event: dict[str, Any]) -> None:
-    times = event.get("train_time_ms"), event.get("data_crc")
-    append_step(run.steps, Step(int(event["step"]), float(event["train_loss"]), *times))
-
-
-def take_validation(run: Run, event: dict[str, Any]) -> None:
-    losses = float(event["val_loss"]), float(event["val_bpb"])
-    line = Validation(int(event["step"]), *losses, event.get("train_time_ms"))
-    append_step(run.validations, line)
-
-
-def take_checkpoint(run: Run, event: dict[str, Any]) -> None:
-    """After a resume, what came after its checkpoint is dropped."""
-    if "resumed_from" in event:
+def take_event(run: Run, event: dict[str, Any]) -> None:
+    kind, time = event["event"], event.get("train_time_ms")
+    known = {k: v for k, v in event.items() if k not in ("event", "time")}
+    if kind == "run":  # its score and its end are still to come
+        vars(run).update(vars(Run(**{name: getattr(run, name) for name in KEPT})))
+    for ours, theirs in COPIED.get(kind, {}).items():
+        setattr(run, ours, event.get(theirs) or None)
+    if kind == "config":
+        plain = {k: v for k, v in known.items() if isinstance(v, (str, int, float))}
+        run.config = {k: typed(v) if isinstance(v, str) else v for k, v in plain.items()}
+        run.seed = event.get("seed")
+    elif kind == "made_of":
+        run.made_of = {k: str(v) for k, v in known.items()}
+        add_script(run, run.made_of.get("script", ""))
+    elif kind == "hardware":
+        run.machine = {k: v for k, v in known.items() if v}
+    elif kind == "step":
+        step = Step(int(event["step"]), float(event["train_loss"]), time, event.get("data_crc"))
+        append_step(run.steps, step)
+    elif kind in ("validation", "score"):
+        losses = float(event["val_loss"]), float(event["val_bpb"])
+        if kind == "score":
+            run.results = [Result("roundtrip", "score", *losses, event.get("eval_time_ms"))]
+        else:
+            append_step(run.validations, Validation(int(event["step"]), *losses, time))
+    elif kind == "checkpoint" and "resumed_from" in event:  # what came after it is dropped
         run.resumed_at.append(int(event["step"]) + 1)
         drop_from(run, run.resumed_at[-1])
-
-
-def take_score(run: Run, event: dict[str, Any]) -> None:
-    losses = float(event["val_loss"]), float(event["val_bpb"])
-    run.results = [Result("roundtrip", "score", *losses, event.get("eval_time_ms"))]
-
-
-def take_artifact(run: Run, event: dict[str, Any]) -> None:
-    run.code_bytes, run.model_bytes = int(event["code_bytes"]), int(event["artifact_bytes"])
-    run.total_bytes = run.code_bytes + run.model_bytes
-
-
-def take_input(run: Run, event: dict[str, Any]) -> None:
-    run.train_time_ms, run.input_wait_ms = event["timing_train_loop_ms"], event["total_ms"]
-    run.val_total_ms = event["timing_val_total_ms"]
-
-
-def take_end(run: Run, event: dict[str, Any]) -> None:
-    run.status, run.error = str(event["status"]), str(event.get("error") or "") or None
-
-
-TAKERS = (take_run, take_config, take_made_of, take_hardware, take_step, take_validation)
-TAKERS += (take_checkpoint, take_score, take_artifact, take_input, take_end)
-TAKE = {take.__name__.removeprefix("take_"): take for take in TAKERS}
+    run.partial_val |= bool(event.get("partial_val"))
 
 
 # --- text: from the lines' events to a run ---
@@ -266,7 +422,7 @@ def without_fronts(text: str) -> str:
     """The text without what a launcher, a container or a logger has put in front of every line;
     ValueError where it stands in front of some lines only."""
     every = text.splitlines(keepends=True)
-    if any(re.match(rf"\s?{STEP}", line) for line in every):
+    if any(re.match(rf"\s?{STEP_LINE}", line) for line in every):
         return text
     fronts = [match[1] for line in every if (match := FRONTED.match(line))]
     if not fronts:
@@ -281,12 +437,21 @@ def without_fronts(text: str) -> str:
     return "".join(line[match.end() :] for line, match in kept)
 
 
+def scripts_in(log: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of each script in a log: it stands in front of a rule and the versions."""
+    at = 0
+    for versions in VERSIONS.finditer(log):
+        if start := START.search(log, at, versions.start()):
+            yield start.start(), versions.start()
+        at = versions.end()
+
+
 def events_of(text: str) -> Iterator[Event]:
     """The events of a log. The text of a script is one event."""
     at = 0
     for begin, end in [*scripts_in(text), (len(text), len(text))]:
         for line in text[at:begin].splitlines():
-            yield from lines.events(line[:MAX_LINE].rstrip())
+            yield from line_events(line[:MAX_LINE].rstrip())
         if begin < end:
             yield Fact("source", text[begin:end])
         at = end

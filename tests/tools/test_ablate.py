@@ -15,7 +15,7 @@ from unittest import mock
 import ablate
 import pytest
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, started, until
-from significance import paired
+from samples import paired
 
 TOOL = ROOT / "tools" / "ablate.py"
 TWO = ("--vary", "KNOB=0,1", "--out", "out")

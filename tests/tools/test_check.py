@@ -13,9 +13,10 @@ from typing import Any
 
 import check
 import pytest
-from facts import OPEN, RECORD
+import record
 from made_logs import ARTIFACT, NAME, RULE, SCRIPT, SMI, bpb_of, make_record, record_log
 from packed import pack
+from record import OPEN, RECORD
 from running import Call
 from scipy import stats
 
@@ -27,7 +28,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "records" / RECORD / NAME
 
 
-def said(report: check.Report) -> list[str]:
+def said(report: record.Report) -> list[str]:
     """Each finding as `level: logs: sentence`."""
     return [
         f"{f.level}: {''.join(f'{log}: ' for log in f.logs)}{f.message}" for f in report.findings
@@ -41,7 +42,7 @@ def test_a_record_in_order_is_accepted(place: Path, call: Call) -> None:
         f"{place}: accepted as track_10min_16mb",
         "  val_bpb 1.12558 +- 0.00030, val_loss 1.90050 +- 0.00050, seeds 1, 1337, 42",
         f"  code {len(SCRIPT)} + model 15,700,000 = {total:,} bytes, {16_000_000 - total:,} left",
-        f"  not checked  {check.UNSEEN}",
+        f"  not checked  {record.UNSEEN}",
     ]
 
 
@@ -166,7 +167,7 @@ FAULTS: dict[str, Build] = {
 @pytest.mark.parametrize("expected", FAULTS)
 def test_a_fault_is_named_in_one_sentence(expected: str, place: Path) -> None:
     """Also without the names of the logs in front of the sentence."""
-    report = check.check_folder(FAULTS[expected](place))
+    report = record.check_folder(FAULTS[expected](place))
     found = said(report)
     found += [f"{finding.level}: {finding.message}" for finding in report.findings]
     assert any(line.startswith(expected) for line in found), found
@@ -189,7 +190,7 @@ IN_ORDER = {
 
 @pytest.mark.parametrize("oddity", IN_ORDER)
 def test_what_is_odd_but_in_order_is_accepted(oddity: str, place: Path) -> None:
-    report = check.check_folder(IN_ORDER[oddity](place))
+    report = record.check_folder(IN_ORDER[oddity](place))
     assert said(report) == [] and len(report.facts.judged) == 3
 
 
@@ -198,12 +199,12 @@ def test_place_and_track(tmp_path: Path) -> None:
     slow = {"results": {1: 1.9}, "ms": 80, "world": 1, "smi": "", "eval_ms": 700_000}
     slow["changed"] = {"track": "non-record-16mb"}
     folder = make_record(tmp_path / "records" / OPEN / NAME, **slow)
-    assert check.check_folder(folder).verdict == "accepted"
-    assert check.check_folder(folder, RECORD).verdict == "refused"
-    elsewhere = check.check_folder(make_record(tmp_path / "mine" / NAME, **slow))
+    assert record.check_folder(folder).verdict == "accepted"
+    assert record.check_folder(folder, RECORD).verdict == "refused"
+    elsewhere = record.check_folder(make_record(tmp_path / "mine" / NAME, **slow))
     assert (elsewhere.verdict, elsewhere.facts.track) == ("accepted", OPEN)
     other = make_record(tmp_path / "other" / NAME, changed={"track": None})
-    assert check.check_folder(other).facts.track == RECORD
+    assert record.check_folder(other).facts.track == RECORD
 
 
 LITERAL = base64.b85encode(lzma.compress(LONG.encode())).decode()
@@ -218,10 +219,10 @@ def test_a_packed_script_is_that_of_the_logs(form: str, place: Path) -> None:
     """Which hold the packed form or the readable one, with comments; the readable script may lie
     beside it; the packed form of another script is none."""
     files = {LOG: record_log(seed=1, script=LONG), "readable.py": "# Comments.\n" + LONG}
-    report = check.check_folder(make_record(place, script=PACKED[form], files=files))
+    report = record.check_folder(make_record(place, script=PACKED[form], files=files))
     assert said(report) == ["note: readable.py is the readable form of train_gpt.py"]
     (place / LOG).write_text(record_log(seed=1, script=LONG + "y = 1\n"))
-    assert f"{LOG}: holds another script" in "".join(said(check.check_folder(place)))
+    assert f"{LOG}: holds another script" in "".join(said(record.check_folder(place)))
 
 
 def test_nothing_of_the_folder_is_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +232,7 @@ def test_nothing_of_the_folder_is_run(place: Path, monkeypatch: pytest.MonkeyPat
     for name in ("json.py", "ast.py", "sitecustomize.py", "torch.py"):
         (folder / name).write_text(evil)
     monkeypatch.chdir(folder)
-    assert check.check_folder(folder).facts.judged and not marker.exists()
+    assert record.check_folder(folder).facts.judged and not marker.exists()
 
 
 def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Call) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import compare
 import pytest
-import significance
-from configuration import seed_groups, telling
+import samples
 from made_logs import TOKENS, bpb_of, event_lines, log_text, read_text
 from matplotlib.figure import Figure
 from running import ROOT, Call
 from runs import read_logs
+from samples import seed_groups, telling
 
 A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
 
@@ -125,7 +125,7 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     """Groups are named by their logs, or by their folders."""
     a, b = arm(tmp_path / "a", "a", A), arm(tmp_path / "b", "b", B, matrix_lr=0.02)
     code, out, _ = call(compare.main, "--a", tmp_path / "a", "--b", tmp_path / "b")
-    test, lines = significance.welch(A, B, margin=0.005), block(out, "A against B")
+    test, lines = samples.welch(A, B, margin=0.005), block(out, "A against B")
     assert code == 0 and out.startswith("A against B")
     assert lines[0] == f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01"
     assert lines[1].startswith(f"  A is {test.difference:.5f} nats lower (95 % interval")
@@ -207,7 +207,7 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
         add_line(path, f"input_wait total:{13_790 * wait}ms share:0.1% max:9ms epochs:0.5")
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "A and B differ in train_prefetch: which is better" in out
-    lines, low = block(out, "A against B"), significance.welch(waits[:3], waits[3:]).low
+    lines, low = block(out, "A against B"), samples.welch(waits[:3], waits[3:]).low
     assert lines[1].startswith("  A and B have the same mean (95 % interval of the difference -")
     start = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
     assert lines[3].startswith(f"{start} {low:+.2f} to +151.4")

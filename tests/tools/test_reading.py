@@ -1,18 +1,16 @@
-"""tools/lines.py and runs.py on the logs that people have: the events of our own runs, text logs
+"""tools/runs.py on the logs that people have: the events of our own runs, text logs
 with and without something in front of their lines, and files that are no logs."""
 
 import json
 import os
 from pathlib import Path
 
-import lines
 import pytest
 import runs
-from configuration import conditions
-from lines import Result
 from made_logs import SMI, bpb_of, event_lines, log_text, read_text
 from running import ROOT
-from runs import Logs, Run
+from runs import Logs, Result, Run
+from samples import conditions
 
 SOURCE = '''"""A trainer. Its log looks like this:
 step:7/100 train_loss:1.0000 train_time:7ms step_avg:1.00ms
@@ -65,7 +63,7 @@ def only(log: Logs) -> Run:
 @pytest.mark.parametrize("row", EXAMPLES.strip("\n").splitlines())
 def test_what_a_line_says(row: str) -> None:
     text, expected = row.rsplit("  |", 1)
-    found = [" ".join([type(e).__name__, *map(str, e)]) for e in lines.events(text.rstrip())]
+    found = [" ".join([type(e).__name__, *map(str, e)]) for e in runs.line_events(text.rstrip())]
     assert "; ".join(found) == expected.strip()
 
 

@@ -1,20 +1,170 @@
-"""The picture of compare.py and ablate.py, for a pull request.
-
-It shows each arm's mean over its seeds against steps, with a band; the results; and the time spent
-waiting for input where arms differ in it: a dot per seed with the mean and its 95 % interval. An
-arm is a list of runs that differ only in their seed. A note below says what a reader must know.
-"""
+"""Tables and pictures of runs, for compare.py and ablate.py."""
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-from cli import ToolError
-from runs import Run
-from significance import BITS, interval, other_tokenizers, value_of
+from cli import ToolError, cell, counted, some, table
+from runs import Logs, Run
+from samples import (
+    BITS,
+    CAP_BYTES,
+    differences,
+    faults_of_split,
+    interval,
+    labels,
+    other_tokenizers,
+    seed_groups,
+    spread,
+    trace,
+    value_of,
+)
+
+# --- tables ---
+
+
+def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
+    """What differs, times, results, data and remarks, in blocks."""
+    runs, notes = logs.runs, [f"  {problem}" for problem in logs.problems]
+    title = "Results (result: the one that counts, bits per byte; bytes; left: of 16,000,000)"
+    blocks = [difference_lines(runs)]
+    blocks += [["Time (wait: for input, per step)", *table_of(runs, TIME)]]
+    blocks += [[title, *table_of(runs, RESULT)]]
+    blocks += [[*group_lines(runs, allow), data_line(runs)], remark_lines(runs)]
+    blocks += [["Notes on the files", *notes]] if notes else []
+    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+
+
+def difference_lines(runs: Sequence[Run]) -> list[str]:
+    different, equal = differences(runs)
+    numbers = [run.known_seed for run in runs]
+    seeds = {seed: [i for i, other in enumerate(numbers) if other == seed] for seed in numbers}
+    rows = [("seed", value_words([*seeds.items()]))]
+    for d in different:
+        unknown = f" | not known: {counted(d.unknown)}" if d.unknown else ""
+        rows.append((d.name + " (harmless)" * d.harmless(), value_words(d.values) + unknown))
+    lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
+    width = max(len(name) for name, _ in rows)
+    lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
+    if not different and all(run.steps for run in runs):
+        lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
+    return lines
+
+
+def value_words(values: Sequence[tuple[Any, Sequence[int]]]) -> str:
+    return some([f"{cell(value)[:40]}: {counted(numbers)}" for value, numbers in values], 6, " | ")
+
+
+def seconds(ms: float | None) -> str:
+    return cell(ms and ms / 1e3, ",.1f")
+
+
+Columns = dict[str, Callable[[Run], str]]  # what each shows of a run
+TIME: Columns = {
+    "status": lambda run: run.status,
+    "seed": lambda run: cell(run.known_seed) + " (name)" * (run.seed != run.known_seed),
+    "steps": lambda run: f"{run.last_step:,}",
+    "ms/step": lambda run: cell(run.step_ms, ".2f"),
+    "wait ms": lambda run: cell(run.input_wait_per_step(), ".2f"),
+    "train s": lambda run: seconds(run.train_time_ms),
+    "val s": lambda run: seconds(run.val_total_ms),
+    "eval s": lambda run: seconds(run.eval_ms),
+}
+RESULT: Columns = {
+    "train loss": lambda run: f"{run.steps[-1].train_loss:.4f}" if run.steps else "-",
+    "val loss": lambda run: f"{run.validations[-1].val_loss:.4f}" if run.validations else "-",
+    "result": lambda run: f"{run.result.val_bpb:.5f}" if run.result else "-",
+    "its nats": lambda run: cell(run.result and run.result.val_loss, ".5f"),
+    "kind": lambda run: run.result.kind if run.result else "-",
+    "code": lambda run: cell(run.code_bytes, ","),
+    "model": lambda run: cell(run.model_bytes, ","),
+    "total": lambda run: cell(run.total_bytes, ","),
+    "left": lambda run: cell(run.total_bytes and CAP_BYTES - run.total_bytes, ","),
+}
+
+
+def table_of(runs: Sequence[Run], columns: Columns) -> list[str]:
+    names = enumerate(zip(labels(runs), runs, strict=True), 1)
+    rows = [[str(n), name, *(show(run) for show in columns.values())] for n, (name, run) in names]
+    return table(["#", "log", *columns], rows)
+
+
+def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
+    lines = []
+    for numbers in seed_groups(runs, allow):
+        parts = []
+        for unit in ("nats", "bits per byte"):
+            values = [value_of(runs[i].result, unit) for i in numbers]
+            if len(numbers) > 1 and None not in values:
+                parts.append(f"{unit} {fmean(values):.5f} std {spread(values):.5f}")
+        if parts:
+            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {', '.join(parts)}")
+    return lines
+
+
+def data_line(runs: Sequence[Run]) -> str:
+    """Were the same batches trained on, up to the last step that all logs have?"""
+    without = [index for index, run in enumerate(runs) if not run.crc_at()]
+    missing = f"; no data_crc: {counted(without)}" if without else ""
+    known = {index: crcs for index, run in enumerate(runs) if (crcs := run.crc_at())}
+    common = set.intersection(*map(set, known.values())) if len(known) > 1 else set()
+    if not common:
+        return f"Same data: not known (no common step with a data_crc{missing})"
+    step, crcs = max(common), {}
+    for index, logged in known.items():
+        crcs.setdefault(logged[step], []).append(index)
+    text = " | ".join(f"{crc}: {counted(numbers)}" for crc, numbers in crcs.items())
+    answer = "yes" if len(crcs) == 1 else "NO"
+    return f"Same data: {answer}, data_crc at step {step} (the last common one): {text}{missing}"
+
+
+def remark_lines(runs: Sequence[Run]) -> list[str]:
+    """What a careful reader would notice about single runs."""
+    remarks: dict[str, list[int]] = {}
+    traces = [trace(run) for run in runs]
+    for index, run in enumerate(runs):
+        again = traces[index] is not None and traces[index] in traces[:index]
+        same = [f"the same run as {1 + traces.index(traces[index])}, to the digit"] * again
+        for remark in (*remarks_on(run), *same):
+            remarks.setdefault(remark, []).append(index)
+    lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
+    return ["Remarks", *lines] if lines else []
+
+
+def remarks_on(run: Run) -> Iterator[str]:
+    if not run.steps:
+        yield "no step was read: in what it differs, and whether it is finished, is not known"
+    elif run.status != "finished":
+        yield f"{run.status} at step {run.last_step}" + (f": {run.error}" if run.error else "")
+    if run.crc_at() and not run.path.endswith(".jsonl"):
+        yield "read from its text, as another trainer's: there is no .jsonl beside it"
+    if run.seed is not None and run.seed_in_name not in (None, run.seed):
+        yield f"its name says seed {run.seed_in_name}, its log {run.seed}"
+    if run.partial_val:
+        yield "validated on a part of the split: its score may not be submitted"
+    if run.resumed_at:
+        other = ", with another script" if len({*run.scripts}) > 1 else ""
+        yield f"resumed at step {some(run.resumed_at)}{other}"
+
+
+def plot(arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path) -> None:
+    """Writes the picture. A run without a result is not a seed of an arm that has results."""
+    kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
+    left_out = sum(map(len, arms)) - sum(map(len, kept))
+    notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
+    runs = [run for arm in kept for run in arm]
+    notes += faults_of_split(runs, ["partial_val"])
+    if all(run.partial_val for run in runs):
+        notes.append("all runs were validated on a part of the split")
+    datasets = sorted({run.dataset for run in runs if run.dataset})
+    if len(datasets) > 1:
+        notes.append(f"the runs have different data: {some(datasets, 4)}")
+    draw(dict(zip(names, kept, strict=True)), notes, path)
+
 
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
