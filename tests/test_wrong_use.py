@@ -74,7 +74,7 @@ tools/recipe.py apply ema --to random.py | 1 | random is the name of a module th
 tools/recipe.py new ema2 --from broken.py | 1 | broken.py: not an edited copy of train_gpt.py
 tools/package.py | 2 | no log is named: name logs/<RUN_ID>.txt of each seed
 tools/package.py logs/none.txt --track track_10min_16mb | 2 | needed: --name, --author, --github-id
-tools/package.py --pack broken.py | 1 | broken.py: it does not compile: line 1
+tools/package.py --pack broken.py | 1 | does not compile it: line 1
 tools/package.py --unpack broken.py | 1 | broken.py: not a packed script
 tools/check.py . --track 10min | 2 | invalid choice: '10min'
 tools/check.py . --previous 0 | 2 | --previous 0: neither a folder nor a score in bits per byte

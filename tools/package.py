@@ -54,7 +54,7 @@ def slug(name: str) -> str:
 
 
 def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
-    """The run of each seed. Raises ToolError for a log that cannot be submitted."""
+    """The run of each seed. Raises ToolError for a log without a seed or a result of its own."""
     runs: dict[int, Run] = {}
     for given in paths:
         path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
@@ -67,9 +67,6 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
             raise ToolError(f"{path}: {run.status}: {why}: name a finished run")
         if seed is None:
             raise ToolError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
-        if len({*run.scripts}) > 1:
-            words = "run that seed again with one script"
-            raise ToolError(f"{path}: it was resumed with another script: {words}")
         if seed in runs:
             words = "run it with another SEED, or leave it out"
             raise ToolError(f"{path}: seed {seed} again, as {runs[seed].path}: {words}")
@@ -78,18 +75,17 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
 
 
 def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
-    """The script of --script, else that of the logs. check.py compares it with each log's."""
-    sources = [run.source for run in runs if run.source is not None]
+    """The script of --script, else that of the logs, which may differ in comments."""
+    sources = {run.path: run.source for run in runs if run.source is not None}
     if script is not None:
-        given = script.read_bytes()
-        if words := [words for source in sources if (words := difference(source, given))]:
-            raise ToolError(f"--script {script}: not the script that the logs hold: {words[0]}")
-        return given
-    if len({*sources}) > 1:
-        raise ToolError("the logs hold different scripts: package runs of one script")
-    if sources:
-        return sources[0]
-    raise ToolError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
+        sources = {str(script): script.read_bytes()} | sources
+    if not sources:
+        raise ToolError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
+    (first, source), *others = sources.items()
+    for path, other in others:
+        if words := difference(other, source):
+            raise ToolError(f"{path}: it holds another script than {first}: {words}")
+    return source
 
 
 # --- the files ---

@@ -8,12 +8,14 @@ import ast
 import base64
 import hashlib
 import lzma
+import sys
 import warnings
 import zlib
 from collections.abc import Callable
 from itertools import zip_longest
 from os.path import commonprefix
 
+MAX_SOURCE = 1_000_000  # bytes of a script that is parsed; those of the field have a sixth
 MAX_UNPACKED = 16_000_000  # bytes taken out of a packed script
 MIN_PACKED = 100  # characters of a literal that may be a packed script
 # The packed form runs its source under its own name, so that __file__ is the file submitted: its
@@ -66,13 +68,16 @@ def stripped(source: bytes) -> bytes:
 
 def parsed(source: bytes) -> ast.Module:
     """Raises ValueError, in words."""
+    if len(source) > MAX_SOURCE:
+        raise ValueError(f"it is longer than {MAX_SOURCE:,} bytes, and not parsed")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(source)
     except SyntaxError as error:
         where = f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
-        raise ValueError(f"it does not compile: {where}: name a script that runs") from error
+        python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+        raise ValueError(f"{python} does not compile it: {where}") from error
     except (RecursionError, MemoryError) as error:
         raise ValueError(f"it cannot be parsed: {type(error).__name__}") from error
 

@@ -5,24 +5,38 @@ Nothing of the folder is run.
 
 import datetime
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from cli import plain, some
-from packed import difference, is_ours, parsed, unpacked
+from packed import MAX_SOURCE, difference, is_ours, parsed, unpacked
 from runs import SUBMITTED, Result, Run, read_log
-from samples import ALPHA, CAP_BYTES, compare_samples, telling, trace
+from samples import (
+    ALPHA,
+    CAP_BYTES,
+    SAME_TEXT,
+    bytes_scored,
+    compare_samples,
+    faults_of_split,
+    seed_groups,
+    telling,
+    trace,
+)
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
 LEVELS = ("refused", "warned", "note", "not checked")
 SCRIPT = "train_gpt.py"
 SCHEMA = Path(__file__).resolve().parent / "submission.schema.json"
+CLOSE = 1e-4  # nats or bits: the same result, rounded elsewhere
+MAX_GROUPS = 1000  # of logs, one of each seed
 LOG = re.compile(r"(?!requirements|readme|license).*\.(log|txt|out)", re.IGNORECASE)
 SUBMITTED_LOG = re.compile(r"train(_seed\d+)?\.log")
 
@@ -32,13 +46,20 @@ def list_folder(folder: Path) -> tuple[dict[str, int], list[str]]:
     it, which are never followed."""
     sizes: dict[str, int] = {}
     outside: list[str] = []
+    top = os.path.realpath(folder)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        if path.is_symlink() and os.path.commonpath([top, os.path.realpath(path)]) != top:
             outside.append(name)
         elif path.is_file() and not name.startswith(".git/"):
             sizes[name] = path.stat().st_size
     return sizes, outside
+
+
+def start_of(path: Path) -> bytes:
+    """The file, without what is too much for a script, a README or submission.json."""
+    with open(path, "rb") as file:
+        return file.read(MAX_SOURCE + 1)
 
 
 # --- submission.json ---
@@ -71,7 +92,7 @@ def shown(value: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    return type(value) in (int, float, Decimal) and abs(value) < 1e18  # not nan
+    return type(value) in (int, float, Decimal) and -1e18 < value < 1e18  # not nan
 
 
 # --- logs ---
@@ -113,15 +134,10 @@ class Facts:
     stated: Mapping[str, Any] = field(default_factory=dict)  # submission.json
     of_submission: Sequence[tuple[str, str]] = ()  # its faults: levels and sentences
     runs: Mapping[str, Run] = field(default_factory=dict)  # by the names of their logs
+    judged: Mapping[str, Run] = field(default_factory=dict)  # those of the score: see score_runs
     no_logs: Mapping[str, str] = field(default_factory=dict)  # files: why no run was read
-    source: bytes = b""  # the script as shipped
-
-    @property
-    def judged(self) -> dict[str, Run]:
-        """The submitted runs: those of train_seed<N>.log or train.log that have a result; without
-        such logs all that have one."""
-        scored = {name: run for name, run in self.runs.items() if is_scored(run)}
-        return {name: run for name, run in scored.items() if is_submitted(name)} or scored
+    script: str = SCRIPT  # the name of the script as shipped
+    source: bytes = b""  # its text
 
     @property
     def serious(self) -> str:
@@ -137,20 +153,19 @@ class Facts:
     def stated_track(self) -> str | None:
         return track_named(self.stated.get("track"))
 
-    @property
-    def by_seed(self) -> dict[int, dict[str, Any]]:
-        """What submission.json says of each seed."""
-        given = self.stated.get("seed_results")
-        return {
-            int(number[0]): value if isinstance(value, dict) else {"val_bpb": value}
-            for key, value in (given if isinstance(given, dict) else {}).items()
-            if (number := re.search(r"\d{1,12}", key))
-        }
-
     def number(self, key: str) -> int:
         """A number of submission.json; 0: it does not say it."""
         value = self.stated.get(key)
         return value if is_number(value) else 0
+
+    @property
+    def code_bytes(self) -> int:
+        return self.files.get(self.script, 0)
+
+    @property
+    def too_large_unpacked(self) -> bool:
+        """Are model and script, as it is, too large together?"""
+        return bool(self.model_bytes) and self.model_bytes + self.code_bytes > CAP_BYTES
 
     @property
     def model_bytes(self) -> int:
@@ -169,12 +184,15 @@ def facts_of(folder: Path, track: str | None = None) -> Facts:
     values: dict[str, Any] = {}
     faults = [("refused", "no submission.json: let tools/package.py make one of the logs")]
     if "submission.json" in files:
-        values, faults = read_submission((root / "submission.json").read_bytes())
+        values, faults = read_submission(start_of(root / "submission.json"))
     runs, no_logs = read_runs(root, list(files))
-    source = (root / SCRIPT).read_bytes() if SCRIPT in files else b""
+    judged = score_runs(values, runs)
+    others = [name for name in files if re.fullmatch(r"train\w*\.py", name)]
+    script = others[0] if SCRIPT not in files and len(others) == 1 else SCRIPT
+    source = start_of(root / script) if script in files else b""
     own = root.parent.name if root.parent.name in TRACKS else None
     track = track or own or track_named(values.get("track")) or RECORD
-    return Facts(root, track, files, outside, values, faults, runs, no_logs, source)
+    return Facts(root, track, files, outside, values, faults, runs, judged, no_logs, script, source)
 
 
 def track_named(text: object) -> str | None:
@@ -185,11 +203,123 @@ def track_named(text: object) -> str | None:
     return OPEN if re.match(r"non_?record", name) else None
 
 
+# --- of which runs the score is ---
+
+
+def by_seed(stated: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """What submission.json says of each seed."""
+    given = stated.get("seed_results")
+    return {
+        int(number[0]): value if isinstance(value, dict) else {"val_bpb": value}
+        for key, value in (given if isinstance(given, dict) else {}).items()
+        if (number := re.search(r"\d{1,12}", key))
+    }
+
+
+def seeds_stated(stated: Mapping[str, Any]) -> list[int]:
+    given = stated.get("seeds", [*by_seed(stated)])
+    return sorted(seed for seed in given if type(seed) is int) if isinstance(given, list) else []
+
+
+def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Run]:
+    """The runs whose mean is the stated val_bpb, each with the result that is meant. A folder may
+    also hold logs of other arms and of earlier stages, and a log results of several evaluations:
+    a mean is one of equally named results. If none is what is stated: the last results of the
+    logs that are submitted by their names, or of all."""
+    scored = {name: run for name, run in runs.items() if is_scored(run)}
+    usual = {name: run for name, run in scored.items() if is_submitted(name)} or scored
+    claim, best, misfits = stated.get("val_bpb"), usual, math.inf
+    if not is_number(claim) or not usual:
+        return usual
+    for group in groups_of_runs(scored, usual, seeds_stated(stated)):
+        for chosen in (group, *with_equal_names(group)):
+            if gap_of(claim, "val_bpb", chosen.values()) <= CLOSE:
+                gaps = [(gap_of(c.given, c.key, c.runs), c) for c in claims(stated, chosen)]
+                found = sum(gap > rounding_of(c) for gap, c in gaps)
+                best, misfits = (chosen, found) if found < misfits else (best, misfits)
+    return best
+
+
+def groups_of_runs(
+    scored: Mapping[str, Run], usual: Mapping[str, Run], seeds: Sequence[int]
+) -> Iterator[dict[str, Run]]:
+    """Runs of which a score may be the mean: the usual ones, those of a folder, those of one
+    configuration, one of each seed."""
+    yield dict(usual)
+    folders = dict.fromkeys(PurePosixPath(name).parent for name in scored)
+    for folder in folders:
+        yield {name: run for name, run in scored.items() if PurePosixPath(name).parent == folder}
+    names = [*scored]
+    for numbers in seed_groups([*scored.values()], OF_SCRIPTS):
+        yield {names[number]: scored[names[number]] for number in numbers}
+    of_seed: dict[Any, list[str]] = {}
+    for name, run in scored.items():
+        of_seed.setdefault(name if run.known_seed is None else run.known_seed, []).append(name)
+    known = [of_seed[seed] for seed in seeds] if {*seeds} <= of_seed.keys() else []
+    for one_each in islice(product(*(known or of_seed.values())), MAX_GROUPS):
+        yield {name: scored[name] for name in one_each}
+
+
+def exact_results(run: Run) -> list[Result]:
+    """Those on the artifact, without those that are printed once more with more digits."""
+    kept = [one for one in run.results if one.kind in SUBMITTED and is_number(one.val_bpb)]
+    return [
+        one
+        for one in kept
+        if not any(
+            abs(one.val_bpb - other.val_bpb) < 10.0**-one.digits
+            for other in kept
+            if other.digits > one.digits
+        )
+    ]
+
+
+def with_equal_names(group: Mapping[str, Run]) -> Iterator[dict[str, Run]]:
+    """The runs with results of one name, for each name that all of them have."""
+    results = [{one.name: one for one in exact_results(run)} for run in group.values()]
+    for name in reversed(results[0] if results else {}):
+        if all(name in own for own in results):
+            pairs = zip(group.items(), results, strict=True)
+            yield {log: replace(run, result=own[name]) for (log, run), own in pairs}
+
+
+class Claim(NamedTuple):
+    """A number of submission.json: the mean of these runs' results."""
+
+    name: str  # in words
+    given: Any
+    key: str  # val_bpb or val_loss
+    runs: Sequence[Run]
+
+
+def claims(stated: Mapping[str, Any], judged: Mapping[str, Run]) -> list[Claim]:
+    runs, result = [*judged.values()], []
+    for key in ("val_bpb", "val_loss"):
+        result.append(Claim(key, stated.get(key), key, runs))
+        for seed, values in by_seed(stated).items():
+            same = [run for run in runs if seed in (run.known_seed, run.seed_in_name)]
+            result.append(Claim(f"{key} of seed {seed}", values.get(key), key, same[:1]))
+    return [claim for claim in result if is_number(claim.given) and claim.runs]
+
+
+def gap_of(given: Any, key: str, runs: Iterable[Run]) -> float:
+    """How far a number is from the mean of the runs' results; 0 where one does not say it."""
+    values = [getattr(run.result, key) for run in runs]
+    return abs(fmean(values) - float(given)) if all(map(is_number, values)) else 0.0
+
+
+def rounding_of(claim: Claim) -> float:
+    """By how much a number may differ from a mean that it states rightly."""
+    stated = min(0.51 * 10.0 ** -len(str(claim.given).partition(".")[2]), CLOSE)
+    return stated + max(max(0.51 * 10.0**-run.result.digits for run in claim.runs), 1e-8)
+
+
 Said = Iterator[tuple[str, str]]
 
 CAP_MS = 600_000.0  # of training, and of evaluation
 LATE_STEPS = 2  # by which a run that stops itself may miss the cap
-CLOSE = 1e-4  # nats or bits: the same result, rounded elsewhere
+TEXT_BYTES = 151_080_362  # of the challenge's validation split, as published
+SAME_BYTES = 1.01  # times: tokenizers, and rows that are left out, change less
 LEAST_SPLIT = 40_000_000  # tokens: every published validation split has more
 OF_SCRIPTS = ("code", "code_bytes", "device")  # conditions that other rules judge
 TODO = "TODO: "  # begins what package.py leaves to be written by hand
@@ -199,19 +329,21 @@ USUAL = re.compile(r"(requirements.*\.txt|license|.*\.(md|json|log|png|svg|jpe?g
 def required_files(facts: Facts) -> Said:
     if "README.md" not in facts.files:
         yield "refused", "no README.md: write what was done and how to run it"
-    elif TODO in (facts.root / "README.md").read_text("utf-8", "replace"):
+    elif TODO.encode() in start_of(facts.root / "README.md"):
         yield "warned", "README.md still has a TODO: write what was done"
     if not facts.source:
-        yield "refused", "train_gpt.py is missing or empty: add the script that ran"
+        yield facts.serious, "train_gpt.py is missing or empty: add the script that ran"
+    elif facts.script != SCRIPT:
+        yield "warned", f"train_gpt.py is missing: is it {facts.script}? Rename that"
     for link in facts.outside[:5]:
         yield "refused", f"{link} is a link that leads out of the folder: copy the file"
-    for name in sorted(facts.files.keys() - {*facts.runs, *facts.no_logs, SCRIPT}):
+    for name in sorted(facts.files.keys() - {*facts.runs, *facts.no_logs, facts.script}):
         if not USUAL.fullmatch(PurePosixPath(name).name.lower()):
-            other = (facts.root / name).read_bytes() if name.endswith(".py") else b""
+            other = start_of(facts.root / name) if name.endswith(".py") else b""
             if facts.source and other and not difference(other, facts.source):
-                yield "note", f"{name} is the readable form of train_gpt.py"
+                yield "note", f"{name} is the readable form of {facts.script}"
             else:
-                yield "not checked", f"{name}: what train_gpt.py needs counts as code"
+                yield "not checked", f"{name}: what {facts.script} needs counts as code"
 
 
 def place_and_submission(facts: Facts) -> Said:
@@ -237,7 +369,8 @@ def parsed_date(text: str) -> datetime.date | None:
 
 def finished_runs(facts: Facts) -> Said:
     if not facts.judged:
-        yield "refused", "no log has a result of the artifact: add train_seed<N>.log of each seed"
+        words = "no log has a result of the artifact: add train_seed<N>.log of each seed"
+        yield facts.serious, words
     for name, problem in facts.no_logs.items():
         if is_submitted(name):
             yield "warned", f"{name}: {problem}"
@@ -256,8 +389,7 @@ def seeds(facts: Facts) -> Said:
         name for name, run in runs.items() if run.seed_in_name not in (run.known_seed, None)
     ]
     numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
-    given = facts.stated.get("seeds", [*facts.by_seed])
-    named = sorted(seed for seed in given if type(seed) is int) if isinstance(given, list) else []
+    named = seeds_stated(facts.stated)
     if misnamed:
         logs = some([f"{name} says seed {runs[name].seed}" for name in misnamed])
         yield "warned", f"the names of logs have other seeds than the logs: {logs}"
@@ -284,36 +416,47 @@ def trained_at_once(facts: Facts, run: Run) -> Said:
 
 
 def stated_results(facts: Facts) -> Said:
-    """val_bpb and val_loss are the means of the logs' results, those of a seed its log's."""
-    claims = []
-    for key in ("val_bpb", "val_loss"):
-        claims.append((key, facts.stated.get(key), key, [*facts.judged.values()]))
-        for run in facts.judged.values():
-            of_seed = facts.by_seed.get(run.known_seed, {}).get(key)
-            claims.append((f"{key} of seed {run.known_seed}", of_seed, key, [run]))
-    for name, given, key, runs in claims:
-        values = [getattr(run.result, key) for run in runs]
-        if is_number(given) and values and all(map(is_number, values)):
-            for level, words in wrong_result(str(given), key, runs):
-                right = f"the {'mean of the logs' if runs[1:] else 'result of the log'} is"
-                yield level, f"{name} {given} is {words}: {right} {fmean(values):.8f}"
+    """val_bpb and val_loss are the means of the results, those of a seed its log's."""
+    for claim in claims(facts.stated, facts.judged):
+        gap = gap_of(claim.given, claim.key, claim.runs)
+        if gap > rounding_of(claim):
+            level, words = "warned", f"{claim.name} is {claim.given}"
+            if gap > CLOSE:
+                level, other = wrong_result(claim)
+                words = f"{claim.name} {claim.given} is {other}"
+            name, nearest = nearest_mean(claim)
+            right = "mean of the logs" if claim.runs[1:] else "result of the log"
+            yield level, f"{words}: the nearest {right} is {nearest:.8f}, {name}"
+    for log, run in facts.judged.items():
+        last = facts.runs[log].result
+        if abs(last.val_bpb - run.result.val_bpb) > CLOSE:
+            words = f"{log} also has {last.name} {last.val_bpb}, which comes later"
+            yield "note", f"val_bpb is of {run.result.name}: {words}"
 
 
-def wrong_result(text: str, key: str, runs: list[Run]) -> Said:
-    """What is wrong with a stated number that is not the mean of the runs' results."""
-    stated, right = float(text), fmean(getattr(run.result, key) for run in runs)
-    rounding = 0.51 * 10.0 ** -len(text.partition(".")[2])
-    printed = max(0.51 * 10.0**-run.result.digits for run in runs)
-    if abs(stated - right) <= max(printed, 1e-8) + min(rounding, 10 * CLOSE):
-        return
-    for run in runs:
-        for line in (*run.results, *run.validations):
-            if abs(getattr(line, key) - stated) <= min(rounding, CLOSE):
+def nearest_mean(claim: Claim) -> tuple[str, float]:
+    """The name of equally named results, and their mean: those next to the number."""
+    runs = dict(enumerate(claim.runs))
+    means = {}
+    for chosen in (*with_equal_names(runs), runs):
+        values = [getattr(run.result, claim.key) for run in chosen.values()]
+        if all(map(is_number, values)):
+            means[chosen[0].result.name] = fmean(values)
+    return min(means.items(), key=lambda pair: abs(pair[1] - float(claim.given)))
+
+
+def wrong_result(claim: Claim) -> tuple[str, str]:
+    """What a stated number is that is not the mean of the results."""
+    other = "val_loss" if claim.key == "val_bpb" else "val_bpb"
+    if gap_of(claim.given, other, claim.runs) <= CLOSE:
+        return "warned", f"the {other} of the logs"
+    for run in claim.runs:
+        for line in (*run.results, *run.validations[-1:]):
+            if abs(getattr(line, claim.key) - float(claim.given)) <= rounding_of(claim):
                 kept = getattr(line, "kind", "") in SUBMITTED
                 what = getattr(line, "name", f"validation {getattr(line, 'step', 0):,}")
-                yield ("warned" if kept else "refused"), f"{what} of {run.name}"
-                return
-    yield "refused", "in no result line"
+                return ("warned" if kept else "refused"), f"{what} of {run.name}"
+    return "refused", "in no result line"
 
 
 # --- size ---
@@ -321,22 +464,30 @@ def wrong_result(text: str, key: str, runs: list[Run]) -> Said:
 
 def sizes(facts: Facts) -> Said:
     """Code and model are at most 16,000,000 bytes, and are what submission.json says."""
-    model, size = facts.model_bytes, len(facts.source)
+    model, size = facts.model_bytes, facts.code_bytes
+    known = [(run.code_bytes or 0, run.model_bytes or 0) for run in facts.judged.values()]
     totals = [run.total_bytes for run in facts.judged.values() if run.total_bytes]
+    totals += [code + own for code, own in known if code and own]
     total, allowed = model + size, f": {CAP_BYTES:,} are allowed"
     stated, stated_code = facts.number("bytes_total"), facts.number("bytes_code")
+    counted = max([0, *(code for code, _ in known)]) or size
+    if size > CAP_BYTES:
+        yield "refused", f"{facts.script} has {size:,} bytes{allowed}"
     if stated > CAP_BYTES:
         yield "refused", f"bytes_total is {stated:,}{allowed}"
     if max(totals, default=0) > CAP_BYTES:
         yield "refused", f"a log's total is {max(totals):,} bytes{allowed}"
-    elif model and total > CAP_BYTES:
+    elif facts.too_large_unpacked and counted < size:
+        words = f"model and {facts.script} are {total:,} bytes{allowed}"
+        yield "warned", f"{words}; the logs count {counted:,} of code: ship that form, packed"
+    elif facts.too_large_unpacked:
         yield "refused", f"model and code are {total:,} bytes{allowed}: pack the script"
-    if not model and facts.judged:
+    if not model:
         yield "not checked", "the size of the compressed model"
     elif stated and not min([total, *totals]) - 1 <= stated <= max([total, *totals]):
         yield "warned", f"bytes_total is {stated:,}: model and code are {total:,}"
-    if stated_code and stated_code != size:
-        yield "warned", f"bytes_code is {stated_code:,}: train_gpt.py has {size:,} bytes"
+    if stated_code and stated_code not in (size, counted):
+        yield "warned", f"bytes_code is {stated_code:,}: {facts.script} has {size:,} bytes"
 
 
 # --- script ---
@@ -344,25 +495,26 @@ def sizes(facts: Facts) -> Said:
 
 def script_in_log(facts: Facts, run: Run) -> Said:
     """The logs hold the shipped script, readable or packed, or count its bytes."""
+    size = facts.code_bytes
     if not facts.source:
         return
     if run.source is not None:
         if words := difference(run.source, facts.source):
-            yield facts.serious, f"holds another script than train_gpt.py: {words}"
-    elif run.code_bytes not in (None, len(facts.source)):
-        words = f"counts {run.code_bytes:,} bytes of code, train_gpt.py has"
-        yield "warned", f"{words} {len(facts.source):,}: which one ran?"
+            yield "warned", f"holds another script than {facts.script}: {words}"
+    elif run.code_bytes not in (None, size) and not facts.too_large_unpacked:
+        words = f"counts {run.code_bytes:,} bytes of code, {facts.script} has {size:,}"
+        yield "warned", f"{words}: which one ran?"
     else:
         yield "not checked", "the script that ran"
 
 
 def script_form(facts: Facts) -> Said:
     if is_ours(facts.source) and unpacked(facts.source) is None:
-        yield "refused", "train_gpt.py: a packed script that is damaged: pack it again"
+        yield "refused", f"{facts.script}: a packed script that is damaged: pack it again"
     try:
         parsed(facts.source)
     except ValueError as error:
-        yield "warned", f"train_gpt.py: {error}"
+        yield "warned", f"{facts.script}: {error}"
 
 
 # --- time, machine and data ---
@@ -379,21 +531,30 @@ def time_and_machine(facts: Facts, run: Run) -> Said:
         yield "refused", f"trained for {trained / 1e3:,.1f} s, not 600"
     elif not trained:
         yield "not checked", "the training time"
-    if run.eval_ms is None:
+    # One pass may be printed twice; what is diagnostic is no part of the evaluation.
+    kept = [one for one in run.results if one.kind in SUBMITTED and one.eval_ms]
+    passes = [*{round(one.val_bpb, 4): one.eval_ms for one in kept}.values()]
+    if not passes:
         yield "not checked", "the evaluation time"
-    elif run.eval_ms > CAP_MS:
-        yield "refused", f"evaluated for {run.eval_ms / 1e3:,.1f} s, not 600"
-    device, count = run.machine.get("device"), run.world_size
-    if count not in (None, 8) or device and "H100" not in str(device):
-        ran = f"on {count or '?'} x {device}" if device else f"as {count} processes"
-        yield "refused", f"ran {ran}, not on 8 H100s: --track {OPEN} has no such rule"
+    elif max(passes) > CAP_MS:
+        yield "refused", f"evaluated for {max(passes) / 1e3:,.1f} s, not 600"
+    elif sum(passes) > CAP_MS:
+        words = f"its {len(passes)} evaluations took {sum(passes) / 1e3:,.1f} s together"
+        yield "warned", f"{words}, and 600 are allowed: which of them are needed for the score?"
+    device, count = str(run.machine.get("device") or ""), run.world_size
+    remedy = f": --track {OPEN} has no such rule"
+    if count not in (None, 8):
+        yield "refused", f"ran on {count} x {device or 'a device'}, not on 8 H100s{remedy}"
+    elif device and "H100" not in device:
+        yield "warned", f"ran on {count or '?'} x {device}, not on 8 H100s{remedy}"
     elif not device:
         yield "not checked", "the GPU"
 
 
 def validation_data(facts: Facts, run: Run) -> Said:
-    """The whole validation split was scored."""
-    tokens = run.val_tokens
+    """The whole validation split was scored, and each of its bytes was counted once."""
+    tokens, size = run.val_tokens, bytes_scored(run)
+    counted = f"it counted {size or 0:,.0f} bytes of text, the challenge's split has {TEXT_BYTES:,}"
     if run.partial_val:
         yield "refused", "it scored a part of the validation split: run it with VAL_TOKENS=0"
     elif tokens is None:
@@ -401,6 +562,14 @@ def validation_data(facts: Facts, run: Run) -> Said:
     elif tokens < LEAST_SPLIT:
         words = f"it scored {tokens:,} tokens: every published split has {LEAST_SPLIT:,} or more"
         yield facts.serious, words
+    elif size is None:
+        yield "not checked", "the bytes that it counted: run data/audit.py"
+    elif size > TEXT_BYTES * SAME_TEXT:
+        yield "refused", f"{counted}: are some counted twice? Run data/audit.py"
+    elif size > TEXT_BYTES * SAME_BYTES:
+        yield "warned", f"{counted}: run data/audit.py"
+    elif size < TEXT_BYTES / SAME_BYTES:
+        yield facts.serious, f"{counted}: score the whole of it"
 
 
 RULES = (required_files, place_and_submission, finished_runs, seeds, one_configuration)
@@ -410,8 +579,8 @@ RUN_RULES = (trained_at_once, script_in_log, time_and_machine, validation_data)
 UNSEEN = "what the script computes: read it, and run it"
 SCORE = re.compile(r"\d{0,4}\.?\d{1,12}")
 
-# What is to be beaten: its name, and the results of its seeds, or one number twice.
-Previous = tuple[str, list[Result]]
+# What is to be beaten: its name, and the runs of its seeds, or one score twice.
+Previous = tuple[str, Sequence[Run]]
 
 
 @dataclass(frozen=True)
@@ -445,7 +614,7 @@ def check_folder(
         said = [(one, "") for rule in RULES for one in rule(facts)]
         for rule in RUN_RULES:
             said += [(one, log) for log, run in facts.judged.items() for one in rule(facts, run)]
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         return Report(Facts(folder), (Finding("refused", f"it cannot be read: {error}"),))
     if previous is not None:
         said += [(one, "") for one in significance(facts, *previous)]
@@ -470,7 +639,7 @@ def lines(report: Report, shown: object) -> list[str]:
         seeds = sorted(str(run.known_seed) for run in facts.judged.values())
         result.append(f"  {', '.join(scores)}, seeds {', '.join(seeds)}")
     if facts.model_bytes and facts.source:
-        code = len(facts.source)
+        code = facts.code_bytes
         total = facts.model_bytes + code
         left = f"{abs(CAP_BYTES - total):,} {'left' if total <= CAP_BYTES else 'too many'}"
         parts = f"code {code:,} + model {facts.model_bytes:,} = {total:,} bytes"
@@ -489,28 +658,37 @@ def read_previous(given: str) -> Previous:
     """--previous: a score, or a folder whose logs count. Raises ValueError, in words."""
     if os.path.isdir(given):
         facts = facts_of(Path(given))
-        results = [run.result for run in facts.judged.values()]
-        if not results:
+        runs = [*facts.judged.values()]
+        if not runs:
             raise ValueError(f"--previous {given}: no finished log in it: give its score: 1.1228")
-        return facts.root.name, results * 2 if len(results) == 1 else results
+        return facts.root.name, runs * 2 if len(runs) == 1 else runs
     if not SCORE.fullmatch(given) or not float(given) > 0:
         words = "neither a folder nor a score in bits per byte, such as 1.1228"
         raise ValueError(f"--previous {given}: {words}")
-    return given, [Result("other", "previous", None, float(given))] * 2
+    return given, [Run(given, result=Result("other", "previous", None, float(given)))] * 2
 
 
-def significance(facts: Facts, name: str, results: list[Result]) -> Said:
+def significance(facts: Facts, name: str, previous: Sequence[Run]) -> Said:
     """Welch's test: in bits per byte where tokenizers differ."""
-    if len(facts.judged) < 2:
-        words = f"runs: {len(facts.judged)}: a test against {name} needs three seeds"
-        yield facts.serious, words
+    runs = [*facts.judged.values()]
+    if len(runs) < 2:
+        yield facts.serious, f"runs: {len(runs)}: a test against {name} needs three seeds"
         return
-    comparison = compare_samples([run.result for run in facts.judged.values()], results)
+    if faults := [*faults_of_split([*runs, *previous], ["partial_val"])]:
+        yield facts.serious, f"not compared with {name}: {faults[0]}"
+        return
+    if any(bytes_scored(run) is None for run in runs):  # they are not known to be right
+        runs = [replace(run, result=run.result._replace(val_loss=None)) for run in runs]
+    elif any(bytes_scored(run) > TEXT_BYTES * SAME_TEXT for run in runs):
+        return  # a rule has said it
+    comparison = compare_samples([run.result for run in runs], [run.result for run in previous])
     for note in comparison.notes:
         yield "note", f"{name}: {note}"
     test = comparison.test
     side = "better" if test.difference >= 0 else "worse"
-    words = f"{abs(test.difference):.5f} {comparison.unit} {side} than {name}"
-    words += f"; better by {test.margin:.5f}: p = {test.p:.2g}"
-    words += "" if comparison.shown else f", not below {ALPHA:g}: not shown"
-    yield ("note" if comparison.shown else facts.serious), words
+    measured = f"{abs(test.difference):.5f} {comparison.unit} {side} than {name}"
+    claim = f"by more than {test.margin:.5f}: p = {test.p:.2g}"
+    if comparison.shown:
+        yield "note", f"{measured}, {claim}"
+    else:
+        yield facts.serious, f"{measured}: not shown to be better {claim}, not below {ALPHA:g}"

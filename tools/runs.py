@@ -197,6 +197,7 @@ def line_events(text: str) -> list[Event]:
 
 # --- a run, and its files ---
 
+MAX_BYTES = 50_000_000  # of a log; those of the field have 200,000
 MAX_LINE = 1 << 12  # characters of one line
 LOG_SUFFIXES = {".txt", ".log"}
 # They quote lines of logs, or lie beside them.
@@ -334,10 +335,12 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     return log
 
 
-def read_file(path: Path) -> bytes:
-    """The file's bytes. A pipe is refused unopened."""
+def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
+    """The file's bytes. A pipe is refused unopened, and so is what has more than `most` bytes."""
     if path.exists() and not path.is_file():
         raise ValueError("not a file")
+    if (size := path.stat().st_size) > most:
+        raise ValueError(f"{size:,} bytes, of which {most:,} are read at most")
     return path.read_bytes()
 
 

@@ -157,6 +157,12 @@ def faults_of_group(name: str, group: Sequence[Run], allow: Sequence[str]) -> It
             yield f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}"
 
 
+def bytes_scored(run: Run) -> float | None:
+    """The bytes of text of which the score is the mean; None: the log does not say it."""
+    rate = run.result and run.result.bytes_per_token
+    return rate * run.val_tokens if rate and run.val_tokens and not run.partial_val else None
+
+
 def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
     """Reasons not to compare the scores of runs: not all of them are of one whole split."""
     allowed = {name.lower() for name in allow}
@@ -174,11 +180,7 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
     same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
     if len(splits) > 1 and not same_text and "validation_shards" not in allowed:
         yield "the validation shards differ (checksums in made_of): validate all runs on one split"
-    sizes = {}
-    for run in runs:
-        rate = run.result and run.result.bytes_per_token
-        if rate and run.val_tokens and not run.partial_val:
-            sizes[run.name] = rate * run.val_tokens
+    sizes = {run.name: size for run in runs if (size := bytes_scored(run))}
     if sizes and max(sizes.values()) > SAME_TEXT * min(sizes.values()):
         ends = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
         scored = " and ".join(f"{name} {sizes[name]:,.0f} bytes" for name in ends)

@@ -12,7 +12,7 @@ from unittest import mock
 import package
 import pytest
 import record
-from made_logs import ARTIFACT, NAME, RULE, SCRIPT, record_log
+from made_logs import ARTIFACT, NAME, RULE, SCRIPT, event_lines, record_log
 from packed import packed_form, plain_form
 from record import OPEN, RECORD
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, run_trainer
@@ -79,7 +79,7 @@ def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> 
     logs, script = seeds(tmp_path), tmp_path / "mine.py"
     script.write_text(SCRIPT + "x = 1\n")
     done, out, err, folder = make(*logs, "--script", script)
-    assert done == 1 and "not the script that the logs hold: line 6 without comments is" in err
+    assert done == 1 and f"another script than {script}: line 6 without comments is" in err
     assert not folder.parent.exists()
     for path in logs:
         path.write_text(path.read_text().split(f"{RULE}\n", 1)[1])
@@ -89,14 +89,13 @@ def test_the_script_of_the_logs_or_the_one_named(tmp_path: Path, make: Make) -> 
     assert done == 0 and (folder / "train_gpt.py").read_text() == SCRIPT
 
 
-EDITED = f"{SCRIPT}x = 1\n{RULE}\nRunning Python 3.12.3\n{RULE}\n"  # of a run that went on
+VERSIONS = f"{RULE}\nRunning Python 3.12.3\n{RULE}\n"
 # A change of the third log, another log, or what is given by hand: the exit code and the words.
 REFUSED = {
     "1 : unfinished: it ends before the result": lambda text: text.split("Serialized model i")[0],
-    "1 it was resumed with another script: run that seed again": lambda text: text.replace(
-        "step:13790/20000 train", f"{EDITED}step:13790/20000 train"
+    "1 run1337.txt: it holds another script than": lambda text: text.replace(
+        "import os\n", "import sys\n"
     ),
-    "1 the logs hold different scripts": lambda text: text.replace("import os\n", "import sys\n"),
     "1 does not say its seed": lambda text: text.replace("seed:1337\n", ""),
     "1 no training log": lambda text: "",
     "1 run it with another SEED, or leave": lambda text: text.replace("seed:1337\n", "seed:1\n"),
@@ -114,6 +113,25 @@ def test_what_cannot_be_packaged(expected: str, tmp_path: Path, make: Make) -> N
     done, out, err, _ = make(*logs, *more, by_hand=wrong if isinstance(wrong, str) else BY_HAND)
     assert (done, out) == (int(expected[0]), "") and expected[2:] in err and err.count("\n") == 1
     assert not (tmp_path / "records").exists()
+
+
+def test_what_check_refuses_is_not_made(tmp_path: Path, make: Make) -> None:
+    """Here a run that was resumed with another script."""
+    log = seeds(tmp_path)[0]
+    last = "step:13790/20000 train"
+    log.write_text(log.read_text().replace(last, f"{SCRIPT}x = 1\n{VERSIONS}{last}"))
+    done, out, err, folder = make(log)
+    assert done == 1 and "refused      it was resumed with another script" in out
+    assert f"{folder} was not made: see what was refused above" in err and not folder.exists()
+
+
+def test_the_readme_has_the_settings_that_were_given(tmp_path: Path, make: Make) -> None:
+    logs = seeds(tmp_path)
+    events = event_lines(1, given={"MLP_MULT": "3", "NAMES": "a b"})
+    logs[0].with_suffix(".jsonl").write_text(events)
+    readme = (make(*logs)[3] / "README.md").read_text()
+    assert "  MLP_MULT=3 \\\n  NAMES='a b' \\\n  torchrun " in readme
+    assert "does not say all settings" not in readme
 
 
 def test_no_folder_is_overwritten_or_half_written(tmp_path: Path, make: Make) -> None:
@@ -201,7 +219,7 @@ def test_comments_and_docstrings_are_left_out(tmp_path: Path, call: Call) -> Non
     assert back.read_text() == LEFT
     for wrong, words in (
         (packed.read_bytes(), "it is packed already"),
-        (b"def f(:", "it does not compile: line 1"),
+        (b"def f(:", " does not compile it: line 1"),
     ):
         path.write_bytes(wrong)
         code, _, err = call(package.main, "--pack", path, "--output", tmp_path / "c.py")
