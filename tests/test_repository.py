@@ -15,7 +15,7 @@ from running import ROOT
 TRAINER = ROOT / "train_gpt.py"
 BANNER = "\n# ===== MACHINERY: "
 MOST = {"to the banner": 900, "in all": 2_550, "tuple assignments": 30}
-FOLDERS = {"tools": 5_400, "data": 1_750, "tests": 11_800}  # lines of Python, at most
+FOLDERS = {"tools": 5_700, "data": 1_750, "tests": 11_900}  # lines of Python, at most
 README_WORDS = 8_700
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
 TOP = {".ci", ".gitignore", ".ruff.toml", "LICENSE", "README.md", "requirements.txt"}
@@ -103,6 +103,19 @@ def test_the_trainer_imports_the_packages_that_requirements_pin() -> None:
     lines = text_of("requirements.txt").split()
     assert {re.fullmatch(r"([\w-]+)==[\d.]+", line)[1] for line in lines} == PACKAGES
     assert "torch==2.13.0" in lines
+
+
+def test_tools_import_the_packages_that_their_requirements_pin() -> None:
+    """Beside those of the trainer; what tests need includes them."""
+    named = set()
+    for name in files(".py"):
+        if name.startswith("tools/"):
+            words = r"^\s*(?:from|import) (\w+)"
+            named |= set(re.findall(words, text_of(name), re.MULTILINE))
+    own = {Path(name).stem for name in files(".py")} | set(sys.stdlib_module_names)
+    pinned = set(re.findall(r"^([\w-]+)==", text_of("tools/requirements.txt"), re.MULTILINE))
+    assert named - own - PACKAGES == pinned
+    assert "-r ../tools/requirements.txt" in text_of("tests/requirements.txt").splitlines()
 
 
 # The README's own commands

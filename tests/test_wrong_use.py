@@ -2,8 +2,10 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
+import cli
 import pytest
 from running import ROOT, run_script
 
@@ -125,3 +127,22 @@ def made(folder: Path) -> list[Path]:
         "keys.jsonl",
     }
     return [Path(top, name) for top, _, names in os.walk(folder) for name in {*names} - given]
+
+
+def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file that lists them, and with the environment of the README if that is not used."""
+    gone = {"scipy", "pandas", "torch"}
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name in gone else name)
+    monkeypatch.setattr(cli.sys, "argv", [str(ROOT / "data" / "quickstart.py")])
+    monkeypatch.setattr(cli, "OWN", ROOT / "README.md")
+    install = f"{sys.executable} -m pip install -r {ROOT}"
+    monkeypatch.setattr(cli, "VENV", Path(sys.prefix))
+    assert cli.missing("scipy.stats") == (
+        f"pandas, scipy are missing: run {install}/tools/requirements.txt"
+    )
+    assert cli.missing("torch") == f"torch is missing: run {install}/requirements.txt"
+    monkeypatch.setattr(cli.sys, "argv", [str(ROOT / "tools" / "verify.py")])
+    both = f"{ROOT}/requirements.txt -r {ROOT}/tools/requirements.txt"
+    assert cli.missing("torch").endswith(f"-m pip install -r {both}")
+    monkeypatch.setattr(cli, "VENV", ROOT)
+    assert f": run it with {cli.OWN}, or {install}" in cli.missing("torch")

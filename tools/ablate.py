@@ -1,5 +1,6 @@
 """Vary a trainer's settings or its script, and measure what changes.
-Runs take turns and are paired by seed. Differences are printed with 95 % intervals.
+Runs take turns and are paired by seed. Differences are printed with 95 % intervals, and called
+measurable if they are so for all arms together.
 
     # on a laptop: small models, about a minute and a half a run
     python3 tools/ablate.py --vary MLP_MULT=2,4 -- python3 data/quickstart.py
@@ -13,13 +14,15 @@ are compared with the first one. --script puts each of these scripts in place of
 round runs every arm with one seed, and starts with the next arm.
 
 If you give the same command again, finished runs are kept, and others are run again; you may add
-seeds and values. If a run fails, the other runs continue.
+seeds and values. Where values have commas, put a semicolon between them:
+--vary "NAMES=.attn.,.mlp.;.mlp." If a run fails, the other runs continue.
 
 Exit code: 0 done, 1 a run failed, or cannot be compared, 2 wrong usage, 130 interrupted.
 """
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import itertools
 import json
@@ -32,16 +35,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import cli
 from cli import ToolError
+from packed import unpacked
 from report import plot, report
 from runs import Logs, Run, read_logs
-from samples import BITS, NATS, faults_of_split, other_tokenizers, paired, telling, value_of
+from samples import Test, faults_of_split, holm, paired, pairs_by_seed, telling, unit_of, value_of
 
 OURS = ("RUN_ID", "SEED")  # set for each run
 SCRIPT = "{script}"  # in the command: a script of --script
@@ -63,11 +66,13 @@ class Arm(NamedTuple):
 
     @property
     def slug(self) -> str:
-        """Its values in a RUN_ID; with a hash where they are long or have other signs."""
+        """Its values in a RUN_ID; with a hash where another arm might have the same text."""
         values = [value for _, value in self.settings]
-        values = [Path(self.script).stem, *values] if self.script else values
+        values = [self.script.removesuffix(".py"), *values] if self.script else values
         text = "-".join(values)
-        if re.fullmatch(r"[A-Za-z0-9.]+(-[\w.]+)*", text, re.ASCII) and len(text) <= 60:
+        signs = r"[\w.]+" if len(values) > 1 else r"[\w.-]+"
+        plain = all(re.fullmatch(signs, value, re.ASCII) for value in values)
+        if plain and len(text) <= 60 and text[0].isalnum():
             return text
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", text)[:40].strip("-.")
         return f"{plain}-{hashlib.sha256(self.label.encode()).hexdigest()[:8]}".lstrip("-")
@@ -89,7 +94,8 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
             raise ToolError(f"--vary {text}: write NAME=value,value, such as TRAIN_PREFETCH=1,0")
         if name in OURS:
             raise ToolError(f"--vary {text}: every run has its own {name}: see --seeds")
-        settings.setdefault(name, []).extend(value.strip() for value in values.split(","))
+        sign = ";" if ";" in values else ","
+        settings.setdefault(name, []).extend(v.strip() for v in values.rstrip(";").split(sign))
         if "" in settings[name] or len(set(settings[name])) < len(settings[name]):
             raise ToolError(f"--vary {text}: values are comma-separated, distinct and not empty")
     return settings
@@ -203,13 +209,27 @@ class Ablation:
         self.made[self.run_id(run)] = how
         self.manifest_path.write_text(json.dumps(self.made, indent=1), encoding="utf-8")
 
+    def check_names(self) -> None:
+        """Do the scripts have the settings that are varied? Those that can be asked say it."""
+        commands = [self.command(Planned(arm, 0)) for arm in self.arms]
+        files = dict.fromkeys(Path(word) for words in commands for word in words)
+        quick = any(file.resolve() == cli.ROOT / "data" / "quickstart.py" for file in files)
+        trainers = [file for file in files if is_trainer(file)]
+        for script in trainers or [cli.ROOT / "train_gpt.py"] * quick:
+            known = settings_of(script)
+            for name in self.vary if known else ():
+                if name not in known and not SURROUNDINGS.match(name):
+                    near = difflib.get_close_matches(name, known, 1)
+                    remedy = f"did you mean {near[0]}?" if near else "its --help lists them"
+                    raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
+
     def check(self, run: Planned, log: Run) -> None:
         """Did the run have the settings that were varied? Its log says it."""
         for name, text in (*run.arm.settings, ("SEED", str(run.seed))):
             had, fault = log.config.get(name.lower()) if name.isupper() else None, ""
             if had is None and not SURROUNDINGS.match(name) and name != "SEED":
                 fault = f"--vary {name}: {self.log(run)} has no such setting: see --help"
-            elif isinstance(had, int | float) and had != float(text):
+            elif had is not None and not is_value(had, text):
                 words = "the command sets it itself: take it out of the command"
                 fault = f"{name}={text}: the run had {had}: {words}"
             if fault:
@@ -222,6 +242,7 @@ class Ablation:
         failures = []
         if kept := len(self.runs) - len(todo):
             print(f"{kept} of {len(self.runs)} runs are finished and kept")
+        began = time.monotonic()
         for number, run in enumerate(todo, 1):
             label = f"{run.arm.label} seed {run.seed}"
             place = f"[{number}/{len(todo)}] {label}"
@@ -230,7 +251,10 @@ class Ablation:
             code, log = self.run_one(run)
             if code == 0 and log:
                 self.check(run, log)
-                print(f"{place}: finished in {time.monotonic() - begun:.0f} s", flush=True)
+                now = time.monotonic()
+                left = (now - began) / number * (len(todo) - number)
+                eta = f", about {left:,.0f} s left" if number < len(todo) else ""
+                print(f"{place}: finished in {now - begun:,.0f} s{eta}", flush=True)
                 continue
             unfinished = f", but {self.log(run)} has no end" * (code == 0)
             print(f"{place}: FAILED (exit code {code}){unfinished}")
@@ -255,6 +279,35 @@ class Ablation:
         runs = read_logs([self.log(run)]).runs
         self.save(run, self.how(run, runs[0] if runs else None))
         return code, self.result(run)
+
+
+def is_value(had: object, text: str) -> bool:
+    """Is a setting that a run had what the text says?"""
+    try:
+        if isinstance(had, str):  # a path may be another one of the same file
+            return Path(had).name == Path(text).name
+        return had == float(text)
+    except ValueError:
+        return False
+
+
+def is_trainer(file: Path) -> bool:
+    """Can it be asked for its settings?"""
+    if file.suffix != ".py" or not file.is_file():
+        return False
+    text = file.read_bytes()
+    return b"--print-config" in (unpacked(text) or text)
+
+
+def settings_of(script: Path) -> set[str]:
+    """The names of a trainer's settings; empty: it does not say them."""
+    command = [sys.executable, str(script), "--print-config"]
+    environ = {"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+        return {name.upper() for name in json.loads(done.stdout)}
+    except (ValueError, TypeError, subprocess.TimeoutExpired):
+        return set()
 
 
 def run_child(command: Sequence[str], settings: Mapping[str, str], output: Path) -> int:
@@ -288,25 +341,26 @@ def last_lines(output: Path) -> str:
 
 
 class Difference(NamedTuple):
-    """An arm minus the first arm, paired by seed; the interval is None for a single pair."""
+    """An arm minus the first arm, paired by seed; no test of a single pair."""
 
+    arm: Arm
     metric: str
     unit: str
     pairs: int
-    mean: float
-    interval: tuple[float, float] | None
+    test: Test
+    measurable: bool = False  # for all differences of a kind together
 
     @property
-    def measurable(self) -> bool:
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+    def equal(self) -> bool:
+        return self.pairs > 1 and self.test.low == self.test.high == 0
 
     def cells(self) -> list[str]:
         words = ["-", "one pair: no interval"]
-        if self.interval is not None:
+        if self.pairs > 1:
             judged = "measurable" if self.measurable else "not measurable"
-            judged = "equal" if self.interval == (0, 0) else judged
-            words = ["{:+.4g} to {:+.4g}".format(*self.interval), judged]
-        return [self.metric, str(self.pairs), f"{self.mean:+.4g} {self.unit}", *words]
+            interval = f"{self.test.low:+.4g} to {self.test.high:+.4g}"
+            words = [interval, "equal" if self.equal else judged]
+        return [self.metric, str(self.pairs), f"{self.test.difference:+.4g} {self.unit}", *words]
 
 
 class Results:
@@ -316,12 +370,16 @@ class Results:
         found = {run: ablation.result(run) for run in ablation.runs}
         self.runs = {run: log for run, log in found.items() if log}
         self.first, *self.others = ablation.arms
+        found = [one for arm in self.others for one in self.tested(arm)]
+        losses = [one for one in found if one.metric == "loss"]
+        rest = [one for one in found if one.metric != "loss"]
+        self.differences = [*judged(losses), *judged(rest)]
 
-    def of(self, arm: Arm) -> dict[int, Run]:
-        return {run.seed: log for run, log in self.runs.items() if run.arm == arm}
+    def of(self, arm: Arm) -> list[Run]:
+        return [log for run, log in self.runs.items() if run.arm == arm]
 
-    def differences(self, arm: Arm) -> list[Difference]:
-        unit = BITS if other_tokenizers([run.result for run in self.runs.values()]) else NATS
+    def tested(self, arm: Arm) -> Iterator[Difference]:
+        unit = unit_of([run.result for run in self.runs.values()])
         metrics: list[tuple[str, str, Callable[[Run], float | None]]] = [
             ("loss", unit, lambda run: value_of(run.result, unit)),
             ("step time", "ms", lambda run: run.step_ms),
@@ -330,20 +388,15 @@ class Results:
         ]
         if len({run.last_step for run in self.runs.values()}) > 1:
             metrics.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
-        result, first, second = [], self.of(self.first), self.of(arm)
         for name, of, value in metrics:
-            pairs = [(value(first[seed]), value(second[seed])) for seed in first if seed in second]
-            known = [p for p in pairs if all(v is not None and math.isfinite(v) for v in p)]
-            if known:
-                mean = fmean(theirs - ours for ours, theirs in known)
-                test = paired(*zip(*known, strict=True)) if len(known) > 1 else None
-                interval = test and (test.low, test.high)
-                result.append(Difference(name, of, len(known), mean, interval))
-        return result
+            pairs = pairs_by_seed(self.of(self.first), self.of(arm), value)
+            if pairs:
+                test = paired(*zip(*(pairs if pairs[1:] else pairs * 2), strict=True))
+                yield Difference(arm, name, of, len(pairs), test)
 
     def refusals(self, arm: Arm) -> list[str]:
         """Why the runs of an arm and of the first one do not measure what was varied."""
-        ours, theirs = list(self.of(self.first).values()), list(self.of(arm).values())
+        ours, theirs = self.of(self.first), self.of(arm)
         mixed = dict.fromkeys([*telling(ours), *telling(theirs)])
         why = [f"runs of one arm differ in {', '.join(mixed)}"] if mixed else []
         why += faults_of_split([*ours, *theirs], ["partial_val"])
@@ -351,21 +404,29 @@ class Results:
 
     def verdict(self, arm: Arm) -> str:
         """What is known about an arm, in one line."""
-        text, changes = f"{arm.label} against {self.first.label}: ", self.differences(arm)
+        text = f"{arm.label} against {self.first.label}: "
+        changes = [one for one in self.differences if one.arm == arm]
         if why := self.refusals(arm):
             return text + f"not an ablation: {'; '.join(why)}"
         if not changes:
             return text + "no pair of finished runs"
-        if changes[0].interval is None:
+        if changes[0].pairs < 2:
             return text + "one seed cannot tell a difference from chance: add --seeds 3"
         clear = [d for d in changes if d.measurable]
         said = [f"{d.metric} {d.cells()[2]} ({d.cells()[3]})" for d in clear]
         rest = ", ".join(d.metric for d in changes if not d.measurable)
         text += f"{', '.join(said)}; not measurable: {rest}" if clear and rest else ", ".join(said)
         text += "" if clear else "nothing is measurable"
-        if changes[0].metric == "loss" and changes[0].interval == (0, 0):
+        if changes[0].metric == "loss" and changes[0].equal:
             text += "; the losses are equal to the digit: what was varied computes the same"
         return text
+
+
+def judged(differences: Sequence[Difference]) -> list[Difference]:
+    """Which of them are measurable, by Holm's rule for all of them together."""
+    tested = [one.test.p_of_none if one.pairs > 1 else math.nan for one in differences]
+    pairs = zip(differences, holm(tested), strict=True)
+    return [one._replace(measurable=p < 0.05) for one, p in pairs]
 
 
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
@@ -375,10 +436,14 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         print("no run is finished: what they printed is above")
         return 1
     head = ["arm", "quantity", "pairs", "difference", "95 % interval", "verdict"]
-    rows = [[arm.label, *d.cells()] for arm in results.others for d in results.differences(arm)]
+    ordered = sorted(results.differences, key=lambda one: results.others.index(one.arm))
+    rows = [[one.arm.label, *one.cells()] for one in ordered]
     verdicts = [results.verdict(arm) for arm in results.others]
+    losses = sum(d.metric == "loss" for d in results.differences)
+    title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05 for all "
+    title += f"{losses} losses together, and for all {len(rows) - losses} others, by Holm's rule)"
     blocks = [
-        ["Verdict (differences with their 95 % intervals)", *(f"  {line}" for line in verdicts)],
+        [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
         report(Logs(runs=list(results.runs.values()))),
@@ -386,11 +451,11 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    arms = {arm.label: list(results.of(arm).values()) for arm in ablation.arms}
+    arms = {arm.label: results.of(arm) for arm in ablation.arms}
     arms = {name: runs for name, runs in arms.items() if runs}
     print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
     try:
-        plot([*arms.values()], [*arms], ablation.folder / "picture.png")
+        plot([*arms.values()], [*arms], ablation.folder / "picture.png", verdicts)
         print(f"picture: {ablation.folder / 'picture.png'}")
     except (ImportError, OSError, cli.ToolError) as error:
         print(f"no picture: {error}", file=sys.stderr)
@@ -404,6 +469,7 @@ def ablate(options: argparse.Namespace) -> int:
     words = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds: {len(ablation.runs)} runs"
     print(f"{' and '.join(ablation.varied)}: {words}")
     ablation.open()
+    ablation.check_names()
     try:
         failures = ablation.run_all()
     except KeyboardInterrupt:

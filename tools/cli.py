@@ -9,12 +9,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
+VENV = ROOT / ".venv"  # as the README makes it
+OWN = VENV / "bin" / "python"
 PROGRESS_SECONDS = 10.0
 PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
@@ -124,12 +126,25 @@ def end_with_the_reader() -> None:
 
 
 def missing(package: str) -> str:
-    """What to do about a package that this Python lacks, in one line."""
-    package, python = package.partition(".")[0], sys.executable
-    own = f"it with {OWN}, or " if OWN.exists() and python != str(OWN) else ""
-    package_list = shlex.quote(str(ROOT / "requirements.txt"))
-    install = f"-r {package_list}" if package in PACKAGES else package
-    return f"{package} is missing: run {own}{python} -m pip install {install}"
+    """What to do about a package that this Python lacks, and the others that the program may ask
+    for, in one line."""
+    package = package.partition(".")[0]
+    lacking, given = [], []
+    for folder in (ROOT, ROOT / "tools"):
+        path = folder / "requirements.txt"
+        names = re.findall(r"^[\w-]+", path.read_text("utf-8"), re.MULTILINE)
+        names = [name for name in dict.fromkeys(names) if find_spec(name) is None]
+        if package in names or names and folder == Path(sys.argv[0]).resolve().parent:
+            lacking += names
+            given.append(f"-r {shlex.quote(str(path))}")
+    are = f"{', '.join(lacking or [package])} {'are' if lacking[1:] else 'is'} missing"
+    own = "" if in_own_environment() else f"it with {OWN}, or "
+    return f"{are}: run {own}{sys.executable} -m pip install {' '.join(given) or package}"
+
+
+def in_own_environment() -> bool:
+    """Is there no environment of the README's, or does this Python belong to it?"""
+    return not OWN.exists() or os.path.samefile(sys.prefix, VENV)
 
 
 def command_of(script: str) -> str:

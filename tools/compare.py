@@ -14,6 +14,7 @@ Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """
 
 import argparse
+import difflib
 import math
 import sys
 from collections.abc import Sequence
@@ -31,10 +32,12 @@ from samples import (
     conditions,
     faults_of_group,
     faults_of_split,
+    pairs_by_seed,
     seed_groups,
     spread,
     telling,
     trace,
+    value_of,
     welch,
 )
 
@@ -49,20 +52,25 @@ def compare_groups(
     allow, runs, reasons = options.allow, [*a, *b], [*unread]
     if {trace(run) for run in a} & {trace(run) for run in b} - {None}:
         reasons.append("A and B share a run (equal to the digit): each run belongs to one of them")
+    known = {name for run in runs for name in (*conditions(run), *run.config)}
+    if unknown := [name for name in allow if name.lower() not in known]:
+        near = difflib.get_close_matches(unknown[0].lower(), known, 1)
+        remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
+        raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
     names = [f"{run.name} ({run.status}, step {run.last_step})" for run in runs]
     samples = [[run.result for run in group] for group in (a, b)]
     comparison = compare_samples(*samples, options.margin, names)
     notes = comparison.notes
+    pairs = pairs_by_seed(a, b, lambda run: value_of(run.result, comparison.unit))
+    if len(pairs) == len(a) == len(b):
+        comparison.pairs = pairs
     reasons += [*faults_of_group("A", a, allow), *faults_of_group("B", b, allow)]
     reasons += [*comparison.refusals, *faults_of_split(runs, allow)]
     comparison.refusals = list(dict.fromkeys(reasons))
     kinds = sorted({run.result.kind for run in runs if run.result})
     if len(kinds) > 1:
         notes.append(f"results of different evaluations ({', '.join(kinds)}) differ by them, too")
-    known = [name for run in runs for name in (*conditions(run), *run.config)]
-    if unknown := [name for name in allow if name.lower() not in known]:
-        notes.append(f"--allow does nothing for {some(unknown)}: no run has such a condition")
-    elif allow:
+    if allow:
         notes.append(f"--allow: the runs of a group may differ in {some(allow)}")
     if apart := telling(runs):
         notes.append(f"A and B differ in {some(apart)}: which is better is tested, not why")

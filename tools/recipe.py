@@ -60,13 +60,18 @@ class Recipe:
     @property
     def sentence(self) -> str:
         """What it does: the header's lines up to its first field."""
-        text = re.split(r"\n# (?:setting|source|effect|cost):", self.header)[0]
+        text = re.split(r"\n# (?:setting|source|effect|cost|not with):", self.header)[0]
         return " ".join(line.removeprefix("#").strip() for line in text.splitlines())
 
     def field(self, name: str) -> list[str]:
         """The field's lines. An indented line continues the one before it."""
         whole = re.sub(r"\n#   +", " ", self.header)
         return re.findall(rf"^# {name}: *(.+)$", whole, re.MULTILINE)
+
+    @property
+    def not_with(self) -> list[str]:
+        """Recipes that must not be applied with it, for one of the two would have no effect."""
+        return re.findall(r"\w+", " ".join(self.field("not with")))
 
     @property
     def settings(self) -> dict[str, tuple[str, str]]:
@@ -90,6 +95,8 @@ class Recipe:
             faults.append("it has no setting whose value `on` differs from its default")
         if sorted(self.settings) != sorted(name.upper() for name, _ in ADDED.findall(self.diff)):
             faults.append("its header's settings are not those that it adds to Config")
+        if unknown := [name for name in self.not_with if name not in names()]:
+            faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
         return faults
 
 
@@ -209,7 +216,11 @@ def combined(base: str, recipes: Sequence[Recipe]) -> str:
     """`base` with all recipes."""
     text = base
     done: list[str] = []
+    chosen = {recipe.name for recipe in recipes}
     for recipe in recipes:
+        if others := chosen.intersection(recipe.not_with):
+            words = f"{recipe.name} and {others.pop()} do the same in two ways, and one would win"
+            raise ToolError(f"{words}: leave one out")
         other = patched(base, recipe)
         try:
             mine = (" + ".join(done), text)
@@ -219,11 +230,48 @@ def combined(base: str, recipes: Sequence[Recipe]) -> str:
             raise ToolError(message) from error
         done.append(recipe.name)
     try:
-        ast.parse(text)
+        tree = ast.parse(text)
     except SyntaxError as error:
         reason = f"line {error.lineno} of what they make: {error.msg}"
         raise ToolError(f"{' + '.join(done)}: {reason}") from error
+    if faults := [*defined_twice(tree), *never_reached(tree)]:
+        remedy = "leave one out" if done[1:] else "mend the recipe"
+        raise ToolError(f"{' + '.join(done)}: {cli.some(faults)}: {remedy}")
     return text
+
+
+def defined_twice(tree: ast.Module) -> list[str]:
+    """Functions, classes and settings that one scope defines twice: the last one would win."""
+    found = []
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+        names = [
+            getattr(node, "name", None) or node.target.id
+            for node in scope.body
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and not node.decorator_list  # such as a property's setter
+            or isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+        ]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        found += [f"{name} is defined twice" for name in twice]
+    return found
+
+
+def never_reached(tree: ast.Module) -> list[str]:
+    """Statements behind one that leaves their block."""
+    bodies = (
+        body
+        for node in ast.walk(tree)
+        for body in (getattr(node, "body", []), getattr(node, "orelse", []))
+        if isinstance(body, list)
+    )
+    leaves = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+    return [
+        f"line {after.lineno} of what they make is behind a {type(node).__name__.lower()}"
+        for body in bodies
+        for node, after in zip(body, body[1:], strict=False)
+        if isinstance(node, leaves)
+    ]
 
 
 def with_defaults(text: str, assigned: dict[str, str]) -> str:
@@ -310,9 +358,10 @@ def apply_recipes(options: argparse.Namespace) -> None:
     text = with_defaults(combined(root_text(), recipes), assigned)
     made_by = f"{MADE_BY}{', '.join(wanted)}" + f"; stack {options.stack}" * bool(options.stack)
     target.write_text(f"{made_by}\n{text}", encoding="utf-8")
-    added = sum(recipe.count("+") for recipe in recipes)
-    removed = sum(recipe.count("-") for recipe in recipes)
-    print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{added} -{removed} lines)")
+    paths = str(TRAINER.resolve()), str(target.resolve())
+    counted = git(target.resolve().parent, "diff", "--no-index", "--numstat", *paths).stdout.split()
+    lines = f"+{counted[0]} -{counted[1]} lines"
+    print(f"{target}: train_gpt.py with {', '.join(wanted)} ({lines})")
     for recipe in recipes:
         settings = {name: on for name, (default, on) in recipe.settings.items() if default != on}
         if off := {name: settings[name] for name in settings.keys() - assigned.keys()}:

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,14 +13,17 @@ from runs import Logs, Run
 from samples import (
     BITS,
     CAP_BYTES,
+    all_conditions,
     differences,
     faults_of_split,
     interval,
     labels,
     other_tokenizers,
+    pairs_by_seed,
     seed_groups,
     spread,
     trace,
+    unit_of,
     value_of,
 )
 
@@ -40,7 +43,8 @@ def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
-    different, equal = differences(runs)
+    different, known = differences(runs), all_conditions(runs)
+    equal = sum(len(one.values) == 1 and not one.unknown for one in known)
     numbers = [run.known_seed for run in runs]
     seeds = {seed: [i for i, other in enumerate(numbers) if other == seed] for seed in numbers}
     rows = [("seed", value_words([*seeds.items()]))]
@@ -50,7 +54,13 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
     lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
-    if not different and all(run.steps for run in runs):
+    alone: dict[str, list[str]] = {}
+    for one in known:
+        if len(one.values) == 1 and one.unknown:
+            [(value, numbers)] = one.values
+            alone.setdefault(counted(numbers), []).append(f"{one.name} {cell(value)[:40]}")
+    lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in alone.items()]
+    if not different and not alone and all(run.steps for run in runs):
         lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
     return lines
 
@@ -151,106 +161,196 @@ def remarks_on(run: Run) -> Iterator[str]:
         yield f"resumed at step {some(run.resumed_at)}{other}"
 
 
-def plot(arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path) -> None:
-    """Writes the picture. A run without a result is not a seed of an arm that has results."""
+# --- pictures ---
+
+# Okabe and Ito's colours, told apart with any colour vision, without the yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "DosD^vX"
+FEW = 3  # points that each run needs for a curve
+LINE = 72  # characters of an arm's name
+BY_SEED = "same seed; lower is better"
+LATE = 0.2  # the range of y shows an arm from this share of its run on
+QUANTITIES = {  # of a curve: its lines and the axis
+    "val_bpb": ("validations", "validation, bits per byte"),
+    "mean_loss": ("steps", "training loss, mean since the line before, nats per token"),
+    "train_loss": ("steps", "training loss of single batches, nats per token"),
+}
+
+
+class Arm(NamedTuple):
+    """Runs that differ only in their seed, and how they are drawn."""
+
+    name: str
+    runs: Sequence[Run]
+    style: dict[str, str]
+
+    @property
+    def colour(self) -> str:
+        return self.style["color"]
+
+
+Panel = Callable[[Any], None]  # draws on an axis
+
+
+def plot(
+    arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path, verdicts: Sequence[str] = ()
+) -> None:
+    """Writes the picture of compare.py and ablate.py: each arm's mean over its seeds against steps,
+    with a band; the results, or, with `verdicts`, the differences from the first arm by seed; the
+    time spent waiting for input where arms differ in it. A run without a result is not a seed of an
+    arm that has results. A note below says what a reader must know."""
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
+    drawn = [
+        Arm(name[:LINE], runs, style_of(place))
+        for place, (name, runs) in enumerate(zip(names, kept, strict=True))
+    ]
+    curves, words, lacking = curves_of(drawn)
+    panels: list[Panel] = []
+    if curves:
+        panels.append(lambda axis: draw_curves(axis, drawn, curves, words))
+    results = paired_values(drawn) if verdicts else result_values(drawn)
+    for values, about in (results, wait_values(drawn)):
+        if any(values):
+            panels.append(lambda axis, v=values, w=about: draw_dots(axis, drawn, v, w))
+    if not panels:
+        raise ToolError(f"--plot {path}: no run has a result or a curve: {lacking}")
+    notes = [*notes_on(arms, kept), *([] if curves else [lacking])]
+    runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
+    title = f"{drawn[0].name if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"
+    draw(drawn, panels, notes, verdicts or [title]).savefig(path, dpi=150)
+
+
+def style_of(place: int) -> dict[str, str]:
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
+    }
+
+
+def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
     left_out = sum(map(len, arms)) - sum(map(len, kept))
     notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
     runs = [run for arm in kept for run in arm]
     notes += faults_of_split(runs, ["partial_val"])
     if all(run.partial_val for run in runs):
         notes.append("all runs were validated on a part of the split")
+    scores: dict[Any, int] = {}
+    for arm in kept:
+        own = tuple(sorted((run.known_seed or 0, run.result.val_bpb) for run in arm if run.result))
+        scores[own] = scores.get(own, 0) + bool(own)
+    if (most := max(scores.values(), default=0)) > 1:
+        notes.append(f"{most} arms have equal results, seed by seed, to the digit")
     datasets = sorted({run.dataset for run in runs if run.dataset})
     if len(datasets) > 1:
         notes.append(f"the runs have different data: {some(datasets, 4)}")
-    draw(dict(zip(names, kept, strict=True)), notes, path)
+    return notes
 
 
-# Okabe and Ito's colours, told apart with any colour vision, without the yellow.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-DASHES = ("-", "--", ":", "-.")
-FEW = 3  # points that each run needs for a curve
-LINE = 72  # characters of an arm's name
-LATE = 0.2  # the range of y shows an arm from this share of its run on
-QUANTITIES = {  # of a curve: its lines and the axis
-    "val_bpb": ("validations", "validation, bits per byte"),
-    "train_loss": ("steps", "training loss, nats per token"),
-}
+def draw(
+    arms: Sequence[Arm], panels: Sequence[Panel], notes: Sequence[str], title: Sequence[str]
+) -> Any:
+    """The figure with its panels, the first of which is wider, its legend and its notes."""
+    from matplotlib.figure import Figure  # slow to import
+
+    widths = [3, *[2] * (len(panels) - 1)]
+    width = 2.6 + 2.1 * sum(widths) * (0.8 if len(panels) > 1 else 1)
+    note = textwrap.fill(f"Note: {'; '.join(notes)}", int(13 * width)) if notes else ""
+    lines = [part for line in title for part in textwrap.wrap(line, int(11 * width))]
+    rows = len(arms) + note.count("\n") + len(lines)
+    figure = Figure(figsize=(width, 4.4 + 0.2 * rows), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        panel(axis)
+        axis.grid(color="#dddddd", linewidth=0.6, axis="y")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    draw_legend(figure, arms, note)
+    figure.suptitle("\n".join(lines), fontsize=11)
+    return figure
 
 
-class Arm(NamedTuple):
-    """Runs that differ only in their seed."""
+def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
+    from matplotlib.lines import Line2D
 
-    name: str
-    runs: Sequence[Run]
-    style: dict[str, str]  # colour and dashes
-
-
-def style(place: int) -> dict[str, str]:
-    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
+    handles = [Line2D([], [], **arm.style, label=arm.name) for arm in arms]
+    place = {"loc": "outside lower center", "frameon": False}
+    legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
+    legend.get_title().set_color("#a00000")
 
 
 # --- curves ---
 
 
-def curves_of(arms: Sequence[Arm]) -> tuple[list[Any], str]:
+def curves_of(arms: Sequence[Arm]) -> tuple[list[Any], str, str]:
     """A table for each arm, a row for each step and a column for each run, and the axis: of the
-    first quantity that all runs have. None: empty."""
-    results = [run.result for arm in arms for run in arm.runs]
-    names = ["val_bpb"] if other_tokenizers(results) else list(QUANTITIES)
+    first quantity of which all runs have enough points. None: empty, and why."""
+    names, lacking = list(QUANTITIES), ""
+    if other_tokenizers([run.result for arm in arms for run in arm.runs]):
+        names, lacking = ["val_bpb"], "nats of other bytes per token are not drawn together, and "
     for name in names:
-        curves = [curve_of(arm.runs, name) for arm in arms]
-        if all(curve is not None for curve in curves):
-            return curves, QUANTITIES[name][1]
-    return [], ""
+        few = [run for arm in arms for run in arm.runs if len(points_of(run, name)) < FEW]
+        if not few:
+            return [curve_of(arm.runs, name) for arm in arms], QUANTITIES[name][1], ""
+    kind = "validations" if name == "val_bpb" else "training lines"
+    count = f"{few[0].name} has {len(points_of(few[0], name))} {kind}"
+    return [], "", f"no curves: {lacking}{count}, of {FEW} that it needs"
 
 
-def curve_of(runs: Sequence[Run], quantity: str) -> Any | None:
-    """All runs at all steps, between their own points and never beyond them. Without the validation
-    before the first step: the line from it to the next one shows nothing."""
-    import pandas  # optional, and slow to import
+def points_of(run: Run, quantity: str) -> dict[int, float]:
+    """Without the validation before the first step: the line from it shows nothing."""
+    lines = [line for line in getattr(run, QUANTITIES[quantity][0]) if line.step > 0]
+    values = {line.step: getattr(line, quantity) for line in lines}
+    return {step: v for step, v in values.items() if v is not None and math.isfinite(v)}
 
-    columns = []
-    for run in runs:
-        lines = [line for line in getattr(run, QUANTITIES[quantity][0]) if line.step > 0]
-        values = {line.step: getattr(line, quantity) for line in lines}
-        columns.append(pandas.Series(values, dtype=float))
-    points = pandas.concat(columns, axis=1).replace([math.inf, -math.inf], math.nan).sort_index()
-    curve = points.interpolate("index", limit_area="inside").dropna()
-    return curve if points.count().min() >= FEW and len(curve) > 1 else None
+
+def curve_of(runs: Sequence[Run], quantity: str) -> Any:
+    """All runs at all steps, between their own points and never beyond them."""
+    import pandas  # slow to import
+
+    columns = [pandas.Series(points_of(run, quantity), dtype=float) for run in runs]
+    points = pandas.concat(columns, axis=1).sort_index()
+    return points.interpolate("index", limit_area="inside").dropna()
 
 
 def draw_curves(axis: Any, arms: Sequence[Arm], curves: list[Any], words: str) -> None:
     for arm, curve in zip(arms, curves, strict=True):
         mean = curve.mean(axis=1)
-        marker = "o" if len(curve) < 25 else None
-        axis.plot(curve.index, mean, linewidth=1.6, marker=marker, markersize=3, **arm.style)
+        style = arm.style | {"marker": "o" if len(curve) < 25 else None}
+        axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)
         if len(arm.runs) > 1:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
-            axis.fill_between(
-                curve.index, low, high, color=arm.style["color"], alpha=0.2, linewidth=0
-            )
+            axis.fill_between(curve.index, low, high, color=arm.colour, alpha=0.2, linewidth=0)
     band = any(len(arm.runs) > 1 for arm in arms)
-    title = "mean over seeds, band: one standard deviation" if band else ""
-    axis.set_title(title, fontsize=9)
+    axis.set_title("mean over seeds, band: one standard deviation" if band else "", fontsize=9)
     axis.set(xlabel="training step", ylabel=words)
-    axis.set_ylim(*limits(curves))
-    axis.set_xlim(left=0)
-
-
-def limits(curves: Sequence[Any]) -> tuple[float, float]:
-    """A range of y that shows how each curve ends, not the fall of the first steps."""
-    late = [curve[curve.index >= LATE * curve.index[-1]] for curve in curves]
+    # The range of y shows how each curve ends, not the fall of the first steps.
+    late = [curve[curve.index >= LATE * curve.index[-1]] for curve in curves if len(curve)]
     values = np.concatenate([curve.to_numpy().ravel() for curve in late])
     low, high = values.min(), np.quantile(values, 0.98)
     room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
-    return low - room, high + room
+    axis.set_ylim(low - room, high + room)
+    axis.set_xlim(left=0)
+
+
+# --- dots ---
 
 
 def result_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
     known = [[value_of(run.result, BITS) for run in arm.runs] for arm in arms]
-    values = [[value for value in arm if value is not None] for arm in known]
-    return (values, "result, bits per byte") if any(values) else ([], "")
+    return [[v for v in arm if v is not None] for arm in known], "result, bits per byte"
+
+
+def paired_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
+    """How much higher the result of each seed is than that of the first arm."""
+    unit = unit_of([run.result for arm in arms for run in arm.runs])
+    pairs = [
+        pairs_by_seed(arms[0].runs, arm.runs, lambda run: value_of(run.result, unit))
+        for arm in arms
+    ]
+    values = [[theirs - ours for ours, theirs in arm] for arm in pairs]
+    return [[], *values[1:]], f"{unit} above {arms[0].name}, {BY_SEED}"
 
 
 def wait_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
@@ -266,20 +366,25 @@ def wait_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
 
 
 def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: str) -> None:
-    reached = []
+    paired = words.endswith(BY_SEED)  # the first arm is the line at 0
+    reached = [0.0] if paired else []
     for place, (arm, given) in enumerate(zip(arms, values, strict=True)):
         if not given:
-            axis.text(place, 0.02, "no result", ha="center", transform=axis.get_xaxis_transform())
+            text = "" if paired and place == 0 else "no result"
+            axis.text(place, 0.02, text, ha="center", transform=axis.get_xaxis_transform())
             continue
         mean, reach = sum(given) / len(given), interval(given) if len(given) > 1 else 0.0
         if len(given) > 1:
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
-            axis.scatter(places, given, color=arm.style["color"], s=16, alpha=0.55)
-        axis.errorbar(place, mean, reach or None, fmt="D", color=arm.style["color"], capsize=6)
+            axis.scatter(places, given, color=arm.colour, s=16, alpha=0.55)
+        style = {"color": arm.colour, "fmt": arm.style["marker"]}
+        axis.errorbar(place, mean, reach or None, capsize=6, **style)
         top = max(mean + reach, *given)
         style = {"textcoords": "offset points", "ha": "center"}
         axis.annotate(f"{mean:#.5g}", (place, top), (0, 5), fontsize=8, **style)
         reached += [mean - reach, top, *given]
+    if paired:
+        axis.axhline(0, color=arms[0].colour, linewidth=1.2)
     low, high = min(reached), max(reached)
     room = (high - low) or 0.01 * abs(low) or 0.01
     axis.set_ylim(low - 0.15 * room, high + 0.2 * room)
@@ -289,46 +394,3 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     axis.set_ylabel(words)
     several = any(len(given) > 1 for given in values)
     axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
-
-
-def draw(groups: Mapping[str, Sequence[Run]], notes: list[str], path: Path) -> None:
-    """Writes the picture of the arms by their names, with notes."""
-    from matplotlib.figure import Figure  # optional, and slow to import
-
-    arms = [Arm(name[:LINE], runs, style(n)) for n, (name, runs) in enumerate(groups.items())]
-    curves, words = curves_of(arms)
-    panels: list[Callable[[Any], None]] = []
-    if curves:
-        panels.append(lambda axis: draw_curves(axis, arms, curves, words))
-    for values, about in (result_values(arms), wait_values(arms)):
-        if values:
-            panels.append(lambda axis, v=values, w=about: draw_dots(axis, arms, v, w))
-    if not panels:
-        raise ToolError(f"--plot {path}: no run has a result or a curve")
-    if not curves:
-        notes.append(f"no curves: not all runs have {FEW} points of a quantity to compare")
-    widths = [3 if curves and not i else 2 for i in range(len(panels))]
-    width = 2.6 + 2.1 * sum(widths) * (0.8 if len(panels) > 1 else 1)
-    note = textwrap.fill(f"Note: {'; '.join(notes)}", int(13 * width)) if notes else ""
-    lines = len(arms) + note.count("\n")
-    figure = Figure(figsize=(width, 4.6 + 0.2 * lines), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
-    for axis, panel in zip(axes, panels, strict=True):
-        panel(axis)
-        axis.grid(color="#dddddd", linewidth=0.6, axis="y")
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-    draw_legend(figure, arms, note)
-    runs = f"{sum(len(arm.runs) for arm in arms)} runs"
-    name = arms[0].name if len(arms) == 1 else f"{len(arms)} arms"
-    figure.suptitle(f"{name}, {runs}")
-    figure.savefig(path, dpi=150)
-
-
-def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], **arm.style, marker="D", label=arm.name) for arm in arms]
-    place = {"loc": "outside lower center", "frameon": False}
-    legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
-    legend.get_title().set_color("#a00000")

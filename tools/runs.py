@@ -39,6 +39,7 @@ class Step(NamedTuple):
     train_loss: float  # nats per token
     train_time_ms: float | None = None  # training since its start
     data_crc: str | None = None
+    mean_loss: float | None = None  # of the steps since the line before
 
 
 class Validation(NamedTuple):
@@ -129,7 +130,7 @@ def read_step(match: re.Match[str], text: str) -> list[Event]:
     if train_loss is None:
         return []
     crc = re.search(r"\bdata_crc:([0-9a-f]{8})\b", rest)
-    return [Step(step, train_loss, time, crc[1] if crc else None)]
+    return [Step(step, train_loss, time, crc[1] if crc else None, figure("mean_loss", rest))]
 
 
 def read_result(match: re.Match[str], text: str) -> list[Event]:
@@ -244,6 +245,7 @@ class Run:
     partial_val: bool = False  # scored on a part of the validation split
     status: str = "unfinished"  # finished, failed, interrupted, unfinished, no steps
     error: str | None = None
+    conditions: dict[str, Any] | None = field(default=None, repr=False, compare=False)  # samples.py
 
     @property
     def name(self) -> str:
@@ -347,8 +349,11 @@ def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
 def text_of(data: bytes) -> str:
     """Carriage returns are made plain, colours are taken off. A byte that is not UTF-8 comes back
     when the text is encoded in the same way."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:200].count(b"\0") > 50:
+    zeros = data[:200:2].count(0), data[1:200:2].count(0)
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or min(zeros) < 10 < 50 < max(zeros):
         raise ValueError("UTF-16: iconv -f UTF-16 -t UTF-8 LOG > NEW.log makes it UTF-8")
+    if max(zeros) > 10:
+        raise ValueError("a binary file, no log")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     return COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
 
@@ -404,7 +409,8 @@ def take_event(run: Run, event: dict[str, Any]) -> None:
     elif kind == "hardware":
         run.machine = {k: v for k, v in known.items() if v}
     elif kind == "step":
-        step = Step(int(event["step"]), float(event["train_loss"]), time, event.get("data_crc"))
+        rest = time, event.get("data_crc"), event.get("mean_loss")
+        step = Step(int(event["step"]), float(event["train_loss"]), *rest)
         append_step(run.steps, step)
     elif kind in ("validation", "score"):
         losses = float(event["val_loss"]), float(event["val_bpb"])

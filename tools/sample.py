@@ -27,6 +27,7 @@ from cli import Parser, ToolError, number, plain, run
 from runs import Run, read_file, read_log
 
 TOP_K = 50
+MAX_BYTES = 4_000_000_000  # of an artifact or a tokenizer
 
 
 def run_of(log: Path | None) -> Run:
@@ -48,6 +49,13 @@ def run_of(log: Path | None) -> Run:
     raise ToolError(f"{why}: name the log of a run of train_gpt.py")
 
 
+def file_of(path: Path, remedy: str) -> bytes:
+    try:
+        return read_file(path, MAX_BYTES)
+    except ValueError as error:  # a pipe, or too large
+        raise ToolError(f"{path}: {error}: {remedy}") from error
+
+
 def load(log: Run) -> tuple[Any, Any]:
     """(model, config) of a run, made by its own script, also if that is packed."""
     import torch
@@ -56,10 +64,11 @@ def load(log: Run) -> tuple[Any, Any]:
     path = Path(log.path).with_suffix(".int8.ptz")
     if not path.exists():
         raise ToolError(f"{path}: no such artifact (the run is {log.status}): name another run")
-    data = read_file(path)
-    if log.model_bytes not in (None, len(data)):
-        words = f"{len(data):,} bytes, its log says {log.model_bytes:,}: RESUME=auto repeats it"
+    size = path.stat().st_size
+    if log.model_bytes not in (None, size):
+        words = f"{size:,} bytes, its log says {log.model_bytes:,}: RESUME=auto repeats it"
         raise ToolError(f"{path}: damaged, or another run's: {words}")
+    data = file_of(path, "name another run")
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
     sys.modules[script.__name__] = script  # dataclasses look for it there
@@ -79,7 +88,7 @@ def load(log: Run) -> tuple[Any, Any]:
 def coder_of(log: Run, path: Path, size: int) -> tuple[Callable, Callable, int]:
     """encode, decode and BOS of the run's tokenizer: a SentencePiece .model or a byte .json."""
     path = Path(os.environ.get("TOKENIZER_PATH", path))
-    data = read_file(path) if path.is_file() else b""
+    data = file_of(path, "set TOKENIZER_PATH") if path.is_file() else b""
     other = ToolError(f"{path}: missing, or not the run's tokenizer: set TOKENIZER_PATH")
     if log.made_of.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
         raise other
@@ -93,8 +102,11 @@ def coder_of(log: Run, path: Path, size: int) -> tuple[Callable, Callable, int]:
         if len(pieces) != size:
             raise other
         return pieces.encode, pieces.decode, pieces.bos_id()
-    form = json.loads(data)
-    offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
+    try:
+        form = json.loads(data)
+        offset = int(form["offset"] if "offset" in form else form["config"]["byte_offset"])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        raise other from None
 
     def decode(ids: list[int]) -> str:
         known = bytes(i - offset for i in ids if offset <= i < offset + 256)

@@ -42,8 +42,8 @@ SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 
 
 class Difference(NamedTuple):
-    """A condition that is not equal in all runs: each value with the numbers (from 0) of its runs,
-    and the runs whose logs do not tell it."""
+    """A condition: each value with the numbers (from 0) of its runs, and the runs whose logs do not
+    tell it."""
 
     name: str
     values: list[tuple[Any, list[int]]]
@@ -57,7 +57,13 @@ class Difference(NamedTuple):
 
 
 def conditions(run: Run) -> dict[str, Any]:
-    """Settings, code, versions, devices, data; not the seed."""
+    """Settings, code, versions, devices, data; not the seed. Found once for each run."""
+    if run.conditions is None:
+        run.conditions = find_conditions(run)
+    return run.conditions
+
+
+def find_conditions(run: Run) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in run.config.items():
         if name in DATA_FILES and isinstance(value, str):
@@ -88,27 +94,29 @@ def checksums(run: Run) -> dict[str, str]:
     return result
 
 
-def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
-    """Conditions that differ, and how many are equal in all runs that tell them."""
+def differences(runs: Sequence[Run]) -> list[Difference]:
+    """Conditions that differ, harmless ones last."""
+    result = [one for one in all_conditions(runs) if len(one.values) > 1]
+    return sorted(result, key=Difference.harmless)
+
+
+def all_conditions(runs: Sequence[Run]) -> list[Difference]:
     known = [conditions(run) for run in runs]
-    result, equal = [], 0
+    result = []
     for name in dict.fromkeys(name for setup in known for name in setup):
         values: dict[Any, list[int]] = {}
         for index, setup in enumerate(known):
             if name in setup:
                 values.setdefault(setup[name], []).append(index)
-        if len(values) > 1:
-            unknown = [index for index, setup in enumerate(known) if name not in setup]
-            result.append(Difference(name, list(values.items()), unknown))
-        else:
-            equal += 1
-    return sorted(result, key=Difference.harmless), equal
+        unknown = [index for index, setup in enumerate(known) if name not in setup]
+        result.append(Difference(name, list(values.items()), unknown))
+    return result
 
 
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    names = [d.name for d in differences(runs)[0] if not d.harmless()]
+    names = [d.name for d in differences(runs) if not d.harmless()]
     return [name for name in names if name.lower() not in allowed]
 
 
@@ -205,7 +213,9 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     different, known = telling(firsts), [conditions(run) for run in firsts]
     settings = 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}
     if settings and all(name in setup for setup in known for name in different):
-        return [" ".join(setting(n, setup[n]) for n in different) for setup in known]
+        named = [" ".join(setting(n, setup[n]) for n in different) for setup in known]
+        if len({*named}) == len(named):
+            return named
     names = labels(firsts)
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
     for place, group in enumerate(groups):
@@ -241,6 +251,7 @@ class Test:
     p: float
     low: float
     high: float
+    p_of_none: float  # two-sided: of a difference as large as this where there is none
 
     @property
     def measurable(self) -> bool:
@@ -280,13 +291,33 @@ def test_with(
     """scipy's test. Where no value varies and the margin is met exactly, t and p are nan."""
     shifted = [value - margin for value in second]
     one_sided = function(shifted, first, alternative="greater")
-    low, high = function(second, first).confidence_interval(0.95)
+    two_sided = function(second, first)
+    low, high = two_sided.confidence_interval(0.95)
     difference = statistics.fmean(second) - statistics.fmean(first)
-    figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high)
+    figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high, two_sided.pvalue)
     return Test(difference, margin, *map(float, figures))
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values that hold for all of them together. One that is nan belongs to no test."""
+    places = [place for place, p in enumerate(p_values) if not math.isnan(p)]
+    result, least = list(p_values), 0.0
+    for rank, place in enumerate(sorted(places, key=lambda place: p_values[place])):
+        least = max(least, min(1.0, (len(places) - rank) * p_values[place]))
+        result[place] = least
+    return result
+
+
 # --- results ---
+
+
+def pairs_by_seed(
+    first: Sequence[Run], second: Sequence[Run], value: Callable[[Run], float | None]
+) -> list[tuple[float, float]]:
+    """A value of the runs of each seed that both have."""
+    known = [{run.known_seed: value(run) for run in group} for group in (first, second)]
+    pairs = [(ours, known[1][seed]) for seed, ours in known[0].items() if seed in known[1]]
+    return [p for p in pairs if all(one is not None and math.isfinite(one) for one in p)]
 
 
 @dataclass
@@ -297,6 +328,7 @@ class Comparison:
     margin: float = MARGIN
     samples: Sequence[list[float]] = ()  # of A and of B
     test: Test | None = None
+    pairs: Sequence[tuple[float, float]] = ()  # of equal seeds, where each run has its partner
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -307,16 +339,26 @@ class Comparison:
     def verdict(self) -> list[str]:
         """The outcome of a comparison that was not refused: a claim and what was measured."""
         test, unit = self.test, self.unit
-        side = "lower" if test.difference > 0 else "higher"
-        measured = f"A is {abs(test.difference):.5f} {unit} {side}"
-        if test.difference == 0:
-            measured = "A and B have the same mean"
-        measured += f" (95 % interval of the difference {test.low:+.5f} to {test.high:+.5f})"
         claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
+        lines = [f"not shown that {claim}, not below {ALPHA:g}"]
         if self.shown:
-            return [f"{claim} < {ALPHA:g}", measured]
-        none = [] if test.measurable else ["no measurable difference"]
-        return [f"not shown that {claim}, not below {ALPHA:g}", measured, *none]
+            lines = [f"{claim} < {ALPHA:g}"]
+        if self.pairs and all(a == b for a, b in self.pairs):
+            equal = f"A and B are equal seed by seed, to the digit ({len(self.pairs)} pairs)"
+            return [*lines, equal]
+        lines.append(measured(test, unit, ""))
+        if self.pairs:
+            test = paired(*zip(*self.pairs, strict=True))
+            lines.append(measured(test, unit, f"paired by seed ({len(self.pairs)} pairs): "))
+        return [*lines, *([] if test.measurable or self.shown else ["no measurable difference"])]
+
+
+def measured(test: Test, unit: str, how: str) -> str:
+    interval = f"95 % interval of the difference {test.low:+.5f} to {test.high:+.5f}"
+    if test.difference == 0:
+        return f"{how}A and B have the same mean ({interval})"
+    side = "lower" if test.difference > 0 else "higher"
+    return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
 
 
 def value_of(result: Result | None, unit: str) -> float | None:
@@ -335,14 +377,19 @@ def other_tokenizers(results: Results) -> bool:
     return bool(known) and max(known) / min(known) > 1 + SAME_RATE
 
 
+def unit_of(results: Results) -> str:
+    """In which results are compared: nats only of one tokenizer, and where all have them."""
+    lacking = any(one and one.val_loss is None for one in results)  # a score alone
+    return BITS if lacking or other_tokenizers(results) else NATS
+
+
 def compare_samples(
     a: Results, b: Results, margin: float | None = None, names: Sequence[str] = ()
 ) -> Comparison:
     """Welch's test of A's results against B's, or the reasons why there is none. The margin is
     0.005 nats, or as many bits per byte, where none is given; `names` of the runs: for messages."""
     results = [*a, *b]
-    lacking = any(one and one.val_loss is None for one in results)  # a score alone
-    unit = BITS if lacking or other_tokenizers(results) else NATS
+    unit = unit_of(results)
     if margin is None and unit == BITS:  # as many as MARGIN nats are in the first run of B
         rate = [*rates([*b, *a]), USUAL_RATE][0]
         margin = float(f"{MARGIN / math.log(2) / rate:.2g}")
@@ -359,6 +406,10 @@ def compare_samples(
         if value_of(result, unit) is None:
             words = f"{name} has no result to compare: leave it out, or let it end"
             comparison.refusals.append(words)
+    values = [{value_of(one, unit) for one in sample} for sample in (a, b)]
+    if not comparison.refusals and max(map(len, values)) < 2:
+        words = "the results of each group are equal to the digit: how seeds differ is not known"
+        comparison.refusals.append(words)
     if not comparison.refusals:
         comparison.samples = [[value_of(one, unit) for one in sample] for sample in (a, b)]
         comparison.test = welch(*comparison.samples, margin=comparison.margin)

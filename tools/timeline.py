@@ -5,9 +5,10 @@ lane was busy, and a picture.
     python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg  # one time axis
 
 Lanes: reader (disk_read), copy (uploads of 1 KiB and more), compute (the device's kernels; on the
-CPU the main thread's phases), and input wait: compute is idle, and the host asks for a batch or an
-upload runs. A lane in which nothing ran is not drawn. The picture shows the three steps after the
-first one. ui.perfetto.dev shows the same file in a browser.
+CPU the main thread's phases) with its parts forward, backward and optimizer, all-reduce (NCCL's
+kernels, in which a rank also waits for the others), and input wait: neither of the two runs, and
+the host asks for a batch or an upload runs. A lane in which nothing ran is not drawn. The picture
+shows the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import json
 import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +29,11 @@ from cli import ToolError
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
 PICTURE_STEPS = 3  # so few that single reads are seen
 MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
-LANES = {"disk_read": "reader", "input_wait": "asked", "optimizer": "optimizer"}
-LANES |= dict.fromkeys(("forward", "backward", "reduce", "grad_clip"), "phases")
+PARTS = ("forward", "backward", "optimizer")  # of compute
+LANES = {"disk_read": "reader", "input_wait": "asked", "reduce": "all-reduce"}
+LANES |= {name: name for name in PARTS} | {"grad_clip": "optimizer"}
 COLOURS = {"reader": "#e69f00", "copy": "#7a5195", "compute": "#0072b2", "input wait": "#d00000"}
+COLOURS |= dict.fromkeys(PARTS, "#56b4e9") | {"all-reduce": "#009e73"}
 SHORT = 0.002  # of the time drawn: shorter waits have no bar, for a bar would look like a wait
 Span = tuple[float, float]
 
@@ -89,7 +93,9 @@ def lane_of(event: dict) -> str:
     """The lane in which an event is drawn; none: empty."""
     name, category = str(event.get("name")), event.get("cat")
     if category == "kernel":
-        return "kernels"
+        return "NCCL" if name.startswith("nccl") else "kernels"
+    if category == "gpu_user_annotation" and LANES.get(name) in PARTS:
+        return f"{LANES[name]} of the GPU"
     if category == "gpu_memcpy" and "HtoD" in name and event["args"]["bytes"] >= MIN_COPY_BYTES:
         return "copy"
     if category == "user_annotation":
@@ -115,7 +121,7 @@ def read_trace(path: Path, few: bool = False) -> Trace:
     except Exception as error:  # whatever a damaged or hostile file comes up with
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
         raise ToolError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error
-    found: dict[str, list[Span]] = {lane: [] for lane in (*LANES.values(), "copy", "kernels")}
+    found: dict[str, list[Span]] = defaultdict(list)
     steps = []
     for label, span in events:
         if mark := re.fullmatch(r"ProfilerStep#(\d{1,9})", label):
@@ -124,19 +130,11 @@ def read_trace(path: Path, few: bool = False) -> Trace:
             found[label].append(span)
     # After the last step of a shorter run comes a mark without a step.
     steps = [s for s in steps if any(s[0] <= begin < s[1] for begin, _ in found["optimizer"])]
-    found["phases"] += found["optimizer"]
-    if not steps or not found["phases"]:
+    if not steps:
         raise ToolError(f"{path}: not a trace of this trainer: it has no steps or no phases")
-    kernels = found["kernels"]
-    cuda = bool(kernels or found["copy"])
-    # With CUDA the host's phases are when work was issued, not when it was done.
-    compute = merged(kernels if cuda else found["phases"])
-    end = max(stop for _, stop, *_ in [*steps, *kernels])
-    edges = [(-math.inf, -math.inf), *compute, (end, end)]
-    idle = [(a[1], b[0]) for a, b in zip(edges, edges[1:], strict=False)]
-    wait = common(idle, merged(found["asked"] + found["copy"]))
-    rows = {name: merged(found[name]) for name in ("reader", "copy") if found[name]}
-    rows |= {"compute": compute, "input wait": wait}
+    device = "GPU" if found["kernels"] or found["copy"] else "CPU"
+    end = max(stop for _, stop, *_ in [*steps, *found["kernels"], *found["NCCL"]])
+    rows = lanes(found, device, end)
     marks = sorted((begin, number) for begin, _, number in steps)
     shown = marks[1 : 1 + PICTURE_STEPS] if few and len(marks) > 1 else marks
     first, last = shown[0][0], shown[-1][0]
@@ -147,7 +145,25 @@ def read_trace(path: Path, few: bool = False) -> Trace:
     }
     marks = [(time - first, number) for time, number in shown]
     file = path.name.removesuffix(".trace.json.gz")
-    return Trace(file, marks, max(end - first, 1e-6), "GPU" if cuda else "CPU", rows)
+    return Trace(file, marks, max(end - first, 1e-6), device, rows)
+
+
+def lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[str, list[Span]]:
+    """The rows in which something ran, and input wait."""
+    if device == "GPU":  # the host's phases are when work was issued, not when it was done
+        parts = {name: merged(found[f"{name} of the GPU"]) for name in PARTS}
+        compute, reduced = merged(found["kernels"]), merged(found["NCCL"])
+    else:
+        parts = {name: merged(found[name]) for name in PARTS}
+        compute = merged(span for spans in parts.values() for span in spans)
+        reduced = merged(found["all-reduce"])
+    edges = [(-math.inf, -math.inf), *merged(compute + reduced), (end, end)]
+    idle = [(a[1], b[0]) for a, b in zip(edges, edges[1:], strict=False)]
+    rows = {name: merged(found[name]) for name in ("reader", "copy")} | {"compute": compute}
+    rows |= {name: common(compute, spans) for name, spans in parts.items()}
+    rows["all-reduce"] = reduced
+    kept = {name: spans for name, spans in rows.items() if spans or name == "compute"}
+    return kept | {"input wait": common(idle, merged(found["asked"] + found["copy"]))}
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:

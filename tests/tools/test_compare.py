@@ -9,13 +9,15 @@ from typing import Any
 
 import compare
 import pytest
+import report
 import samples
-from made_logs import TOKENS, bpb_of, event_lines, log_text, read_text
+from made_logs import SMI, TOKENS, bpb_of, event_lines, log_text, read_text
 from matplotlib.figure import Figure
 from running import ROOT, Call
 from runs import read_logs
 from samples import seed_groups, telling
 
+RECORD = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
 A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
 
 
@@ -63,6 +65,14 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
     assert f"\nRuns 1, 2, 3, {said}" in out and "\nRuns 4, 5, equal but for the seed" in out
 
 
+def test_what_a_recipe_adds_is_shown(tmp_path: Path, call: Call) -> None:
+    """Only its log has the setting."""
+    for name, changed in (("base", {}), ("ema", {"ema_decay": 0.9})):
+        (tmp_path / f"{name}.jsonl").write_text(event_lines(ms=len(name), **changed))
+    _, out, _ = call(compare.main, tmp_path)
+    assert "  only in 2: ema_decay 0.9" in block(out, "What differs")
+
+
 def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> None:
     write_log(tmp_path / "train_seed9.log", seed=3, nats=2.0601, code=302_114)
     code, out, _ = call(compare.main, tmp_path)
@@ -82,10 +92,12 @@ def test_what_may_change_a_result(tmp_path: Path) -> None:
     """Not where data lie, nor how often lines are printed, nor what one log alone tells."""
     first = {"data_path": "/a/x", "val_every": 1, "odd": 1, "run_id": "a", "iterations": 9}
     second = {"data_path": "/b/x", "val_every": 2, "run_id": "b", "iterations": 8}
-    texts = [log_text(code=9, **first), log_text(code=9, world=4, **second)]
+    first["warmdown_iters"], second["warmdown_iters"] = 1, 2
+    texts = [log_text(code=9, smi=SMI, **first), log_text(code=9, smi=SMI, world=4, **second)]
+    texts[1] = texts[1].replace("PyTorch 2.9.1", "PyTorch 2.8.0")
     runs = [read_text(tmp_path, text).runs[0] for text in texts]
-    names = ["iterations", "world_size"]
-    assert telling(runs) == names and telling(runs, ["ITERATIONS", "WORLD_SIZE"]) == []
+    names = ["iterations", "warmdown_iters", "world_size", "torch"]
+    assert telling(runs) == names and telling(runs, [name.upper() for name in names]) == []
     assert seed_groups(runs) == [[0], [1]] and seed_groups(runs, names) == [[0, 1]]
 
 
@@ -130,7 +142,11 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     assert lines[0] == f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01"
     assert lines[1].startswith(f"  A is {test.difference:.5f} nats lower (95 % interval")
     mean, std = statistics.fmean(A), statistics.stdev(A)
-    assert lines[2] == f"  A: 3 runs, {mean:.5f} nats, std {std:.5f}"
+    test = samples.paired(A, B)
+    reach = f"{test.low:+.5f} to {test.high:+.5f})"
+    said = "  paired by seed (3 pairs): A is 0.01947 nats lower (95 % interval of the difference "
+    assert lines[2] == said + reach
+    assert lines[3] == f"  A: 3 runs, {mean:.5f} nats, std {std:.5f}"
     notes = [line for line in lines if "note" in line]
     assert notes == ["  note: A and B differ in matrix_lr: which is better is tested, not why"]
     out = call(compare.main, "--a", *b, "--b", *a)[1]
@@ -169,8 +185,12 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     assert code == 0 and remark in out, "one remark for all"
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
-    code, out, _ = call(compare.main, "--a", *a, "--b", *b, "--allow", "MATRIX_RL")
-    assert code == 0 and "note: --allow does nothing for MATRIX_RL: no run has such" in out
+    code, out, err = call(compare.main, "--a", *a, "--b", *b, "--allow", "MATRIX_RL")
+    remedy = "no run has such a condition: did you mean matrix_lr?"
+    assert (code, out, err) == (1, "", f"error: --allow MATRIX_RL: {remedy}\n")
+    flat = arm(tmp_path, "f", [2.06, 2.06]), arm(tmp_path, "g", [2.07, 2.07])
+    code, out, _ = call(compare.main, "--a", *flat[0], "--b", *flat[1])
+    assert code == 1 and "refused: the results of each group are equal to the digit" in out
 
 
 def test_runs_on_other_validation_shards_are_not_compared(tmp_path: Path, call: Call) -> None:
@@ -208,9 +228,9 @@ def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
     assert code == 0 and "A and B differ in train_prefetch: which is better" in out
     lines, low = block(out, "A against B"), samples.welch(waits[:3], waits[3:]).low
-    assert lines[1].startswith("  A and B have the same mean (95 % interval of the difference -")
+    assert lines[1] == "  A and B are equal seed by seed, to the digit (3 pairs)"
     start = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
-    assert lines[3].startswith(f"{start} {low:+.2f} to +151.4")
+    assert lines[2].startswith(f"{start} {low:+.2f} to +151.4")
 
 
 # --- pictures ---
@@ -248,9 +268,53 @@ def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) 
     mean = sum(bpb_of(nats - 0.01) for nats in A) / 3
     assert curves.lines[0].get_ydata()[-1] == pytest.approx(mean, abs=1e-4), "the seeds' mean"
     assert len(curves.collections) == 3, "a band an arm"
+    band = [y for x, y in curves.collections[0].get_paths()[0].vertices if x == 13_790]
+    std = statistics.stdev(bpb_of(nats) for nats in A)
+    assert max(band) - min(band) == pytest.approx(2 * std, abs=1.5e-4)
     [[_, place]] = dots.containers[0].lines[0].get_xydata()
     assert place == pytest.approx(sum(map(bpb_of, A)) / 3) and not dots.patches, "no bar"
     assert [len(row.get_offsets()) for row in dots.collections[::2]] == [3, 3, 3], "a dot per seed"
+
+
+def test_no_arm_of_a_record_is_left_out(drawn: list[Any], call: Call) -> None:
+    """Also where two arms have the same settings; what is equal is said."""
+    assert call(compare.main, RECORD, "--plot", "x.png")[0] == 0
+    curves, dots, waits = drawn[0].axes
+    names, note = legend_of(drawn[0])
+    assert [len(axis.containers) for axis in (dots, waits)] == [6, 6] == [len(curves.lines)] * 2
+    assert names[:3] == ["slow_disk_train_prefetch0", "slow_disk_train_prefetch1", "train"]
+    assert len(names) == 6 and drawn[0].get_suptitle() == "6 arms, 18 runs"
+    assert note == "Note: 6 arms have equal results, seed by seed, to the digit"
+    looks = {(line.get_color(), line.get_marker()) for line in drawn[0].legends[0].get_lines()}
+    assert len(looks) == 6
+
+
+def test_differences_of_equal_seeds_are_drawn_under_their_verdict(
+    tmp_path: Path, drawn: list[Any]
+) -> None:
+    arms = [read_logs(arm(tmp_path, name, nats)).runs for name, nats in (("a", A), ("b", B))]
+    report.plot(arms, ["one", "two"], tmp_path / "x.png", ["two against one: loss +0.0195 nats"])
+    dots = drawn[0].axes[1]
+    assert drawn[0].get_suptitle() == "two against one: loss +0.0195 nats"
+    assert dots.get_ylabel() == "nats above one, same seed; lower is better"
+    points = [y for _, y in dots.collections[0].get_offsets()]
+    assert points == pytest.approx([b - a for a, b in zip(A, B, strict=True)])
+    [[low, high]] = [bar[:, 1] for bar in dots.containers[0].lines[2][0].get_segments()]
+    assert (low, high) == pytest.approx((samples.paired(A, B).low, samples.paired(A, B).high))
+
+
+def test_training_losses_are_drawn_as_means_where_logs_have_them(
+    tmp_path: Path, drawn: list[Any], call: Call
+) -> None:
+    """Single batches look like a loss that rises."""
+    logs = arm(tmp_path, "a", A)
+    for path in logs:
+        edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
+        edited(path, lambda log: re.sub(r"(?m)(train_loss.*)$", r"\1 mean_loss:2.5", log))
+    assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
+    curves = drawn[0].axes[0]
+    assert curves.get_ylabel().startswith("training loss, mean since the line before")
+    assert [*curves.lines[0].get_ydata()] == [2.5] * 5
 
 
 def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], call: Call) -> None:
@@ -284,13 +348,12 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
     names, note = legend_of(drawn[0])
     assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
-    assert "no curves: not all runs have 3 points" in note
+    assert note.endswith("and train_seed1.log has 0 validations, of 3 that it needs")
 
 
 def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
     """A seed that is there twice is not of one arm: these logs do not tell how slow a disk was."""
-    folder = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
-    assert [len(arm) for arm in seed_groups(read_logs([folder]).runs)] == [3] * 6
+    assert [len(arm) for arm in seed_groups(read_logs([RECORD]).runs)] == [3] * 6
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:

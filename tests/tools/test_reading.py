@@ -31,8 +31,9 @@ SCORE = round(bpb_of(1.9), 8)
 EXAMPLES = """
 Running PyTorch 2.9.1+cu128                                        | Fact torch 2.9.1+cu128
 |   0  NVIDIA H100 80GB HBM3   On  |   00000000:19:00.0 Off | 0    | Fact device NVIDIA H100 80GB HBM3
-step:7/9 train_loss:2.5 train_time:350ms data_crc:00aa0001 eta:1s  | Step 7 2.5 350.0 00aa0001
-500/20000 train_loss: 3.3800 train_time: 0.8m tok/s: 77            | Step 500 3.38 None None
+step:7/9 train_loss:2.5 train_time:350ms data_crc:00aa0001 eta:1s  | Step 7 2.5 350.0 00aa0001 None
+step:8/9 train_loss:2.5 train_time:400ms eta:1s mean_loss:2.75     | Step 8 2.5 400.0 None 2.75
+500/20000 train_loss: 3.3800 train_time: 0.8m tok/s: 77            | Step 500 3.38 None None None
 step:19/20 val_loss:2.4 val_bpb:1.4 train_time:79ms                | Validation 19 2.4 1.4 79.0
 stopping_early: wallclock_cap train_time:205ms step:5/9            | Fact train_time_ms 205
 final_x val_loss:2.4 val_bpb:1.43 eval_time:14ms partial_val:1     | Result other final_x 2.4 1.43 14.0 2; Fact partial_val True

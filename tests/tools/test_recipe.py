@@ -196,3 +196,33 @@ def test_it_works_inside_another_repository(
     monkeypatch.setattr("tempfile.tempdir", str(own / "sub"))
     assert call(recipe.main, "apply", "caps", "--to", own / "x.py")[0] == 0
     assert CAP in (own / "x.py").read_text()
+
+
+TWICE = "\n\ndef added(x):\n    return x"
+
+
+def test_a_merge_that_defines_a_name_twice_or_leaves_a_line_unreached_is_refused(
+    call: Call, own: Path
+) -> None:
+    for name, end in (("first", " + 1\n"), ("second", " + 2\n")):
+        make(name, RETURN, RETURN + TWICE + end)
+    make("early", HEAD, HEAD + "    return x\n")
+    make("late", HEAD, HEAD + "    x = 2\n")
+    target = own / "x.py"
+    for names, words in (
+        (("first", "second"), "first + second: added is defined twice: leave one out"),
+        (("early",), "early: line 19 of what they make is behind a return: mend the recipe"),
+    ):
+        code, out, err = call(recipe.main, "apply", *names, "--to", target)
+        assert (code, out, err) == (1, "", f"error: {words}\n") and not target.exists()
+
+
+def test_recipes_of_which_one_would_win_are_not_applied_together(call: Call, own: Path) -> None:
+    make("one", HEAD, HEAD + "    # one\n", HEADER + "# not with: two, three\n")
+    make("two", RETURN, "    return head\n")
+    for order in (("one", "two"), ("two", "one")):
+        code, _, err = call(recipe.main, "apply", *order, "--to", own / "x.py")
+        assert code == 1 and "one and two do the same in two ways" in err
+    code, out, _ = call(recipe.main, "apply", "two", "--to", own / "x.py")
+    assert code == 0 and "with two (+2 -1 lines)" in out, "as git counts: its first line, too"
+    assert "# not with: three`, and there is no such" in call(recipe.main, "check")[2]

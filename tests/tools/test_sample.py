@@ -1,11 +1,14 @@
 """tools/sample.py: the tokens are those of a plain loop over `logits`, the model is that of the run
 that is named, and what is wrong is one line."""
 
+import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import cli
 import pytest
@@ -102,6 +105,24 @@ def test_a_seed_gives_its_text_and_another_seed_another(byte_run: Trained, write
     assert text(1) == text(1) != text(2)
 
 
+class Uniform(torch.nn.Module):
+    """All tokens but one are alike, and the others less likely the later they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def logits(self, seen: torch.Tensor) -> torch.Tensor:
+        return -1e-3 * torch.arange(300.0).expand(1, seen.shape[1], 300)
+
+
+def test_only_the_most_likely_tokens_are_drawn() -> None:
+    options = SimpleNamespace(seed=1, length=2000, temperature=1.0)
+    config = SimpleNamespace(train_seq_len=8, vocab_size=300)
+    tokens = sample.write(Uniform(), [299], config, options)[1:]
+    assert {*tokens} == {*range(50)}, "all of the 50 most likely ones, and no other"
+
+
 def test_the_newest_run_is_meant_where_none_is_named(
     byte_run: Trained, tmp_path: Path, write: Sample
 ) -> None:
@@ -119,8 +140,37 @@ def put(data: bytes | None) -> Callable[[Path], None]:
     )
 
 
+def resize(logs: Path) -> None:
+    """A sparse artifact of 20 GB."""
+    with open(logs / "r.int8.ptz", "ab") as file:
+        file.truncate(20_000_000_000)
+
+
+def pipe(logs: Path) -> None:
+    (logs / "r.int8.ptz").unlink()
+    os.mkfifo(logs / "r.int8.ptz")
+    text = (logs / "r.jsonl").read_text()
+    size = re.search(r'"artifact_bytes": (\d+)', text)[0]
+    (logs / "r.jsonl").write_text(text.replace(size, '"artifact_bytes": 0'))
+
+
+def nest(logs: Path) -> None:
+    """A tokenizer that Python cannot read, and a checksum that fits it."""
+    tokenizer = logs.parent / "deep.json"
+    tokenizer.write_text("[" * 100_000)
+    text = (logs / "r.jsonl").read_text()
+    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    text = re.sub(r'"tokenizer": "\w+"', f'"tokenizer": "{digest}"', text)
+    (logs / "r.jsonl").write_text(
+        re.sub(r'"tokenizer_path": "[^"]+"', f'"tokenizer_path": "{tokenizer}"', text)
+    )
+
+
 # What is named, what is done to the run, words of the error.
 FAULTS = [
+    ("logs/r.txt", resize, "damaged, or another run's: 20,000,000,000 bytes, its log says "),
+    ("logs/r.txt", pipe, "logs/r.int8.ptz: not a file: name another run"),
+    ("logs/r.txt", nest, "deep.json: missing, or not the run's tokenizer: set TOKENIZER_PATH"),
     ("logs/r.txt", lambda logs: (logs / "r.int8.ptz").unlink(), "no such artifact (the run is fin"),
     ("logs/r.txt", put(None), "logs/r.txt: its script does not build logs/r.int8.ptz: "),
     ("logs", put(b"another model"), "damaged, or another run's: 13 bytes, its log says "),

@@ -40,3 +40,13 @@ def test_pairs_take_out_what_both_share() -> None:
     assert samples.paired(a, b, margin=0.010).p == pytest.approx(0.5, abs=1e-3)
     # Of the differences 11, 9, 10, 10: mean 10, std 0.8165, t(0.975, 3) = 3.1824.
     assert outcome.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
+
+
+def test_holm_makes_p_values_hold_together() -> None:
+    """The smallest of n is taken n times, the next one n - 1 times; none becomes smaller."""
+    assert samples.holm([0.02, 0.01, math.nan, 0.04]) == pytest.approx(
+        [0.04, 0.03, math.nan, 0.04], nan_ok=True
+    )
+    assert samples.holm([0.6, 0.5]) == [1.0, 1.0]
+    same = samples.paired([1.0, 2.0, 3.0], [1.1, 2.0, 3.2])
+    assert (same.p_of_none < 0.05) == same.measurable and 0.05 < same.p_of_none < 0.5
