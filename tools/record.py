@@ -38,7 +38,6 @@ SCHEMA = Path(__file__).resolve().parent / "submission.schema.json"
 CLOSE = 1e-4  # nats or bits: the same result, rounded elsewhere
 MAX_GROUPS = 1000  # of logs, one of each seed
 LOG = re.compile(r"(?!requirements|readme|license).*\.(log|txt|out)", re.IGNORECASE)
-SUBMITTED_LOG = re.compile(r"train(_seed\d+)?\.log")
 
 
 def list_folder(folder: Path) -> tuple[dict[str, int], list[str]]:
@@ -120,7 +119,7 @@ def read_runs(root: Path, files: Sequence[str]) -> tuple[dict[str, Run], dict[st
 
 def is_submitted(name: str) -> bool:
     """Is it a log of the submitted runs by its name?"""
-    return SUBMITTED_LOG.fullmatch(name) is not None
+    return re.fullmatch(r"train(_seed\d+)?\.log", name) is not None
 
 
 @dataclass(frozen=True)
@@ -148,10 +147,6 @@ class Facts:
         """val_bpb or val_loss of each judged run; empty where one does not say it."""
         values = [getattr(run.result, key) for run in self.judged.values()]
         return values if all(map(is_number, values)) else []
-
-    @property
-    def stated_track(self) -> str | None:
-        return track_named(self.stated.get("track"))
 
     def number(self, key: str) -> int:
         """A number of submission.json; 0: it does not say it."""
@@ -261,22 +256,22 @@ def groups_of_runs(
 
 
 def exact_results(run: Run) -> list[Result]:
-    """Those on the artifact, without those that are printed once more with more digits."""
-    kept = [one for one in run.results if one.kind in SUBMITTED and is_number(one.val_bpb)]
-    return [
-        one
-        for one in kept
-        if not any(
-            abs(one.val_bpb - other.val_bpb) < 10.0**-one.digits
-            for other in kept
-            if other.digits > one.digits
-        )
-    ]
+    """Without those that are printed once more with more digits."""
+    known = [one for one in run.results if is_number(one.val_bpb)]
+
+    def again(one: Result, other: Result) -> bool:
+        close = abs(one.val_bpb - other.val_bpb) < 10.0**-one.digits
+        return close and other.digits > one.digits
+
+    return [one for one in known if not any(again(one, other) for other in known)]
 
 
 def with_equal_names(group: Mapping[str, Run]) -> Iterator[dict[str, Run]]:
     """The runs with results of one name, for each name that all of them have."""
-    results = [{one.name: one for one in exact_results(run)} for run in group.values()]
+    results = [
+        {one.name: one for one in exact_results(run) if one.kind in SUBMITTED}
+        for run in group.values()
+    ]
     for name in reversed(results[0] if results else {}):
         if all(name in own for own in results):
             pairs = zip(group.items(), results, strict=True)
@@ -287,7 +282,8 @@ class Claim(NamedTuple):
     """A number of submission.json: the mean of these runs' results."""
 
     name: str  # in words
-    given: Any
+    text: str
+    given: float
     key: str  # val_bpb or val_loss
     runs: Sequence[Run]
 
@@ -295,11 +291,15 @@ class Claim(NamedTuple):
 def claims(stated: Mapping[str, Any], judged: Mapping[str, Run]) -> list[Claim]:
     runs, result = [*judged.values()], []
     for key in ("val_bpb", "val_loss"):
-        result.append(Claim(key, stated.get(key), key, runs))
+        result.append((key, stated.get(key), key, runs))
         for seed, values in by_seed(stated).items():
             same = [run for run in runs if seed in (run.known_seed, run.seed_in_name)]
-            result.append(Claim(f"{key} of seed {seed}", values.get(key), key, same[:1]))
-    return [claim for claim in result if is_number(claim.given) and claim.runs]
+            result.append((f"{key} of seed {seed}", values.get(key), key, same[:1]))
+    return [
+        Claim(name, str(given), float(given), key, of)
+        for name, given, key, of in result
+        if is_number(given) and of
+    ]
 
 
 def gap_of(given: Any, key: str, runs: Iterable[Run]) -> float:
@@ -310,7 +310,7 @@ def gap_of(given: Any, key: str, runs: Iterable[Run]) -> float:
 
 def rounding_of(claim: Claim) -> float:
     """By how much a number may differ from a mean that it states rightly."""
-    stated = min(0.51 * 10.0 ** -len(str(claim.given).partition(".")[2]), CLOSE)
+    stated = min(0.51 * 10.0 ** -len(claim.text.partition(".")[2]), CLOSE)
     return stated + max(max(0.51 * 10.0**-run.result.digits for run in claim.runs), 1e-8)
 
 
@@ -348,7 +348,7 @@ def required_files(facts: Facts) -> Said:
 
 def place_and_submission(facts: Facts) -> Said:
     given = facts.stated.get("track")
-    if facts.stated_track not in (facts.track, None):
+    if track_named(given) not in (facts.track, None):
         yield "warned", f"submission.json says track {shown(given)}: it is {facts.track}"
     date, _, description = facts.root.name.partition("_")
     if not parsed_date(date) or not description:
@@ -418,15 +418,11 @@ def trained_at_once(facts: Facts, run: Run) -> Said:
 def stated_results(facts: Facts) -> Said:
     """val_bpb and val_loss are the means of the results, those of a seed its log's."""
     for claim in claims(facts.stated, facts.judged):
-        gap = gap_of(claim.given, claim.key, claim.runs)
-        if gap > rounding_of(claim):
-            level, words = "warned", f"{claim.name} is {claim.given}"
-            if gap > CLOSE:
-                level, other = wrong_result(claim)
-                words = f"{claim.name} {claim.given} is {other}"
-            name, nearest = nearest_mean(claim)
-            right = "mean of the logs" if claim.runs[1:] else "result of the log"
-            yield level, f"{words}: the nearest {right} is {nearest:.8f}, {name}"
+        if gap_of(claim.given, claim.key, claim.runs) > rounding_of(claim):
+            level, words, value = min(meanings(claim), key=lambda one: abs(one[2] - claim.given))
+            if abs(value - claim.given) > CLOSE:
+                level, words = "refused", f"in no result line: the nearest is {words}"
+            yield level, f"{claim.name} {claim.text} is {words}, {value:.8f}"
     for log, run in facts.judged.items():
         last = facts.runs[log].result
         if abs(last.val_bpb - run.result.val_bpb) > CLOSE:
@@ -434,29 +430,22 @@ def stated_results(facts: Facts) -> Said:
             yield "note", f"val_bpb is of {run.result.name}: {words}"
 
 
-def nearest_mean(claim: Claim) -> tuple[str, float]:
-    """The name of equally named results, and their mean: those next to the number."""
+def meanings(claim: Claim) -> Iterator[tuple[str, str, float]]:
+    """What a number that is not the mean of the results may be: how bad that is, in words, and
+    its value."""
     runs = dict(enumerate(claim.runs))
-    means = {}
-    for chosen in (*with_equal_names(runs), runs):
-        values = [getattr(run.result, claim.key) for run in chosen.values()]
-        if all(map(is_number, values)):
-            means[chosen[0].result.name] = fmean(values)
-    return min(means.items(), key=lambda pair: abs(pair[1] - float(claim.given)))
-
-
-def wrong_result(claim: Claim) -> tuple[str, str]:
-    """What a stated number is that is not the mean of the results."""
-    other = "val_loss" if claim.key == "val_bpb" else "val_bpb"
-    if gap_of(claim.given, other, claim.runs) <= CLOSE:
-        return "warned", f"the {other} of the logs"
+    of = "the mean of the logs'" if claim.runs[1:] else "the log's"
+    for key in (claim.key, *({"val_bpb", "val_loss"} - {claim.key})):
+        for chosen in (*with_equal_names(runs), runs):
+            values = [getattr(run.result, key) for run in chosen.values()]
+            if all(map(is_number, values)):
+                yield "warned", f"{of} {key} of {chosen[0].result.name}", fmean(values)
     for run in claim.runs:
-        for line in (*run.results, *run.validations[-1:]):
-            if abs(getattr(line, claim.key) - float(claim.given)) <= rounding_of(claim):
-                kept = getattr(line, "kind", "") in SUBMITTED
-                what = getattr(line, "name", f"validation {getattr(line, 'step', 0):,}")
-                return ("warned" if kept else "refused"), f"{what} of {run.name}"
-    return "refused", "in no result line"
+        for one in exact_results(run):
+            level = "warned" if one.kind in SUBMITTED else "refused"
+            yield level, f"{one.name} of {run.name}", getattr(one, claim.key) or math.inf
+        for line in run.validations[-1:]:
+            yield "refused", f"validation {line.step:,} of {run.name}", getattr(line, claim.key)
 
 
 # --- size ---
@@ -583,21 +572,19 @@ SCORE = re.compile(r"\d{0,4}\.?\d{1,12}")
 Previous = tuple[str, Sequence[Run]]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What a rule has to say, in one sentence, about `logs` or the folder."""
 
     level: str  # one of LEVELS
     message: str
-    logs: tuple[str, ...] = ()
+    logs: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """A folder's facts, and what the rules say about them, the worst first."""
 
     facts: Facts
-    findings: tuple[Finding, ...]
+    findings: Sequence[Finding]
 
     @property
     def verdict(self) -> str:
@@ -615,15 +602,15 @@ def check_folder(
         for rule in RUN_RULES:
             said += [(one, log) for log, run in facts.judged.items() for one in rule(facts, run)]
     except (OSError, ValueError, RuntimeError) as error:
-        return Report(Facts(folder), (Finding("refused", f"it cannot be read: {error}"),))
+        return Report(Facts(folder), [Finding("refused", f"it cannot be read: {error}")])
     if previous is not None:
         said += [(one, "") for one in significance(facts, *previous)]
     # The same finding about several logs is one finding; the worst are first.
     logs: dict[tuple[str, str], list[str]] = {}
     for one, log in said:
         logs.setdefault(one, []).extend([log] if log else [])
-    found = [Finding(*one, tuple(names)) for one, names in logs.items()]
-    return Report(facts, tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level))))
+    found = [Finding(*one, names) for one, names in logs.items()]
+    return Report(facts, sorted(found, key=lambda finding: LEVELS.index(finding.level)))
 
 
 def lines(report: Report, shown: object) -> list[str]:

@@ -93,6 +93,7 @@ DAMAGED = pack(LONG.encode()).decode().replace("_data = b", "_data = b'' + b")[:
 MORE = SCRIPT + "more = 1\n"
 OTHER_SEED, COPY = log_of_42(seed=7), record_log()
 LATE = "cap train_time:599865", "cap train_time:601200"
+EXACT = "final_int8_zlib_roundtrip_exact"
 ROUGH, FLAT = 1.12563, round(bpb_of(1.9005), 5)
 PASS = "final_windows val_loss:{:.8f} val_bpb:{:.8f} eval_time:300000ms\n"
 TOO_LARGE = {"artifact": 15_990_000, "script": LONG, "changed": {"bytes_total": None}}
@@ -130,19 +131,19 @@ FAULTS: dict[str, Build] = {
     "refused: train_seed1.log: resumed at step 6,001": rewrite(LAST, RESUMED + LAST),
     "refused: train_seed1.log: it was resumed with another script": rewrite(LAST, OTHER_SCRIPT),
     # results
-    "refused: val_bpb 1.1187 is in no result line: the nearest mean of the logs is 1.125": says(
+    "refused: val_bpb 1.1187 is in no result line: the nearest is validation 13,790 of": says(
         val_bpb=1.1187
     ),
     "refused: val_bpb 1.2 is in no result line": says(val_bpb=1.2),
     "refused: val_loss 0.9 is in no result line": says(val_loss=0.9),
     f"refused: val_bpb {FLOAT} is validation 13,790 of": says(val_bpb=FLOAT),
-    "refused: val_bpb of seed 42 1.05 is in no result line: the nearest result of the log is": says(
+    "refused: val_bpb of seed 42 1.05 is in no result line: the nearest is": says(
         seed_results={"42": {"val_bpb": 1.05}}
     ),
-    f"warned: val_bpb is {ROUGH}: the nearest mean of the logs is 1.12558316, final_": says(
+    f"warned: val_bpb {ROUGH} is the mean of the logs' val_bpb of {EXACT}, 1.12558316": says(
         val_bpb=ROUGH
     ),
-    f"warned: val_loss {FLAT} is the val_bpb of the logs": says(val_loss=FLAT),
+    f"warned: val_loss {FLAT} is the mean of the logs' val_bpb of {EXACT}": says(val_loss=FLAT),
     f"warned: val_bpb {bpb_of(1.9):.8f} is final_int8": says(val_bpb=round(bpb_of(1.9), 8)),
     # size
     "refused: bytes_total is 16,000,001: 16,000,000 are": says(bytes_total=16_000_001),

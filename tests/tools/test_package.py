@@ -58,7 +58,7 @@ def test_a_record_is_made_whole_and_accepted(tmp_path: Path, make: Make) -> None
     assert "TODO: the log does not say all settings" in readme
     (folder / "README.md").write_text(readme.replace(package.TODO, "Done: "))
     report = record.check_folder(folder)
-    assert report.findings == ()
+    assert report.findings == []
     found = json.loads((folder / "submission.json").read_text())
     results = found.pop("seed_results")
     assert {int(seed): values["val_loss"] for seed, values in results.items()} == NATS
