@@ -661,14 +661,15 @@ def significance(facts: Facts, name: str, previous: Sequence[Run]) -> Said:
     if len(runs) < 2:
         yield facts.serious, f"runs: {len(runs)}: a test against {name} needs three seeds"
         return
-    if faults := [*faults_of_split([*runs, *previous], ["partial_val"])]:
-        yield facts.serious, f"not compared with {name}: {faults[0]}"
-        return
+    faults = [*faults_of_split([*runs, *previous], ["partial_val"])]
     if any(bytes_scored(run) is None for run in runs):  # they are not known to be right
         runs = [replace(run, result=run.result._replace(val_loss=None)) for run in runs]
     elif any(bytes_scored(run) > TEXT_BYTES * SAME_TEXT for run in runs):
         return  # a rule has said it
     comparison = compare_samples([run.result for run in runs], [run.result for run in previous])
+    if faults := [*faults, *comparison.refusals]:
+        yield facts.serious, f"not compared with {name}: {faults[0]}"
+        return
     for note in comparison.notes:
         yield "note", f"{name}: {note}"
     test = comparison.test

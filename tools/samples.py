@@ -347,7 +347,7 @@ class Comparison:
             equal = f"A and B are equal seed by seed, to the digit ({len(self.pairs)} pairs)"
             return [*lines, equal]
         lines.append(measured(test, unit, ""))
-        if self.pairs:
+        if len({round(b - a, 9) for a, b in self.pairs}) > 1:
             test = paired(*zip(*self.pairs, strict=True))
             lines.append(measured(test, unit, f"paired by seed ({len(self.pairs)} pairs): "))
         return [*lines, *([] if test.measurable or self.shown else ["no measurable difference"])]

@@ -259,6 +259,12 @@ def test_a_score_of_bytes_counted_twice_beats_nothing(place: Path, call: Call) -
     assert "other validation texts" in call(check.main, old, "--previous", folder)[1]
 
 
+def test_results_without_spread_are_not_compared(place: Path, call: Call) -> None:
+    folder = make_record(place, results={1: 1.9, 42: 1.9, 1337: 1.9})
+    code, out, _ = call(check.main, folder, "--previous", "1.2")
+    assert code == 1 and "not compared with 1.2: the results of each group are equal" in out
+
+
 def test_folders_of_strangers_are_judged_without_reading_what_is_too_large(place: Path) -> None:
     make_record(place, files={JSON: '{"val_bpb": 1e999999999, "seeds": [1e999999999]}'})
     for name in ("train_seed7.log", "other.py", "README.md"):
