@@ -1,6 +1,7 @@
 """tools/ablate.py: the plan, runs of a stand-in trainer and of ours, what is kept, what is
 concluded."""
 
+import dataclasses
 import json
 import os
 import re
@@ -184,6 +185,14 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     assert "input wait +11 ms per step" in verdict_of(out)
     out = place(*TWO[:3], "one", "--seeds", "1")[1]
     assert "one seed cannot tell a difference from chance: add --seeds 3" in verdict_of(out)
+
+
+def test_differences_are_judged_together() -> None:
+    """Of two with p = 0.03 none is measurable, one alone is."""
+    test = dataclasses.replace(paired([0.0] * 3, [1.0, 2.0, 4.0]), p_of_none=0.03)
+    one = ablate.Difference(ablate.Arm((("KNOB", "1"),)), "loss", "nats", 3, test)
+    assert [each.measurable for each in ablate.judged([one])] == [True]
+    assert [each.measurable for each in ablate.judged([one, one])] == [False, False]
 
 
 def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
