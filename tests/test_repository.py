@@ -107,14 +107,11 @@ def test_the_trainer_imports_the_packages_that_requirements_pin() -> None:
 
 def test_tools_import_the_packages_that_their_requirements_pin() -> None:
     """Beside those of the trainer; what tests need includes them."""
-    named = set()
-    for name in files(".py"):
-        if name.startswith("tools/"):
-            words = r"^\s*(?:from|import) (\w+)"
-            named |= set(re.findall(words, text_of(name), re.MULTILINE))
+    texts = [text_of(name) for name in files(".py") if name.startswith("tools/")]
+    named = set(re.findall(r"(?m)^\s*(?:from|import) (\w+)", "\n".join(texts)))
     own = {Path(name).stem for name in files(".py")} | set(sys.stdlib_module_names)
-    pinned = set(re.findall(r"^([\w-]+)==", text_of("tools/requirements.txt"), re.MULTILINE))
-    assert named - own - PACKAGES == pinned
+    pinned = re.findall(r"(?m)^([\w-]+)==", text_of("tools/requirements.txt"))
+    assert named - own - PACKAGES == {*pinned}
     assert "-r ../tools/requirements.txt" in text_of("tests/requirements.txt").splitlines()
 
 

@@ -70,7 +70,7 @@ tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be giv
 tools/verify.py MLP_MULT=2 train_gpt.py | 2 | settings are NAME=value, each once, after the script
 tools/verify.py train_gpt.py MLP_MULT=2 MLP_MULT=3 | 2 | NAME=value, each once
 tools/recipe.py apply ema --to x.py --set MUON_WD=1 | 1 | add a recipe that has it: muon_weight_d
-tools/recipe.py apply emma --to x.py | 1 | emma: no such recipe in {root}/records/recipes
+tools/recipe.py apply emma --to x.py | 1 | {root}/records/recipes: did you mean ema?
 tools/recipe.py apply ema --to novel.txt | 1 | --to novel.txt: a script of Python is expected
 tools/recipe.py apply ema --to random.py | 1 | random is the name of a module that a trainer imports
 tools/recipe.py new ema2 --from broken.py | 1 | broken.py: not an edited copy of train_gpt.py
@@ -133,16 +133,16 @@ def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) ->
     """With the file that lists them, and with the environment of the README if that is not used."""
     gone = {"scipy", "pandas", "torch"}
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name in gone else name)
-    monkeypatch.setattr(cli.sys, "argv", [str(ROOT / "data" / "quickstart.py")])
     monkeypatch.setattr(cli, "OWN", ROOT / "README.md")
-    install = f"{sys.executable} -m pip install -r {ROOT}"
     monkeypatch.setattr(cli, "VENV", Path(sys.prefix))
-    assert cli.missing("scipy.stats") == (
-        f"pandas, scipy are missing: run {install}/tools/requirements.txt"
-    )
-    assert cli.missing("torch") == f"torch is missing: run {install}/requirements.txt"
-    monkeypatch.setattr(cli.sys, "argv", [str(ROOT / "tools" / "verify.py")])
-    both = f"{ROOT}/requirements.txt -r {ROOT}/tools/requirements.txt"
-    assert cli.missing("torch").endswith(f"-m pip install -r {both}")
+    trainer, tools = f"-r {ROOT}/requirements.txt", f"-r {ROOT}/tools/requirements.txt"
+    for program, package, words in (
+        ("data/quickstart.py", "torch", f"torch is missing: run {sys.executable} -m pip install "),
+        ("data/quickstart.py", "scipy.stats", f"pandas, scipy are missing: run {sys.executable} -"),
+        ("tools/verify.py", "torch", "torch, pandas, scipy are missing: run "),
+    ):
+        monkeypatch.setattr(cli.sys, "argv", [str(ROOT / program)])
+        assert cli.missing(package).startswith(words)
+    assert cli.missing("torch").endswith(f" install {trainer} {tools}")
     monkeypatch.setattr(cli, "VENV", ROOT)
-    assert f": run it with {cli.OWN}, or {install}" in cli.missing("torch")
+    assert f": run it with {cli.OWN}, or {sys.executable}" in cli.missing("torch")

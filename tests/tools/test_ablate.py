@@ -118,11 +118,9 @@ USAGE = """
 --vary SEED=1,2                         | every run has its own SEED: see --seeds
 --vary KNOB=1,1                         | values are comma-separated, distinct and not empty
 --vary KNOB=0,1 --seeds x               | write how many, such as 3, or which
---script fake.py fake2.py               | fake2.py: values are one word, with commas
 --script fake.py,none.py -- ls {script} | 'none.py': no such file: write its path
 --script fake.py,same.py                | belongs to {script} in the command: name both
 --vary KNOB=0,1 -- python3 {script}     | belongs to {script} in the command: name both
---vary KNOB=0,1 -- A=1 python3          | A=1: no such program: settings stand in front of
 """
 
 

@@ -198,7 +198,6 @@ def test_refusals_are_one_line(call: Call, own: Path) -> None:
         assert (code, out) == (1, "") and words in err.replace(str(recipe.FOLDER), "recipes"), err
         assert err.count("\n") == 1 and not file.exists()
 
-    refuses(f"apply cap --to {file}", "cap: no such recipe in recipes: did you mean caps?")
     refuses(f"apply caps --to {foreign}", "exists, apply starts from train_gpt.py")
     not_python = "block: line 19 of what they make: expected an indented block"
     refuses(f"apply block --to {file}", not_python)
