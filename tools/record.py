@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import islice, product
@@ -223,14 +223,14 @@ def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, 
     logs that are submitted by their names, or of all."""
     scored = {name: run for name, run in runs.items() if is_scored(run)}
     usual = {name: run for name, run in scored.items() if is_submitted(name)} or scored
-    claim, best, misfits = stated.get("val_bpb"), usual, math.inf
-    if not is_number(claim) or not usual:
+    best, misfits = usual, math.inf
+    if not is_number(stated.get("val_bpb")) or not usual:
         return usual
     for group in groups_of_runs(scored, usual, seeds_stated(stated)):
         for chosen in (group, *with_equal_names(group)):
-            if gap_of(claim, "val_bpb", chosen.values()) <= CLOSE:
-                gaps = [(gap_of(c.given, c.key, c.runs), c) for c in claims(stated, chosen)]
-                found = sum(gap > rounding_of(c) for gap, c in gaps)
+            score, *others = claims(stated, chosen)
+            if gap_of(score) <= max(CLOSE, rounding_of(score)):
+                found = sum(gap_of(one) > rounding_of(one) for one in (score, *others))
                 best, misfits = (chosen, found) if found < misfits else (best, misfits)
     return best
 
@@ -302,15 +302,15 @@ def claims(stated: Mapping[str, Any], judged: Mapping[str, Run]) -> list[Claim]:
     ]
 
 
-def gap_of(given: Any, key: str, runs: Iterable[Run]) -> float:
+def gap_of(claim: Claim) -> float:
     """How far a number is from the mean of the runs' results; 0 where one does not say it."""
-    values = [getattr(run.result, key) for run in runs]
-    return abs(fmean(values) - float(given)) if all(map(is_number, values)) else 0.0
+    values = [getattr(run.result, claim.key) for run in claim.runs]
+    return abs(fmean(values) - claim.given) if all(map(is_number, values)) else 0.0
 
 
 def rounding_of(claim: Claim) -> float:
     """By how much a number may differ from a mean that it states rightly."""
-    stated = min(0.51 * 10.0 ** -len(claim.text.partition(".")[2]), CLOSE)
+    stated = min(0.51 * 10.0 ** -len(claim.text.partition(".")[2]), 0.0051)
     return stated + max(max(0.51 * 10.0**-run.result.digits for run in claim.runs), 1e-8)
 
 
@@ -418,7 +418,7 @@ def trained_at_once(facts: Facts, run: Run) -> Said:
 def stated_results(facts: Facts) -> Said:
     """val_bpb and val_loss are the means of the results, those of a seed its log's."""
     for claim in claims(facts.stated, facts.judged):
-        if gap_of(claim.given, claim.key, claim.runs) > rounding_of(claim):
+        if gap_of(claim) > rounding_of(claim):
             level, words, value = min(meanings(claim), key=lambda one: abs(one[2] - claim.given))
             if abs(value - claim.given) > CLOSE:
                 level, words = "refused", f"in no result line: the nearest is {words}"

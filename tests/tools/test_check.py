@@ -194,6 +194,7 @@ IN_ORDER = {
     "results of four decimals": drop(r".*_exact.*\n"),
     "two steps later than 600 s": rewrite("cap train_time:599865", "cap train_time:600080"),
     "usual files": edit(files=USUAL),
+    "a score of two decimals": says(val_bpb=1.13),
     "other comments in the script": add(SOURCE, "# The best one.\n" + SCRIPT, changed={
         "bytes_code": None, "bytes_total": None,
     }),
