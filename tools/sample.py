@@ -27,7 +27,7 @@ from cli import Parser, ToolError, number, plain, run
 from runs import Run, read_file, read_log
 
 TOP_K = 50
-MAX_BYTES = 4_000_000_000  # of an artifact or a tokenizer
+MAX_BYTES = 1_000_000_000  # of an artifact or a tokenizer
 
 
 def run_of(log: Path | None) -> Run:
