@@ -5,7 +5,8 @@
     python3 tools/check.py FOLDER --previous FOLDER|SCORE      better, by 0.005 nats at p < 0.01?
 
 refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for your
-information. not checked: what no log can show.
+information. not checked: what no log can show. The runs that are judged are those whose mean is the
+stated val_bpb: other arms and earlier stages in the folder do not count.
 SCORE is in bits per byte: 1.1228.
 
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.

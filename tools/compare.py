@@ -5,10 +5,11 @@
     python3 tools/compare.py --a LOG... --b LOG...      # is A's loss lower by more than --margin?
 
 A and B are runs of one configuration each, with several seeds. Their results are compared by
-Welch's one-sided test, in nats per token, or in bits per byte if tokenizers differ. The time spent
-waiting for input is compared, too. The test is refused, with one line for each reason, if a group
-mixes configurations (--allow NAME says that a difference in NAME does not matter), if runs are
-missing, unfinished or the same, if validation data differ, or if a part of them was scored.
+Welch's one-sided test, in nats per token, or in bits per byte if tokenizers differ; where both have
+the same seeds, their paired differences are shown, too. So is the time spent waiting for input. The
+test is refused, with one line for each reason, if a group mixes configurations (--allow NAME says
+that a difference in NAME does not matter), if runs are missing, unfinished or the same, if no group
+has results that differ, if validation data differ, or if a part of them was scored.
 
 Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """

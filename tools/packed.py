@@ -12,6 +12,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable
+from functools import cache
 from itertools import zip_longest
 from os.path import commonprefix
 
@@ -131,12 +132,13 @@ def is_ours(text: bytes) -> bool:
 # --- two scripts ---
 
 
+@cache
 def plain_form(text: bytes) -> bytes:
     """What decides what a script does: unpacked, without comments; as it is if it is no Python."""
     text = unpacked(text) or text
     try:
         return stripped(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -314,8 +314,9 @@ def rounding_of(claim: Claim) -> float:
     return stated + max(max(0.51 * 10.0**-run.result.digits for run in claim.runs), 1e-8)
 
 
-Said = Iterator[tuple[str, str]]
+# --- the rules: each says levels and sentences, of a folder or of each run that is judged ---
 
+Said = Iterator[tuple[str, str]]
 CAP_MS = 600_000.0  # of training, and of evaluation
 LATE_STEPS = 2  # by which a run that stops itself may miss the cap
 TEXT_BYTES = 151_080_362  # of the challenge's validation split, as published
@@ -564,6 +565,8 @@ def validation_data(facts: Facts, run: Run) -> Said:
 RULES = (required_files, place_and_submission, finished_runs, seeds, one_configuration)
 RULES += (stated_results, sizes, script_form)
 RUN_RULES = (trained_at_once, script_in_log, time_and_machine, validation_data)
+
+# --- the verdict ---
 
 UNSEEN = "what the script computes: read it, and run it"
 SCORE = re.compile(r"\d{0,4}\.?\d{1,12}")

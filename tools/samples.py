@@ -224,6 +224,8 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     return short if len(set(short)) == len(short) else names
 
 
+# --- statistics: the unit, the margin, and Welch's and the paired t-test ---
+
 CAP_BYTES = 16_000_000  # script and model, decimal
 MARGIN = 0.005  # nats per token: what the challenge asks of a record
 ALPHA = 0.01
@@ -232,9 +234,6 @@ NATS, BITS = "nats", "bits per byte"
 USUAL_RATE = 2.5  # bytes per token, where no log tells them
 warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")  # values without spread
 Results = Sequence[Result | None]  # of the runs of one configuration
-
-
-# --- tests of numbers ---
 
 
 @dataclass(frozen=True)
