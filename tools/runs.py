@@ -2,9 +2,9 @@
 not be read.
 
 A run of our trainer is read from its .jsonl alone. Any other log is text: of the challenge's
-script and its descendants, or a .txt of ours without its .jsonl. Its result is the last one on the
-decoded artifact that is not followed by a training step. What a launcher put in front of every
-line is taken off. A damaged file raises nothing, and nothing that it contains is executed.
+script and its descendants, or a .txt of ours without its .jsonl; what its lines say becomes the
+same events. The result is the last one on the decoded artifact that is not followed by a training
+step. A damaged file raises nothing, and nothing that it contains is executed.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ KINDS = {
     "before": r"diagnostic|pre.?quant|un.?quant|(post.?)?ema\b|\bswa\b|\braw\b",
     "ttt": r"ttt|test.?time",
     "sliding": r"slid|stride|\bsw\b",
-    "roundtrip": r"round_?trip|quant|int\d",
+    "roundtrip": r"round_?trip|quant|int\d|^score$",
     "other": r"",
 }
 SUBMITTED = ("ttt", "sliding", "roundtrip", "other")  # measured on the decoded artifact
@@ -69,17 +69,7 @@ class Result(NamedTuple):
         return self.val_loss / math.log(2) / self.val_bpb
 
 
-class Fact(NamedTuple):
-    """A field of the run, or source, python, torch, device, config.NAME of a setting."""
-
-    name: str
-    value: Any
-
-
-Event = Step | Validation | Result | Fact
-# Words of a line of settings that are fields of the run.
-FIELDS = {name: name for name in ("world_size", "model_params", "seed")}
-FIELDS["grad_accum_steps"] = "micro_steps"
+Event = dict[str, Any]  # a line of a .jsonl, or what a line of text says in the same words
 
 
 # --- values ---
@@ -101,9 +91,11 @@ def time_ms(names: str, text: str) -> float | None:
     return float(match[1]) * TIME_MS[match[2]] if match else None
 
 
-def typed(text: str) -> Any:
+def typed(value: Any) -> Any:
     """A setting's printed value as bool, int, float or str."""
-    text = text.strip()[:MAX_VALUE]
+    if not isinstance(value, str):
+        return value
+    text = value.strip()[:MAX_VALUE]
     if text in ("True", "False"):
         return text == "True"
     if re.fullmatch(r"-?\d{1,18}|\d{1,3}(,\d{3}){1,5}", text):
@@ -111,89 +103,82 @@ def typed(text: str) -> Any:
     return float(text) if re.fullmatch(NUMBER, text) else text
 
 
-# --- what reads a match ---
-
-
-def read_facts(match: re.Match[str], text: str) -> list[Event]:
-    """Each named group is a field of the run."""
-    return [Fact(name, typed(value)) for name, value in match.groupdict().items() if value]
-
-
-def read_step(match: re.Match[str], text: str) -> list[Event]:
-    """A training line or a validation of a step."""
-    step, rest = int(match[1]), match[2]
-    time = time_ms("train_time", rest)
-    losses = figure("val_loss", rest), figure("val_bpb", rest)
-    if None not in losses:
-        return [Validation(step, *losses, time)]
-    train_loss = figure("train_loss", rest)
-    if train_loss is None:
-        return []
-    crc = re.search(r"\bdata_crc:([0-9a-f]{8})\b", rest)
-    return [Step(step, train_loss, time, crc[1] if crc else None, figure("mean_loss", rest))]
-
-
-def read_result(match: re.Match[str], text: str) -> list[Event]:
-    """A name, val_loss and val_bpb, after training."""
-    name, loss, bpb = match[1].strip(" :"), float(match[2]), match[3]
-    kind = next(kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
-    time, digits = time_ms("eval_time|elapsed", text), len(bpb.partition(".")[2])
-    return [Result(kind, name, loss, float(bpb), time, digits)]
-
-
-def read_settings(match: re.Match[str], text: str) -> list[Event]:
-    """Words of name:value; which overlap is in effect has the names of the settings."""
-    split = f"{match['split']}_" if "split" in match.groupdict() else ""
-    result = []
-    for name, value in re.findall(r"\b([A-Za-z_]\w{0,60})(?:: ?|=)(\S+)", text[match.end() :]):
-        if split and (value == "0" or name == "copy_stream"):
-            continue  # not used; in effect only on CUDA
-        known = FIELDS.get(name) if type(typed(value)) is int else None
-        result.append(Fact(known or f"config.{split}{name.lower()}", typed(value)))
-    return result
-
-
-# --- how lines are written ---
+# --- what a line of text says ---
 
 # The first pattern that matches reads a line. tests/tools/test_reading.py has an example of each.
-FACTS = (
-    r"Running Python (?P<python>\d+\.\d+\.[\w.+]+)",
-    r"Running PyTorch (?P<torch>\d+\.\d+\.[\w.+]+)",
-    r"\|\s+\d+\s+(?P<device>(?:NVIDIA|Tesla|GeForce|Quadro|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|",
-    r"stopping_early:.*?\btrain_time: ?(?P<train_time_ms>\d{1,15})ms",
-    r"timing_train_loop_ms:(?P<train_time_ms>\d{1,15})ms",
-    r"input_wait total:(?P<input_wait_ms>[\d.]{1,18})ms ",
-    r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
-    r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
-    r"resumed: step:(?P<resumed>\d{1,12})\b",
-    r"Code size[^:]{0,40}: (?P<code_bytes>\d[\d,]{0,20}) bytes",
-    r"Serialized model \(?[\w+.-]{1,40}\)?: (?P<model_bytes>\d[\d,]{0,20}) bytes",
-    r"Total submission size[^:]{0,40}: (?P<total_bytes>\d[\d,]{0,20}) bytes",
+STEP = re.compile(r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)")
+FACTS = {  # events, and lines that say their values, as named groups
+    "hardware": (
+        r"Running Python (?P<python>\d+\.\d+\.[\w.+]+)",
+        r"Running PyTorch (?P<torch>\d+\.\d+\.[\w.+]+)",
+        r"\|\s+\d+\s+(?P<device>(?:NVIDIA|Tesla|GeForce|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|",
+    ),
+    "input": (
+        r"stopping_early:.*?\btrain_time: ?(?P<timing_train_loop_ms>\d{1,15})ms",
+        r"timing_train_loop_ms:(?P<timing_train_loop_ms>\d{1,15})ms",
+        r"input_wait total:(?P<total_ms>[\d.]{1,18})ms ",
+    ),
+    "data": (
+        r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
+        r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
+    ),
+    "checkpoint": (r"resumed: step:(?P<step>\d{1,12})(?P<resumed_from>\b.*)",),
+    "artifact": (
+        r"Code size[^:]{0,40}: (?P<code_bytes>\d[\d,]{0,20}) bytes",
+        r"Serialized model \(?[\w+.-]{1,40}\)?: (?P<artifact_bytes>\d[\d,]{0,20}) bytes",
+        r"Total submission size[^:]{0,40}: (?P<total_bytes>\d[\d,]{0,20}) bytes",
+    ),
+}
+FACTS = [(kind, re.compile(pattern)) for kind, patterns in FACTS.items() for pattern in patterns]
+SETTINGS = re.compile(
+    r"settings:|(?P<split>train|val)_io:|"
+    r"(?=model_params:|world_size:|attention_mode:|tie_embeddings:|train_batch_tokens:|seed:)|"
+    r"(?=  [a-z_]\w*: \S+$)"
 )
-RESULT = (
+RESULT = re.compile(
     rf"([A-Za-z][^{{}}\"']{{0,80}}?)\bval_loss[:=] ?({NUMBER})[ ,]"
     rf".*?\bval_bpb[:=] ?({NUMBER})(?![\w.])"
 )
-SETTINGS = (
-    r"settings:",
-    r"(?P<split>train|val)_io:",
-    r"(?=model_params:|world_size:|attention_mode:|tie_embeddings:|train_batch_tokens:|seed:)",
-    r"(?=  [a-z_]\w*: \S+$)",
-)
-STEP = r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)"
-READERS = [(re.compile(STEP), read_step)]
-READERS += [(re.compile(pattern), read_facts) for pattern in FACTS]
-READERS += [(re.compile(pattern), read_settings) for pattern in SETTINGS]
-READERS += [(re.compile(RESULT), read_result)]
 
 
-def line_events(text: str) -> list[Event]:
-    """What a line says, in its order."""
-    partial: list[Event] = [Fact("partial_val", True)] if "partial_val:1" in text else []
-    for regex, read in READERS:
-        if match := regex.match(text):
-            return [*read(match, text), *partial]
-    return []
+def line_event(text: str) -> Event | None:
+    """What a line says, as an event."""
+    if match := STEP.match(text):
+        return step_event(int(match[1]), match[2])
+    for kind, pattern in FACTS:
+        if match := pattern.match(text):
+            values = {name: typed(value) for name, value in match.groupdict().items()}
+            return {"event": kind} | {n: v for n, v in values.items() if v is not None}
+    if match := SETTINGS.match(text):
+        return settings_event(match["split"], text[match.end() :])
+    if match := RESULT.match(text):
+        name, loss, bpb = match[1].strip(" :"), float(match[2]), match[3]
+        values = {"name": name, "val_loss": loss, "val_bpb": float(bpb)}
+        time, digits = time_ms("eval_time|elapsed", text), len(bpb.partition(".")[2])
+        return {"event": "score", **values, "eval_time_ms": time, "digits": digits}
+    return None
+
+
+def step_event(step: int, text: str) -> Event | None:
+    """A training line or a validation of a step."""
+    values = {"step": step, "train_time_ms": time_ms("train_time", text)}
+    values |= {name: figure(name, text) for name in ("val_loss", "val_bpb")}
+    if None not in (values["val_loss"], values["val_bpb"]):
+        return {"event": "validation", **values}
+    values |= {name: figure(name, text) for name in ("train_loss", "mean_loss")}
+    crc = re.search(r"\bdata_crc:([0-9a-f]{8})\b", text)
+    values["data_crc"] = crc[1] if crc else None
+    return {"event": "step", **values} if values["train_loss"] is not None else None
+
+
+def settings_event(split: str | None, text: str) -> Event:
+    """Words of name:value; which overlap is in effect has the names of the settings."""
+    result: Event = {"event": "settings"}
+    for name, value in re.findall(r"\b([A-Za-z_]\w{0,60})(?:: ?|=)(\S+)", text):
+        if split and (value == "0" or name == "copy_stream"):
+            continue  # not used; in effect only on CUDA
+        result[f"{split}_{name}" if split else name.lower()] = typed(value)
+    return result
 
 
 # --- a run, and its files ---
@@ -204,9 +189,7 @@ LOG_SUFFIXES = {".txt", ".log"}
 # They quote lines of logs, or lie beside them.
 NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
 CUT = re.compile(r"[:=][ ]?\d*\.?\d{0,3}\Z")  # the end of a log that ends inside a number
-COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-STEP_LINE = r"(?:step:)?\d{1,12}/\d{1,12}\s+(?:train|val)_loss: ?\d"
-FRONTED = re.compile(rf"(.{{1,80}}?){STEP_LINE}")
+FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
 # The first line of a script: an import, a comment or a string.
 START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
@@ -245,7 +228,6 @@ class Run:
     partial_val: bool = False  # scored on a part of the validation split
     status: str = "unfinished"  # finished, failed, interrupted, unfinished, no steps
     error: str | None = None
-    conditions: dict[str, Any] | None = field(default=None, repr=False, compare=False)  # samples.py
 
     @property
     def name(self) -> str:
@@ -325,8 +307,7 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
     try:
-        read = read_events if path == beside else read_text
-        run = read(path, text_of(read_file(path)), log.problems)
+        run = read_run(path, text_of(read_file(path)), log.problems)
     except (OSError, ValueError) as error:
         log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         return log
@@ -347,103 +328,32 @@ def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def text_of(data: bytes) -> str:
-    """Carriage returns are made plain, colours are taken off. A byte that is not UTF-8 comes back
-    when the text is encoded in the same way."""
-    zeros = data[:200:2].count(0), data[1:200:2].count(0)
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or min(zeros) < 10 < 50 < max(zeros):
-        raise ValueError("UTF-16: iconv -f UTF-16 -t UTF-8 LOG > NEW.log makes it UTF-8")
-    if max(zeros) > 10:
-        raise ValueError("a binary file, no log")
+    """Carriage returns are made plain. A byte that is not UTF-8 comes back when the text is encoded
+    in the same way."""
+    if data[:200].count(0) > 10:
+        raise ValueError("a binary file or UTF-16, no log in UTF-8")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    return COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-# --- our own trainer: events ---
+# --- the events of a log ---
 
 
-NAMES = ("model_params", "dataset", "train_shards", "val_tokens", "world_size", "micro_steps")
-COPIED = {  # what an event says of the run: its fields, and their names there
-    "run": {name: name for name in (*NAMES, "settings")},
-    "config": {"seed": "seed"},
-    "input": {
-        "train_time_ms": "timing_train_loop_ms",
-        "val_total_ms": "timing_val_total_ms",
-        "input_wait_ms": "total_ms",
-    },
-    "artifact": {"code_bytes": "code_bytes", "model_bytes": "artifact_bytes"},
-    "end": {"status": "status", "error": "error"},
-}
-KEPT = ("path", "steps", "validations", "scripts", "resumed_at")  # when a run starts once more
-
-
-def read_events(path: Path, text: str, problems: list[str]) -> Run:
-    """The run that a .jsonl describes, without events that are damaged."""
-    run, damaged = Run(os.fspath(path)), 0
+def json_events(text: str) -> Iterator[Event | None]:
+    """Those of a .jsonl. None: a damaged line."""
     for line in text.splitlines():
         try:
-            take_event(run, json.loads(line))
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-            damaged += 1
-    if damaged:
-        problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
-    if None not in (run.code_bytes, run.model_bytes):
-        run.total_bytes = run.code_bytes + run.model_bytes
-    settle(run)
-    return run
-
-
-def take_event(run: Run, event: dict[str, Any]) -> None:
-    kind, time = event["event"], event.get("train_time_ms")
-    known = {k: v for k, v in event.items() if k not in ("event", "time")}
-    if kind == "run":  # its score and its end are still to come
-        vars(run).update(vars(Run(**{name: getattr(run, name) for name in KEPT})))
-    for ours, theirs in COPIED.get(kind, {}).items():
-        setattr(run, ours, event.get(theirs) or None)
-    if kind == "config":
-        plain = {k: v for k, v in known.items() if isinstance(v, (str, int, float))}
-        run.config = {k: typed(v) if isinstance(v, str) else v for k, v in plain.items()}
-        run.seed = event.get("seed")
-    elif kind == "made_of":
-        run.made_of = {k: str(v) for k, v in known.items()}
-        add_script(run, run.made_of.get("script", ""))
-    elif kind == "hardware":
-        run.machine = {k: v for k, v in known.items() if v}
-    elif kind == "step":
-        rest = time, event.get("data_crc"), event.get("mean_loss")
-        step = Step(int(event["step"]), float(event["train_loss"]), *rest)
-        append_step(run.steps, step)
-    elif kind in ("validation", "score"):
-        losses = float(event["val_loss"]), float(event["val_bpb"])
-        if kind == "score":
-            run.results = [Result("roundtrip", "score", *losses, event.get("eval_time_ms"))]
-        else:
-            append_step(run.validations, Validation(int(event["step"]), *losses, time))
-    elif kind == "checkpoint" and "resumed_from" in event:  # what came after it is dropped
-        run.resumed_at.append(int(event["step"]) + 1)
-        drop_from(run, run.resumed_at[-1])
-    run.partial_val |= bool(event.get("partial_val"))
-
-
-# --- text: from the lines' events to a run ---
+            yield json.loads(line)
+        except (ValueError, RecursionError):
+            yield None
 
 
 def without_fronts(text: str) -> str:
-    """The text without what a launcher, a container or a logger has put in front of every line;
-    ValueError where it stands in front of some lines only."""
-    every = text.splitlines(keepends=True)
-    if any(re.match(rf"\s?{STEP_LINE}", line) for line in every):
+    """The text without what a launcher or a container has put in front of every line."""
+    lines = text.splitlines(keepends=True)
+    if any(line.strip() and not FRONT.match(line) for line in lines):
         return text
-    fronts = [match[1] for line in every if (match := FRONTED.match(line))]
-    if not fronts:
-        return text
-    inner, blank = fronts[-1].rstrip(), fronts[-1][len(fronts[-1].rstrip()) :]
-    parts = re.findall(r"\w+|\s+|[^\w\s]", inner)
-    words = [r"\w+" if p[0].isalnum() else r"\s+" if p.isspace() else re.escape(p) for p in parts]
-    front = re.compile("".join(words) + f"(?:{blank}|(?=\n)|$)")
-    kept = [(line, front.match(line)) for line in every if line.strip()]
-    if not all(match for _, match in kept):
-        raise ValueError(f"its step lines begin with {fronts[-1]!r}, others do not: remove it")
-    return "".join(line[match.end() :] for line, match in kept)
+    return "".join(FRONT.sub("", line, 1) for line in lines)
 
 
 def scripts_in(log: str) -> Iterator[tuple[int, int]]:
@@ -455,42 +365,104 @@ def scripts_in(log: str) -> Iterator[tuple[int, int]]:
         at = versions.end()
 
 
-def events_of(text: str) -> Iterator[Event]:
-    """The events of a log. The text of a script is one event."""
+def text_events(text: str) -> Iterator[Event]:
+    """Those of any other log. The text of a script is one event."""
     at = 0
     for begin, end in [*scripts_in(text), (len(text), len(text))]:
         for line in text[at:begin].splitlines():
-            yield from line_events(line[:MAX_LINE].rstrip())
+            if event := line_event(line[:MAX_LINE].rstrip()):
+                yield event | {"partial_val": "partial_val:1" in line}
         if begin < end:
-            yield Fact("source", text[begin:end])
+            # Printing added one line end to the script's own.
+            source = text[begin:end].removesuffix("\n").encode("utf-8", "surrogateescape")
+            yield {"event": "made_of", "script": hashlib.sha256(source).hexdigest()}
+            yield {"event": "source", "source": source}
         at = end
 
 
-def read_text(path: Path, text: str, problems: list[str]) -> Run:
-    """The last run of a text log."""
-    run, text = Run(os.fspath(path)), without_fronts(text)
+# --- from events to a run ---
+
+# What events say of the run: their names, and its fields.
+FIELDS = {
+    "timing_train_loop_ms": "train_time_ms",
+    "timing_val_total_ms": "val_total_ms",
+    "total_ms": "input_wait_ms",
+    "artifact_bytes": "model_bytes",
+}
+FIELDS |= {name: name for name in ("model_params", "dataset", "train_shards", "val_tokens")}
+FIELDS |= {name: name for name in ("world_size", "micro_steps", "settings", "source")}
+FIELDS |= {name: name for name in ("code_bytes", "total_bytes", "status", "error")}
+OF_KIND = dict.fromkeys(("run", "data", "input", "artifact", "end", "source"), FIELDS)
+OF_KIND["config"] = {"seed": "seed"}
+OF_KIND["settings"] = {"seed": "seed", "grad_accum_steps": "micro_steps"}
+OF_KIND["settings"] |= {"world_size": "world_size", "model_params": "model_params"}
+KEPT = ("path", "steps", "validations", "scripts", "resumed_at")  # when a run starts once more
+
+
+def read_run(path: Path, text: str, problems: list[str]) -> Run:
+    """The last run that a log describes, without events that are damaged."""
+    run, damaged, own = Run(os.fspath(path)), 0, path.suffix == ".jsonl"
+    text = text if own else without_fronts(text)
     last = text[text.rfind("\n") + 1 :]
-    if CUT.search(last):
+    if not own and CUT.search(last):
         text = text.removesuffix(last)
         problems.append("the last line is cut off")
-    for event in events_of(text):
-        if isinstance(event, Result):
-            run.results.append(event)
-        elif isinstance(event, Fact):
-            take_fact(run, event.name, event.value)
-        else:
-            rewind(run, event.step)
-            append_step(run.steps if isinstance(event, Step) else run.validations, event)
+    for event in json_events(text) if own else text_events(text):
+        try:
+            take_event(run, event)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            damaged += 1
+    if damaged:
+        problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
     settle(run)
-    if run.result:
+    if run.result and not own:
         run.status = "finished" if run.steps or run.validations else "no steps"
     return run
 
 
-def rewind(run: Run, step: int) -> None:
-    """What follows from a line of this step: results before it were printed while training. If it
-    goes back, the run was resumed there, or another one starts."""
-    last = last_line(run)
+def take_event(run: Run, event: Event) -> None:
+    kind, fields = event["event"], OF_KIND.get(event["event"], {})
+    known = {k: v for k, v in event.items() if k not in ("event", "time", "partial_val")}
+    if kind == "run":  # its score and its end are still to come
+        vars(run).update(vars(Run(**{name: getattr(run, name) for name in KEPT})))
+    for name in fields.keys() & known.keys():
+        setattr(run, fields[name], known[name] if known[name] != "" else None)
+    if kind in ("config", "settings") and not run.results:
+        named = known if kind == "config" else {k: known[k] for k in known if k not in fields}
+        run.config |= {k: typed(v) for k, v in named.items() if isinstance(v, (str, int, float))}
+    elif kind == "made_of":
+        run.made_of = {k: str(v) for k, v in known.items()}
+        add_script(run, run.made_of.get("script", ""))
+    elif kind == "hardware":
+        run.machine |= {k: v for k, v in known.items() if v}
+    elif kind == "checkpoint" and "resumed_from" in event:  # what came after it is dropped
+        run.resumed_at.append(int(event["step"]) + 1)
+        drop_from(run, run.resumed_at[-1])
+    elif kind == "score":
+        name = event.get("name", "score")
+        losses = float(event["val_loss"]), float(event["val_bpb"])
+        rest = event.get("eval_time_ms"), event.get("digits", 12)
+        run.results.append(Result(kind_of(name), name, *losses, *rest))
+    elif kind in ("step", "validation"):
+        take_step(run, event)
+    run.partial_val |= bool(event.get("partial_val"))
+
+
+def kind_of(name: str) -> str:
+    return next(kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
+
+
+def take_step(run: Run, event: Event) -> None:
+    """Results before it were printed while training. If it goes back, the run was resumed there,
+    or another one starts."""
+    step, time, last = int(event["step"]), event.get("train_time_ms"), last_line(run)
+    kept, line = run.steps, None
+    if event["event"] == "validation":
+        kept = run.validations
+        line = Validation(step, float(event["val_loss"]), float(event["val_bpb"]), time)
+    else:
+        rest = time, event.get("data_crc"), event.get("mean_loss")
+        line = Step(step, float(event["train_loss"]), *rest)
     if step < last:
         drop_from(run, step)
         run.total_bytes = run.train_time_ms = None
@@ -498,23 +470,9 @@ def rewind(run: Run, step: int) -> None:
         run.scripts = run.scripts if step > 1 else run.scripts[-1:]
     if step != last:
         run.results.clear()
-
-
-def take_fact(run: Run, name: str, value: Any) -> None:
-    kind, _, part = name.partition(".")
-    if kind == "source":  # printing added one line end to the script's own
-        run.source = value.removesuffix("\n").encode("utf-8", "surrogateescape")
-        add_script(run, hashlib.sha256(run.source).hexdigest())
-    elif kind in ("python", "torch", "device"):
-        run.machine[kind] = value
-    elif kind == "config":
-        if not run.results:
-            run.config[part] = value
-    elif kind == "resumed":
-        drop_from(run, value + 1)
-        run.resumed_at.append(value + 1)
-    else:
-        setattr(run, name, value)
+    if kept and kept[-1].step == step:  # the last line of a step counts
+        kept.pop()
+    kept.append(line)
 
 
 def add_script(run: Run, sha256: str) -> None:
@@ -536,13 +494,6 @@ def drop_from(run: Run, step: int) -> None:
             kept.pop()
 
 
-def append_step(kept: list[Any], line: Step | Validation) -> None:
-    """The last line of a step counts."""
-    if kept and kept[-1].step == line.step:
-        kept.pop()
-    kept.append(line)
-
-
 def settle(run: Run) -> None:
     """What follows from the lines once a run is read: its result, first of all."""
     run.result = next((one for one in reversed(run.results) if one.kind in SUBMITTED), None)
@@ -558,3 +509,5 @@ def settle(run: Run) -> None:
         run.config.pop("head_lr", None)
     if run.model_bytes is None and None not in (run.total_bytes, run.code_bytes):
         run.model_bytes = run.total_bytes - run.code_bytes
+    if run.total_bytes is None and None not in (run.model_bytes, run.code_bytes):
+        run.total_bytes = run.model_bytes + run.code_bytes

@@ -57,13 +57,7 @@ class Difference(NamedTuple):
 
 
 def conditions(run: Run) -> dict[str, Any]:
-    """Settings, code, versions, devices, data; not the seed. Found once for each run."""
-    if run.conditions is None:
-        run.conditions = find_conditions(run)
-    return run.conditions
-
-
-def find_conditions(run: Run) -> dict[str, Any]:
+    """Settings, code, versions, devices, data; not the seed."""
     values: dict[str, Any] = {}
     for name, value in run.config.items():
         if name in DATA_FILES and isinstance(value, str):
