@@ -63,7 +63,7 @@ tools/ablate.py --vary MLP_MULT 2,4 -- python3 x.py | 2 | 2,4: values are one wo
 tools/verify.py train_gpt.py --EMA_DECAY=0.9 | 2 | settings are NAME=value without dashes
 tools/recipe.py apply sp8192 --to x.py | 1 | it is a stack: --stack sp8192
 tools/recipe.py apply ema --to x.py --set EMA_DECAY=1 EMA_DECAY=2 | 1 | a name is there twice
-tools/package.py --pack novel.txt --name x | 2 | --pack and --unpack stand alone
+tools/package.py --pack novel.txt --name x | 2 | --pack stands alone
 tools/verify.py train_gpt.py ITERATIONS | 2 | ITERATIONS: settings are NAME=value
 tools/verify.py {root}/train_gpt.py MUON_BETA=1 | 1 | train_gpt.py has no such setting
 tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be given
@@ -77,7 +77,6 @@ tools/recipe.py new ema2 --from broken.py | 1 | broken.py: not an edited copy of
 tools/package.py | 2 | no log is named: name logs/<RUN_ID>.txt of each seed
 tools/package.py logs/none.txt --track track_10min_16mb | 2 | needed: --name, --author, --github-id
 tools/package.py --pack broken.py | 1 | does not compile it: line 1
-tools/package.py --unpack broken.py | 1 | broken.py: not a packed script
 tools/check.py . --track 10min | 2 | invalid choice: '10min'
 tools/check.py . --previous 0 | 2 | --previous 0: neither a folder nor a score in bits per byte
 """

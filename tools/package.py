@@ -9,7 +9,6 @@ submission.json, and a README.md with a TODO that you must replace. A folder tha
 would refuse is not made, and no folder is overwritten.
 
     python3 tools/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
-    python3 tools/package.py --unpack FILE            the readable script inside FILE
 
 The packed script has no comments and no docstrings. It gives the same results to the digit, and its
 log counts its own size. The readable script may lie beside it in the folder.
@@ -32,11 +31,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 import cli
-from cli import ToolError, some
-from packed import difference, is_ours, pack, unpacked
-from record import OF_SCRIPTS, TODO, TRACKS, check_folder, lines, parsed_date
+from cli import ToolError
+from packed import is_ours, pack
+from record import TODO, TRACKS, check_folder, lines, parsed_date
 from runs import Run, read_log
-from samples import telling
 
 RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
 TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
@@ -59,33 +57,16 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
     for given in paths:
         path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
         log = read_log(path, events=False)  # the text holds the script
-        if not (found := log.runs):
-            raise ToolError(f"{path}: {log.problems[0]}: name logs/<RUN_ID>.txt")
-        run, seed = found[-1], found[-1].known_seed
+        run = log.runs[0] if log.runs else Run(str(path))
         if run.result is None:
-            why = run.error or "it ends before the result"
-            raise ToolError(f"{path}: {run.status}: {why}: name a finished run")
-        if seed is None:
+            raise ToolError(f"{path}: {[*log.problems, run.status][0]}: name a finished run")
+        if run.known_seed is None:
             raise ToolError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
-        if seed in runs:
-            words = "run it with another SEED, or leave it out"
-            raise ToolError(f"{path}: seed {seed} again, as {runs[seed].path}: {words}")
-        runs[seed] = run
+        if run.known_seed in runs:
+            words = f"seed {run.known_seed} again, as {runs[run.known_seed].path}"
+            raise ToolError(f"{path}: {words}: run it with another SEED, or leave it out")
+        runs[run.known_seed] = run
     return runs
-
-
-def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
-    """The script of --script, else that of the logs, which may differ in comments."""
-    sources = {run.path: run.source for run in runs if run.source is not None}
-    if script is not None:
-        sources = {str(script): script.read_bytes()} | sources
-    if not sources:
-        raise ToolError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
-    (first, source), *others = sources.items()
-    for path, other in others:
-        if words := difference(other, source):
-            raise ToolError(f"{path}: it holds another script than {first}: {words}")
-    return source
 
 
 # --- the files ---
@@ -107,7 +88,7 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
         "github_id": options.github_id.strip(),
         "name": options.name.strip(),
         "blurb": options.description.strip(),
-        "date": str(options.day),
+        "date": options.date,
         "track": options.track.removeprefix("track_"),
         **means,
         "bytes_total": max(totals) or None,
@@ -174,13 +155,15 @@ def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, 
     )
 
 
-def make(options: argparse.Namespace) -> int:
+def make(options: argparse.Namespace) -> None:
     """Makes the folder, whole or not at all."""
     runs = read_runs(options.logs)
-    if apart := telling([*runs.values()], allow=OF_SCRIPTS):
-        raise ToolError(f"the logs differ in {some(apart)}: package runs of one configuration")
-    source = source_to_ship([*runs.values()], options.script)
-    target = options.records / options.track / f"{options.day}_{slug(options.name)}"
+    sources = [run.source for run in runs.values() if run.source is not None]
+    if not (options.script or sources):
+        words = "it does not hold the script that ran: add --script FILE"
+        raise ToolError(f"{options.logs[0]}: {words}")
+    source = options.script.read_bytes() if options.script else sources[0]
+    target = RECORDS / options.track / f"{options.date}_{slug(options.name)}"
     if os.path.lexists(target):
         raise ToolError(f"{target}: exists: remove it, or give another --name or --date")
     values = submission(options, runs, source)
@@ -191,43 +174,35 @@ def make(options: argparse.Namespace) -> int:
         "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
         "README.md": readme(options, runs, values).encode(),
     }
-    temporary = options.records / f".{os.getpid()}.tmp"
+    temporary = RECORDS / f".{os.getpid()}.tmp"
     folder = temporary / options.track / target.name
     try:
         folder.mkdir(parents=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)
         report = check_folder(folder)
-        if report.verdict != "refused":
-            target.parent.mkdir(exist_ok=True)
-            os.rename(folder, target)
+        print("\n".join(lines(report, target)))
+        if report.verdict == "refused":
+            raise ToolError(f"{target} was not made: see what was refused above")
+        target.parent.mkdir(exist_ok=True)
+        os.rename(folder, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    print("\n".join(lines(report, target)))
-    if report.verdict == "refused":
-        raise ToolError(f"{target} was not made: see what was refused above")
     print(f"made {target}: write its README's TODO, then: git add {target}")
-    return 0
 
 
-def write_form(options: argparse.Namespace) -> int:
-    """--pack and --unpack."""
-    given = options.pack or options.unpack
-    suffix = "packed" if options.pack else "readable"
-    target = options.output or given.with_name(f"{given.stem}_{suffix}.py")
-    text = given.read_bytes()
-    if options.unpack and unpacked(text) is None:
-        raise ToolError(f"{given}: not a packed script, or a damaged one: pack it again")
-    if target.exists() and not (target.is_file() and is_ours(target.read_bytes())):
-        raise ToolError(f"{target}: exists and is not a packed script: name another --output")
+def write_packed(options: argparse.Namespace) -> None:
+    script = options.pack
+    target, text = script.with_name(f"{script.stem}_packed.py"), script.read_bytes()
+    if target.exists() and not is_ours(target.read_bytes()):
+        raise ToolError(f"{target}: exists and is not a packed script: move it away")
     try:
-        result = pack(text) if options.pack else unpacked(text)
-        target.write_bytes(result)
+        result = pack(text)
     except ValueError as error:
-        raise ToolError(f"{given}: {error}") from error
-    words = ", without comments and docstrings" if options.pack else ""
-    print(f"{target}: {len(text):,} bytes became {len(result):,}{words}")
-    return 0
+        raise ToolError(f"{script}: {error}") from error
+    target.write_bytes(result)
+    words = "without comments and docstrings"
+    print(f"{target}: {len(text):,} bytes became {len(result):,}, {words}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -235,8 +210,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
     add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
-    add("--unpack", type=Path, metavar="SCRIPT", help="write the script inside a packed one")
-    add("--output", type=Path, metavar="FILE", help="file to write (default: SCRIPT_packed.py)")
     add("--track", choices=TRACKS, help="the track's folder below records/")
     add("--name", help="the title; its words make the folder's name")
     add("--author", help="your name as it will be shown")
@@ -244,33 +217,27 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--description", help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)", default=str(datetime.date.today()))
     add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
-    add("--records", type=Path, default=RECORDS, metavar="DIR", help="folder of the tracks")
     options = parser.parse_args(arguments)
-    if options.pack or options.unpack:
-        if options.logs or options.pack and options.unpack or any(map(vars(options).get, TYPED)):
-            parser.error("--pack and --unpack stand alone, with --output: leave out the others")
+    given = [name for name in TYPED if (getattr(options, name) or "").strip()]
+    if options.pack and (options.logs or given):
+        parser.error("--pack stands alone: leave out the others")
+    if options.pack:
         return options
-    if options.output:
-        parser.error("--output belongs to --pack: the folder is made of --track, --date and --name")
     if not options.logs:
         parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
-    lacking = [name for name in TYPED if not (getattr(options, name) or "").strip()]
-    if lacking:
-        parser.error(f"needed: --{', --'.join(lacking)}".replace("_", "-"))
+    if lacking := [name.replace("_", "-") for name in TYPED if name not in given]:
+        parser.error(f"needed: --{', --'.join(lacking)}")
     if not slug(options.name):
         parser.error(f"--name {options.name}: write words in the letters a to z")
-    options.day = parsed_date(options.date)
-    if options.day is None:
+    if not parsed_date(options.date):
         parser.error(f"--date {options.date}: YYYY-MM-DD is expected")
-    if not re.fullmatch(r"[A-Za-z0-9-]{1,39}", options.github_id.strip()):
-        parser.error(f"--github-id {options.github_id}: write the login alone, such as ada")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    work = write_form if options.pack or options.unpack else make
-    return cli.run(lambda: work(options))
+    work = write_packed if options.pack else make
+    return cli.run(lambda: work(options)) or 0
 
 
 if __name__ == "__main__":
