@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import islice, product
@@ -35,6 +35,7 @@ RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
 LEVELS = ("refused", "warned", "note", "not checked")
 SCRIPT = "train_gpt.py"
 SCHEMA = Path(__file__).resolve().parent / "submission.schema.json"
+SCORES = ("val_bpb", "val_loss")
 CLOSE = 1e-4  # nats or bits: the same result, rounded elsewhere
 MAX_GROUPS = 1000  # of logs, one of each seed
 LOG = re.compile(r"(?!requirements|readme|license).*\.(log|txt|out)", re.IGNORECASE)
@@ -76,18 +77,10 @@ def read_submission(data: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]
         where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         return {}, [("refused", f"submission.json: it is not a JSON object{where}")]
     rules = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    faults: dict[str, str] = {}
-    for error in jsonschema.Draft202012Validator(rules).iter_errors(values):
-        key = str(next(iter(error.absolute_path), ""))
-        words = f"{key} is {shown(values[key])}: write {error.schema['x-write']}" if key else ""
-        faults.setdefault(key or error.message, f"submission.json: {words or error.message}")
-    return values, [("warned", fault) for fault in faults.values()]
-
-
-def shown(value: object) -> str:
-    """A value as it stands in the JSON, shortened."""
-    text = str(value) if isinstance(value, Decimal) else json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    found = jsonschema.Draft202012Validator(rules).iter_errors(values)
+    named = {str([*one.absolute_path, one.message][0]): one.message[:200] for one in found}
+    faults = [text if text.startswith(name) else f"{name}: {text}" for name, text in named.items()]
+    return values, [("warned", f"submission.json: {fault}") for fault in faults]
 
 
 def is_number(value: object) -> bool:
@@ -201,18 +194,8 @@ def track_named(text: object) -> str | None:
 # --- of which runs the score is ---
 
 
-def by_seed(stated: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """What submission.json says of each seed."""
-    given = stated.get("seed_results")
-    return {
-        int(number[0]): value if isinstance(value, dict) else {"val_bpb": value}
-        for key, value in (given if isinstance(given, dict) else {}).items()
-        if (number := re.search(r"\d{1,12}", key))
-    }
-
-
 def seeds_stated(stated: Mapping[str, Any]) -> list[int]:
-    given = stated.get("seeds", [*by_seed(stated)])
+    given = stated.get("seeds")
     return sorted(seed for seed in given if type(seed) is int) if isinstance(given, list) else []
 
 
@@ -228,10 +211,9 @@ def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, 
         return usual
     for group in groups_of_runs(scored, usual, seeds_stated(stated)):
         for chosen in (group, *with_equal_names(group)):
-            score, *others = claims(stated, chosen)
-            if gap_of(score) <= max(CLOSE, rounding_of(score)):
-                found = sum(gap_of(one) > rounding_of(one) for one in (score, *others))
-                best, misfits = (chosen, found) if found < misfits else (best, misfits)
+            gaps = [gap_of(stated, key, chosen.values()) for key in SCORES]
+            if gaps[0] <= CLOSE and sum(map(bool, gaps)) < misfits:
+                best, misfits = chosen, sum(map(bool, gaps))
     return best
 
 
@@ -278,40 +260,16 @@ def with_equal_names(group: Mapping[str, Run]) -> Iterator[dict[str, Run]]:
             yield {log: replace(run, result=own[name]) for (log, run), own in pairs}
 
 
-class Claim(NamedTuple):
-    """A number of submission.json: the mean of these runs' results."""
-
-    name: str  # in words
-    text: str
-    given: float
-    key: str  # val_bpb or val_loss
-    runs: Sequence[Run]
-
-
-def claims(stated: Mapping[str, Any], judged: Mapping[str, Run]) -> list[Claim]:
-    runs, result = [*judged.values()], []
-    for key in ("val_bpb", "val_loss"):
-        result.append((key, stated.get(key), key, runs))
-        for seed, values in by_seed(stated).items():
-            same = [run for run in runs if seed in (run.known_seed, run.seed_in_name)]
-            result.append((f"{key} of seed {seed}", values.get(key), key, same[:1]))
-    return [
-        Claim(name, str(given), float(given), key, of)
-        for name, given, key, of in result
-        if is_number(given) and of
-    ]
-
-
-def gap_of(claim: Claim) -> float:
-    """How far a number is from the mean of the runs' results; 0 where one does not say it."""
-    values = [getattr(run.result, claim.key) for run in claim.runs]
-    return abs(fmean(values) - claim.given) if all(map(is_number, values)) else 0.0
-
-
-def rounding_of(claim: Claim) -> float:
-    """By how much a number may differ from a mean that it states rightly."""
-    stated = min(0.51 * 10.0 ** -len(claim.text.partition(".")[2]), 0.0051)
-    return stated + max(max(0.51 * 10.0**-run.result.digits for run in claim.runs), 1e-8)
+def gap_of(stated: Mapping[str, Any], key: str, runs: Collection[Run]) -> float:
+    """How far a number of submission.json is from the mean of the runs' results; 0: rounded, it is
+    the mean, or one of them does not say it."""
+    given, values = stated.get(key), [getattr(run.result, key) for run in runs]
+    if not is_number(given) or not values or not all(map(is_number, values)):
+        return 0.0
+    rounding = min(0.51 * 10.0 ** -len(str(given).partition(".")[2]), 0.0051)
+    rounding += max(max(0.51 * 10.0**-run.result.digits for run in runs), 1e-8)
+    gap = abs(fmean(values) - float(given))
+    return gap if gap > rounding else 0.0
 
 
 # --- the rules: each says levels and sentences, of a folder or of each run that is judged ---
@@ -350,7 +308,7 @@ def required_files(facts: Facts) -> Said:
 def place_and_submission(facts: Facts) -> Said:
     given = facts.stated.get("track")
     if track_named(given) not in (facts.track, None):
-        yield "warned", f"submission.json says track {shown(given)}: it is {facts.track}"
+        yield "warned", f"submission.json says track {given!r:.60}: it is {facts.track}"
     date, _, description = facts.root.name.partition("_")
     if not parsed_date(date) or not description:
         yield "warned", f"{facts.root.name}: name the folder YYYY-MM-DD_Description"
@@ -417,13 +375,15 @@ def trained_at_once(facts: Facts, run: Run) -> Said:
 
 
 def stated_results(facts: Facts) -> Said:
-    """val_bpb and val_loss are the means of the results, those of a seed its log's."""
-    for claim in claims(facts.stated, facts.judged):
-        if gap_of(claim) > rounding_of(claim):
-            level, words, value = min(meanings(claim), key=lambda one: abs(one[2] - claim.given))
-            if abs(value - claim.given) > CLOSE:
+    """val_bpb and val_loss are the means of the results."""
+    for key in SCORES:
+        if gap_of(facts.stated, key, facts.judged.values()):
+            given = facts.stated[key]
+            found = meanings(key, [*facts.judged.values()])
+            level, words, value = min(found, key=lambda one: abs(one[2] - float(given)))
+            if abs(value - float(given)) > CLOSE:
                 level, words = "refused", f"in no result line: the nearest is {words}"
-            yield level, f"{claim.name} {claim.text} is {words}, {value:.8f}"
+            yield level, f"{key} {given} is {words}, {value:.8f}"
     for log, run in facts.judged.items():
         last = facts.runs[log].result
         if abs(last.val_bpb - run.result.val_bpb) > CLOSE:
@@ -431,22 +391,21 @@ def stated_results(facts: Facts) -> Said:
             yield "note", f"val_bpb is of {run.result.name}: {words}"
 
 
-def meanings(claim: Claim) -> Iterator[tuple[str, str, float]]:
+def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
     """What a number that is not the mean of the results may be: how bad that is, in words, and
     its value."""
-    runs = dict(enumerate(claim.runs))
-    of = "the mean of the logs'" if claim.runs[1:] else "the log's"
-    for key in (claim.key, *({"val_bpb", "val_loss"} - {claim.key})):
-        for chosen in (*with_equal_names(runs), runs):
-            values = [getattr(run.result, key) for run in chosen.values()]
+    of = "the mean of the logs'" if runs[1:] else "the log's"
+    for other in (key, *({*SCORES} - {key})):
+        for chosen in (*with_equal_names(dict(enumerate(runs))), dict(enumerate(runs))):
+            values = [getattr(run.result, other) for run in chosen.values()]
             if all(map(is_number, values)):
-                yield "warned", f"{of} {key} of {chosen[0].result.name}", fmean(values)
-    for run in claim.runs:
+                yield "warned", f"{of} {other} of {chosen[0].result.name}", fmean(values)
+    for run in runs:
         for one in exact_results(run):
             level = "warned" if one.kind in SUBMITTED else "refused"
-            yield level, f"{one.name} of {run.name}", getattr(one, claim.key) or math.inf
+            yield level, f"{one.name} of {run.name}", getattr(one, key) or math.inf
         for line in run.validations[-1:]:
-            yield "refused", f"validation {line.step:,} of {run.name}", getattr(line, claim.key)
+            yield "refused", f"validation {line.step:,} of {run.name}", getattr(line, key)
 
 
 # --- size ---
@@ -621,7 +580,7 @@ def lines(report: Report, shown: object) -> list[str]:
     facts = report.facts
     result = [f"{plain(str(shown))}: {report.verdict} as {facts.track}"]
     scores = []
-    for key in ("val_bpb", "val_loss"):
+    for key in SCORES:
         if values := facts.results(key):
             spread = f" +- {stdev(values):.5f}" if len(values) > 1 else ""
             scores.append(f"{key} {fmean(values):.5f}{spread}")
