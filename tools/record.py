@@ -194,11 +194,6 @@ def track_named(text: object) -> str | None:
 # --- of which runs the score is ---
 
 
-def seeds_stated(stated: Mapping[str, Any]) -> list[int]:
-    given = stated.get("seeds")
-    return sorted(seed for seed in given if type(seed) is int) if isinstance(given, list) else []
-
-
 def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Run]:
     """The runs whose mean is the stated val_bpb, each with the result that is meant. A folder may
     also hold logs of other arms and of earlier stages, and a log results of several evaluations:
@@ -209,7 +204,7 @@ def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, 
     best, misfits = usual, math.inf
     if not is_number(stated.get("val_bpb")) or not usual:
         return usual
-    for group in groups_of_runs(scored, usual, seeds_stated(stated)):
+    for group in groups_of_runs(scored, usual):
         for chosen in (group, *with_equal_names(group)):
             gaps = [gap_of(stated, key, chosen.values()) for key in SCORES]
             if gaps[0] <= CLOSE and sum(map(bool, gaps)) < misfits:
@@ -217,41 +212,24 @@ def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, 
     return best
 
 
-def groups_of_runs(
-    scored: Mapping[str, Run], usual: Mapping[str, Run], seeds: Sequence[int]
-) -> Iterator[dict[str, Run]]:
-    """Runs of which a score may be the mean: the usual ones, those of a folder, those of one
-    configuration, one of each seed."""
+def groups_of_runs(scored: Mapping[str, Run], usual: Mapping[str, Run]) -> Iterator[dict[str, Run]]:
+    """Runs of which a score may be the mean: the usual ones, those of one configuration, one of
+    each seed."""
     yield dict(usual)
-    folders = dict.fromkeys(PurePosixPath(name).parent for name in scored)
-    for folder in folders:
-        yield {name: run for name, run in scored.items() if PurePosixPath(name).parent == folder}
     names = [*scored]
     for numbers in seed_groups([*scored.values()], OF_SCRIPTS):
         yield {names[number]: scored[names[number]] for number in numbers}
     of_seed: dict[Any, list[str]] = {}
     for name, run in scored.items():
         of_seed.setdefault(name if run.known_seed is None else run.known_seed, []).append(name)
-    known = [of_seed[seed] for seed in seeds] if {*seeds} <= of_seed.keys() else []
-    for one_each in islice(product(*(known or of_seed.values())), MAX_GROUPS):
+    for one_each in islice(product(*of_seed.values()), MAX_GROUPS):
         yield {name: scored[name] for name in one_each}
-
-
-def exact_results(run: Run) -> list[Result]:
-    """Without those that are printed once more with more digits."""
-    known = [one for one in run.results if is_number(one.val_bpb)]
-
-    def again(one: Result, other: Result) -> bool:
-        close = abs(one.val_bpb - other.val_bpb) < 10.0**-one.digits
-        return close and other.digits > one.digits
-
-    return [one for one in known if not any(again(one, other) for other in known)]
 
 
 def with_equal_names(group: Mapping[str, Run]) -> Iterator[dict[str, Run]]:
     """The runs with results of one name, for each name that all of them have."""
     results = [
-        {one.name: one for one in exact_results(run) if one.kind in SUBMITTED}
+        {one.name: one for one in run.results if one.kind in SUBMITTED and is_number(one.val_bpb)}
         for run in group.values()
     ]
     for name in reversed(results[0] if results else {}):
@@ -348,7 +326,8 @@ def seeds(facts: Facts) -> Said:
         name for name, run in runs.items() if run.seed_in_name not in (run.known_seed, None)
     ]
     numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
-    named = seeds_stated(facts.stated)
+    given = facts.stated.get("seeds")
+    named = sorted(n for n in given if type(n) is int) if isinstance(given, list) else []
     if misnamed:
         logs = some([f"{name} says seed {runs[name].seed}" for name in misnamed])
         yield "warned", f"the names of logs have other seeds than the logs: {logs}"
@@ -401,7 +380,7 @@ def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
             if all(map(is_number, values)):
                 yield "warned", f"{of} {other} of {chosen[0].result.name}", fmean(values)
     for run in runs:
-        for one in exact_results(run):
+        for one in run.results:
             level = "warned" if one.kind in SUBMITTED else "refused"
             yield level, f"{one.name} of {run.name}", getattr(one, key) or math.inf
         for line in run.validations[-1:]:
