@@ -78,7 +78,6 @@ tools/package.py | 2 | no log is named: name logs/<RUN_ID>.txt of each seed
 tools/package.py logs/none.txt --track track_10min_16mb | 2 | needed: --name, --author, --github-id
 tools/package.py --pack broken.py | 1 | does not compile it: line 1
 tools/check.py . --track 10min | 2 | invalid choice: '10min'
-tools/check.py . --previous 0 | 2 | --previous 0: neither a folder nor a score in bits per byte
 """
 
 

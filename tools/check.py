@@ -2,12 +2,11 @@
 
     python3 tools/check.py FOLDER...       records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
     python3 tools/check.py FOLDER --track track_10min_16mb     judge it by that track's rules
-    python3 tools/check.py FOLDER --previous FOLDER|SCORE      better, by 0.005 nats at p < 0.01?
 
 refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for your
 information. not checked: what no log can show. The runs that are judged are those whose mean is the
 stated val_bpb: other arms and earlier stages in the folder do not count.
-SCORE is in bits per byte: 1.1228.
+Whether it is better than another record is asked by compare.py --a FOLDER --b OTHER.
 
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.
 """
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cli
-from record import TRACKS, check_folder, lines, read_previous
+from record import TRACKS, check_folder, lines
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -26,19 +25,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a record's folder")
     add("--track", choices=TRACKS, help="judge by the rules of this track")
-    add("--previous", metavar="FOLDER|SCORE", help="the record to beat")
     options = parser.parse_args(arguments)
     for folder in options.folders:
         if not folder.is_dir():
             parser.error(f"{folder}: no such folder: name the folder of a record")
         if not (folder / "submission.json").exists() and list(folder.glob("*/submission.json")):
             parser.error(f"{folder}: holds records: name one of its folders")
-        if options.previous and Path(options.previous).resolve() == folder.resolve():
-            parser.error(f"--previous {folder}: it is the folder itself: name the one before")
-    try:
-        options.previous = read_previous(options.previous) if options.previous is not None else None
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
     return options
 
 
@@ -46,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     refused = False
     for number, folder in enumerate(options.folders):
-        report = check_folder(folder, options.track, options.previous)
+        report = check_folder(folder, options.track)
         refused |= report.verdict == "refused"
         print("\n" * (number > 0) + "\n".join(lines(report, folder)))
     return int(refused)

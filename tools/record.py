@@ -18,18 +18,8 @@ from typing import Any, NamedTuple
 
 from cli import plain, some
 from packed import MAX_SOURCE, difference, is_ours, parsed, unpacked
-from runs import SUBMITTED, Result, Run, read_log
-from samples import (
-    ALPHA,
-    CAP_BYTES,
-    SAME_TEXT,
-    bytes_scored,
-    compare_samples,
-    faults_of_split,
-    seed_groups,
-    telling,
-    trace,
-)
+from runs import SUBMITTED, Run, read_log
+from samples import CAP_BYTES, SAME_TEXT, bytes_scored, seed_groups, telling, trace
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
 LEVELS = ("refused", "warned", "note", "not checked")
@@ -507,10 +497,6 @@ RUN_RULES = (trained_at_once, script_in_log, time_and_machine, validation_data)
 # --- the verdict ---
 
 UNSEEN = "what the script computes: read it, and run it"
-SCORE = re.compile(r"\d{0,4}\.?\d{1,12}")
-
-# What is to be beaten: its name, and the runs of its seeds, or one score twice.
-Previous = tuple[str, Sequence[Run]]
 
 
 class Finding(NamedTuple):
@@ -533,25 +519,21 @@ class Report(NamedTuple):
         return next((level for level in ("refused", "warned") if level in levels), "accepted")
 
 
-def check_folder(
-    folder: Path, track: str | None = None, previous: Previous | None = None
-) -> Report:
+def check_folder(folder: Path, track: str | None = None) -> Report:
     """Judges a folder. Raises nothing for what it holds."""
+    # The same finding about several logs is one finding; the worst are first.
+    found: dict[tuple[str, str], list[str]] = {}
     try:
         facts = facts_of(folder, track)
-        said = [(one, "") for rule in RULES for one in rule(facts)]
-        for rule in RUN_RULES:
-            said += [(one, log) for log, run in facts.judged.items() for one in rule(facts, run)]
+        for one in (one for rule in RULES for one in rule(facts)):
+            found.setdefault(one, [])
+        for rule, (log, run) in product(RUN_RULES, facts.judged.items()):
+            for one in rule(facts, run):
+                found.setdefault(one, []).append(log)
     except (OSError, ValueError, RuntimeError) as error:
         return Report(Facts(folder), [Finding("refused", f"it cannot be read: {error}")])
-    if previous is not None:
-        said += [(one, "") for one in significance(facts, *previous)]
-    # The same finding about several logs is one finding; the worst are first.
-    logs: dict[tuple[str, str], list[str]] = {}
-    for one, log in said:
-        logs.setdefault(one, []).extend([log] if log else [])
-    found = [Finding(*one, names) for one, names in logs.items()]
-    return Report(facts, sorted(found, key=lambda finding: LEVELS.index(finding.level)))
+    findings = [Finding(*one, logs) for one, logs in found.items()]
+    return Report(facts, sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
 def lines(report: Report, shown: object) -> list[str]:
@@ -577,47 +559,3 @@ def lines(report: Report, shown: object) -> list[str]:
         subject = f"{some(logs)}: " if logs else ""
         result.append(plain(f"  {finding.level:11}  {subject}{finding.message}"))
     return [*result, f"  not checked  {UNSEEN}"]
-
-
-# --- better than the record before? ---
-
-
-def read_previous(given: str) -> Previous:
-    """--previous: a score, or a folder whose logs count. Raises ValueError, in words."""
-    if os.path.isdir(given):
-        facts = facts_of(Path(given))
-        runs = [*facts.judged.values()]
-        if not runs:
-            raise ValueError(f"--previous {given}: no finished log in it: give its score: 1.1228")
-        return facts.root.name, runs * 2 if len(runs) == 1 else runs
-    if not SCORE.fullmatch(given) or not float(given) > 0:
-        words = "neither a folder nor a score in bits per byte, such as 1.1228"
-        raise ValueError(f"--previous {given}: {words}")
-    return given, [Run(given, result=Result("other", "previous", None, float(given)))] * 2
-
-
-def significance(facts: Facts, name: str, previous: Sequence[Run]) -> Said:
-    """Welch's test: in bits per byte where tokenizers differ."""
-    runs = [*facts.judged.values()]
-    if len(runs) < 2:
-        yield facts.serious, f"runs: {len(runs)}: a test against {name} needs three seeds"
-        return
-    faults = [*faults_of_split([*runs, *previous], ["partial_val"])]
-    if any(bytes_scored(run) is None for run in runs):  # they are not known to be right
-        runs = [replace(run, result=run.result._replace(val_loss=None)) for run in runs]
-    elif any(bytes_scored(run) > TEXT_BYTES * SAME_TEXT for run in runs):
-        return  # a rule has said it
-    comparison = compare_samples([run.result for run in runs], [run.result for run in previous])
-    if faults := [*faults, *comparison.refusals]:
-        yield facts.serious, f"not compared with {name}: {faults[0]}"
-        return
-    for note in comparison.notes:
-        yield "note", f"{name}: {note}"
-    test = comparison.test
-    side = "better" if test.difference >= 0 else "worse"
-    measured = f"{abs(test.difference):.5f} {comparison.unit} {side} than {name}"
-    claim = f"by more than {test.margin:.5f}: p = {test.p:.2g}"
-    if comparison.shown:
-        yield "note", f"{measured}, {claim}"
-    else:
-        yield facts.serious, f"{measured}: not shown to be better {claim}, not below {ALPHA:g}"

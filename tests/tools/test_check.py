@@ -21,7 +21,6 @@ from made_logs import ARTIFACT, NAME, RULE, SCRIPT, SMI, bpb_of, make_record, re
 from packed import pack
 from record import OPEN, RECORD
 from running import Call
-from scipy import stats
 
 Build = Callable[[Path], Path]
 
@@ -231,21 +230,6 @@ def test_the_score_is_the_mean_of_one_arm(place: Path) -> None:
     assert report.verdict == "accepted"
 
 
-def test_what_is_not_comparable_beats_nothing(place: Path, call: Call) -> None:
-    """Bytes that are counted twice, and results without spread."""
-    old = make_record(place.parent / "2026-03-01_Old", results={1: 1.9, 2: 1.91})
-    twice, flat = make_record(place, factor=2), {1: 1.9, 42: 1.9, 1337: 1.9}
-    flat = make_record(place.parent / "2026-04-02_Flat", results=flat)
-    for folder, previous, words in (
-        (twice, old, "it counted 302,160,7"),
-        (twice, "1.0614", "it counted 302,160,7"),
-        (old, twice, "other validation texts"),
-        (flat, "1.2", "not compared with 1.2: the results of each group are equal"),
-    ):
-        code, out, _ = call(check.main, folder, "--previous", previous)
-        assert code == 1 and words in out and "p = " not in out
-
-
 def test_folders_of_strangers_are_judged_without_reading_what_is_too_large(place: Path) -> None:
     make_record(place, files={JSON: '{"val_bpb": 1e999999999, "seeds": [1e999999999]}'})
     for name in ("train_seed7.log", "other.py", "README.md"):
@@ -316,43 +300,11 @@ def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Cal
     assert "\x1b" not in out and "bad?[2J" in out and "date: " in out
 
 
-MORE_TOKENS = {"each": partial(re.sub, "tokens:62021632", "tokens:88602331")}  # of the same text
-
-
-def test_significance_against_a_folder_and_a_score(tmp_path: Path, call: Call) -> None:
-    """With another tokenizer fewer nats are no better score, and more are no worse one."""
-    ours, theirs = {1: 1.8900, 2: 1.8905, 3: 1.8895}, {1: 1.9000, 2: 1.9004, 3: 1.8996}
-    old = make_record(tmp_path / "records" / RECORD / "2026-03-01_Old", results=theirs)
-    new = make_record(tmp_path / "records" / RECORD / NAME, results=ours)
-    other = make_record(
-        tmp_path / "records" / OPEN / NAME, results={1: 1.5, 2: 1.501}, factor=0.7, **MORE_TOKENS
-    )
-    one = make_record(tmp_path / "one" / NAME, results={1: 1.9})
-    worse = [value - 0.005 for value in theirs.values()]
-    test = stats.ttest_ind([*ours.values()], worse, equal_var=False, alternative="less")
-    for judged, previous, code, words in (
-        (new, old, 0, f"better than 2026-03-01_Old, by more than 0.00500: p = {test.pvalue:.2g}\n"),
-        (
-            old,
-            new,
-            1,
-            "refused      0.01000 nats worse than 2026-04-01_WiderMLP: not shown to be better by",
-        ),
-        (new, f"{bpb_of(1.9):.6f}", 0, ", by more than 0.00300: p = "),
-        (new, f"{bpb_of(1.8951):.6f}", 1, "not shown to be better by more than 0.00300"),
-        (new, other, 0, f" bits per byte better than {NAME}"),
-        (one, old, 1, "runs: 1: a test against 2026-03-01_Old needs three seeds"),
-    ):
-        done, out, _ = call(check.main, judged, "--previous", previous)
-        assert done == code and words in out, out
-
-
 def test_a_folder_that_cannot_be_judged_is_named(place: Path, call: Call) -> None:
     make_record(place)
     rows = {
         (place / "none",): "no such folder: name the folder of a record",
         (place.parent,): "holds records: name one of its folders",
-        (place, "--previous", place): "it is the folder itself",
     }
     for words, expected in rows.items():
         code, _, err = call(check.main, *words)
