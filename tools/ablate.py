@@ -379,9 +379,9 @@ class Results:
         return [log for run, log in self.runs.items() if run.arm == arm]
 
     def tested(self, arm: Arm) -> Iterator[Difference]:
-        unit = unit_of([run.result for run in self.runs.values()])
+        unit = unit_of([*self.runs.values()])
         metrics: list[tuple[str, str, Callable[[Run], float | None]]] = [
-            ("loss", unit, lambda run: value_of(run.result, unit)),
+            ("loss", unit, lambda run: value_of(run, unit)),
             ("step time", "ms", lambda run: run.step_ms),
             ("input wait", "ms per step", lambda run: run.input_wait_per_step()),
             ("validation time", "s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),

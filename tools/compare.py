@@ -18,7 +18,7 @@ import argparse
 import difflib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -27,62 +27,106 @@ from cli import some
 from report import plot, report
 from runs import NO_LOGS, Logs, Run, read_logs
 from samples import (
-    Comparison,
+    BITS,
+    Test,
     arm_names,
-    compare_samples,
     conditions,
     faults_of_group,
     faults_of_split,
+    paired,
     pairs_by_seed,
+    rates,
     seed_groups,
     spread,
     telling,
     trace,
+    unit_of,
     value_of,
     welch,
 )
 
+MARGIN = 0.005  # nats per token: what the challenge asks of a record
+ALPHA = 0.01
+Runs = Sequence[Run]
+
 # --- A against B ---
 
 
-def compare_groups(
-    a: Sequence[Run], b: Sequence[Run], options: argparse.Namespace, unread: Sequence[str] = ()
-) -> Comparison:
-    """Two groups of runs: refused also where a group is not a sample of one configuration.
-    `unread`: more refusals."""
-    allow, runs, reasons = options.allow, [*a, *b], [*unread]
+def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
+    """Why A and B are not compared."""
+    unit = unit_of([*a, *b])
     if {trace(run) for run in a} & {trace(run) for run in b} - {None}:
-        reasons.append("A and B share a run (equal to the digit): each run belongs to one of them")
-    known = {name for run in runs for name in (*conditions(run), *run.config)}
-    if unknown := [name for name in allow if name.lower() not in known]:
-        near = difflib.get_close_matches(unknown[0].lower(), known, 1)
-        remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
-        raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
-    names = [f"{run.name} ({run.status}, step {run.last_step})" for run in runs]
-    samples = [[run.result for run in group] for group in (a, b)]
-    comparison = compare_samples(*samples, options.margin, names)
-    notes = comparison.notes
-    pairs = pairs_by_seed(a, b, lambda run: value_of(run.result, comparison.unit))
-    if len(pairs) == len(a) == len(b):
-        comparison.pairs = pairs
-    reasons += [*faults_of_group("A", a, allow), *faults_of_group("B", b, allow)]
-    reasons += [*comparison.refusals, *faults_of_split(runs, allow)]
-    comparison.refusals = list(dict.fromkeys(reasons))
-    kinds = sorted({run.result.kind for run in runs if run.result})
+        yield "A and B share a run (equal to the digit): each run belongs to one of them"
+    for name, group in (("A", a), ("B", b)):
+        yield from faults_of_group(name, group, allow)
+        if len(group) < 2:
+            count = f"{len(group)} run{'s' * (len(group) != 1)}"
+            yield f"{name} has {count}: a test needs two per group at least, better three"
+        for run in group:
+            if value_of(run, unit) is None:
+                state = f"{run.name} ({run.status}, step {run.last_step})"
+                yield f"{state} has no result to compare: leave it out, or let it end"
+    different = [len({value_of(run, unit) for run in group}) for group in (a, b)]
+    if max(different) < 2 <= min(len(a), len(b)):
+        yield "the results of each group are equal to the digit: how seeds differ is not known"
+    yield from faults_of_split([*a, *b], allow)
+
+
+def notes(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
+    """What a reader of the comparison must know."""
+    runs = [*a, *b]
+    if unit_of(runs) == BITS:
+        yield "tokenizers differ: compared in bits per byte, not in nats per token"
+    kinds = sorted({run.result.kind for run in runs})
     if len(kinds) > 1:
-        notes.append(f"results of different evaluations ({', '.join(kinds)}) differ by them, too")
+        yield f"results of different evaluations ({', '.join(kinds)}) differ by them, too"
     if allow:
-        notes.append(f"--allow: the runs of a group may differ in {some(allow)}")
+        yield f"--allow: the runs of a group may differ in {some(allow)}"
     if apart := telling(runs):
-        notes.append(f"A and B differ in {some(apart)}: which is better is tested, not why")
+        yield f"A and B differ in {some(apart)}: which is better is tested, not why"
     elif stepless := [run.name for run in runs if not run.steps]:
-        notes.append(f"no step was read from {some(stepless)}: in what it differs is not known")
+        yield f"no step was read from {some(stepless)}: in what it differs is not known"
     else:
-        notes.append("the logs show no difference in configuration between A and B")
-    return comparison
+        yield "the logs show no difference in configuration between A and B"
 
 
-def wait_lines(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str]) -> list[str]:
+    """The test of two groups that can be compared: a claim, and what was measured."""
+    unit = unit_of([*a, *b])
+    if margin is None and unit == BITS:  # as many as MARGIN nats are in the first run of B
+        margin = float(f"{MARGIN / math.log(2) / rates([*b, *a])[0]:.2g}")
+    samples, by_seed = [[value_of(run, unit) for run in group] for group in (a, b)], None
+    test = welch(*samples, MARGIN if margin is None else margin)
+    claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
+    shown = test.p < ALPHA
+    lines = [f"{claim} < {ALPHA:g}" if shown else f"not shown that {claim}, not below {ALPHA:g}"]
+    pairs = pairs_by_seed(a, b, lambda run: value_of(run, unit))
+    pairs = pairs if len(pairs) == len(a) == len(b) else []
+    if pairs and all(ours == theirs for ours, theirs in pairs):
+        lines.append(f"A and B are equal seed by seed, to the digit ({len(pairs)} pairs)")
+    else:
+        lines.append(measured(test, unit, ""))
+        if len({round(theirs - ours, 9) for ours, theirs in pairs}) > 1:
+            by_seed = paired(*zip(*pairs, strict=True))
+            lines.append(measured(by_seed, unit, f"paired by seed ({len(pairs)} pairs): "))
+        tested = by_seed or test
+        lines += [] if tested.measurable or shown else ["no measurable difference"]
+    lines += wait_lines(a, b)
+    for name, values in zip("AB", samples, strict=True):
+        mean = f"{fmean(values):.5f} {unit}, std {spread(values):.5f}"
+        lines.append(f"{name}: {len(values)} runs, {mean}")
+    figures = f"t = {test.t:.3f}, {test.df:.2f} degrees of freedom, p = {test.p:.3g}"
+    lines.append(f"Welch's test: {figures} (one-sided, margin {test.margin:g})")
+    return [*lines, *(f"note: {note}" for note in notes(a, b, allow))]
+
+
+def measured(test: Test, unit: str, how: str) -> str:
+    interval = f"95 % interval of the difference {test.low:+.5f} to {test.high:+.5f}"
+    side = "lower" if test.difference >= 0 else "higher"
+    return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
+
+
+def wait_lines(a: Runs, b: Runs) -> list[str]:
     """The time spent waiting for input; empty where not all logs tell it."""
     waits = [[run.input_wait_per_step() for run in group] for group in (a, b)]
     if any(wait is None or not math.isfinite(wait) for group in waits for wait in group):
@@ -91,22 +135,7 @@ def wait_lines(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     reach = f"95 % interval of B - A {test.low:+.2f} to {test.high:+.2f} ms"
     none = "" if test.measurable else ": no measurable difference"
     means = [f"{fmean(group):.2f}" for group in waits]
-    return [f"  input_wait: A {means[0]} ms per step, B {means[1]} ({reach}{none})"]
-
-
-def comparison_lines(comparison: Comparison, a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    lines, test = ["A against B"], comparison.test
-    if comparison.refusals:
-        return [*lines, *(f"  refused: {reason}" for reason in comparison.refusals)]
-    lines += [*(f"  {part}" for part in comparison.verdict()), *wait_lines(a, b)]
-    for name, values in zip("AB", comparison.samples, strict=True):
-        mean = f"{fmean(values):.5f} {comparison.unit}, std {spread(values):.5f}"
-        lines.append(f"  {name}: {len(values)} runs, {mean}")
-    lines.append(
-        f"  Welch's test: t = {test.t:.3f}, {test.df:.2f} degrees of freedom, "
-        f"p = {test.p:.3g} (one-sided, margin {test.margin:g})"
-    )
-    return [*lines, *(f"  note: {note}" for note in comparison.notes)]
+    return [f"input_wait: A {means[0]} ms per step, B {means[1]} ({reach}{none})"]
 
 
 # --- the program ---
@@ -146,25 +175,34 @@ def fault_of_options(options: argparse.Namespace) -> str:
     return ""
 
 
+def check_allowed(allow: Sequence[str], runs: Runs) -> None:
+    known = {name for run in runs for name in (*conditions(run), *run.config)}
+    if unknown := [name for name in allow if name.lower() not in known]:
+        near = difflib.get_close_matches(unknown[0].lower(), known, 1)
+        remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
+        raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
+
+
 def compare(options: argparse.Namespace) -> int:
-    logs, answer, comparison = read_logs([*options.logs]), [], None
-    groups = seed_groups(logs.runs, options.allow)
-    arms = [[logs.runs[i] for i in group] for group in groups]
+    logs, answer, refused = read_logs(options.logs), [], []
+    arms = [[logs.runs[i] for i in group] for group in seed_groups(logs.runs, options.allow)]
     if options.a:
         a, b = read_logs(options.a), read_logs(options.b)
-        named = [path for path in (*options.a, *options.b) if Path(path).suffix not in NO_LOGS]
-        unread = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
-        comparison = compare_groups(a.runs, b.runs, options, unread)
-        answer = [*comparison_lines(comparison, a.runs, b.runs), ""]
         logs = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
-        arms = [a.runs, b.runs]
+        arms = [arm for arm in (a.runs, b.runs) if arm]
+        check_allowed(options.allow, logs.runs)
+        named = [path for path in (*options.a, *options.b) if Path(path).suffix not in NO_LOGS]
+        refused = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
+        refused = dict.fromkeys([*refused, *refusals(a.runs, b.runs, options.allow)])
+        answer = [f"refused: {reason}" for reason in refused]
+        answer = answer or comparison_lines(a.runs, b.runs, options.margin, options.allow)
+        answer = ["A against B", *(f"  {line}" for line in answer), ""]
     if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
-        arms = [arm for arm in arms if arm]
         plot(arms, arm_names(arms), options.plot)
     if not logs.runs:
         raise cli.ToolError("\n".join(logs.problems))
     print("\n".join([*answer, *report(logs, options.allow)]))
-    return int(comparison is not None and bool(comparison.refusals))
+    return int(bool(refused))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

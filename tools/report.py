@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from samples import (
     faults_of_split,
     interval,
     labels,
-    other_tokenizers,
     pairs_by_seed,
     seed_groups,
     spread,
@@ -108,7 +108,7 @@ def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     for numbers in seed_groups(runs, allow):
         parts = []
         for unit in ("nats", "bits per byte"):
-            values = [value_of(runs[i].result, unit) for i in numbers]
+            values = [value_of(runs[i], unit) for i in numbers]
             if len(numbers) > 1 and None not in values:
                 parts.append(f"{unit} {fmean(values):.5f} std {spread(values):.5f}")
         if parts:
@@ -169,7 +169,6 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = "DosD^vX"
 FEW = 3  # points that each run needs for a curve
 LINE = 72  # characters of an arm's name
-BY_SEED = "same seed; lower is better"
 LATE = 0.2  # the range of y shows an arm from this share of its run on
 QUANTITIES = {  # of a curve: its lines and the axis
     "val_bpb": ("validations", "validation, bits per byte"),
@@ -185,40 +184,44 @@ class Arm(NamedTuple):
     runs: Sequence[Run]
     style: dict[str, str]
 
-    @property
-    def colour(self) -> str:
-        return self.style["color"]
-
-
-Panel = Callable[[Any], None]  # draws on an axis
-
 
 def plot(
     arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path, verdicts: Sequence[str] = ()
 ) -> None:
     """Writes the picture of compare.py and ablate.py: each arm's mean over its seeds against steps,
-    with a band; the results, or, with `verdicts`, the differences from the first arm by seed; the
-    time spent waiting for input where arms differ in it. A run without a result is not a seed of an
-    arm that has results. A note below says what a reader must know."""
+    with a band, and the results, or, with `verdicts`, the differences from the first arm by seed.
+    A run without a result is not a seed of an arm that has results. A note below says what a reader
+    must know."""
+    from matplotlib.figure import Figure  # slow to import
+
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
     drawn = [
         Arm(name[:LINE], runs, style_of(place))
         for place, (name, runs) in enumerate(zip(names, kept, strict=True))
     ]
-    curves, words, lacking = curves_of(drawn)
-    panels: list[Panel] = []
-    if curves:
-        panels.append(lambda axis: draw_curves(axis, drawn, curves, words))
-    results = paired_values(drawn) if verdicts else result_values(drawn)
-    for values, about in (results, wait_values(drawn)):
-        if any(values):
-            panels.append(lambda axis, v=values, w=about: draw_dots(axis, drawn, v, w))
+    quantity, lacking = quantity_of([run for runs in kept for run in runs])
+    values, words = dots_of(drawn, bool(verdicts))
+    panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)
+    panels += [partial(draw_dots, arms=drawn, values=values, words=words)] * any(map(any, values))
     if not panels:
         raise ToolError(f"--plot {path}: no run has a result or a curve: {lacking}")
-    notes = [*notes_on(arms, kept), *([] if curves else [lacking])]
+    notes = notes_on(arms, kept) + [lacking] * (not quantity)
     runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
-    title = f"{drawn[0].name if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"
-    draw(drawn, panels, notes, verdicts or [title]).savefig(path, dpi=150)
+    title = verdicts or [f"{names[0] if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"]
+    width = 12 if len(panels) > 1 else 9
+    note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * width) if notes else ""
+    lines = [part for line in title for part in textwrap.wrap(line, 11 * width)]
+    rows = len(arms) + note.count("\n") + len(lines)
+    figure = Figure(figsize=(width, 4.4 + 0.2 * rows), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=[3, 2][: len(panels)])[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        panel(axis)
+        axis.grid(color="#dddddd", linewidth=0.6, axis="y")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    draw_legend(figure, drawn, note)
+    figure.suptitle("\n".join(lines), fontsize=11)
+    figure.savefig(path, dpi=150)
 
 
 def style_of(place: int) -> dict[str, str]:
@@ -232,43 +235,14 @@ def style_of(place: int) -> dict[str, str]:
 def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
     left_out = sum(map(len, arms)) - sum(map(len, kept))
     notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
-    runs = [run for arm in kept for run in arm]
-    notes += faults_of_split(runs, ["partial_val"])
-    if all(run.partial_val for run in runs):
-        notes.append("all runs were validated on a part of the split")
+    notes += faults_of_split([run for arm in kept for run in arm])
     scores: dict[Any, int] = {}
     for arm in kept:
         own = tuple(sorted((run.known_seed or 0, run.result.val_bpb) for run in arm if run.result))
         scores[own] = scores.get(own, 0) + bool(own)
     if (most := max(scores.values(), default=0)) > 1:
         notes.append(f"{most} arms have equal results, seed by seed, to the digit")
-    datasets = sorted({run.dataset for run in runs if run.dataset})
-    if len(datasets) > 1:
-        notes.append(f"the runs have different data: {some(datasets, 4)}")
     return notes
-
-
-def draw(
-    arms: Sequence[Arm], panels: Sequence[Panel], notes: Sequence[str], title: Sequence[str]
-) -> Any:
-    """The figure with its panels, the first of which is wider, its legend and its notes."""
-    from matplotlib.figure import Figure  # slow to import
-
-    widths = [3, *[2] * (len(panels) - 1)]
-    width = 2.6 + 2.1 * sum(widths) * (0.8 if len(panels) > 1 else 1)
-    note = textwrap.fill(f"Note: {'; '.join(notes)}", int(13 * width)) if notes else ""
-    lines = [part for line in title for part in textwrap.wrap(line, int(11 * width))]
-    rows = len(arms) + note.count("\n") + len(lines)
-    figure = Figure(figsize=(width, 4.4 + 0.2 * rows), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
-    for axis, panel in zip(axes, panels, strict=True):
-        panel(axis)
-        axis.grid(color="#dddddd", linewidth=0.6, axis="y")
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-    draw_legend(figure, arms, note)
-    figure.suptitle("\n".join(lines), fontsize=11)
-    return figure
 
 
 def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
@@ -283,19 +257,18 @@ def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
 # --- curves ---
 
 
-def curves_of(arms: Sequence[Arm]) -> tuple[list[Any], str, str]:
-    """A table for each arm, a row for each step and a column for each run, and the axis: of the
-    first quantity of which all runs have enough points. None: empty, and why."""
+def quantity_of(runs: Sequence[Run]) -> tuple[str, str]:
+    """The first quantity of which all runs have enough points; none: empty, and why."""
     names, lacking = list(QUANTITIES), ""
-    if other_tokenizers([run.result for arm in arms for run in arm.runs]):
+    if unit_of(runs) == BITS:
         names, lacking = ["val_bpb"], "nats of other bytes per token are not drawn together, and "
     for name in names:
-        few = [run for arm in arms for run in arm.runs if len(points_of(run, name)) < FEW]
+        few = [run for run in runs if len(points_of(run, name)) < FEW]
         if not few:
-            return [curve_of(arm.runs, name) for arm in arms], QUANTITIES[name][1], ""
+            return name, ""
     kind = "validations" if name == "val_bpb" else "training lines"
     count = f"{few[0].name} has {len(points_of(few[0], name))} {kind}"
-    return [], "", f"no curves: {lacking}{count}, of {FEW} that it needs"
+    return "", f"no curves: {lacking}{count}, of {FEW} that it needs"
 
 
 def points_of(run: Run, quantity: str) -> dict[int, float]:
@@ -314,20 +287,23 @@ def curve_of(runs: Sequence[Run], quantity: str) -> Any:
     return points.interpolate("index", limit_area="inside").dropna()
 
 
-def draw_curves(axis: Any, arms: Sequence[Arm], curves: list[Any], words: str) -> None:
-    for arm, curve in zip(arms, curves, strict=True):
+def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
+    late = []
+    for arm in arms:
+        curve = curve_of(arm.runs, quantity)
         mean = curve.mean(axis=1)
         style = arm.style | {"marker": "o" if len(curve) < 25 else None}
         axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)
         if len(arm.runs) > 1:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
-            axis.fill_between(curve.index, low, high, color=arm.colour, alpha=0.2, linewidth=0)
+            style = {"color": arm.style["color"], "alpha": 0.2, "linewidth": 0}
+            axis.fill_between(curve.index, low, high, **style)
+        late.append(curve[curve.index >= LATE * curve.index.max()].to_numpy().ravel())
     band = any(len(arm.runs) > 1 for arm in arms)
     axis.set_title("mean over seeds, band: one standard deviation" if band else "", fontsize=9)
-    axis.set(xlabel="training step", ylabel=words)
+    axis.set(xlabel="training step", ylabel=QUANTITIES[quantity][1])
     # The range of y shows how each curve ends, not the fall of the first steps.
-    late = [curve[curve.index >= LATE * curve.index[-1]] for curve in curves if len(curve)]
-    values = np.concatenate([curve.to_numpy().ravel() for curve in late])
+    values = np.concatenate(late)
     low, high = values.min(), np.quantile(values, 0.98)
     room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
     axis.set_ylim(low - room, high + room)
@@ -337,57 +313,34 @@ def draw_curves(axis: Any, arms: Sequence[Arm], curves: list[Any], words: str) -
 # --- dots ---
 
 
-def result_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
-    known = [[value_of(run.result, BITS) for run in arm.runs] for arm in arms]
-    return [[v for v in arm if v is not None] for arm in known], "result, bits per byte"
-
-
-def paired_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
-    """How much higher the result of each seed is than that of the first arm."""
-    unit = unit_of([run.result for arm in arms for run in arm.runs])
-    pairs = [
-        pairs_by_seed(arms[0].runs, arm.runs, lambda run: value_of(run.result, unit))
-        for arm in arms
-    ]
+def dots_of(arms: Sequence[Arm], paired: bool) -> tuple[list[list[float]], str]:
+    """The results of each arm, or how much higher that of each seed is than the first arm's."""
+    if not paired:
+        known = [[value_of(run, BITS) for run in arm.runs] for arm in arms]
+        return [[v for v in arm if v is not None] for arm in known], "result, bits per byte"
+    unit = unit_of([run for arm in arms for run in arm.runs])
+    first, *others = (arm.runs for arm in arms)
+    pairs = [pairs_by_seed(first, runs, lambda run: value_of(run, unit)) for runs in others]
     values = [[theirs - ours for ours, theirs in arm] for arm in pairs]
-    return [[], *values[1:]], f"{unit} above {arms[0].name}, {BY_SEED}"
-
-
-def wait_values(arms: Sequence[Arm]) -> tuple[list[list[float]], str]:
-    """Milliseconds per step spent waiting for input, where two arms differ in it by more than their
-    seeds do, and by more than half a percent of a step."""
-    waits = [[run.input_wait_per_step() for run in arm.runs] for arm in arms]
-    if any(value is None for values in waits for value in values):
-        return [], ""
-    ordered = sorted(waits, key=lambda values: sum(values) / len(values))
-    step = min(run.step_ms or 0 for arm in arms for run in arm.runs)
-    differ = min(ordered[-1]) - max(ordered[0]) > 0.005 * step
-    return (waits, "waiting for input, ms per step") if differ else ([], "")
+    return [[], *values], f"{unit} above {arms[0].name}, same seed; lower is better"
 
 
 def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: str) -> None:
-    paired = words.endswith(BY_SEED)  # the first arm is the line at 0
-    reached = [0.0] if paired else []
     for place, (arm, given) in enumerate(zip(arms, values, strict=True)):
         if not given:
-            text = "" if paired and place == 0 else "no result"
-            axis.text(place, 0.02, text, ha="center", transform=axis.get_xaxis_transform())
             continue
         mean, reach = sum(given) / len(given), interval(given) if len(given) > 1 else 0.0
+        style = {"color": arm.style["color"]}
         if len(given) > 1:
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
-            axis.scatter(places, given, color=arm.colour, s=16, alpha=0.55)
-        style = {"color": arm.colour, "fmt": arm.style["marker"]}
-        axis.errorbar(place, mean, reach or None, capsize=6, **style)
-        top = max(mean + reach, *given)
-        style = {"textcoords": "offset points", "ha": "center"}
-        axis.annotate(f"{mean:#.5g}", (place, top), (0, 5), fontsize=8, **style)
-        reached += [mean - reach, top, *given]
-    if paired:
-        axis.axhline(0, color=arms[0].colour, linewidth=1.2)
-    low, high = min(reached), max(reached)
-    room = (high - low) or 0.01 * abs(low) or 0.01
-    axis.set_ylim(low - 0.15 * room, high + 0.2 * room)
+            axis.scatter(places, given, s=16, alpha=0.55, **style)
+        axis.errorbar(place, mean, reach or None, capsize=6, fmt=arm.style["marker"], **style)
+        top = (place, max(mean + reach, *given))
+        style |= {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+        axis.annotate(f"{mean:#.5g}", top, (0, 5), **style)
+    if not values[0] and values[1:]:  # differences: the first arm is the line at 0
+        axis.axhline(0, color=arms[0].style["color"], linewidth=1.2)
+    axis.margins(y=0.15)
     axis.set_xlim(-0.6, len(arms) - 0.2)
     axis.set_xticks([])
     axis.locator_params(axis="y", nbins=6)

@@ -7,13 +7,13 @@ import re
 import statistics
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cli import setting, some
-from runs import Result, Run
+from runs import Run
 
 # Names of the run, its files and its processes: no part of a configuration.
 NOT_CONFIGURATION = re.compile(
@@ -218,16 +218,12 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     return short if len(set(short)) == len(short) else names
 
 
-# --- statistics: the unit, the margin, and Welch's and the paired t-test ---
+# --- statistics ---
 
 CAP_BYTES = 16_000_000  # script and model, decimal
-MARGIN = 0.005  # nats per token: what the challenge asks of a record
-ALPHA = 0.01
 SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
 NATS, BITS = "nats", "bits per byte"
-USUAL_RATE = 2.5  # bytes per token, where no log tells them
 warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")  # values without spread
-Results = Sequence[Result | None]  # of the runs of one configuration
 
 
 @dataclass(frozen=True)
@@ -257,31 +253,30 @@ def spread(values: Sequence[float]) -> float:
 
 
 def interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean; nan for one value."""
+    """Half of the 95 % interval of the mean."""
     from scipy import stats  # slow to import, and optional
 
     result = stats.ttest_1samp(values, 0.0)
     return float(result.confidence_interval(0.95).high) - statistics.fmean(values)
 
 
-def welch(first: Sequence[float], second: Sequence[float], *, margin: float = 0.0) -> Test:
+def welch(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
     """Welch's t-test of mean(second) - mean(first) > margin."""
-    from scipy import stats
-
-    return test_with(partial(stats.ttest_ind, equal_var=False), first, second, margin)
+    return test_of("ttest_ind", first, second, margin, equal_var=False)
 
 
-def paired(first: Sequence[float], second: Sequence[float], *, margin: float = 0.0) -> Test:
+def paired(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
     """The paired t-test of mean(second - first) > margin."""
-    from scipy import stats
-
-    return test_with(stats.ttest_rel, first, second, margin)
+    return test_of("ttest_rel", first, second, margin)
 
 
-def test_with(
-    function: Callable[..., Any], first: Sequence[float], second: Sequence[float], margin: float
+def test_of(
+    name: str, first: Sequence[float], second: Sequence[float], margin: float, **options: Any
 ) -> Test:
     """scipy's test. Where no value varies and the margin is met exactly, t and p are nan."""
+    from scipy import stats
+
+    function = partial(getattr(stats, name), **options)
     shifted = [value - margin for value in second]
     one_sided = function(shifted, first, alternative="greater")
     two_sided = function(second, first)
@@ -313,97 +308,18 @@ def pairs_by_seed(
     return [p for p in pairs if all(one is not None and math.isfinite(one) for one in p)]
 
 
-@dataclass
-class Comparison:
-    """A against B: refused for `refusals`, or tested."""
-
-    unit: str = NATS
-    margin: float = MARGIN
-    samples: Sequence[list[float]] = ()  # of A and of B
-    test: Test | None = None
-    pairs: Sequence[tuple[float, float]] = ()  # of equal seeds, where each run has its partner
-    refusals: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def shown(self) -> bool:
-        return self.test is not None and self.test.p < ALPHA
-
-    def verdict(self) -> list[str]:
-        """The outcome of a comparison that was not refused: a claim and what was measured."""
-        test, unit = self.test, self.unit
-        claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
-        lines = [f"not shown that {claim}, not below {ALPHA:g}"]
-        if self.shown:
-            lines = [f"{claim} < {ALPHA:g}"]
-        if self.pairs and all(a == b for a, b in self.pairs):
-            equal = f"A and B are equal seed by seed, to the digit ({len(self.pairs)} pairs)"
-            return [*lines, equal]
-        lines.append(measured(test, unit, ""))
-        if len({round(b - a, 9) for a, b in self.pairs}) > 1:
-            test = paired(*zip(*self.pairs, strict=True))
-            lines.append(measured(test, unit, f"paired by seed ({len(self.pairs)} pairs): "))
-        return [*lines, *([] if test.measurable or self.shown else ["no measurable difference"])]
-
-
-def measured(test: Test, unit: str, how: str) -> str:
-    interval = f"95 % interval of the difference {test.low:+.5f} to {test.high:+.5f}"
-    if test.difference == 0:
-        return f"{how}A and B have the same mean ({interval})"
-    side = "lower" if test.difference > 0 else "higher"
-    return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
-
-
-def value_of(result: Result | None, unit: str) -> float | None:
-    value = result and (result.val_loss if unit == NATS else result.val_bpb)
+def value_of(run: Run, unit: str) -> float | None:
+    """The run's result in nats or in bits per byte."""
+    value = run.result and (run.result.val_loss if unit == NATS else run.result.val_bpb)
     return value if value is not None and math.isfinite(value) else None
 
 
-def rates(results: Results) -> list[float]:
+def rates(runs: Sequence[Run]) -> list[float]:
     """Bytes per token of the results that tell them."""
-    return [one.bytes_per_token for one in results if one and one.bytes_per_token]
+    return [run.result.bytes_per_token for run in runs if run.result and run.result.bytes_per_token]
 
 
-def other_tokenizers(results: Results) -> bool:
-    """Can the runs not have one tokenizer, by their bytes per token?"""
-    known = rates(results)
-    return bool(known) and max(known) / min(known) > 1 + SAME_RATE
-
-
-def unit_of(results: Results) -> str:
-    """In which results are compared: nats only of one tokenizer, and where all have them."""
-    lacking = any(one and one.val_loss is None for one in results)  # a score alone
-    return BITS if lacking or other_tokenizers(results) else NATS
-
-
-def compare_samples(
-    a: Results, b: Results, margin: float | None = None, names: Sequence[str] = ()
-) -> Comparison:
-    """Welch's test of A's results against B's, or the reasons why there is none. The margin is
-    0.005 nats, or as many bits per byte, where none is given; `names` of the runs: for messages."""
-    results = [*a, *b]
-    unit = unit_of(results)
-    if margin is None and unit == BITS:  # as many as MARGIN nats are in the first run of B
-        rate = [*rates([*b, *a]), USUAL_RATE][0]
-        margin = float(f"{MARGIN / math.log(2) / rate:.2g}")
-    comparison = Comparison(unit, MARGIN if margin is None else margin)
-    if other_tokenizers(results):
-        words = "tokenizers differ: compared in bits per byte, not in nats per token"
-        comparison.notes.append(words)
-    for name, sample in (("A", a), ("B", b)):
-        if len(sample) < 2:
-            runs = f"{len(sample)} run{'s' * (len(sample) != 1)}"
-            words = f"{name} has {runs}: a test needs two per group at least, better three"
-            comparison.refusals.append(words)
-    for name, result in zip(names or range(1, len(results) + 1), results, strict=True):
-        if value_of(result, unit) is None:
-            words = f"{name} has no result to compare: leave it out, or let it end"
-            comparison.refusals.append(words)
-    values = [{value_of(one, unit) for one in sample} for sample in (a, b)]
-    if not comparison.refusals and max(map(len, values)) < 2:
-        words = "the results of each group are equal to the digit: how seeds differ is not known"
-        comparison.refusals.append(words)
-    if not comparison.refusals:
-        comparison.samples = [[value_of(one, unit) for one in sample] for sample in (a, b)]
-        comparison.test = welch(*comparison.samples, margin=comparison.margin)
-    return comparison
+def unit_of(runs: Sequence[Run]) -> str:
+    """In which results are compared: in nats only of one tokenizer, by their bytes per token."""
+    known = rates(runs)
+    return BITS if known and max(known) / min(known) > 1 + SAME_RATE else NATS
