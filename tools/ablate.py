@@ -35,7 +35,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,13 +69,10 @@ class Arm(NamedTuple):
         """Its values in a RUN_ID; with a hash where another arm might have the same text."""
         values = [value for _, value in self.settings]
         values = [self.script.removesuffix(".py"), *values] if self.script else values
-        text = "-".join(values)
-        signs = r"[\w.]+" if len(values) > 1 else r"[\w.-]+"
-        plain = all(re.fullmatch(signs, value, re.ASCII) for value in values)
-        if plain and len(text) <= 60 and text[0].isalnum():
+        text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", value) for value in values)[:60]
+        if text == "-".join(values) and "-" not in "".join(values):
             return text
-        plain = re.sub(r"[^A-Za-z0-9.]+", "-", text)[:40].strip("-.")
-        return f"{plain}-{hashlib.sha256(self.label.encode()).hexdigest()[:8]}".lstrip("-")
+        return f"{text[:40]}-{hashlib.sha256(self.label.encode()).hexdigest()[:8]}"
 
 
 class Planned(NamedTuple):
@@ -191,10 +188,7 @@ class Ablation:
         self.folder.mkdir(parents=True, exist_ok=True)
         Path("logs").mkdir(exist_ok=True)
         if self.manifest_path.exists():
-            try:
-                self.made = dict(json.loads(self.manifest_path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError) as error:
-                raise ToolError(f"{self.manifest_path}: damaged: name another --out") from error
+            self.made = json.loads(self.manifest_path.read_text(encoding="utf-8"))
         for run in self.runs:
             run_id, log = self.run_id(run), self.result(run)
             if run_id not in self.made and self.log(run).exists():
@@ -247,19 +241,16 @@ class Ablation:
             label = f"{run.arm.label} seed {run.seed}"
             place = f"[{number}/{len(todo)}] {label}"
             print(f"{place}: started", flush=True)
-            begun = time.monotonic()
             code, log = self.run_one(run)
             if code == 0 and log:
                 self.check(run, log)
-                now = time.monotonic()
-                left = (now - began) / number * (len(todo) - number)
-                eta = f", about {left:,.0f} s left" if number < len(todo) else ""
-                print(f"{place}: finished in {now - begun:,.0f} s{eta}", flush=True)
+                left = (time.monotonic() - began) / number * (len(todo) - number)
+                print(f"{place}: finished, about {left:,.0f} s left", flush=True)
                 continue
-            unfinished = f", but {self.log(run)} has no end" * (code == 0)
-            print(f"{place}: FAILED (exit code {code}){unfinished}")
+            reason = f"exit code {code}" + f", but {self.log(run)} has no end" * (code == 0)
+            print(f"{place}: FAILED ({reason})")
             print(last_lines(self.folder / f"{self.run_id(run)}.out"), flush=True)
-            failures.append(f"{label}: exit code {code}{unfinished}")
+            failures.append(f"{label}: {reason}")
             if code == 0 and not self.log(run).exists():
                 raise ToolError(f"{self.log(run)} was not written: train, and set no RUN_ID")
             if code == 2:
@@ -363,63 +354,28 @@ class Difference(NamedTuple):
         return [self.metric, str(self.pairs), f"{self.test.difference:+.4g} {self.unit}", *words]
 
 
-class Results:
-    """The finished runs of an ablation, and what follows from them."""
+METRICS: dict[str, tuple[str, Callable[[Run], float | None]]] = {  # beside the loss
+    "steps": ("steps", lambda run: float(run.last_step)),
+    "step time": ("ms", lambda run: run.step_ms),
+    "input wait": ("ms per step", lambda run: run.input_wait_per_step()),
+    "validation time": ("s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
+}
+Runs = dict[Arm, list[Run]]  # the finished ones of each arm, the first arm first
 
-    def __init__(self, ablation: Ablation) -> None:
-        found = {run: ablation.result(run) for run in ablation.runs}
-        self.runs = {run: log for run, log in found.items() if log}
-        self.first, *self.others = ablation.arms
-        found = [one for arm in self.others for one in self.tested(arm)]
-        losses = [one for one in found if one.metric == "loss"]
-        rest = [one for one in found if one.metric != "loss"]
-        self.differences = [*judged(losses), *judged(rest)]
 
-    def of(self, arm: Arm) -> list[Run]:
-        return [log for run, log in self.runs.items() if run.arm == arm]
-
-    def tested(self, arm: Arm) -> Iterator[Difference]:
-        unit = unit_of([*self.runs.values()])
-        metrics: list[tuple[str, str, Callable[[Run], float | None]]] = [
-            ("loss", unit, lambda run: value_of(run, unit)),
-            ("step time", "ms", lambda run: run.step_ms),
-            ("input wait", "ms per step", lambda run: run.input_wait_per_step()),
-            ("validation time", "s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
-        ]
-        if len({run.last_step for run in self.runs.values()}) > 1:
-            metrics.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
-        for name, of, value in metrics:
-            pairs = pairs_by_seed(self.of(self.first), self.of(arm), value)
-            if pairs:
-                test = paired(*zip(*(pairs if pairs[1:] else pairs * 2), strict=True))
-                yield Difference(arm, name, of, len(pairs), test)
-
-    def refusals(self, arm: Arm) -> list[str]:
-        """Why the runs of an arm and of the first one do not measure what was varied."""
-        ours, theirs = self.of(self.first), self.of(arm)
-        mixed = dict.fromkeys([*telling(ours), *telling(theirs)])
-        why = [f"runs of one arm differ in {', '.join(mixed)}"] if mixed else []
-        why += faults_of_split([*ours, *theirs], ["partial_val"])
-        return why
-
-    def verdict(self, arm: Arm) -> str:
-        """What is known about an arm, in one line."""
-        text = f"{arm.label} against {self.first.label}: "
-        changes = [one for one in self.differences if one.arm == arm]
-        if why := self.refusals(arm):
-            return text + f"not an ablation: {'; '.join(why)}"
-        if not changes:
-            return text + "no pair of finished runs"
-        if changes[0].pairs < 2:
-            return text + "one seed cannot tell a difference from chance: add --seeds 3"
-        clear = [d for d in changes if d.measurable]
-        said = [f"{d.metric} {d.cells()[2]} ({d.cells()[3]})" for d in clear]
-        rest = ", ".join(d.metric for d in changes if not d.measurable)
-        text += f"{', '.join(said)}; not measurable: {rest}" if clear and rest else ", ".join(said)
-        text += "" if clear else "nothing is measurable"
-        if changes[0].metric == "loss" and changes[0].equal:
-            text += "; the losses are equal to the digit: what was varied computes the same"
-        return text
+def differences(runs: Runs) -> list[Difference]:
+    """Of each arm from the first one, the losses first, each kind judged together."""
+    first, *others = runs
+    unit = unit_of([run for arm in runs.values() for run in arm])
+    metrics = {"loss": (unit, lambda run: value_of(run, unit))} | METRICS
+    found = []
+    for (metric, (of, value)), arm in itertools.product(metrics.items(), others):
+        pairs = pairs_by_seed(runs[first], runs[arm], value)
+        if pairs and (metric != "steps" or any(ours != theirs for ours, theirs in pairs)):
+            test = paired(*zip(*(pairs if pairs[1:] else pairs * 2), strict=True))
+            found.append(Difference(arm, metric, of, len(pairs), test))
+    losses = [one for one in found if one.metric == "loss"]
+    return [*judged(losses), *judged([one for one in found if one.metric != "loss"])]
 
 
 def judged(differences: Sequence[Difference]) -> list[Difference]:
@@ -429,37 +385,67 @@ def judged(differences: Sequence[Difference]) -> list[Difference]:
     return [one._replace(measurable=p < 0.05) for one, p in pairs]
 
 
+def refusals(ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
+    """Why the runs of an arm and of the first one do not measure what was varied."""
+    mixed = dict.fromkeys([*telling(ours), *telling(theirs)])
+    why = [f"runs of one arm differ in {', '.join(mixed)}"] if mixed else []
+    return [*why, *faults_of_split([*ours, *theirs], ["partial_val"])]
+
+
+def verdict(runs: Runs, arm: Arm, changes: Sequence[Difference]) -> str:
+    """What is known about an arm, in one line."""
+    first = next(iter(runs))
+    text = f"{arm.label} against {first.label}: "
+    if why := refusals(runs[first], runs[arm]):
+        return text + f"not an ablation: {'; '.join(why)}"
+    if not changes:
+        return text + "no pair of finished runs"
+    if changes[0].pairs < 2:
+        return text + "one seed cannot tell a difference from chance: add --seeds 3"
+    clear = [f"{d.metric} {d.cells()[2]} ({d.cells()[3]})" for d in changes if d.measurable]
+    rest = ", ".join(d.metric for d in changes if not d.measurable)
+    said = [", ".join(clear) or "nothing is measurable"]
+    said += [f"not measurable: {rest}"] * bool(clear and rest)
+    if changes[0].metric == "loss" and changes[0].equal:
+        said.append("the losses are equal to the digit: what was varied computes the same")
+    return text + "; ".join(said)
+
+
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     """Prints and keeps the report of what is finished: the verdict first."""
-    results = Results(ablation)
-    if not results.runs:
+    runs: Runs = {arm: [] for arm in ablation.arms}
+    finished = {run: log for run in ablation.runs if (log := ablation.result(run))}
+    for run, log in finished.items():
+        runs[run.arm].append(log)
+    if not finished:
         print("no run is finished: what they printed is above")
         return 1
+    first, *others = runs
+    found = differences(runs)
     head = ["arm", "quantity", "pairs", "difference", "95 % interval", "verdict"]
-    ordered = sorted(results.differences, key=lambda one: results.others.index(one.arm))
+    ordered = sorted(found, key=lambda one: others.index(one.arm))
     rows = [[one.arm.label, *one.cells()] for one in ordered]
-    verdicts = [results.verdict(arm) for arm in results.others]
-    losses = sum(d.metric == "loss" for d in results.differences)
+    verdicts = [verdict(runs, arm, [one for one in found if one.arm == arm]) for arm in others]
+    losses = sum(d.metric == "loss" for d in found)
     title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05 for all "
     title += f"{losses} losses together, and for all {len(rows) - losses} others, by Holm's rule)"
     blocks = [
         [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        report(Logs(runs=list(results.runs.values()))),
+        report(Logs(runs=[*finished.values()])),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    arms = {arm.label: results.of(arm) for arm in ablation.arms}
-    arms = {name: runs for name, runs in arms.items() if runs}
     print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
+    drawn = {arm.label: logs for arm, logs in runs.items() if logs}
     try:
-        plot([*arms.values()], [*arms], ablation.folder / "picture.png", verdicts)
+        plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
         print(f"picture: {ablation.folder / 'picture.png'}")
-    except (ImportError, OSError, cli.ToolError) as error:
+    except (ImportError, OSError, ToolError) as error:
         print(f"no picture: {error}", file=sys.stderr)
-    return int(bool(failures or any(map(results.refusals, results.others))))
+    return int(bool(failures) or any(refusals(runs[first], runs[arm]) for arm in others))
 
 
 def ablate(options: argparse.Namespace) -> int:
