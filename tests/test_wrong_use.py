@@ -62,14 +62,13 @@ tools/verify.py {root}/tools/cli.py | 1 | cli.py: no class Trainer
 tools/ablate.py --vary MLP_MULT 2,4 -- python3 x.py | 2 | 2,4: values are one word, with commas
 tools/verify.py train_gpt.py --EMA_DECAY=0.9 | 2 | settings are NAME=value without dashes
 tools/recipe.py apply sp8192 --to x.py | 1 | it is a stack: --stack sp8192
-tools/recipe.py apply ema --to x.py --set EMA_DECAY=1 EMA_DECAY=2 | 1 | a name is there twice
 tools/package.py --pack novel.txt --name x | 2 | --pack stands alone
 tools/verify.py train_gpt.py ITERATIONS | 2 | ITERATIONS: settings are NAME=value
 tools/verify.py {root}/train_gpt.py MUON_BETA=1 | 1 | train_gpt.py has no such setting
 tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be given
 tools/verify.py MLP_MULT=2 train_gpt.py | 2 | settings are NAME=value, each once, after the script
 tools/verify.py train_gpt.py MLP_MULT=2 MLP_MULT=3 | 2 | NAME=value, each once
-tools/recipe.py apply ema --to x.py --set MUON_WD=1 | 1 | add a recipe that has it: muon_weight_d
+tools/recipe.py apply ema --to x.py --set muon_wd=1 | 2 | write NAME=VALUE with a name in capital le
 tools/recipe.py apply emma --to x.py | 1 | {root}/records/recipes: did you mean ema?
 tools/recipe.py apply ema --to novel.txt | 1 | --to novel.txt: a script of Python is expected
 tools/recipe.py apply ema --to random.py | 1 | random is the name of a module that a trainer imports
