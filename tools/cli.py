@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -52,21 +53,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(
-    kind: type, lowest: float = -math.inf, highest: float = math.inf
+    kind: type, lowest: float = -math.inf, highest: float = 2**63 - 1
 ) -> Callable[[str], Any]:
     """The type of an option that is a number of this kind, from `lowest` to `highest`."""
-    most = "on" if highest == math.inf else f"to {highest}"
-    limits = "" if lowest == -math.inf else f" from {lowest:g} {most}"
+    most = f"to {highest}" if highest < 2**63 - 1 else "on"
+    limits = f" from {lowest:g} {most}" if lowest > -math.inf else ""
     wanted = f"a whole number{limits}" if kind is int else f"a number{limits}, such as 0.5"
 
     def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not lowest <= value <= min(highest, 2**63 - 1):
-            raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
-        return value
+        with suppress(ValueError):
+            if lowest <= kind(text) <= highest:
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
 
     return parse
 
@@ -189,17 +187,16 @@ def setting(name: str, value: Any) -> str:
     return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
-    """Aligned columns, two spaces apart: the first `left` to the left, numbers to the right;
-    without empty columns."""
-    kept = [c for c in range(len(head)) if c < left or any(row[c] != "-" for row in rows)]
-    widths = {c: max(len(head[c]), *(len(row[c]) for row in rows)) for c in kept}
-    return [
-        "  ".join(
-            row[c].ljust(widths[c]) if c < left else row[c].rjust(widths[c]) for c in kept
-        ).rstrip()
-        for row in (head, *rows)
-    ]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns, two spaces apart: the first two to the left, numbers to the right; without
+    empty columns."""
+    columns = [[name, *cells] for name, *cells in zip(head, *rows, strict=True)]
+    kept = [cells for cells in columns if {*cells[1:]} != {"-"}]
+    for place, cells in enumerate(kept):
+        align = str.ljust if place < 2 else str.rjust
+        width = max(map(len, cells))
+        kept[place] = [align(cell, width) for cell in cells]
+    return ["  ".join(row).rstrip() for row in zip(*kept, strict=True)]
 
 
 def counted(indices: Sequence[int]) -> str:

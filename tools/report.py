@@ -135,12 +135,13 @@ def data_line(runs: Sequence[Run]) -> str:
 def remark_lines(runs: Sequence[Run]) -> list[str]:
     """What a careful reader would notice about single runs."""
     remarks: dict[str, list[int]] = {}
-    traces = [trace(run) for run in runs]
     for index, run in enumerate(runs):
-        again = traces[index] is not None and traces[index] in traces[:index]
-        same = [f"the same run as {1 + traces.index(traces[index])}, to the digit"] * again
-        for remark in (*remarks_on(run), *same):
+        for remark in remarks_on(run):
             remarks.setdefault(remark, []).append(index)
+    traces = [trace(run) for run in runs]
+    for index, known in enumerate(traces):
+        if known is not None and (first := traces.index(known)) < index:
+            remarks[f"the same run as {1 + first}, to the digit"] = [index]
     lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
     return ["Remarks", *lines] if lines else []
 

@@ -456,13 +456,12 @@ def take_step(run: Run, event: Event) -> None:
     """Results before it were printed while training. If it goes back, the run was resumed there,
     or another one starts."""
     step, time, last = int(event["step"]), event.get("train_time_ms"), last_line(run)
-    kept, line = run.steps, None
     if event["event"] == "validation":
-        kept = run.validations
-        line = Validation(step, float(event["val_loss"]), float(event["val_bpb"]), time)
+        losses = float(event["val_loss"]), float(event["val_bpb"])
+        kept, line = run.validations, Validation(step, *losses, time)
     else:
         rest = time, event.get("data_crc"), event.get("mean_loss")
-        line = Step(step, float(event["train_loss"]), *rest)
+        kept, line = run.steps, Step(step, float(event["train_loss"]), *rest)
     if step < last:
         drop_from(run, step)
         run.total_bytes = run.train_time_ms = None
@@ -503,10 +502,6 @@ def settle(run: Run) -> None:
     timed = [x for x in (*run.steps[-1:], *run.validations[-1:]) if x.train_time_ms is not None]
     if run.train_time_ms is None and timed:
         run.train_time_ms = max(timed, key=lambda line: line.step).train_time_ms
-    if run.config.get("tie_embeddings") is True and "tied_embed_lr" not in run.config:
-        # A text log prints the rate in effect.
-        run.config["tied_embed_lr"] = run.config.pop("embed_lr", None)
-        run.config.pop("head_lr", None)
     if run.model_bytes is None and None not in (run.total_bytes, run.code_bytes):
         run.model_bytes = run.total_bytes - run.code_bytes
     if run.total_bytes is None and None not in (run.model_bytes, run.code_bytes):

@@ -205,16 +205,12 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     without the seed where that tells them apart."""
     firsts = [group[0] for group in groups]
     different, known = telling(firsts), [conditions(run) for run in firsts]
-    settings = 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}
-    if settings and all(name in setup for setup in known for name in different):
-        named = [" ".join(setting(n, setup[n]) for n in different) for setup in known]
+    if 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}:
+        named = [" ".join(setting(n, setup.get(n)) for n in different) for setup in known]
         if len({*named}) == len(named):
             return named
     names = labels(firsts)
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
-    for place, group in enumerate(groups):
-        if len(group) > 1:  # x1, x2, x3
-            short[place] = short[place].removesuffix(str(group[0].known_seed)).rstrip("-_.")
     return short if len(set(short)) == len(short) else names
 
 
