@@ -33,7 +33,7 @@ from typing import Any
 import cli
 from cli import ToolError
 from packed import is_ours, pack
-from record import TODO, TRACKS, check_folder, lines, parsed_date
+from record import SCORES, TODO, TRACKS, check_folder, lines, parsed_date
 from runs import Run, read_log
 
 RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
@@ -74,15 +74,9 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
 
 def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes) -> dict[str, Any]:
     """submission.json from the logs."""
-    results = {str(seed): result_of(run, source) for seed, run in runs.items()}
-    means = {}
-    for key in ("val_loss", "val_bpb"):
-        values = [result[key] for result in results.values() if key in result]
-        means[key] = round(fmean(values), 8) if len(values) == len(runs) else None
-        means[f"{key}_std"] = round(stdev(values), 8) if means[key] and len(runs) > 1 else None
     first = [*runs.values()][0]
     device = first.machine.get("device")
-    totals = [result.get("bytes_total", 0) for result in results.values()]
+    models = [run.model_bytes for run in runs.values() if run.model_bytes]
     values = {
         "author": options.author.strip(),
         "github_id": options.github_id.strip(),
@@ -90,29 +84,23 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
         "blurb": options.description.strip(),
         "date": options.date,
         "track": options.track.removeprefix("track_"),
-        **means,
-        "bytes_total": max(totals) or None,
+        "bytes_total": max(models) + len(source) if models else None,
         "bytes_code": len(source),
         "seeds": [*runs],
-        "seed_results": results,
+        "seed_results": {str(seed): results_of(run) for seed, run in runs.items()},
         "hardware": device and f"{first.world_size or 1}x {device}",
         "pytorch_version": first.machine.get("torch"),
     }
+    for key in SCORES:
+        numbers = [getattr(run.result, key) for run in runs.values()]
+        values[key] = round(fmean(numbers), 8)
+        values[f"{key}_std"] = round(stdev(numbers), 8) if numbers[1:] else None
     return {key: value for key, value in values.items() if value is not None}
 
 
-def result_of(run: Run, source: bytes) -> dict[str, Any]:
-    result, artifact = run.result, run.model_bytes
-    values = {
-        "val_loss": result.val_loss,
-        "val_bpb": result.val_bpb,
-        "bytes_total": artifact and artifact + len(source),
-        "artifact_bytes": artifact,
-        "steps": run.last_step,
-        "train_time_ms": run.train_time_ms,
-        "eval_time_ms": run.eval_ms,
-    }
-    return {k: round(v, 8 if k.startswith("val") else 0) for k, v in values.items() if v}
+def results_of(run: Run) -> dict[str, Any]:
+    own = {name: getattr(run, name) for name in ("model_bytes", "last_step", "train_time_ms")}
+    return {key: getattr(run.result, key) for key in SCORES} | own
 
 
 def command(runs: dict[int, Run]) -> list[str]:
@@ -137,22 +125,20 @@ def command(runs: dict[int, Run]) -> list[str]:
 
 def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, Any]) -> str:
     """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
-    results = values["seed_results"]
-    head = ["seed", *next(iter(results.values()))]
-    rows = [head, ["---"] * len(head)]
-    rows += [[seed, *map(str, result.values())] for seed, result in results.items()]
-    return "\n".join(
-        [
-            f"# {values['name']}\n\n{values['blurb']}\n",
-            f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}.\n",
-            *(f"| {' | '.join(row)} |" for row in rows),
-            f"\nMean: val_loss {values.get('val_loss')}, val_bpb {values.get('val_bpb')}.",
-            f"\n## What was done\n\n{TODO}what was changed against which record, why it helps, "
-            "what failed.\n\n## Run it again\n\nIn this folder:\n",
-            *command(runs),
-            "",
-        ]
-    )
+    columns = [*results_of([*runs.values()][0])]
+    rows = [["seed", *columns], ["---"] * (1 + len(columns))]
+    rows += [[str(seed), *map(str, results_of(run).values())] for seed, run in runs.items()]
+    lines = [f"# {values['name']}", "", values["blurb"], ""]
+    lines += [
+        f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}.",
+        "",
+    ]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", f"Mean: val_loss {values['val_loss']}, val_bpb {values['val_bpb']}.", ""]
+    lines += ["## What was done", ""]
+    lines += [f"{TODO}what was changed against which record, why it helps, what failed.", ""]
+    lines += ["## Run it again", "", "In this folder:", "", *command(runs), ""]
+    return "\n".join(lines)
 
 
 def make(options: argparse.Namespace) -> None:
@@ -218,16 +204,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--date", help="YYYY-MM-DD (default: today)", default=str(datetime.date.today()))
     add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
     options = parser.parse_args(arguments)
-    given = [name for name in TYPED if (getattr(options, name) or "").strip()]
-    if options.pack and (options.logs or given):
+    lacking = [name for name in TYPED if not (getattr(options, name) or "").strip()]
+    if options.pack and (options.logs or len(lacking) < len(TYPED)):
         parser.error("--pack stands alone: leave out the others")
-    if options.pack:
-        return options
-    if not options.logs:
+    if not options.pack and not options.logs:
         parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
-    if lacking := [name.replace("_", "-") for name in TYPED if name not in given]:
-        parser.error(f"needed: --{', --'.join(lacking)}")
-    if not slug(options.name):
+    if not options.pack and lacking:
+        parser.error(f"needed: --{', --'.join(lacking)}".replace("_", "-"))
+    if not options.pack and not slug(options.name):
         parser.error(f"--name {options.name}: write words in the letters a to z")
     if not parsed_date(options.date):
         parser.error(f"--date {options.date}: YYYY-MM-DD is expected")

@@ -61,7 +61,7 @@ def test_a_record_is_made_whole_and_accepted(tmp_path: Path, make: Make) -> None
     found = json.loads((folder / "submission.json").read_text())
     results = found.pop("seed_results")
     assert {int(seed): values["val_loss"] for seed, values in results.items()} == NATS
-    assert results["1"]["steps"] == 13_790 and results["1"]["artifact_bytes"] == ARTIFACT
+    assert results["1"]["last_step"] == 13_790 and results["1"]["model_bytes"] == ARTIFACT
     assert found == {
         "author": "Ada", "github_id": "ada", "name": "Wider MLP", "blurb": "Wider.",
         "date": "2026-04-01", "track": "10min_16mb", "seeds": [1, 42, 1337],
