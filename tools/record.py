@@ -131,11 +131,6 @@ class Facts:
         values = [getattr(run.result, key) for run in self.judged.values()]
         return values if all(map(is_number, values)) else []
 
-    def number(self, key: str) -> int:
-        """A number of submission.json; 0: it does not say it."""
-        value = self.stated.get(key)
-        return value if is_number(value) else 0
-
     @property
     def code_bytes(self) -> int:
         return self.files.get(self.script, 0)
@@ -258,10 +253,6 @@ def required_files(facts: Facts) -> Said:
         yield "refused", "no README.md: write what was done and how to run it"
     elif TODO.encode() in start_of(facts.root / "README.md"):
         yield "warned", "README.md still has a TODO: write what was done"
-    if not facts.source:
-        yield facts.serious, "train_gpt.py is missing or empty: add the script that ran"
-    elif facts.script != SCRIPT:
-        yield "warned", f"train_gpt.py is missing: is it {facts.script}? Rename that"
     for link in facts.outside[:5]:
         yield "refused", f"{link} is a link that leads out of the folder: copy the file"
     for name in sorted(facts.files.keys() - {*facts.runs, *facts.no_logs, facts.script}):
@@ -271,6 +262,19 @@ def required_files(facts: Facts) -> Said:
                 yield "note", f"{name} is the readable form of {facts.script}"
             else:
                 yield "not checked", f"{name}: what {facts.script} needs counts as code"
+
+
+def shipped_script(facts: Facts) -> Said:
+    if not facts.source:
+        yield facts.serious, "train_gpt.py is missing or empty: add the script that ran"
+    elif facts.script != SCRIPT:
+        yield "warned", f"train_gpt.py is missing: is it {facts.script}? Rename that"
+    if is_ours(facts.source) and unpacked(facts.source) is None:
+        yield "refused", f"{facts.script}: a packed script that is damaged: pack it again"
+    try:
+        parsed(facts.source)
+    except ValueError as error:
+        yield "warned", f"{facts.script}: {error}"
 
 
 def place_and_submission(facts: Facts) -> Said:
@@ -310,7 +314,7 @@ def finished_runs(facts: Facts) -> Said:
 
 
 def seeds(facts: Facts) -> Said:
-    """Several seeds, each once, the same everywhere: one sentence for one cause."""
+    """Several seeds of one configuration, each once, the same everywhere."""
     runs = facts.judged
     misnamed = [
         name for name, run in runs.items() if run.seed_in_name not in (run.known_seed, None)
@@ -326,18 +330,8 @@ def seeds(facts: Facts) -> Said:
         yield "warned", f"submission.json names the seeds {stated}, the logs have {logged}"
     if 0 < len(runs) < 3 and facts.track == RECORD:
         yield "warned", f"runs: {len(runs)}; three seeds are usual"
-
-
-def one_configuration(facts: Facts) -> Said:
-    if apart := telling([*facts.judged.values()], allow=OF_SCRIPTS):
+    if apart := telling([*runs.values()], allow=OF_SCRIPTS):
         yield "warned", f"the runs differ in configuration: {some(apart)}"
-
-
-def trained_at_once(facts: Facts, run: Run) -> Said:
-    if len({*run.scripts}) > 1:
-        yield "refused", "it was resumed with another script: which one is submitted?"
-    elif run.resumed_at:
-        yield facts.serious, f"resumed at step {run.resumed_at[-1]:,}"
 
 
 # --- score ---
@@ -353,11 +347,6 @@ def stated_results(facts: Facts) -> Said:
             if abs(value - float(given)) > CLOSE:
                 level, words = "refused", f"in no result line: the nearest is {words}"
             yield level, f"{key} {given} is {words}, {value:.8f}"
-    for log, run in facts.judged.items():
-        last = facts.runs[log].result
-        if abs(last.val_bpb - run.result.val_bpb) > CLOSE:
-            words = f"{log} also has {last.name} {last.val_bpb}, which comes later"
-            yield "note", f"val_bpb is of {run.result.name}: {words}"
 
 
 def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
@@ -382,13 +371,11 @@ def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
 
 def sizes(facts: Facts) -> Said:
     """Code and model are at most 16,000,000 bytes, and are what submission.json says."""
-    model, size = facts.model_bytes, facts.code_bytes
-    known = [(run.code_bytes or 0, run.model_bytes or 0) for run in facts.judged.values()]
+    model, size, allowed = facts.model_bytes, facts.code_bytes, f": {CAP_BYTES:,} are allowed"
     totals = [run.total_bytes for run in facts.judged.values() if run.total_bytes]
-    totals += [code + own for code, own in known if code and own]
-    total, allowed = model + size, f": {CAP_BYTES:,} are allowed"
-    stated, stated_code = facts.number("bytes_total"), facts.number("bytes_code")
-    counted = max([0, *(code for code, _ in known)]) or size
+    counted = max([0, *(run.code_bytes or 0 for run in facts.judged.values())]) or size
+    given = [facts.stated.get(key) for key in ("bytes_total", "bytes_code")]
+    stated, stated_code = (number if is_number(number) else 0 for number in given)
     if size > CAP_BYTES:
         yield "refused", f"{facts.script} has {size:,} bytes{allowed}"
     if stated > CAP_BYTES:
@@ -396,14 +383,15 @@ def sizes(facts: Facts) -> Said:
     if max(totals, default=0) > CAP_BYTES:
         yield "refused", f"a log's total is {max(totals):,} bytes{allowed}"
     elif facts.too_large_unpacked and counted < size:
-        words = f"model and {facts.script} are {total:,} bytes{allowed}"
+        words = f"model and {facts.script} are {model + size:,} bytes{allowed}"
         yield "warned", f"{words}; the logs count {counted:,} of code: ship that form, packed"
     elif facts.too_large_unpacked:
-        yield "refused", f"model and code are {total:,} bytes{allowed}: pack the script"
+        yield "refused", f"model and code are {model + size:,} bytes{allowed}: pack the script"
+    totals.append(model + size)
     if not model:
         yield "not checked", "the size of the compressed model"
-    elif stated and not min([total, *totals]) - 1 <= stated <= max([total, *totals]):
-        yield "warned", f"bytes_total is {stated:,}: model and code are {total:,}"
+    elif stated and not min(totals) - 1 <= stated <= max(totals):
+        yield "warned", f"bytes_total is {stated:,}: model and code are {model + size:,}"
     if stated_code and stated_code not in (size, counted):
         yield "warned", f"bytes_code is {stated_code:,}: {facts.script} has {size:,} bytes"
 
@@ -411,28 +399,21 @@ def sizes(facts: Facts) -> Said:
 # --- script ---
 
 
-def script_in_log(facts: Facts, run: Run) -> Said:
-    """The logs hold the shipped script, readable or packed, or count its bytes."""
+def script_of_run(facts: Facts, run: Run) -> Said:
+    """One script trained it: the shipped one, readable or packed, by its text or by its bytes."""
     size = facts.code_bytes
-    if not facts.source:
-        return
-    if run.source is not None:
+    if len({*run.scripts}) > 1:
+        yield "refused", "it was resumed with another script: which one is submitted?"
+    elif run.resumed_at:
+        yield facts.serious, f"resumed at step {run.resumed_at[-1]:,}"
+    if facts.source and run.source is not None:
         if words := difference(run.source, facts.source):
             yield "warned", f"holds another script than {facts.script}: {words}"
-    elif run.code_bytes not in (None, size) and not facts.too_large_unpacked:
+    elif facts.source and run.code_bytes not in (None, size) and not facts.too_large_unpacked:
         words = f"counts {run.code_bytes:,} bytes of code, {facts.script} has {size:,}"
         yield "warned", f"{words}: which one ran?"
-    else:
+    elif facts.source:
         yield "not checked", "the script that ran"
-
-
-def script_form(facts: Facts) -> Said:
-    if is_ours(facts.source) and unpacked(facts.source) is None:
-        yield "refused", f"{facts.script}: a packed script that is damaged: pack it again"
-    try:
-        parsed(facts.source)
-    except ValueError as error:
-        yield "warned", f"{facts.script}: {error}"
 
 
 # --- time, machine and data ---
@@ -490,9 +471,9 @@ def validation_data(facts: Facts, run: Run) -> Said:
         yield facts.serious, f"{counted}: score the whole of it"
 
 
-RULES = (required_files, place_and_submission, finished_runs, seeds, one_configuration)
-RULES += (stated_results, sizes, script_form)
-RUN_RULES = (trained_at_once, script_in_log, time_and_machine, validation_data)
+RULES = (required_files, shipped_script, place_and_submission, finished_runs, seeds)
+RULES += (stated_results, sizes)
+RUN_RULES = (script_of_run, time_and_machine, validation_data)
 
 # --- the verdict ---
 
