@@ -6,10 +6,10 @@
 
 A and B are runs of one configuration each, with several seeds. Their results are compared by
 Welch's one-sided test, in nats per token, or in bits per byte if tokenizers differ; where both have
-the same seeds, their paired differences are shown, too. So is the time spent waiting for input. The
-test is refused, with one line for each reason, if a group mixes configurations (--allow NAME says
-that a difference in NAME does not matter), if runs are missing, unfinished or the same, if no group
-has results that differ, if validation data differ, or if a part of them was scored.
+the same seeds, their paired differences are shown, too. The test is refused, with one line for each
+reason, if a group mixes configurations (--allow NAME says that a difference in NAME does not
+matter), if runs are missing, unfinished or the same, if no group has results that differ, if
+validation data differ, or if a part of them was scored.
 
 Exit code: 0 done, 1 refused or nothing read, 2 wrong usage.
 """
@@ -111,7 +111,6 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str
             lines.append(measured(by_seed, unit, f"paired by seed ({len(pairs)} pairs): "))
         tested = by_seed or test
         lines += [] if tested.measurable or shown else ["no measurable difference"]
-    lines += wait_lines(a, b)
     for name, values in zip("AB", samples, strict=True):
         mean = f"{fmean(values):.5f} {unit}, std {spread(values):.5f}"
         lines.append(f"{name}: {len(values)} runs, {mean}")
@@ -124,18 +123,6 @@ def measured(test: Test, unit: str, how: str) -> str:
     interval = f"95 % interval of the difference {test.low:+.5f} to {test.high:+.5f}"
     side = "lower" if test.difference >= 0 else "higher"
     return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
-
-
-def wait_lines(a: Runs, b: Runs) -> list[str]:
-    """The time spent waiting for input; empty where not all logs tell it."""
-    waits = [[run.input_wait_per_step() for run in group] for group in (a, b)]
-    if any(wait is None or not math.isfinite(wait) for group in waits for wait in group):
-        return []
-    test = welch(*waits)
-    reach = f"95 % interval of B - A {test.low:+.2f} to {test.high:+.2f} ms"
-    none = "" if test.measurable else ": no measurable difference"
-    means = [f"{fmean(group):.2f}" for group in waits]
-    return [f"input_wait: A {means[0]} ms per step, B {means[1]} ({reach}{none})"]
 
 
 # --- the program ---
@@ -154,25 +141,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
     options = parser.parse_intermixed_args(arguments)
     options.allow = [name for text in options.allow for name in text.split(",")]
-    if fault := fault_of_options(options):
-        parser.exit(2, f"error: {fault}\n")
-    return options
-
-
-def fault_of_options(options: argparse.Namespace) -> str:
-    """What is wrong with the options, in words; nothing: empty."""
     for path in (*options.logs, *(options.a or ()), *(options.b or ())):
         if "," in path and not Path(path).exists():
-            return f"{path}: no such file: separate logs by blanks"
+            parser.error(f"{path}: no such file: separate logs by blanks")
     if bool(options.a) != bool(options.b):
-        return "--a and --b belong together: name the logs of both groups"
+        parser.error("--a and --b belong together: name the logs of both groups")
     if bool(options.logs) == bool(options.a):
-        return "name logs, such as logs/*.txt, or two groups with --a and --b, not both"
+        parser.error("name logs, such as logs/*.txt, or two groups with --a and --b, not both")
     if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
-        return f"--plot {options.plot}: name a file that ends in .png or .svg"
+        parser.error(f"--plot {options.plot}: name a file that ends in .png or .svg")
     if options.margin is not None and not options.a:
-        return "--margin does nothing without --a and --b: give them, or leave it out"
-    return ""
+        parser.error("--margin does nothing without --a and --b: give them, or leave it out")
+    return options
 
 
 def check_allowed(allow: Sequence[str], runs: Runs) -> None:
