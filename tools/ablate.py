@@ -102,27 +102,21 @@ def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
     """The scripts that take the place of {script}; None: the command has none."""
     if (text is not None) != any(SCRIPT in word for word in command):
         raise ToolError(f"--script A.py,B.py belongs to {SCRIPT} in the command: name both")
-    if text is None:
-        return [None]
-    scripts = text.split(",")
-    if lacking := [name for name in scripts if not Path(name).is_file()]:
+    scripts = text.split(",") if text else [None]
+    if lacking := [name for name in scripts if name and not Path(name).is_file()]:
         raise ToolError(f"--script {text}: {lacking[0]!r}: no such file: write its path")
     return scripts
 
 
 def parse_seeds(text: str) -> list[int]:
     """3: so many, from SEED (1337) on; 1337,42: these."""
-    try:
-        numbers = [int(part) for part in text.rstrip(",").split(",")]
-        if "," not in text:
-            first = int(os.environ.get("SEED", 1337))
-            numbers = list(range(first, first + numbers[0]))
-    except ValueError as error:
-        remedy = "write how many, such as 3, or which, such as 1337,42,7"
-        raise ToolError(f"--seeds {text}: {remedy}") from error
-    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
-        raise ToolError(f"--seeds {text}: one at least, whole numbers from 0, each once")
-    return numbers
+    if not re.fullmatch(r"(?!0$)\d+(,\d+)*,?", text):
+        words = "write how many, such as 3, or which, such as 1337,42,7"
+        raise ToolError(f"--seeds {text}: {words}")
+    if "," in text:
+        return [*dict.fromkeys(map(int, text.rstrip(",").split(",")))]
+    first = int(os.environ.get("SEED", 1337))
+    return [*range(first, first + int(text))]
 
 
 class Ablation:
@@ -220,13 +214,13 @@ class Ablation:
     def check(self, run: Planned, log: Run) -> None:
         """Did the run have the settings that were varied? Its log says it."""
         for name, text in (*run.arm.settings, ("SEED", str(run.seed))):
-            had, fault = log.config.get(name.lower()) if name.isupper() else None, ""
-            if had is None and not SURROUNDINGS.match(name) and name != "SEED":
+            had = log.config.get(name.lower()) if name.isupper() else None
+            fault = f"{name}={text}: the run had {had}: the command sets it itself: take it out"
+            if had is None and (SURROUNDINGS.match(name) or name == "SEED"):
+                continue
+            if had is None:
                 fault = f"--vary {name}: {self.log(run)} has no such setting: see --help"
-            elif had is not None and not is_value(had, text):
-                words = "the command sets it itself: take it out of the command"
-                fault = f"{name}={text}: the run had {had}: {words}"
-            if fault:
+            if had is None or not is_value(had, text):
                 self.save(run, {})  # it is run again
                 raise ToolError(fault)
 

@@ -79,6 +79,13 @@ class Recipe:
         matches = (re.match(pattern, text) for text in self.field("setting"))
         return {match[1]: (match[2], match[3]) for match in matches if match}
 
+    @property
+    def added(self) -> dict[str, str]:
+        """The settings that it adds to Config: {NAME: its default}"""
+        plain = {"False": "0", "True": "1"}
+        lines = {name.upper(): value.strip('"') for name, value in ADDED.findall(self.diff)}
+        return {name: plain.get(value, value) for name, value in lines.items()}
+
     def count(self, sign: str) -> int:
         """Lines added (+) or removed (-)."""
         return sum(line.startswith(sign) for line in self.diff.splitlines()[2:])
@@ -92,7 +99,7 @@ class Recipe:
             faults.append("a setting's line is not `# setting: NAME=default, on: NAME=value`")
         if all(default == on for default, on in self.settings.values()):
             faults.append("it has no setting whose value `on` differs from its default")
-        if sorted(self.settings) != sorted(name.upper() for name, _ in ADDED.findall(self.diff)):
+        if self.settings.keys() != self.added.keys():
             faults.append("its header's settings are not those that it adds to Config")
         if unknown := [name for name in self.not_with if name not in names()]:
             faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
@@ -312,8 +319,7 @@ def apply_recipes(options: argparse.Namespace) -> None:
     target.write_text(f"{made_by}\n{text}", encoding="utf-8")
     paths = str(TRAINER.resolve()), str(target.resolve())
     counted = git(target.resolve().parent, "diff", "--no-index", "--numstat", *paths).stdout.split()
-    lines = f"+{counted[0]} -{counted[1]} lines"
-    print(f"{target}: train_gpt.py with {', '.join(wanted)} ({lines})")
+    print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{counted[0]} -{counted[1]} lines)")
     for recipe in recipes:
         settings = {name: on for name, (default, on) in recipe.settings.items() if default != on}
         if off := {name: settings[name] for name in settings.keys() - assigned.keys()}:
@@ -334,32 +340,17 @@ def new_recipe(options: argparse.Namespace) -> None:
     if path.exists() and not options.again:
         raise ToolError(f"{path} exists: name another, or --again: it gets these lines instead")
     text = Path(options.source).read_text(encoding="utf-8", errors="replace")
-    if text.startswith(MADE_BY):
-        text = text.split("\n", 1)[1]
+    text = text.split("\n", 1)[1] if text.startswith(MADE_BY) else text
     root = TRAINER.read_text(encoding="utf-8")
-    diff = difference(root, text)
-    if not diff:
-        raise ToolError(f"{options.source} is train_gpt.py: there is nothing to make a recipe of")
-    if 2 * Recipe(options.name, "", diff).count("-") > root.count("\n"):
+    recipe = Recipe(options.name, "", difference(root, text))
+    if not recipe.diff or 2 * recipe.count("-") > root.count("\n"):
         raise ToolError(f"{options.source}: not an edited copy of train_gpt.py: name one")
-    if path.exists():
-        path.write_text(load(options.name).header + diff, encoding="utf-8")
-        print(f"{path}: its header is kept; now: python3 tools/recipe.py check")
-        return
-    digits = {"False": "0", "True": "1"}
-    settings = [
-        f"# setting: {name.upper()}={digits.get(default, default.strip(chr(34)))}, "
-        f"on: {name.upper()}={TODO}"
-        for name, default in ADDED.findall(diff)
-    ]
-    header = [
-        f"# {TODO}: what it does, in one sentence.",
-        *settings,
-        f"# source: {TODO}: a paper or a pull request",
-        f"# effect: {TODO}: the published effect, with its number",
-        f"# cost: {TODO}: bytes of the artifact, milliseconds a step; or remove this line",
-    ]
-    path.write_text("\n".join(header) + "\n" + diff, encoding="utf-8")
+    header = [f"# {TODO}: what it does, in one sentence."]
+    header += [f"# setting: {n}={v}, on: {n}={TODO}" for n, v in recipe.added.items()]
+    header += [f"# source: {TODO}: a paper or a pull request"]
+    header += [f"# effect: {TODO}: the published effect, with its number", ""]
+    kept = load(options.name).header if path.exists() else "\n".join(header)
+    path.write_text(kept + recipe.diff, encoding="utf-8")
     print(f"{path}: fill in its header, then: python3 tools/recipe.py check")
 
 
