@@ -8,8 +8,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, product
 from pathlib import Path, PurePosixPath
@@ -80,23 +80,22 @@ def is_number(value: object) -> bool:
 # --- logs ---
 
 
-def read_runs(root: Path, files: Sequence[str]) -> tuple[dict[str, Run], dict[str, str]]:
+def read_runs(root: Path, files: Iterable[str]) -> tuple[dict[str, Run], dict[str, str]]:
     """The run of each log by its name, and why no run was read from a file that may be a log. Of
     copies the first one is read."""
-    names = [name for name in files if LOG.fullmatch(PurePosixPath(name).name)]
     runs: dict[str, Run] = {}
     problems: dict[str, str] = {}
+    traces: dict[Any, str] = {}
+    names = [name for name in files if LOG.fullmatch(PurePosixPath(name).name)]
     for name in sorted(names, key=lambda name: (not is_submitted(name), name)):
         log = read_log(root / name, events=False)  # the reviewer reads the text
+        known = trace(log.runs[0]) if log.runs else None
         if not log.runs:
-            problems[name] = "; ".join(log.problems[:1])
-        for run in log.runs:
-            known = trace(run)
-            first = next((other for other, one in runs.items() if known == trace(one)), None)
-            if known is None or first is None:
-                runs[name] = run
-            else:
-                problems[name] = f"it is a copy of {first}"
+            problems[name] = log.problems[0]
+        elif known and traces.setdefault(known, name) != name:
+            problems[name] = f"it is a copy of {traces[known]}"
+        else:
+            runs[name] = log.runs[0]
     return runs, problems
 
 
@@ -105,67 +104,39 @@ def is_submitted(name: str) -> bool:
     return re.fullmatch(r"train(_seed\d+)?\.log", name) is not None
 
 
-@dataclass(frozen=True)
+def is_scored(run: Run) -> bool:
+    return run.result is not None and is_number(run.result.val_bpb) and run.result.val_bpb > 0
+
+
 class Facts:
     """All that rules judge a folder by."""
 
-    root: Path  # its name, and that of the folder it lies in, count
-    track: str = RECORD
-    files: Mapping[str, int] = field(default_factory=dict)  # by path, with sizes
-    outside: Sequence[str] = ()  # links to outside
-    stated: Mapping[str, Any] = field(default_factory=dict)  # submission.json
-    of_submission: Sequence[tuple[str, str]] = ()  # its faults: levels and sentences
-    runs: Mapping[str, Run] = field(default_factory=dict)  # by the names of their logs
-    judged: Mapping[str, Run] = field(default_factory=dict)  # those of the score: see score_runs
-    no_logs: Mapping[str, str] = field(default_factory=dict)  # files: why no run was read
-    script: str = SCRIPT  # the name of the script as shipped
-    source: bytes = b""  # its text
-
-    @property
-    def serious(self) -> str:
-        """The level of what refuses a record, and is asked about in the other track."""
-        return "refused" if self.track == RECORD else "warned"
+    def __init__(self, folder: Path, track: str | None = None) -> None:
+        root = self.root = Path(os.path.abspath(folder))  # its name and its parent's count
+        self.files, self.outside = list_folder(root)  # paths with sizes; links that lead out
+        self.stated: dict[str, Any] = {}  # by submission.json
+        self.said = [("refused", "no submission.json: let tools/package.py make one of the logs")]
+        if "submission.json" in self.files:
+            self.stated, self.said = read_submission(start_of(root / "submission.json"))
+        self.runs, self.no_logs = read_runs(root, self.files)  # by the names of the logs
+        self.judged = score_runs(self.stated, self.runs)  # those of the score
+        others = [name for name in self.files if re.fullmatch(r"train\w*\.py", name)]
+        self.script = others[0] if SCRIPT not in self.files and len(others) == 1 else SCRIPT
+        self.source = start_of(root / self.script) if self.script in self.files else b""
+        own = root.parent.name if root.parent.name in TRACKS else None
+        self.track = track or own or track_named(self.stated.get("track")) or RECORD
+        # The level of what refuses a record, and is asked about in the other track.
+        self.serious = "refused" if self.track == RECORD else "warned"
+        self.code_bytes = self.files.get(self.script, 0)
+        self.model_bytes = max([0, *(run.model_bytes or 0 for run in self.judged.values())])
+        # Are model and script, as it is, too large together?
+        total = self.model_bytes + self.code_bytes
+        self.too_large_unpacked = bool(self.model_bytes) and total > CAP_BYTES
 
     def results(self, key: str) -> list[float]:
         """val_bpb or val_loss of each judged run; empty where one does not say it."""
         values = [getattr(run.result, key) for run in self.judged.values()]
         return values if all(map(is_number, values)) else []
-
-    @property
-    def code_bytes(self) -> int:
-        return self.files.get(self.script, 0)
-
-    @property
-    def too_large_unpacked(self) -> bool:
-        """Are model and script, as it is, too large together?"""
-        return bool(self.model_bytes) and self.model_bytes + self.code_bytes > CAP_BYTES
-
-    @property
-    def model_bytes(self) -> int:
-        """Of the largest compressed model that the logs name; 0: they name none."""
-        return max([0, *(run.model_bytes or 0 for run in self.judged.values())])
-
-
-def is_scored(run: Run) -> bool:
-    return run.result is not None and is_number(run.result.val_bpb) and run.result.val_bpb > 0
-
-
-def facts_of(folder: Path, track: str | None = None) -> Facts:
-    """Reads a folder. Raises nothing for what it holds."""
-    root = Path(os.path.abspath(folder))
-    files, outside = list_folder(root)
-    values: dict[str, Any] = {}
-    faults = [("refused", "no submission.json: let tools/package.py make one of the logs")]
-    if "submission.json" in files:
-        values, faults = read_submission(start_of(root / "submission.json"))
-    runs, no_logs = read_runs(root, list(files))
-    judged = score_runs(values, runs)
-    others = [name for name in files if re.fullmatch(r"train\w*\.py", name)]
-    script = others[0] if SCRIPT not in files and len(others) == 1 else SCRIPT
-    source = start_of(root / script) if script in files else b""
-    own = root.parent.name if root.parent.name in TRACKS else None
-    track = track or own or track_named(values.get("track")) or RECORD
-    return Facts(root, track, files, outside, values, faults, runs, judged, no_logs, script, source)
 
 
 def track_named(text: object) -> str | None:
@@ -284,7 +255,7 @@ def place_and_submission(facts: Facts) -> Said:
     date, _, description = facts.root.name.partition("_")
     if not parsed_date(date) or not description:
         yield "warned", f"{facts.root.name}: name the folder YYYY-MM-DD_Description"
-    yield from facts.of_submission
+    yield from facts.said
 
 
 def parsed_date(text: str) -> datetime.date | None:
@@ -501,18 +472,14 @@ class Report(NamedTuple):
 
 
 def check_folder(folder: Path, track: str | None = None) -> Report:
-    """Judges a folder. Raises nothing for what it holds."""
-    # The same finding about several logs is one finding; the worst are first.
+    """Judges a folder. The same finding about several logs is one finding."""
+    facts = Facts(folder, track)
     found: dict[tuple[str, str], list[str]] = {}
-    try:
-        facts = facts_of(folder, track)
-        for one in (one for rule in RULES for one in rule(facts)):
-            found.setdefault(one, [])
-        for rule, (log, run) in product(RUN_RULES, facts.judged.items()):
-            for one in rule(facts, run):
-                found.setdefault(one, []).append(log)
-    except (OSError, ValueError, RuntimeError) as error:
-        return Report(Facts(folder), [Finding("refused", f"it cannot be read: {error}")])
+    for one in (one for rule in RULES for one in rule(facts)):
+        found.setdefault(one, [])
+    for rule, (log, run) in product(RUN_RULES, facts.judged.items()):
+        for one in rule(facts, run):
+            found.setdefault(one, []).append(log)
     findings = [Finding(*one, logs) for one, logs in found.items()]
     return Report(facts, sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
