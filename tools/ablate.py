@@ -80,6 +80,13 @@ class Planned(NamedTuple):
 
     arm: Arm
     seed: int
+    run_id: str
+    command: Sequence[str]
+    settings: dict[str, str]  # its variables
+
+    @property
+    def log(self) -> Path:
+        return Path("logs", f"{self.run_id}.jsonl")
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -124,9 +131,8 @@ class Ablation:
     manifest.json, which says how each run was made. Logs are logs/<RUN_ID>.*, as always."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.vary = parse_vary(options.vary)
+        self.vary, self.given = parse_vary(options.vary), options.command
         self.seeds = parse_seeds(options.seeds)
-        self.given = options.command
         self.arms = [
             Arm(tuple(zip(self.vary, values, strict=True)), script)
             for script in parse_scripts(options.script, options.command)
@@ -134,48 +140,39 @@ class Ablation:
         ]
         if len(self.arms) < 2:
             raise ToolError("nothing varies: name two values, such as MLP_MULT=2,4, or scripts")
+        self.varied = [*(["script"] if options.script else []), *self.vary]
+        self.folder = options.out or Path("logs", f"ablate-{'-'.join(self.varied).lower()}"[:80])
+        if not re.fullmatch(r"\w[\w.-]*", self.folder.name, re.ASCII):
+            raise ToolError(f"--out {self.folder}: its name begins each RUN_ID: use a-z 0-9 . _ -")
         self.runs = [  # each round begins one arm further, so that no arm always comes first
-            Planned(self.arms[(turn + place) % len(self.arms)], seed)
+            self.planned(self.arms[(turn + place) % len(self.arms)], seed)
             for turn, seed in enumerate(self.seeds)
             for place in range(len(self.arms))
         ]
-        self.varied = [*(["script"] if options.script else []), *self.vary]
-        name = f"ablate-{'-'.join(self.varied).lower()}"[:80]
-        self.folder = options.out or Path("logs") / name
-        if not re.fullmatch(r"\w[\w.-]*", self.folder.name, re.ASCII):
-            raise ToolError(f"--out {self.folder}: its name begins each RUN_ID: use a-z 0-9 . _ -")
         self.manifest_path = self.folder / "manifest.json"
         self.made: dict[str, dict[str, str]] = {}
 
-    def run_id(self, run: Planned) -> str:
-        return f"{self.folder.name}-{run.arm.slug}-seed{run.seed}"
-
-    def settings(self, run: Planned) -> dict[str, str]:
-        """The variables of a run."""
-        own = {"SEED": str(run.seed), "RUN_ID": self.run_id(run)}
-        return {**dict(run.arm.settings), **own}
-
-    def command(self, run: Planned) -> list[str]:
-        return [word.replace(SCRIPT, run.arm.script or SCRIPT) for word in self.given]
-
-    def log(self, run: Planned) -> Path:
-        return Path("logs", f"{self.run_id(run)}.jsonl")
+    def planned(self, arm: Arm, seed: int) -> Planned:
+        run_id = f"{self.folder.name}-{arm.slug}-seed{seed}"
+        command = [word.replace(SCRIPT, arm.script or SCRIPT) for word in self.given]
+        own = {"SEED": str(seed), "RUN_ID": run_id}
+        return Planned(arm, seed, run_id, command, dict(arm.settings) | own)
 
     def result(self, run: Planned) -> Run | None:
         """What the run's log says, if it is finished."""
-        runs = read_logs([self.log(run)]).runs if self.made.get(self.run_id(run)) else []
-        ours = [one for one in runs if one.config.get("run_id") in (None, self.run_id(run))]
+        runs = read_logs([run.log]).runs if self.made.get(run.run_id) else []
+        ours = [one for one in runs if one.config.get("run_id") in (None, run.run_id)]
         return ours[0] if ours and ours[0].status == "finished" and ours[0].result else None
 
     def how(self, run: Planned, log: Run | None) -> dict[str, str]:
         """How a run is made now: its command, the files that it names, and the settings that its
         log knows."""
-        command, environ = self.command(run), {**os.environ, **self.settings(run)}
-        files = {word: Path(word).read_bytes() for word in command if os.path.isfile(word)}
+        environ = {**os.environ, **run.settings}
+        files = {word: Path(word).read_bytes() for word in run.command if os.path.isfile(word)}
         contents = {name: hashlib.sha256(data).hexdigest()[:16] for name, data in files.items()}
         known = {name.upper() for name in log.config} - {*OURS} if log else set()
         settings = {name: environ[name] for name in sorted(known & environ.keys())}
-        return {"command": shlex.join(command), **contents, **settings}
+        return {"command": shlex.join(run.command), **contents, **settings}
 
     def open(self) -> None:
         """Reads which runs this folder has; a run that was made in another way ends the tool."""
@@ -184,23 +181,22 @@ class Ablation:
         if self.manifest_path.exists():
             self.made = json.loads(self.manifest_path.read_text(encoding="utf-8"))
         for run in self.runs:
-            run_id, log = self.run_id(run), self.result(run)
-            if run_id not in self.made and self.log(run).exists():
-                raise ToolError(f"{self.log(run)}: not a run of {self.folder}: name another --out")
-            old, new = self.made.get(run_id, {}), self.how(run, log) if log else {}
+            log = self.result(run)
+            if run.run_id not in self.made and run.log.exists():
+                raise ToolError(f"{run.log}: not a run of {self.folder}: name another --out")
+            old, new = self.made.get(run.run_id, {}), self.how(run, log) if log else {}
             both = [(k, old.get(k, "not set"), new.get(k, "not set")) for k in {**old, **new}]
             if log and (changed := [f"{k} was {a}, is {b}" for k, a, b in both if a != b]):
                 words = "change that back, or name another --out"
-                raise ToolError(f"{self.log(run)}: made otherwise ({'; '.join(changed)}): {words}")
+                raise ToolError(f"{run.log}: made otherwise ({'; '.join(changed)}): {words}")
 
     def save(self, run: Planned, how: dict[str, str]) -> None:
-        self.made[self.run_id(run)] = how
+        self.made[run.run_id] = how
         self.manifest_path.write_text(json.dumps(self.made, indent=1), encoding="utf-8")
 
     def check_names(self) -> None:
         """Do the scripts have the settings that are varied? Those that can be asked say it."""
-        commands = [self.command(Planned(arm, 0)) for arm in self.arms]
-        files = dict.fromkeys(Path(word) for words in commands for word in words)
+        files = dict.fromkeys(Path(word) for run in self.runs for word in run.command)
         quick = any(file.resolve() == cli.ROOT / "data" / "quickstart.py" for file in files)
         trainers = [file for file in files if is_trainer(file)]
         for script in trainers or [cli.ROOT / "train_gpt.py"] * quick:
@@ -219,7 +215,7 @@ class Ablation:
             if had is None and (SURROUNDINGS.match(name) or name == "SEED"):
                 continue
             if had is None:
-                fault = f"--vary {name}: {self.log(run)} has no such setting: see --help"
+                fault = f"--vary {name}: {run.log} has no such setting: see --help"
             if had is None or not is_value(had, text):
                 self.save(run, {})  # it is run again
                 raise ToolError(fault)
@@ -241,12 +237,12 @@ class Ablation:
                 left = (time.monotonic() - began) / number * (len(todo) - number)
                 print(f"{place}: finished, about {left:,.0f} s left", flush=True)
                 continue
-            reason = f"exit code {code}" + f", but {self.log(run)} has no end" * (code == 0)
+            reason = f"exit code {code}" + f", but {run.log} has no end" * (code == 0)
             print(f"{place}: FAILED ({reason})")
-            print(last_lines(self.folder / f"{self.run_id(run)}.out"), flush=True)
+            print(last_lines(self.folder / f"{run.run_id}.out"), flush=True)
             failures.append(f"{label}: {reason}")
-            if code == 0 and not self.log(run).exists():
-                raise ToolError(f"{self.log(run)} was not written: train, and set no RUN_ID")
+            if code == 0 and not run.log.exists():
+                raise ToolError(f"{run.log} was not written: train, and set no RUN_ID")
             if code == 2:
                 reason = "the command refuses what it is given (above): nothing more was run"
                 raise ToolError(f"{label}: {reason}")
@@ -254,14 +250,12 @@ class Ablation:
 
     def run_one(self, run: Planned) -> tuple[int, Run | None]:
         """Runs it from its beginning; what an unfinished run of it left is removed."""
-        run_id = self.run_id(run)
-        for path in Path("logs").glob(f"{run_id}.*"):
+        for path in Path("logs").glob(f"{run.run_id}.*"):
             path.unlink()
-        shutil.rmtree(Path("checkpoints", run_id), ignore_errors=True)
+        shutil.rmtree(Path("checkpoints", run.run_id), ignore_errors=True)
         self.save(run, {})  # it is ours, and not finished
-        output = self.folder / f"{run_id}.out"
-        code = run_child(self.command(run), self.settings(run), output)
-        runs = read_logs([self.log(run)]).runs
+        code = run_child(run.command, run.settings, self.folder / f"{run.run_id}.out")
+        runs = read_logs([run.log]).runs
         self.save(run, self.how(run, runs[0] if runs else None))
         return code, self.result(run)
 
@@ -408,9 +402,9 @@ def verdict(runs: Runs, arm: Arm, changes: Sequence[Difference]) -> str:
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     """Prints and keeps the report of what is finished: the verdict first."""
     runs: Runs = {arm: [] for arm in ablation.arms}
-    finished = {run: log for run in ablation.runs if (log := ablation.result(run))}
-    for run, log in finished.items():
-        runs[run.arm].append(log)
+    finished = [(run.arm, log) for run in ablation.runs if (log := ablation.result(run))]
+    for arm, log in finished:
+        runs[arm].append(log)
     if not finished:
         print("no run is finished: what they printed is above")
         return 1
@@ -427,7 +421,7 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        report(Logs(runs=[*finished.values()])),
+        report(Logs(runs=[log for _, log in finished])),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
