@@ -160,7 +160,8 @@ NO_TRACES += [({"traceEvents": [STEP, OTHER | {"cat": "cpu_op"}]}, "no phases")]
 @pytest.mark.parametrize(("content", "why"), NO_TRACES)
 def test_what_is_not_a_trace_is_said_in_one_line(tmp_path: Path, content: object, why: str) -> None:
     path = tmp_path / "x"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    text = content if isinstance(content, bytes) else gzip.compress(json.dumps(content).encode())
+    path.write_bytes(text)
     done = timeline(path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith(f"error: {path}: ") and why in done.stderr
