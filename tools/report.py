@@ -14,12 +14,15 @@ from runs import Logs, Run
 from samples import (
     BITS,
     CAP_BYTES,
+    Places,
     all_conditions,
     differences,
     faults_of_split,
     interval,
+    is_harmless,
     labels,
     pairs_by_seed,
+    places,
     seed_groups,
     spread,
     trace,
@@ -43,30 +46,28 @@ def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
-    different, known = differences(runs), all_conditions(runs)
-    equal = sum(len(one.values) == 1 and not one.unknown for one in known)
-    numbers = [run.known_seed for run in runs]
-    seeds = {seed: [i for i, other in enumerate(numbers) if other == seed] for seed in numbers}
-    rows = [("seed", value_words([*seeds.items()]))]
-    for d in different:
-        unknown = f" | not known: {counted(d.unknown)}" if d.unknown else ""
-        rows.append((d.name + " (harmless)" * d.harmless(), value_words(d.values) + unknown))
+    known = all_conditions(runs)
+    equal = sum(len(values) == 1 for values in known.values())
+    rows = [("seed", value_words(places(run.known_seed for run in runs)))]
+    for name in differences(known):
+        rows.append((name + " (harmless)" * is_harmless(name), value_words(known[name])))
     lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
     alone: dict[str, list[str]] = {}
-    for one in known:
-        if len(one.values) == 1 and one.unknown:
-            [(value, numbers)] = one.values
-            alone.setdefault(counted(numbers), []).append(f"{one.name} {cell(value)[:40]}")
+    for name, values in known.items():
+        if len(values) == 2 and None in values:
+            value, numbers = next(one for one in values.items() if one[0] is not None)
+            alone.setdefault(counted(numbers), []).append(f"{name} {str(value)[:40]}")
     lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in alone.items()]
-    if not different and not alone and all(run.steps for run in runs):
+    if not rows[1:] and not alone and all(run.steps for run in runs):
         lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
     return lines
 
 
-def value_words(values: Sequence[tuple[Any, Sequence[int]]]) -> str:
-    return some([f"{cell(value)[:40]}: {counted(numbers)}" for value, numbers in values], 6, " | ")
+def value_words(values: Places) -> str:
+    named = [("not known" if value is None else value, n) for value, n in values.items()]
+    return some([f"{str(value)[:40]}: {counted(numbers)}" for value, numbers in named], 6, " | ")
 
 
 def seconds(ms: float | None) -> str:
@@ -118,18 +119,16 @@ def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
 
 def data_line(runs: Sequence[Run]) -> str:
     """Were the same batches trained on, up to the last step that all logs have?"""
-    without = [index for index, run in enumerate(runs) if not run.crc_at()]
-    missing = f"; no data_crc: {counted(without)}" if without else ""
-    known = {index: crcs for index, run in enumerate(runs) if (crcs := run.crc_at())}
-    common = set.intersection(*map(set, known.values())) if len(known) > 1 else set()
+    known = [run.crc_at() for run in runs]
+    steps = [set(crcs) for crcs in known if crcs]
+    common = set.intersection(*steps) if steps[1:] else None
     if not common:
-        return f"Same data: not known (no common step with a data_crc{missing})"
-    step, crcs = max(common), {}
-    for index, logged in known.items():
-        crcs.setdefault(logged[step], []).append(index)
-    text = " | ".join(f"{crc}: {counted(numbers)}" for crc, numbers in crcs.items())
+        return "Same data: not known (no common step with a data_crc)"
+    crcs = places(own.get(max(common)) for own in known)
+    missing = f"; no data_crc: {counted(crcs.pop(None))}" if None in crcs else ""
     answer = "yes" if len(crcs) == 1 else "NO"
-    return f"Same data: {answer}, data_crc at step {step} (the last common one): {text}{missing}"
+    at = f"data_crc at step {max(common)} (the last common one)"
+    return f"Same data: {answer}, {at}: {value_words(crcs)}{missing}"
 
 
 def remark_lines(runs: Sequence[Run]) -> list[str]:

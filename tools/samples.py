@@ -6,11 +6,11 @@ import math
 import re
 import statistics
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cli import setting, some
 from runs import Run
@@ -39,18 +39,6 @@ FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *FIE
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
-
-
-class Difference(NamedTuple):
-    """A condition: each value with the numbers (from 0) of its runs, and the runs whose logs do not
-    tell it."""
-
-    name: str
-    values: list[tuple[Any, list[int]]]
-    unknown: list[int]
-
-    def harmless(self) -> bool:
-        return HARMLESS.fullmatch(self.name) is not None
 
 
 # --- what differs ---
@@ -88,47 +76,49 @@ def checksums(run: Run) -> dict[str, str]:
     return result
 
 
-def differences(runs: Sequence[Run]) -> list[Difference]:
-    """Conditions that differ, harmless ones last."""
-    result = [one for one in all_conditions(runs) if len(one.values) > 1]
-    return sorted(result, key=Difference.harmless)
+Places = dict[Any, list[int]]  # values with the numbers (from 0) of those that have them
 
 
-def all_conditions(runs: Sequence[Run]) -> list[Difference]:
+def places(values: Iterable[Any]) -> Places:
+    found: Places = {}
+    for number, value in enumerate(values):
+        found.setdefault(value, []).append(number)
+    return found
+
+
+def all_conditions(runs: Sequence[Run]) -> dict[str, Places]:
+    """The values of each condition. None: the log does not tell it."""
     known = [conditions(run) for run in runs]
-    result = []
-    for name in dict.fromkeys(name for setup in known for name in setup):
-        values: dict[Any, list[int]] = {}
-        for index, setup in enumerate(known):
-            if name in setup:
-                values.setdefault(setup[name], []).append(index)
-        unknown = [index for index, setup in enumerate(known) if name not in setup]
-        result.append(Difference(name, list(values.items()), unknown))
-    return result
+    names = dict.fromkeys(name for setup in known for name in setup)
+    return {name: places(setup.get(name) for setup in known) for name in names}
+
+
+def differences(table: dict[str, Places]) -> list[str]:
+    """The conditions that differ, harmless ones last."""
+    names = [name for name, values in table.items() if len(values.keys() - {None}) > 1]
+    return sorted(names, key=is_harmless)
+
+
+def is_harmless(name: str) -> bool:
+    return HARMLESS.fullmatch(name) is not None
 
 
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    names = [d.name for d in differences(runs) if not d.harmless()]
+    names = [name for name in differences(all_conditions(runs)) if not is_harmless(name)]
     return [name for name in names if name.lower() not in allowed]
 
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
     """Numbers of the runs that differ in nothing but seed, harmless settings and surroundings."""
-    names = telling(runs, allow)
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, run in enumerate(runs):
-        known = conditions(run)
-        groups.setdefault(tuple(known.get(name) for name in names), []).append(index)
-    parts: dict[tuple[Any, ...], list[int]] = {}
-    for setup, group in groups.items():
+    names, known, result = telling(runs, allow), [conditions(run) for run in runs], []
+    for group in places(tuple(setup.get(name) for name in names) for setup in known).values():
         # With a seed twice it is several: logs do not tell all, such as how slow a disk was.
-        twice = len({runs[index].known_seed for index in group}) < len(group)
-        for index in group:
-            name = re.sub(SEED_OR_SUFFIX, "", runs[index].path) if twice else ""
-            parts.setdefault((setup, name), []).append(index)
-    return sorted(parts.values())
+        twice = len({runs[number].known_seed for number in group}) < len(group)
+        paths = [re.sub(SEED_OR_SUFFIX, "", runs[number].path) * twice for number in group]
+        result += [[group[place] for place in part] for part in places(paths).values()]
+    return sorted(result)
 
 
 def trace(run: Run) -> tuple[Any, ...] | None:
