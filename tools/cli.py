@@ -136,13 +136,9 @@ def missing(package: str) -> str:
             lacking += names
             given.append(f"-r {shlex.quote(str(path))}")
     are = f"{', '.join(lacking or [package])} {'are' if lacking[1:] else 'is'} missing"
-    own = "" if in_own_environment() else f"it with {OWN}, or "
+    # No other Python where there is no environment of the README's, or this one belongs to it.
+    own = "" if not OWN.exists() or os.path.samefile(sys.prefix, VENV) else f"it with {OWN}, or "
     return f"{are}: run {own}{sys.executable} -m pip install {' '.join(given) or package}"
-
-
-def in_own_environment() -> bool:
-    """Is there no environment of the README's, or does this Python belong to it?"""
-    return not OWN.exists() or os.path.samefile(sys.prefix, VENV)
 
 
 def command_of(script: str) -> str:

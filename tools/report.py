@@ -193,6 +193,7 @@ def plot(
     A run without a result is not a seed of an arm that has results. A note below says what a reader
     must know."""
     from matplotlib.figure import Figure  # slow to import
+    from matplotlib.lines import Line2D
 
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
     drawn = [
@@ -219,7 +220,10 @@ def plot(
         axis.grid(color="#dddddd", linewidth=0.6, axis="y")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    draw_legend(figure, drawn, note)
+    handles = [Line2D([], [], **arm.style, label=arm.name) for arm in drawn]
+    place = {"loc": "outside lower center", "frameon": False}
+    legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
+    legend.get_title().set_color("#a00000")
     figure.suptitle("\n".join(lines), fontsize=11)
     figure.savefig(path, dpi=150)
 
@@ -236,22 +240,11 @@ def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> li
     left_out = sum(map(len, arms)) - sum(map(len, kept))
     notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
     notes += faults_of_split([run for arm in kept for run in arm])
-    scores: dict[Any, int] = {}
-    for arm in kept:
-        own = tuple(sorted((run.known_seed or 0, run.result.val_bpb) for run in arm if run.result))
-        scores[own] = scores.get(own, 0) + bool(own)
-    if (most := max(scores.values(), default=0)) > 1:
+    scored = [[run for run in arm if run.result] for arm in kept]
+    scores = [{(run.known_seed, run.result.val_bpb) for run in arm} for arm in scored if arm]
+    if (most := max(map(scores.count, scores), default=0)) > 1:
         notes.append(f"{most} arms have equal results, seed by seed, to the digit")
     return notes
-
-
-def draw_legend(figure: Any, arms: Sequence[Arm], note: str) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], **arm.style, label=arm.name) for arm in arms]
-    place = {"loc": "outside lower center", "frameon": False}
-    legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
-    legend.get_title().set_color("#a00000")
 
 
 # --- curves ---
@@ -278,19 +271,15 @@ def points_of(run: Run, quantity: str) -> dict[int, float]:
     return {step: v for step, v in values.items() if v is not None and math.isfinite(v)}
 
 
-def curve_of(runs: Sequence[Run], quantity: str) -> Any:
-    """All runs at all steps, between their own points and never beyond them."""
+def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
     import pandas  # slow to import
 
-    columns = [pandas.Series(points_of(run, quantity), dtype=float) for run in runs]
-    points = pandas.concat(columns, axis=1).sort_index()
-    return points.interpolate("index", limit_area="inside").dropna()
-
-
-def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
     late = []
     for arm in arms:
-        curve = curve_of(arm.runs, quantity)
+        columns = [pandas.Series(points_of(run, quantity), dtype=float) for run in arm.runs]
+        points = pandas.concat(columns, axis=1).sort_index()
+        # All runs at all steps, between their own points and never beyond them.
+        curve = points.interpolate("index", limit_area="inside").dropna()
         mean = curve.mean(axis=1)
         style = arm.style | {"marker": "o" if len(curve) < 25 else None}
         axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)

@@ -440,16 +440,13 @@ def take_event(run: Run, event: Event) -> None:
         drop_from(run, run.resumed_at[-1])
     elif kind == "score":
         name = event.get("name", "score")
+        kind = next(kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
         losses = float(event["val_loss"]), float(event["val_bpb"])
         rest = event.get("eval_time_ms"), event.get("digits", 12)
-        run.results.append(Result(kind_of(name), name, *losses, *rest))
+        run.results.append(Result(kind, name, *losses, *rest))
     elif kind in ("step", "validation"):
         take_step(run, event)
     run.partial_val |= bool(event.get("partial_val"))
-
-
-def kind_of(name: str) -> str:
-    return next(kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
 
 
 def take_step(run: Run, event: Event) -> None:
