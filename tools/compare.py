@@ -20,7 +20,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import cli
 from cli import some
@@ -37,7 +37,6 @@ from samples import (
     pairs_by_seed,
     rates,
     seed_groups,
-    spread,
     telling,
     trace,
     unit_of,
@@ -96,8 +95,9 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str
     if margin is None and unit == BITS:  # as many as MARGIN nats are in the first run of B
         margin = float(f"{MARGIN / math.log(2) / rates([*b, *a])[0]:.2g}")
     samples, by_seed = [[value_of(run, unit) for run in group] for group in (a, b)], None
-    test = welch(*samples, MARGIN if margin is None else margin)
-    claim = f"A is better than B by more than {test.margin:g} {unit}: p = {test.p:.2g}"
+    margin = MARGIN if margin is None else margin
+    test = welch(*samples, margin)
+    claim = f"A is better than B by more than {margin:g} {unit}: p = {test.p:.2g}"
     shown = test.p < ALPHA
     lines = [f"{claim} < {ALPHA:g}" if shown else f"not shown that {claim}, not below {ALPHA:g}"]
     pairs = pairs_by_seed(a, b, lambda run: value_of(run, unit))
@@ -112,10 +112,10 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str
         tested = by_seed or test
         lines += [] if tested.measurable or shown else ["no measurable difference"]
     for name, values in zip("AB", samples, strict=True):
-        mean = f"{fmean(values):.5f} {unit}, std {spread(values):.5f}"
+        mean = f"{fmean(values):.5f} {unit}, std {stdev(values):.5f}"
         lines.append(f"{name}: {len(values)} runs, {mean}")
     figures = f"t = {test.t:.3f}, {test.df:.2f} degrees of freedom, p = {test.p:.3g}"
-    lines.append(f"Welch's test: {figures} (one-sided, margin {test.margin:g})")
+    lines.append(f"Welch's test: {figures} (one-sided, margin {margin:g})")
     return [*lines, *(f"note: {note}" for note in notes(a, b, allow))]
 
 

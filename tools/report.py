@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +18,12 @@ from samples import (
     all_conditions,
     differences,
     faults_of_split,
-    interval,
     is_harmless,
     labels,
+    paired,
     pairs_by_seed,
     places,
     seed_groups,
-    spread,
     trace,
     unit_of,
     value_of,
@@ -111,7 +110,7 @@ def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
         for unit in ("nats", "bits per byte"):
             values = [value_of(runs[i], unit) for i in numbers]
             if len(numbers) > 1 and None not in values:
-                parts.append(f"{unit} {fmean(values):.5f} std {spread(values):.5f}")
+                parts.append(f"{unit} {fmean(values):.5f} std {stdev(values):.5f}")
         if parts:
             lines.append(f"Runs {counted(numbers)}, equal but for the seed: {', '.join(parts)}")
     return lines
@@ -201,7 +200,7 @@ def plot(
         for place, (name, runs) in enumerate(zip(names, kept, strict=True))
     ]
     quantity, lacking = quantity_of([run for runs in kept for run in runs])
-    values, words = dots_of(drawn, bool(verdicts))
+    values, words = dots_of(drawn, by_seed=bool(verdicts))
     panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)
     panels += [partial(draw_dots, arms=drawn, values=values, words=words)] * any(map(any, values))
     if not panels:
@@ -302,9 +301,9 @@ def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
 # --- dots ---
 
 
-def dots_of(arms: Sequence[Arm], paired: bool) -> tuple[list[list[float]], str]:
+def dots_of(arms: Sequence[Arm], by_seed: bool) -> tuple[list[list[float]], str]:
     """The results of each arm, or how much higher that of each seed is than the first arm's."""
-    if not paired:
+    if not by_seed:
         known = [[value_of(run, BITS) for run in arm.runs] for arm in arms]
         return [[v for v in arm if v is not None] for arm in known], "result, bits per byte"
     unit = unit_of([run for arm in arms for run in arm.runs])
@@ -318,9 +317,10 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     for place, (arm, given) in enumerate(zip(arms, values, strict=True)):
         if not given:
             continue
-        mean, reach = sum(given) / len(given), interval(given) if len(given) > 1 else 0.0
+        mean, reach = fmean(given), 0.0
         style = {"color": arm.style["color"]}
         if len(given) > 1:
+            reach = paired([0.0] * len(given), given).high - mean
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
             axis.scatter(places, given, s=16, alpha=0.55, **style)
         axis.errorbar(place, mean, reach or None, capsize=6, fmt=arm.style["marker"], **style)

@@ -220,7 +220,6 @@ class Test:
     """
 
     difference: float  # mean of the second minus mean of the first
-    margin: float
     t: float
     df: float
     p: float
@@ -231,19 +230,6 @@ class Test:
     @property
     def measurable(self) -> bool:
         return not self.low <= 0 <= self.high
-
-
-def spread(values: Sequence[float]) -> float:
-    """The standard deviation (n - 1); nan for one value."""
-    return statistics.stdev(values) if len(values) > 1 else math.nan
-
-
-def interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean."""
-    from scipy import stats  # slow to import, and optional
-
-    result = stats.ttest_1samp(values, 0.0)
-    return float(result.confidence_interval(0.95).high) - statistics.fmean(values)
 
 
 def welch(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
@@ -260,7 +246,7 @@ def test_of(
     name: str, first: Sequence[float], second: Sequence[float], margin: float, **options: Any
 ) -> Test:
     """scipy's test. Where no value varies and the margin is met exactly, t and p are nan."""
-    from scipy import stats
+    from scipy import stats  # slow to import, and optional
 
     function = partial(getattr(stats, name), **options)
     shifted = [value - margin for value in second]
@@ -269,7 +255,7 @@ def test_of(
     low, high = two_sided.confidence_interval(0.95)
     difference = statistics.fmean(second) - statistics.fmean(first)
     figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high, two_sided.pvalue)
-    return Test(difference, margin, *map(float, figures))
+    return Test(difference, *map(float, figures))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

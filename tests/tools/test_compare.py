@@ -350,9 +350,9 @@ NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
 
 def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None:
     better = samples.welch(NATS_A, NATS_B, margin=0.005)
-    assert better.difference == pytest.approx(0.0146333, abs=1e-6) and better.margin == 0.005
+    assert better.difference == pytest.approx(0.0146333, abs=1e-6)
     # By hand: both variances over 3, Welch's degrees of freedom, Student's t.
-    va, vb = (samples.spread(values) ** 2 / 3 for values in (NATS_A, NATS_B))
+    va, vb = (statistics.stdev(values) ** 2 / 3 for values in (NATS_A, NATS_B))
     assert better.t == pytest.approx((better.difference - 0.005) / math.sqrt(va + vb))
     assert better.df == pytest.approx((va + vb) ** 2 / (va**2 / 2 + vb**2 / 2))
     assert better.p < 0.01 and better.low < better.difference < better.high
