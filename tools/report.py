@@ -136,10 +136,9 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
     for index, run in enumerate(runs):
         for remark in remarks_on(run):
             remarks.setdefault(remark, []).append(index)
-    traces = [trace(run) for run in runs]
-    for index, known in enumerate(traces):
-        if known is not None and (first := traces.index(known)) < index:
-            remarks[f"the same run as {1 + first}, to the digit"] = [index]
+    for known, numbers in places(map(trace, runs)).items():
+        if known and numbers[1:]:
+            remarks["the same run, to the digit"] = numbers
     lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
     return ["Remarks", *lines] if lines else []
 

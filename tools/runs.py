@@ -185,7 +185,7 @@ def settings_event(split: str | None, text: str) -> Event:
 
 MAX_BYTES = 50_000_000  # of a log; those of the field have 200,000
 MAX_LINE = 1 << 12  # characters of one line
-LOG_SUFFIXES = {".txt", ".log"}
+LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
 # They quote lines of logs, or lie beside them.
 NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
 CUT = re.compile(r"[:=][ ]?\d*\.?\d{0,3}\Z")  # the end of a log that ends inside a number
@@ -285,16 +285,12 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> Logs:
 
 def expanded(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Iterator[Path]:
     for path in map(Path, paths):
-        if not path.is_dir():
-            yield path
-            continue
-        files = [file for file in path.iterdir() if file.is_file()]
-        logs = [f for f in files if f.suffix in LOG_SUFFIXES and f.name != "requirements.txt"]
-        stems = {log.stem for log in logs}
-        logs += [f for f in files if f.suffix == ".jsonl" and f.stem not in stems]
-        yield from sorted(logs)
-        if not logs:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        if path.is_dir():
+            files = [f for f in files if f.suffix in LOG_SUFFIXES and f.name != "requirements.txt"]
+        if not files:
             problems.append(f"{path}: a folder without .txt, .log or .jsonl files: name the logs")
+        yield from files
 
 
 def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
