@@ -48,6 +48,7 @@ from samples import Test, faults_of_split, holm, paired, pairs_by_seed, telling,
 
 OURS = ("RUN_ID", "SEED")  # set for each run
 SCRIPT = "{script}"  # in the command: a script of --script
+TRAINER, QUICKSTART = cli.ROOT / "train_gpt.py", cli.ROOT / "data" / "quickstart.py"
 PATIENCE_S = 20.0  # for a run to end after each signal
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
@@ -197,15 +198,14 @@ class Ablation:
     def check_names(self) -> None:
         """Do the scripts have the settings that are varied? Those that can be asked say it."""
         files = dict.fromkeys(Path(word) for run in self.runs for word in run.command)
-        quick = any(file.resolve() == cli.ROOT / "data" / "quickstart.py" for file in files)
-        trainers = [file for file in files if is_trainer(file)]
-        for script in trainers or [cli.ROOT / "train_gpt.py"] * quick:
-            known = settings_of(script)
-            for name in self.vary if known else ():
-                if name not in known and not SURROUNDINGS.match(name):
-                    near = difflib.get_close_matches(name, known, 1)
-                    remedy = f"did you mean {near[0]}?" if near else "its --help lists them"
-                    raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
+        known = {file: names for file in files if (names := settings_of(file))}
+        if not known and any(file.resolve() == QUICKSTART for file in files):
+            known = {TRAINER: settings_of(TRAINER)}
+        for (script, names), name in itertools.product(known.items(), self.vary):
+            if name not in names and not SURROUNDINGS.match(name):
+                near = difflib.get_close_matches(name, names, 1)
+                remedy = f"did you mean {near[0]}?" if near else "its --help lists them"
+                raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
 
     def check(self, run: Planned, log: Run) -> None:
         """Did the run have the settings that were varied? Its log says it."""
@@ -270,16 +270,11 @@ def is_value(had: object, text: str) -> bool:
         return False
 
 
-def is_trainer(file: Path) -> bool:
-    """Can it be asked for its settings?"""
-    if file.suffix != ".py" or not file.is_file():
-        return False
-    text = file.read_bytes()
-    return b"--print-config" in (unpacked(text) or text)
-
-
 def settings_of(script: Path) -> set[str]:
-    """The names of a trainer's settings; empty: it does not say them."""
+    """The names of a script's settings; empty: it is not a trainer that can be asked for them."""
+    text = script.read_bytes() if script.suffix == ".py" and script.is_file() else b""
+    if b"--print-config" not in (unpacked(text) or text):
+        return set()
     command = [sys.executable, str(script), "--print-config"]
     environ = {"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1"}
     try:

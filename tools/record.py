@@ -467,8 +467,8 @@ class Report(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        levels = {one.level for one in self.findings}
-        return next((level for level in ("refused", "warned") if level in levels), "accepted")
+        worst = self.findings[0].level if self.findings else ""
+        return worst if worst in ("refused", "warned") else "accepted"
 
 
 def check_folder(folder: Path, track: str | None = None) -> Report:
