@@ -10,7 +10,7 @@ import torch
 import verify
 from packed import pack
 from running import ROOT
-from significance import CAP_BYTES
+from samples import CAP_BYTES
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = sorted(path.stem for path in (ROOT / "records" / "stacks").glob("*.json"))
