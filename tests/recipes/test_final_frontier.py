@@ -189,6 +189,32 @@ def test_too_many_documents_are_named_and_never_joined(
             assert run.model.logits(tokens).isnan().all() == (count > most)
 
 
+def test_room_for_documents_grows_with_the_micro_batch(script: Callable) -> None:
+    """(parts that are there in any case, room for more): of spans, of rows, of cut rows"""
+    module = script("documents")
+    shapes = (1, 98_304), (2, 98_304), (1, 12_288), (32, 2048), (64, 200)
+    for longest, wanted in (2048, [1, 2, 1, 32, 64]), (512, [1, 2, 1, 128, 64]):
+        config = module.Config(train_seq_len=2048, doc_token=1, doc_max=longest)
+        rooms = [module.Segments(config).room(*shape) for shape in shapes]
+        assert rooms == list(zip(wanted, (256, 512, 256, 256, 256), strict=True))
+
+
+def test_the_log_says_how_documents_are_attended_and_where_there_are_none(run_of: Run) -> None:
+    run = run_of(("documents",), **DOCUMENTS)
+    module = module_of(run)
+    assert "documents: attention by SDPA, one document after the other" in run.log.lines
+    assert not any("DOC_TOKEN" in line for line in run.log.lines)
+    run = run_of(("documents",), **DOCUMENTS | {"DOC_TOKEN": 2})
+    warnings = [line for line in run.log.lines if line.startswith("WARNING: DOC_TOKEN=2: no such")]
+    assert [re.findall("fineweb_([a-z]+)", line) for line in warnings] == [["train"], ["val"]]
+    run.runtime.cuda = True
+    for backends, kernel in ({"fa3": 0, "cudnn": 1}, "3"), ({"cudnn": 1, "flash": 2}, "2; 3 is"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "attention_backends", lambda config, given=backends: given)
+            module.log_documents(run)
+        assert f"documents: attention by FlashAttention-{kernel}" in run.log.lines[-1]
+
+
 def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors of shapes alone: what reaches the kernel, and that gradients come back."""
     module = script("documents")
@@ -368,6 +394,50 @@ def test_score_of_documents_is_the_same_on_any_number_of_ranks(
             assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
 
 
+@pytest.fixture
+def split_of(data: SimpleNamespace, tmp_path: Path) -> Callable[[list[int]], dict[str, str]]:
+    """Makes a validation split of documents of these lengths; returns the settings that read it."""
+
+    def make(lengths: list[int]) -> dict[str, str]:
+        tokens = np.random.default_rng(3).integers(4, 260, sum(lengths) + 1)
+        tokens[np.cumsum([0, *lengths])] = 1
+        folder = tmp_path / "split"
+        write_split(folder, "val", tokens, [])
+        write_split(folder, "train", data.train, [])
+        return data.env | {"DATA_PATH": str(folder), "VAL_TOKENS": 0}
+
+    return make
+
+
+def test_batches_of_many_parts_are_scored(run_of: Run, split_of: Callable) -> None:
+    """64 documents of 5 rows are 319 parts besides one, and no model sees them as one row. DOC_ENDS
+    is for what models see: with room for all parts the score has the same digits."""
+    settings = LORA | {"LORA_BATCH": 64, "TRAIN_SEQ_LEN": 16, "DOC_TOKEN": 1, "DOC_ENDS": 256}
+    settings |= split_of(64 * [80] + 64 * [10])
+    names = "documents", "document_ttt"
+    scores = [score_of(run_of(names, **settings | {"DOC_ENDS": ends})) for ends in (256, 400)]
+    assert scores[0][:2] == scores[1][:2]
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 30, 1, 3, 1, 1], [2] + 39 * [1]])
+def test_documents_of_one_token_are_scored(
+    lengths: list[int], run_of: Run, split_of: Callable
+) -> None:
+    """Their one target is the begin of the next document."""
+    settings = LORA | {"LORA_BATCH": 64, "LORA_CHUNK": 32, "LORA_LR": 0} | split_of(lengths)
+    settings |= {"DOC_TOKEN": 1, "DOC_ENDS": 40}
+    run = run_of(("documents", "document_ttt"), **settings)
+    model = with_random_weights(run)
+    tokens = np.empty(sum(lengths) + 1, np.uint16)
+    run.scorer.shards.read(0, tokens)
+    total = 0.0
+    for document in documents_of(tokens):
+        x = torch.from_numpy(document.astype(np.int64))
+        with torch.no_grad():
+            total += F.cross_entropy(model.logits(x[None, :-1])[0], x[1:], reduction="sum").item()
+    assert score_of(run)[0] == pytest.approx(total / sum(lengths), rel=1e-5)
+
+
 def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all lengths of windows and all sizes of batches."""
     names = "document_ttt", "documents", "loop"
@@ -481,6 +551,21 @@ def test_what_is_scored_is_learned_in_passes(
     run = run_of(("global_sgd",), **LORA | SGD | {"SGD_MARGIN": 1200})
     score_of(run)
     assert any("sgd: no pass 1, all is scored" in line for line in run.log.lines)
+
+
+@pytest.mark.parametrize(
+    ("documents", "scored"), [(2000, [1104, 1808, 2448]), (2500, [1296, 2128, 2960])]
+)
+def test_passes_begin_where_they_begin_in_the_records(
+    documents: int, scored: list[int], script: Callable
+) -> None:
+    """Documents that were scored before each pass, in the logs of 2026-04-29 and 2026-04-27."""
+    module = script("--stack", "caseops")
+    config = replace(module.Config(), sgd_docs=documents)
+    batches = [range(first, min(first + 64, 50_000)) for first in reversed(range(0, 50_000, 64))]
+    stages = module.PhasedTTT.stages(SimpleNamespace(config=config), batches)
+    done = itertools.accumulate(sum(map(len, stage)) for stage in stages)
+    assert list(done) == [*scored, 50_000]
 
 
 def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:

@@ -186,6 +186,14 @@ def test_the_reserve_is_taken_off_the_cap(script: Callable, trainer: Callable) -
         assert run.step == steps
 
 
+def test_gptq_that_takes_longer_than_its_reserve_is_one_warning(trainer: Callable) -> None:
+    for reserve, warnings in (0, 1), (500, 0):
+        run = trainer("gptq", **GPTQ, MAX_WALLCLOCK_SECONDS=600, GPTQ_RESERVE_SECONDS=reserve)
+        module_of(run).quantize_by_inputs(run, run.model.state_dict())
+        told = [line for line in run.log.lines if line.startswith("WARNING: GPTQ_RESERVE")]
+        assert len(told) == warnings
+
+
 # --- brotli -------------------------------------------------------------------------------------
 
 
