@@ -8,7 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,11 +35,12 @@ from torch.nn import functional as F
 
 pytestmark = pytest.mark.timeout(300)
 Run = Callable[..., Any]
+ALONE = {"WORLD_SIZE": "1"}
 
 
 def score_of(run: Any) -> tuple:
     """Nats, bits per byte, milliseconds."""
-    return run.evaluate("x", run.scorer)
+    return run.scorer.evaluate(run.model, "x")
 
 
 # --- byte_sidecar -----------------------------------------------------------------------------
@@ -79,20 +80,22 @@ def test_rejects_bytes_of_other_tokens(
     module = script("byte_sidecar")
     env = data.env | with_bytes.env | {"VOCAB_SIZE": 260, "DEVICE": "cpu", "BYTE_SIDECAR": 1}
     config = config_of(module, **env, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=2048)
-    assert module.find_faults(config, {})[0] == []
+    assert module.find_faults(config, ALONE)[0] == []
     path = f"{with_bytes.folder.resolve()}/fineweb_val_bytes_*.bin"
     write_split(with_bytes.folder, "val_bytes", with_bytes.numbers[1:], [])
     wanted = f"{path}: shards end after [1999] tokens, the others [2000]: get the bytes of these"
-    assert module.find_faults(config, {})[0] == [f"{wanted} shards"]
+    assert module.find_faults(config, ALONE)[0] == [f"{wanted} shards"]
     write_split(with_bytes.folder, "val_bytes", np.roll(with_bytes.numbers, 1), [])
-    runtime = module.Runtime(config, {})
-    with pytest.raises(module.RunError, match=r"tokens 0 to 1984: [1-5] bytes for control token 1"):
-        module.Validation(config, runtime, log_of(module), None)
+    runtime, opened = module.Runtime(config, {}), module.find_faults(config, ALONE)[1]
+    validation = module.Validation(config, runtime, log_of(module), nullcontext, opened)
+    named = r"tokens 0 to 1984: [1-5] bytes for control token 1"
+    with closing(validation.batches()) as batches, pytest.raises(module.RunError, match=named):
+        next(batches)
     (with_bytes.folder / "fineweb_val_bytes_000000.bin").unlink()
-    [fault] = module.find_faults(config, {})[0]
+    [fault] = module.find_faults(config, ALONE)[0]
     assert "no fineweb_val_bytes_*.bin" in fault
     on_gpu = replace(config, val_bytecount_device="cuda")
-    faults, _ = module.find_faults(on_gpu, {})
+    faults, _ = module.find_faults(on_gpu, ALONE)
     assert "VAL_BYTECOUNT_DEVICE=cuda: set cpu, for BYTE_SIDECAR=1" in faults
 
 
@@ -210,9 +213,9 @@ def test_the_log_says_how_documents_are_attended_and_where_there_are_none(run_of
     run.runtime.cuda = True
     for backends, kernel in ({"fa3": 0, "cudnn": 1}, "3"), ({"cudnn": 1, "flash": 2}, "2; 3 is"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "attention_backends", lambda config, given=backends: given)
+            patch.setattr(module, "attention_backends", lambda *_, given=backends: given)
             module.log_documents(run)
-        assert f"documents: attention by FlashAttention-{kernel}" in run.log.lines[-1]
+        assert f"documents: attention by FlashAttention-{kernel}" in "\n".join(run.log.lines)
 
 
 def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +255,9 @@ def test_documents_need_a_torch_that_has_their_attention(
     config = config_of(module, **SETTINGS | data.env | {"DOC_TOKEN": 1})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(module, "PACKED_OPTIONS", set())
-    assert module.find_faults(config, {})[0] == []
+    assert module.find_faults(config, ALONE)[0] == []
     words = "has no attention for it: install 2.11 to 2.13"
-    faults, _ = module.find_faults(replace(config, device="auto"), {})
+    faults, _ = module.find_faults(replace(config, device="auto"), ALONE)
     assert faults == [f"DOC_TOKEN=1: torch {torch.__version__} {words}"]
 
 
@@ -365,7 +368,7 @@ def test_each_document_is_scored_before_it_is_learned(
         total += nats_of_document(AdaptedReference(model, run.config, pairs), document, bool(names))
     assert nats == pytest.approx(total / 199, rel=2e-4)
     assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=2e-4)
-    run.scorer.config = replace(run.config, lora_lr=0.0)
+    run.scorer.adapters.config = replace(run.config, lora_lr=0.0)
     plain = score_of(run)[0]
     assert abs(plain - nats) > 0.01, "without steps it is another score"
 
