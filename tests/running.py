@@ -344,6 +344,12 @@ class SimulatedRanks:
             return list(pool.map(attempt, range(len(self.runtimes))))
 
 
+def data_of(config: train_gpt.Config, trainer: Any = train_gpt) -> train_gpt.Data:
+    """What a run with these settings reads."""
+    shards = (trainer.Shards(config, split) for split in ("train", "val"))
+    return trainer.Data(*shards, *trainer.read_tokenizer(config))
+
+
 def log_of(module: ModuleType = train_gpt) -> train_gpt.RunLog:
     """A log that writes no file: what was logged is in `lines` and `events`."""
     log = module.RunLog("r")

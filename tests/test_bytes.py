@@ -17,7 +17,16 @@ import sentencepiece
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from running import SMALL_MODEL, Corpus, config_of, log_of, runtime_of, train_tokenizer, write_split
+from running import (
+    SMALL_MODEL,
+    Corpus,
+    config_of,
+    data_of,
+    log_of,
+    runtime_of,
+    train_tokenizer,
+    write_split,
+)
 from running import train_gpt as tg
 
 pytestmark = pytest.mark.timeout(60)
@@ -184,7 +193,8 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
     if masked:
         monkeypatch.setattr(tg.BatchPlan, "widen", every_other)
     config = config_of(**{**SMALL_MODEL, **corpus.env, "VAL_BATCH_SIZE": 32 * 7})
-    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext())
+    reads = data_of(config)
+    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext(), reads)
     rows = (len(corpus.val) - 1) // 32
     assert rows % 7 and validation.targets == 32 * rows
 
@@ -200,7 +210,7 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
     size = sum(int(table.base[t]) + bool(spaces[t] and not table.boundary[p]) for p, t in pairs)
     nats = sum(target for _, target in pairs) / 100
     for _ in range(2):
-        val_loss, val_bpb, _ = validation.evaluate(None, "step_0")
+        val_loss, val_bpb, _ = validation.evaluate(torch.nn.Module(), "step_0")
         assert val_loss == pytest.approx(nats / len(pairs), rel=1e-6)
         assert val_bpb == pytest.approx(nats / math.log(2) / size, rel=1e-6)
 
@@ -225,10 +235,12 @@ def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -
     path = train_tokenizer(tmp_path / "spm.model", LINES, byte_fallback=False)
     tokenizer = Tokenizer(path)
     tokens = tokenizer.stream(["the world \u0416 of the \u0416\u0416 words of the world"])
-    write_split(tmp_path, "val", tokens, [])
+    for split in ("train", "val"):
+        write_split(tmp_path, split, tokens, [])
     data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tokenizer.path, "TRAIN_SEQ_LEN": 8}
     config = config_of(**{**SMALL_MODEL, **data, "VOCAB_SIZE": len(tokenizer.model)})
-    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext())
+    reads = data_of(config)
+    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext(), reads)
     validation.evaluate(Uniform(), "final")
     assert validation.unknown == 2, "two that are neighbours are one token"
     run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=log_of())

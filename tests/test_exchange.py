@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of
+from running import SMALL_MODEL, byte_data, config_of, data_of, log_of, runtime_of
 from running import train_gpt as tg
 
 pytestmark = pytest.mark.timeout(120)
@@ -28,10 +28,7 @@ def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trainer_of(config: tg.Config, runtime: tg.Runtime) -> tg.Trainer:
-    trainer = tg.Trainer(config, runtime, log_of())
-    for group in trainer.groups:
-        group["base_lr"] = group["lr"]
-    return trainer
+    return tg.Trainer(config, runtime, log_of(), data_of(config))
 
 
 # --- The vector and its table -----------------------------------------------------------------
@@ -56,11 +53,11 @@ def test_what_ranks_tell_each_other_is_exact(ranks: int) -> None:
         runtime.signum = 15 * (rank == 1)
         model = torch.nn.Linear(1, 2, bias=False)
         exchange = tg.Exchange(model, runtime, tg.Clock(runtime))
-        exchange.begin(0, 0.0)
+        exchange.reset(0, 0.0)
         exchange.done_here = (19_999, 599_999.0) if rank == 0 else (20_000, 7.0)
         exchange.all_reduce(0, torch.tensor(0.5 * rank))
     exchange.read(1)
-    assert exchange.loss == sum(0.5 * r for r in range(ranks)), "each sends its share"
+    assert exchange.losses == [sum(0.5 * r for r in range(ranks))], "each sends its share"
     assert exchange.signals == 1
     assert exchange.elapsed_ms(19_999) == 599_999.0, "rank 0's clock, on all ranks"
 

@@ -4,16 +4,16 @@ They join in the order of their numbers, so the run is that of the finished set,
 """
 
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from faults.live import Live, assert_same_result
 from order import crc_of
 from running import SMALL_MODEL, byte_data, config_of, write_shard, write_split
@@ -110,46 +110,157 @@ def test_a_producer_that_stands_still_ends_the_run_and_is_shown(tmp_path: Path) 
     producer.stand_still()
     assert run.end() == [1] and run.checkpoints() == [1, 2, 3]
     [line] = run.said
-    assert f"{producer.folder}/.producing: not changed for DATA_STALL_SECONDS=1: {{" in line
-    assert '"error": "line 7: not JSON"' in line and run.status == ("failed", 1)
+    assert f"{producer.folder}/.producing: {{" in line and line.endswith("DATA_STALL_SECONDS=1")
+    assert '"error": "line 7: not JSON"}: not changed for ' in line
+    assert run.status == ("failed", 1)
 
 
-def test_a_shard_that_is_made_again_differently_is_refused_when_it_joins(tmp_path: Path) -> None:
-    """RESUME compares the shards that are there at the start, and each later one with the
-    checkpoint's."""
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_signal_is_heard_during_a_wait_for_shards(tmp_path: Path, ranks: int, steps: int) -> None:
+    """In training, or already in priming. All ranks end at once, with a checkpoint."""
     producer = Producer(tmp_path / "data")
-    producer.deliver(0, 1, 2, 3)
-    settings = producer.settings | {"ITERATIONS": 6, "CHECKPOINT_EVERY": 3, "RESUME": "auto"}
-    run = Live(tmp_path / "run", **settings).finish()
-    run.checkpoint(6).unlink()
-    for number in (1, 2, 3):
-        producer.path(number).unlink()
-    run = Live(run.folder, **settings | {"ITERATIONS": 7})
-    content = bytearray((producer.finished / producer.path(1).name).read_bytes())
-    content[-2] ^= 1
-    run.until_line("resumed: step:3")
-    producer.path(1).write_bytes(content)
-    assert run.end() == [1]
-    assert f"the checkpoint had {2 * STEP} tokens, " in run.said[0]
-    assert str(producer.path(1)) in run.said[0]
+    producer.deliver(*([0] if steps else []))
+    settings = producer.settings | {"WARMUP_STEPS": 1}
+    run = Live(tmp_path / "run", ranks, **settings)
+    run.until(lambda: steps <= len(run.events("step")) and run.events("made_of"))
+    time.sleep(1)
+    start = time.monotonic()
+    for pid in run.codes:
+        os.kill(pid, signal.SIGTERM)
+    assert run.end() == [143] * max(1, ranks) and time.monotonic() - start < 20
+    assert run.checkpoints() == [steps]
+    assert run.said[0].startswith(f"interrupted after step {steps}")
+    finished = settings | {"DATA_PATH": producer.finished}
+    again = Live(tmp_path / "run", ranks, **finished | {"RESUME": "auto"}).finish()
+    assert_same_result(again, Live(tmp_path / "whole", ranks, **finished).finish())
 
 
-def test_a_rank_waits_for_all_tokens_of_a_step(tmp_path: Path) -> None:
-    """Of step 4, those of rank 0 have come, but not those of rank 3: if rank 0 trained on them, it
-    would wait for rank 3 in a collective, which cannot say what is missing."""
+def two_machines(tmp_path: Path) -> tuple[Producer, Producer]:
+    """The same set, made on each."""
+    producers = Producer(tmp_path / "a" / "data"), Producer(tmp_path / "b" / "data")
+    for producer in producers:
+        producer.deliver(0)
+    return producers
+
+
+def test_a_machine_that_sees_its_shards_late_trains_on_the_same(tmp_path: Path) -> None:
+    """The end of the set before its shards, and these in another order."""
+    here, there = two_machines(tmp_path)
+    settings = here.settings | {"DATA_STALL_SECONDS": 20}
+    run = Live(tmp_path / "run", 2, other={"DATA_PATH": there.folder}, **settings)
+    run.until_line("step:3/")
+    here.deliver(2, 1, 3)
+    here.finish()
+    there.finish()
+    time.sleep(1)
+    there.deliver(3, 2)
+    time.sleep(0.5)
+    there.deliver(1)
+    run.finish()
+    whole = Live(tmp_path / "whole", 2, **settings | {"DATA_PATH": here.finished}).finish()
+    assert_same_result(run, whole)
+
+
+@pytest.mark.parametrize("fault", ["one fewer", "another one"])
+def test_machines_whose_sets_end_differently_end_with_a_line(tmp_path: Path, fault: str) -> None:
+    """They would train on other tokens to the end."""
+    here, there = two_machines(tmp_path)
+    settings = here.settings | {"DATA_STALL_SECONDS": 1}
+    run = Live(tmp_path / "run", 2, other={"DATA_PATH": there.folder}, **settings)
+    run.until_line("step:3/")
+    if fault == "another one":
+        write_shard(there.path(1), TOKENS[::-1][: SIZES[1]])
+    here.deliver(1)
+    here.finish()
+    there.finish()
+    assert run.end() == [1, 1] and "Traceback" not in run.err
+    name = here.path(1).name
+    said = f"{name}: missing here, {SIZES[1]} tokens, " if fault == "one fewer" else f"{name}: "
+    assert all(f"rank 1 is not as rank 0: {said}" in line for line in run.said), run.said
+    assert len(run.said) == 2
+
+
+@pytest.mark.parametrize("growing", [0, 1])
+def test_a_set_may_be_finished_on_one_machine_first(tmp_path: Path, growing: int) -> None:
+    """No collective call is made by one of the ranks alone."""
+    producers = two_machines(tmp_path)
+    for producer in producers:
+        producer.deliver(1, 2, 3)
+    producers[1 - growing].finish()
+    other = {"DATA_PATH": producers[1].folder}
+    settings = producers[0].settings | {"ITERATIONS": 7}  # there are tokens for these
+    assert Live(tmp_path / "run", 2, other=other, **settings).finish()
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_link_to_nothing_is_not_there_yet(tmp_path: Path, ranks: int) -> None:
+    """As a cache makes it before the file; if it stays so, the run ends with a line."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
-    config = config_of(**producer.settings | {"GRAD_ACCUM_STEPS": 1})
-    plan = tg.BatchPlan.train(config, rank=0, ranks=4, step=3)
-    last_here = plan.first_token(plan.rows(3).stop)
-    assert last_here < SIZES[0] <= plan.last_token_of_step(plan.rows(3))
-    cpu = torch.device("cpu")
-    overlap = tg.Overlap.of(config, "train", cpu)
-    with closing(tg.Pipeline(tg.Shards(config, "train"), plan, overlap, cpu)) as batches:
-        time.sleep(0.5)
-        assert batches.filled.empty()
-        producer.deliver(1)
-        assert next(batches).rows == plan.rows(3)
+    settings = producer.settings | {"DATA_STALL_SECONDS": 2}
+    producer.path(1).symlink_to("later")
+    run = Live(tmp_path / "run", ranks, **settings).until_line("step:3/")
+    time.sleep(0.5)
+    shutil.copy(producer.finished / producer.path(1).name, producer.folder / "part")
+    (producer.folder / "part").replace(producer.folder / "later")
+    run.until_line("step:5/")
+    producer.path(2).symlink_to("nowhere")
+    assert set(run.end()) == {1} and "Traceback" not in run.err
+    assert f"{producer.path(2)}: No such file or directory" in run.said[0]
+    assert run.said[0].endswith("not changed for DATA_STALL_SECONDS=2")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_signal_is_heard_while_a_disk_does_not_answer(tmp_path: Path, ranks: int) -> None:
+    """Opening the second shard takes for ever, on the last rank."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    read = "        start = os.pread(descriptor, END_BYTES, 0)\n"
+    here = f"os.environ.get('RANK', '0') == '{max(0, ranks - 1)}' and 'train_000001' in str(path)"
+    edit = {read: f"        if {here}:\n            time.sleep(99)\n{read}"}
+    run = Live(tmp_path / "run", ranks, edit, **producer.settings).until_line("step:3/")
+    producer.deliver(1)
+    time.sleep(1)
+    for pid in run.codes:
+        os.kill(pid, signal.SIGTERM)
+    assert set(run.end()) == {143} and run.checkpoints() == [3]
+
+
+def test_a_shard_that_opens_slowly_is_added_once(tmp_path: Path) -> None:
+    """Priming's reader and the run's own could both open it."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    read = "        start = os.pread(descriptor, END_BYTES, 0)\n"
+    edit = {read: f"        time.sleep(1.5 * ('train_000001' in str(path)))\n{read}"}
+    settings = producer.settings | {"WARMUP_STEPS": 2}
+    run = Live(tmp_path / "run", 0, edit, **settings).until_line("warmup_step:1/")
+    producer.deliver(1)
+    run.until_line("step:4/")
+    producer.deliver(2, 3)
+    producer.finish()
+    whole = Live(tmp_path / "whole", **settings | {"DATA_PATH": producer.finished}).finish()
+    assert run.finish().losses() == whole.losses()
+
+
+def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -> None:
+    """A copy to the next machine that broke off: the run would go on with other batches."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0, 1, 2, 3)
+    settings = producer.settings | {"CHECKPOINT_EVERY": 5, "RESUME": "auto"}
+    Live(tmp_path / "run", **settings | {"ITERATIONS": 5}).finish()
+    producer.path(3).unlink()
+    producer.finish()
+    run = Live(tmp_path / "run", **settings)
+    assert run.end() == [1] and f"{producer.path(3).name}: missing here" in run.said[0]
+    producer = Producer(tmp_path / "again")  # still growing here: it may come
+    producer.deliver(0, 1, 2)
+    run = Live(tmp_path / "run", **settings | {"DATA_PATH": producer.folder})
+    run.until_line("resumed: step:5")
+    producer.deliver(3)
+    producer.finish()
+    run.finish()
+    assert run.events("step")[-1]["data_crc"] == f"{crc_of(TOKENS, 2048, 32, 10):08x}"
 
 
 def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,19 +273,18 @@ def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.M
     assert tg.Shards(config, "val").ends == [0, 3000]
     assert time.monotonic() - start > 0.9
     late = write_shard(tmp_path / "late" / "fineweb_val_000001.bin", TOKENS[:50])
-    producing = tg.Shards.producing
+    read_file = tg.read_file
 
-    def deliver_and_look(shards: tg.Shards) -> str:
+    def deliver_and_read(*given: object) -> bytes:
         """The last shard has come just before val_complete is read."""
-        if shards.shards and late.exists():
-            late.rename(producer.folder / late.name)
-        return producing(shards)
+        late.rename(producer.folder / late.name)
+        return read_file(*given)
 
-    monkeypatch.setattr(tg.Shards, "producing", deliver_and_look)
+    monkeypatch.setattr(tg, "read_file", deliver_and_read)
     assert tg.Shards(config, "val").ends == [0, 3000, 3050]
     monkeypatch.undo()
     producer.state["val_complete"] = False
     producer.stand_still()
     producer.tell()
-    with pytest.raises(tg.RunError, match=r"\.producing: not changed .*val_complete"):
+    with pytest.raises(tg.RunError, match=r"\.producing: .*val_complete.*: not changed for"):
         tg.Shards(config, "val")

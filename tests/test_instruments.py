@@ -13,7 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 from faults.live import Live
-from running import ROOT, SMALL_MODEL, byte_data, config_of, log_of, runtime_of, train_gpt
+from running import (
+    ROOT,
+    SMALL_MODEL,
+    byte_data,
+    config_of,
+    data_of,
+    log_of,
+    runtime_of,
+    train_gpt,
+)
 
 pytestmark = pytest.mark.timeout(300)
 BREAKDOWN = re.compile(
@@ -123,7 +132,7 @@ def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_
 def test_a_wait_for_input_is_reported(data: dict, tmp_path: Path, settings: dict) -> None:
     """The second micro-batch of step 7 takes a second to read."""
     settings |= {"TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0}
-    line = "        first, length, _ = self.plan.tokens(rows)\n        tokens = slot"
+    line = "        tokens = slot.host.numpy()[:length]\n"
     slow = "        time.sleep(rows.start == 13 * 32 and self.plan.first_row == 0)\n"
     run = Live(tmp_path, 0, {line: slow + line}, **data | settings).finish()
     words = r"(?m)^input_wait total:(\S+)ms share:(\S+)% read_bytes:\d+ "
@@ -142,7 +151,7 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     data: dict, slowest: float, percent: float
 ) -> None:
     config = config_of(**data)
-    run = train_gpt.Trainer(config, runtime_of(config), log_of())
+    run = train_gpt.Trainer(config, runtime_of(config), log_of(), data_of(config))
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
     run.runtime.gather = lambda value: [value, slowest]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from running import SMALL_MODEL, SimulatedRanks, byte_data, config_of, log_of, runtime_of
+from running import SMALL_MODEL, SimulatedRanks, byte_data, config_of, data_of, log_of, runtime_of
 from running import train_gpt as tg
 from torch import nn
 
@@ -46,10 +46,8 @@ def gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
 
 def training_on(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
     """A trainer whose loss has the slopes that `gradients` says, a rank its share of them."""
-    trainer = tg.Trainer(config, runtime, log_of())
+    trainer = tg.Trainer(config, runtime, log_of(), data_of(config))
     model = enliven(trainer.model)
-    for group in trainer.groups:
-        group["base_lr"] = group["lr"]  # as Trainer.train does
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         wanted = gradients(model, trainer.step)

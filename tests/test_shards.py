@@ -3,10 +3,8 @@
 A truncated or corrupt one is refused before anything starts, in a line that names it.
 """
 
-import json
 import os
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -65,43 +63,6 @@ def named_fault(folder: Path) -> str:
     return "; ".join(faults)
 
 
-def export_of(folder: Path) -> None:
-    """export.json as tokenize_docs.py writes it."""
-    shards: dict[str, dict] = {"train": {}, "val": {}}
-    for path in folder.glob("fineweb_*.bin"):
-        data = path.read_bytes()
-        tokens = (len(data) - 1024) // 2
-        crc = zlib.crc32(data[-65536:], zlib.crc32(data[:65536]))
-        entry = {"tokens": tokens, "identity": f"{tokens} tokens, {crc:08x}", "sha256": ""}
-        shards[path.name.split("_")[1]][path.name] = entry
-    export = {"complete": True, "shards": shards, "tokenizer_sha256": ""}
-    (folder / "export.json").write_text(json.dumps(export))
-
-
-def test_a_folder_must_hold_what_export_json_lists(tmp_path: Path) -> None:
-    byte_data(tmp_path)
-    write_split(tmp_path, "val", TOKENS, [120])
-    export_of(tmp_path)
-    assert named_fault(tmp_path) == ""
-    last = tmp_path / "fineweb_val_000001.bin"
-    content = last.read_bytes()
-    last.unlink()
-    assert "lists: fineweb_val_000001.bin: missing here, 80 tokens, " in named_fault(tmp_path)
-    last.write_bytes(content[:1024] + bytes(160))  # a copy that was broken off, of the right size
-    assert "fineweb_val_000001.bin: 80 tokens," in named_fault(tmp_path)
-    last.write_bytes(content)
-    write_shard(tmp_path / "fineweb_train_000001.bin", TOKENS)
-    assert "fineweb_train_000001.bin: 200 tokens" in named_fault(tmp_path)
-
-
-@pytest.mark.parametrize("shards", [None, [], {"a": 7}, {"a": 7.5}, {"a": {}}, 3])
-def test_an_export_json_of_another_program_says_nothing(tmp_path: Path, shards: object) -> None:
-    byte_data(tmp_path)
-    for whole in ({"complete": True, "shards": {"train": shards, "val": shards}}, shards):
-        (tmp_path / "export.json").write_text(json.dumps(whole))
-        assert named_fault(tmp_path) == ""
-
-
 def test_a_shard_is_read_three_times_at_most_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,8 +81,9 @@ def test_a_shard_is_read_three_times_at_most_before_training(
     monkeypatch.setattr(os, "pread", counted(os.pread))
     monkeypatch.setattr(os, "preadv", counted(os.preadv))
     config = config_of(**settings)
-    assert train_gpt.find_faults(config, {})[0] == []
-    train_gpt.Trainer(config, runtime_of(config), log_of(train_gpt))
+    faults, data = train_gpt.find_faults(config, {})
+    assert faults == []
+    train_gpt.Trainer(config, runtime_of(config), log_of(train_gpt), data)
     assert len(reads) == 4 and max(reads.values()) <= 3
 
 
