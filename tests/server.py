@@ -37,6 +37,9 @@ def run(request: dict) -> None:
         runpy.run_path(request["script"], run_name="__main__")
     except SystemExit as end:
         code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
         code = 1

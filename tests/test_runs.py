@@ -40,9 +40,6 @@ train_batch_tokens:2048 train_seq_len:32 iterations:60 warmup_steps:2 max_wallcl
 seed:1337
 train_io:prefetch:True copy_stream:False prefetch_queue:2 gpu_prefetch:0
 val_io:overlap:True prefetch:True copy_stream:False prefetch_queue:2 <*> bytecount_device:cpu
-optimizer:Adam lr:0.05 tensors:1 numbers:9600
-optimizer:Adam lr:0.04 tensors:9 numbers:292
-optimizer:Muon lr:0.04 tensors:4 numbers:4096
 WARNING: no tokenizer.sha256 in DATA_PATH: <**>
 warmup_step:1/2
 warmup_step:2/2
@@ -143,7 +140,7 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None
     written: dict[str, set[str]] = {}
     for event in map(json.loads, reference.log_path.with_suffix(".jsonl").open(encoding="utf-8")):
         written.setdefault(event["event"], set()).update(event.keys() - {"event", "time"})
-    assert written.keys() == documented.keys()
+    assert written.keys() == documented.keys() - {"rank_failed"}  # of a run that fails
     for name in written.keys() - {"made_of"}:
         optional = {"partial_val", "resumed_from", "unknown_targets"}
         assert written[name] == documented[name] - optional, name

@@ -66,13 +66,6 @@ def test_the_log_says_what_a_run_is_made_of(data: dict, whole: Whole) -> None:
     }
 
 
-def test_a_validation_shard_that_is_a_training_shard_is_said(tmp_path: Path, data: dict) -> None:
-    folder = another(data, tmp_path / "data")
-    shutil.copy(folder / "fineweb_train_000000.bin", folder / "fineweb_val_000000.bin")
-    run = Live(tmp_path / "run", **data | paths(folder) | {"ITERATIONS": 1}).finish()
-    assert "WARNING: a validation shard is a training shard, too: 50000 tokens, " in run.log
-
-
 # RESUME
 
 CHANGES = {
@@ -123,7 +116,7 @@ def test_resume_with_another_optimizer_is_refused(tmp_path: Path, data: dict, wh
     edits = {"adam = torch.optim.Adam(": "adam = torch.optim.Adagrad("}
     edits |= {"betas=betas, eps=config.adam_eps, fused=True)": "eps=config.adam_eps)"}
     run = refused(whole(0), tmp_path / "run", edits, **data)
-    assert "optimizers: Adagrad, Muon here, Adam, Muon there" in run.said[0]
+    assert "Trainer.parts adam: Adagrad here, Adam there" in run.said[0]
 
 
 def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole: Whole) -> None:
@@ -159,25 +152,6 @@ def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict)
         named = set(re.findall(r"([\w.]+): [^:]+ here, [^:]+ there", line))
         assert named == {"script", "tokenizer", "MODEL_DIM", *CHANGES} - {"byte.json"}
     assert not (run.folder / "logs").exists() and not (run.folder / "checkpoints").exists()
-
-
-def test_ranks_whose_growing_sets_get_other_shards_end(tmp_path: Path, data: dict) -> None:
-    """At the next log line: what comes later cannot be compared at the start."""
-    tokens = np.random.default_rng(3).integers(1, 260, 12_000)
-    folders = [another(data, tmp_path / name) for name in ("one", "two")]
-    for folder in folders:
-        write_shard(folder / "fineweb_train_000000.bin", tokens)
-        (folder / ".producing").write_text('{"val_complete": true}')
-    other = {"DATA_PATH": folders[1]}
-    settings = data | {"DATA_PATH": folders[0], "CHECKPOINT_EVERY": 0, "VAL_LOSS_EVERY": 0}
-    run = Live(tmp_path / "run", 2, other=other, **settings | {"DATA_STALL_SECONDS": 9})
-    run.until_line("step:5/")
-    for number, folder in enumerate(folders):
-        part = write_shard(folder / "part", tokens - number)
-        part.rename(folder / "fineweb_train_000001.bin")
-    assert run.end() == [1, 1] and "Traceback" not in run.err
-    words = "rank 1 has other shards than rank 0: fineweb_train_000001.bin: 12000 tokens, "
-    assert words in run.said[0]
 
 
 # The script's text
