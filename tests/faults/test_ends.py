@@ -191,7 +191,7 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, valu
     line = failed(run, "rank 0: the score is nan: ", "lower the learning rates")
     cause = "has numbers too large for the artifact"
     assert f"{name.replace('[0]', '.0')} {cause}" in line
-    assert ("WARNING: the validation of step 20 is nan" in run.out) == (value == "math.inf")
+    assert ("step:20/20 val_loss:nan" in run.out) == (value == "math.inf")
 
 
 ROWS = "next(iter(self.muon.state.values()))['rows']"
