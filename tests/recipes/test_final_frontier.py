@@ -70,7 +70,7 @@ def test_bits_per_byte_have_the_bytes_beside_the_targets(
     in_bytes = with_bytes.numbers[1 : targets + 1].sum()
     for nats, bpb, _ in scores:
         assert bpb == pytest.approx(nats * targets / np.log(2) / in_bytes, rel=1e-12)
-    made = module_of(runs[0]).made_of_run(runs[0])
+    made = module_of(runs[0]).made_of(runs[0].config, runs[0].data)
     assert "fineweb_val_bytes_000000.bin" in made, "its checksum decides the score"
 
 
