@@ -1,8 +1,4 @@
-"""Shards of the challenge's sizes that take little room, and the score that a run must find.
-
-A target's nats are 1 + (token % 16) / 16 in a rehearsal, see stand_in.py, so the score of a whole
-split is computed from its shards alone.
-"""
+"""Shards of the challenge's sizes that take little room, and the scores that runs must find."""
 
 import math
 from pathlib import Path
@@ -28,20 +24,16 @@ LENGTHS = """
 """
 
 
-def document_lengths(tokens: int) -> np.ndarray:
-    """50,000 lengths as in the record's log, in a random order; `tokens` together, less one."""
+def stream(vocabulary: int, count: int, total: int) -> np.ndarray:
+    """`count` random tokens, of which about half are bytes; a 1 begins each document. Lengths are
+    as in the record's log, in a random order, `total` tokens together."""
     number, length = np.array([pair.split() for pair in LENGTHS.split(",")], dtype=int).T
     lengths = np.exp(np.interp(np.arange(50_000), number, np.log(length))).round().astype(int)
-    lengths[20_000:40_000] += (tokens - 1 - lengths.sum()) // 20_000
-    lengths[30_000] += tokens - 1 - lengths.sum()
-    return np.random.default_rng(0).permutation(lengths)
-
-
-def stream(vocabulary: int, count: int, lengths: np.ndarray) -> np.ndarray:
-    """Random tokens, of which about half are bytes; a 1 begins each document."""
+    lengths[20_000:40_000] += (total - lengths.sum()) // 20_000
+    lengths[30_000] += total - lengths.sum()
     random = np.random.default_rng(count)
+    begins = np.cumsum([0, *random.permutation(lengths)])
     tokens = random.integers(vocabulary - 512, vocabulary, count, dtype=np.uint16)
-    begins = np.cumsum([0, *lengths])
     tokens[begins[begins < count - 1]] = 1
     return tokens
 
@@ -55,21 +47,20 @@ def byte_counts(kind: str, tokens: np.ndarray) -> np.ndarray:
 def make(kind: str, folder: Path) -> dict[str, Any]:
     """Writes the shards of a kind of data; returns the settings that read them."""
     vocabulary, shards, count, has_file = KINDS[kind]
-    lengths = document_lengths(count)
-    tokens = stream(vocabulary, count, lengths)
+    tokens = stream(vocabulary, count, count - 1)
     write_shard(folder / "fineweb_val_000000.bin", tokens)
     if has_file:
         write_shard(folder / "fineweb_val_bytes_000000.bin", byte_counts(kind, tokens))
     for number in range(shards):
-        written = stream(vocabulary, WRITTEN if number == 0 else 0, lengths)
+        written = stream(vocabulary, WRITTEN, count - 1) if number == 0 else tokens[:0]
         path = write_shard(folder / f"fineweb_train_{number:06d}.bin", written)
         with path.open("r+b") as file:
             file.seek(8)
             file.write(np.int32(SHARD).tobytes())
             file.truncate(1024 + 2 * SHARD)
-    tokenizer = folder / "byte.json"
-    tokenizer.write_text(f'{{"kind": "byte", "offset": {vocabulary - 256}}}')
-    return {"DATA_PATH": folder, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": vocabulary}
+    (folder / "byte.json").write_text(f'{{"kind": "byte", "offset": {vocabulary - 256}}}')
+    names = {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json"}
+    return names | {"VOCAB_SIZE": vocabulary, "DEVICE": "cpu"}
 
 
 def score(kind: str, folder: Path, row: int, count: int = 0) -> tuple[float, float]:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from significance import CAP_BYTES  # noqa: E402
 # What is rehearsed, and the kind of its data.
 CASES = {"root": "sp1024", "baseline_plus": "sp1024", "sp8192": "sp8192", "sp8192_ttt": "sp8192"}
 CASES |= {"caseops": "caseops"}
-COMMON = {"DEVICE": "cpu", "MAX_WALLCLOCK_SECONDS": 0, "RUN_ID": "rehearsal"}
+COMMON = {"MAX_WALLCLOCK_SECONDS": 0, "RUN_ID": "rehearsal"}
 NARROW = {"MODEL_DIM": 128, "ITERATIONS": 3, "WARMUP_STEPS": 2}
 FULL_WIDTH = {"ITERATIONS": 0, "WARMUP_STEPS": 0, "VAL_TOKENS": 300_000}
 
@@ -120,11 +119,8 @@ def rehearse(
 
 def show(name: str, done: Rehearsal) -> None:
     print(f"\n{name:26} {'size':>22} {'seconds':>9} {'MiB':>6}")
-    for (stage, size), group in groupby(done.stages, lambda row: (row["stage"], row["size"])):
-        rows = [*group]
-        seconds = sum(row["s"] for row in rows)
-        label = f"{len(rows)} x {stage}" if len(rows) > 1 else stage
-        print(f"  {label:24} {size:>22} {seconds:9.1f} {max(row['mib'] for row in rows):6}")
+    for row in done.stages:
+        print("  {stage:24} {size:>22} {s:9.1f} {mib:6}".format_map(row))
     print(f"  packed script and artifact: {done.total:,} bytes, {CAP_BYTES - done.total:,} left")
     print("".join(f"  WRONG: {fault}\n" for fault in done.faults), end="", flush=True)
 
@@ -142,6 +138,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if {"-h", "--help"} & {*sys.argv}:
-        sys.exit(__doc__)
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,5 @@
 """Runs a script as it is, but for the arithmetic of the model that only a GPU can pay for.
 
-    torchrun --standalone --nproc_per_node=2 tests/rehearsal/stand_in.py SCRIPT NAME=value ...
-
 What is real: settings, shards, readers, plans, the exchange between ranks, checkpoints, packing,
 logs. What is not: logits (of 64 tokens, so that every module is met), losses, the orthogonal
 updates of Muon, low-rank matrices (one number each). A target's nats are 1 + (token % 16) / 16.
@@ -24,8 +22,7 @@ spec = importlib.util.spec_from_file_location("rehearsed", sys.argv[0])
 trainer: Any = importlib.util.module_from_spec(spec)
 sys.modules["rehearsed"] = trainer
 spec.loader.exec_module(trainer)
-torch = trainer.torch
-run_class = trainer.Trainer
+torch, run_class = trainer.torch, trainer.Trainer
 real_logits, make_run, train_run = trainer.GPT.logits, run_class.__init__, run_class.train
 
 
@@ -61,21 +58,13 @@ def nats_of(y: Any) -> Any:
     return torch.where(y < 0, 0.0, 1 + (y & 15) / 16)
 
 
-def find_segments(model: Any, x: Any) -> None:
+def forward(model: Any, x: Any, y: Any) -> Any:
+    """The training loss, with gradients of zero"""
     if segments := getattr(model, "segments", None):
         cos, _ = segments.find(x, model.cos, model.sin, model.dtype)
         assert not cos.isnan().any(), f"{tuple(x.shape)}: more segments than room for them"
-
-
-def forward(model: Any, x: Any, y: Any) -> Any:
-    """The training loss, with gradients of zero"""
-    find_segments(model, x)
     assert x.shape == y.shape and 0 <= int(x.min()) <= int(x.max()) < len(model.tok_emb.weight)
     return 5.0 + 0.0 * sum(p.sum() for p in model.parameters())
-
-
-def logits(model: Any, tokens: Any) -> Any:
-    return real_logits(model, tokens[:1, :64])
 
 
 def mean_nats(model: Any, x: Any, y: Any) -> Any:
@@ -84,14 +73,11 @@ def mean_nats(model: Any, x: Any, y: Any) -> Any:
 
 
 def document_nats(model: Any, adapters: Any, x: Any, y: Any) -> Any:
-    if adapters.width != x.size(1):  # the same windows come thousands of times
-        adapters.width = x.size(1)
-        find_segments(model, x)
     return nats_of(y) + 0.0 * adapters.pairs[0][0].sum()
 
 
 def draw(adapters: Any, documents: int, seed: int) -> Any:
-    adapters.shapes, adapters.width = [(1, 1)], 0
+    adapters.shapes = [(1, 1)]
     return real_draw(adapters, 1, seed)
 
 
@@ -118,7 +104,8 @@ def newest(*_: Any) -> str:
     return f"{file.stat().st_size:,} bytes"
 
 
-trainer.GPT.forward, trainer.GPT.logits, trainer.mean_nats = forward, logits, mean_nats
+trainer.GPT.forward, trainer.mean_nats, trainer.document_nats = forward, mean_nats, document_nats
+trainer.GPT.logits = lambda model, tokens: real_logits(model, tokens[:1, :64])
 trainer.newton_schulz = lambda x, iterations, dtype, *more: x.to(dtype)
 run_class.__init__, run_class.train = make, train
 timed("priming", trainer, "prime", lambda _, run: f"{run.config.warmup_steps} steps")
@@ -132,21 +119,13 @@ timed("GPTQ", trainer, "quantize_by_inputs", lambda found, *_: f"{len(found)} ma
 timed("packing", trainer, "pack", lambda packed, *_: f"{len(packed[0]):,} bytes")
 timed("documents", trainer, "find_documents", lambda found, *_: f"{len(found):,} documents")
 timed(
-    "export, score",
-    run_class,
-    "export_and_score",
-    lambda _, run: f"{run.data.val.ends[-1]:,} tokens",
+    "export, score", run_class, "export_and_score", lambda _, r: f"{r.data.val.ends[-1]:,} tokens"
 )
-if hasattr(trainer, "DocumentTTT"):
-    real_draw, trainer.Adapters.draw, trainer.document_nats = (
-        trainer.Adapters.draw,
-        draw,
-        document_nats,
-    )
+if hasattr(trainer, "Adapters"):
+    real_draw, trainer.Adapters.draw = trainer.Adapters.draw, draw
 if hasattr(trainer, "PhasedTTT"):
     timed("SGD", trainer.PhasedTTT, "learn", lambda _, run, known, *w: f"{len(known):,} documents")
 IMPORTED = bytes_read()
-if __name__ == "__main__":
-    code = trainer.main(sys.argv[1:], os.environ)
-    sys.stdout.flush()
-    os._exit(code)
+code = trainer.main(sys.argv[1:], os.environ)
+sys.stdout.flush()
+os._exit(code)
