@@ -21,6 +21,9 @@ tokenizer has the four pieces of CaseOps (U+E001 to U+E004: title, capitals, nex
 texts are compared without them and without the case of a to z.
 If export.json is there, all shards must be those that it lists, or nothing else is looked at.
 
+Then it looks in the training shards, or the first --train-shards of them, for validation documents:
+one with the same tokens there, more than BOS, is a mistake.
+
 Exit code: 0 proved, 1 a mistake found, 2 wrong usage, 3 no mistake found and nothing proved.
 """
 
@@ -29,17 +32,21 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
 import dataset
 from dataset import cli
-from tokenize_docs import SPACE, Source, Tokenizer
+from tokenize_docs import SPACE, Source, Tokenizer, digest_of
 
 # isort: split
 import numpy as np
 
+BLOCK_TOKENS = 1 << 23  # of the training shards that are read at once
 CASE_MARKS = "\ue001\ue002\ue003\ue004"
 
 
@@ -93,31 +100,41 @@ class Split(NamedTuple):
         byte_paths = dataset.shards_of(folder, "val_bytes") if has_bytes else []
         sizes, others = ([*map(dataset.shard_tokens, files)] for files in (paths, byte_paths))
         if others and sizes != others:
-            what = (
-                f"fineweb_val_*.bin have {sizes} tokens, fineweb_val_bytes_*.bin {others} numbers"
-            )
-            raise cli.ToolError(f"{folder}: {what}: get the files of one set")
+            what = f"fineweb_val_*.bin have {sizes} tokens"
+            what += f", fineweb_val_bytes_*.bin {others} numbers: get the files of one set"
+            raise cli.ToolError(f"{folder}: {what}")
         return cls(paths, byte_paths, sum(sizes))
 
     def documents(self, bos: int) -> Iterator[np.ndarray]:
         """The tokens of each document, with BOS, and in a second row their bytes, if known."""
-        rest = np.empty((1 + bool(self.byte_paths), 0), "<u2")
-        for number, path in enumerate(self.paths):
-            files = [path, *self.byte_paths[number : number + 1]]
-            rows = np.stack([np.fromfile(f, "<u2", offset=dataset.HEADER_BYTES) for f in files])
-            parts = np.split(rows, np.flatnonzero(rows[0] == bos), axis=1)
-            parts[0] = np.concatenate([rest, parts[0]], axis=1)  # what is before the first BOS
-            yield from (part.astype(np.int64) for part in parts[:-1] if part.size)
-            rest = parts[-1]
-        yield rest.astype(np.int64)
+        shards = [*zip(*filter(None, [self.paths, self.byte_paths]), strict=True)]
+        for _, rows, edges in document_blocks(shards, bos):
+            yield from (rows[:, a:b].astype(np.int64) for a, b in pairwise(edges))
 
 
-def originals(files: list[str], vocabulary: Vocabulary, sums: dict[str, int]) -> Iterator[tuple]:
+def document_blocks(shards: list[tuple], bos: int, longest: int = 1 << 60) -> Iterator[tuple]:
+    """(file, rows of tokens, where documents begin and the last one ends) of each block. A shard is
+    one file, or several of one length. A document with more than `longest` tokens may be cut.
+    """
+    rest = np.empty((len(shards[0]), 0), "<u2")  # a document that goes on in the next block
+    for paths in shards:
+        for start in range(0, dataset.shard_tokens(paths[0]), BLOCK_TOKENS):
+            place = dataset.HEADER_BYTES + 2 * start
+            block = [np.fromfile(path, "<u2", BLOCK_TOKENS, offset=place) for path in paths]
+            rows = np.hstack([rest, np.stack(block)])
+            begins = np.flatnonzero(rows[0] == bos)
+            edges = begins if begins.size and begins[0] == 0 else np.append(0, begins)
+            yield paths[0], rows, edges
+            rest = rows[:, edges[-1] : edges[-1] + longest + 1]
+    yield paths[0], rest, np.array([0, rest.shape[1]])
+
+
+def originals(source: Source, vocabulary: Vocabulary, sums: dict[str, int]) -> Iterator[tuple]:
     """(text as the tokenizer's normaliser leaves it, bytes as written) of each document. `sums` has
     what was read so far.
     """
     processor = vocabulary.processor
-    for document in Source(files, 0).documents():
+    for document in source.documents():
         text = document.text()
         size = len(text.encode("utf-8"))
         if vocabulary.marks_case:
@@ -137,15 +154,18 @@ def without_marks(text: str) -> str:
 class Audit:
     """Compares a split's documents with the table and with the originals. `mistakes`: sentences."""
 
-    def __init__(self, vocabulary: Vocabulary, docs: list[str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, source: Source | None) -> None:
         self.vocabulary = vocabulary
         self.originals_read = {"bytes": 0, "normalised_bytes": 0, "changed": 0}
-        self.originals = originals(docs, vocabulary, self.originals_read) if docs else None
+        self.originals = originals(source, vocabulary, self.originals_read) if source else None
         self.mistakes: list[str] = []
         self.documents = self.position = self.wrong_documents = 0
         self.counted = self.expected = 0  # bytes of all documents, as counted and by their text
         self.scored = self.scored_by_table = 0  # bytes of the predicted tokens
         self.spaces_after_bos = 0
+        # Of documents with more than BOS: digest -> numbers, and (length << 16) + a middle token.
+        self.digests: dict[bytes, list[int]] = {}
+        self.keys = {0}
 
     def run(self, split: Split, predicted: int) -> None:
         """Audits the split, of which `predicted` tokens after the first are scored."""
@@ -161,6 +181,10 @@ class Audit:
             if ids[0] != self.vocabulary.bos:
                 self.find("it does not begin with BOS")
             self.audit_document(rows, np.append(before, ids[:-1]), predicted)
+            if len(ids) > 1:
+                self.keys.add((len(ids) << 16) + int(ids[len(ids) // 2]))
+                digest = digest_of(ids.astype("<u2").tobytes())
+                self.digests.setdefault(digest, []).append(self.documents)
             before = ids[-1]
             self.position += len(ids)
             progress.show(self.position / split.tokens)
@@ -223,14 +247,22 @@ class Audit:
             self.find(f"{words}: are --docs and the shards of one set, in its order?")
 
 
-def other_tokenizer(folder: Path, tokenizer: Path) -> str:
-    """What is wrong if the shards were made with another tokenizer; else empty."""
-    digest, own = dataset.recorded_tokenizer(folder) or ("", "")
-    if not digest and (export := dataset.read_export(folder)):
-        digest, own = export.get("tokenizer_sha256"), f"the one of {folder / dataset.EXPORT}"
-    if not digest or digest == dataset.sha256_of(tokenizer):
-        return ""
-    return f"the shards were made with another tokenizer: give --tokenizer {own}"
+def leaks(audit: Audit, paths: list[Path]) -> dict[int, str]:
+    """{number of a validation document: the training shard that has it, too}"""
+    known, longest = np.array([*audit.keys]), max(audit.keys) >> 16
+    whole, done = sum(map(dataset.shard_tokens, paths)), 0
+    progress, found = cli.Progress("training shards"), {}
+    shards = [(path,) for path in paths]
+    for path, rows, edges in document_blocks(shards, audit.vocabulary.bos, longest):
+        tokens, lengths = rows[0], np.diff(edges)
+        keys = (lengths << 16) + tokens[edges[:-1] + lengths // 2]
+        for index in np.flatnonzero(np.isin(keys, known)):
+            document = tokens[edges[index] : edges[index + 1]]
+            same = audit.digests.get(digest_of(document.tobytes()), [])
+            found |= {number: found.get(number, path.name) for number in same}
+        done += BLOCK_TOKENS
+        progress.show(min(1.0, done / whole))
+    return found
 
 
 def faults_of_shards(folder: Path) -> tuple[str, list[str]]:
@@ -248,12 +280,25 @@ def faults_of_shards(folder: Path) -> tuple[str, list[str]]:
             faults.append(str(error))
     if not export["complete"]:
         faults.append(f"{folder}: not complete: run the command that makes it again")
-    plain = sum(not isinstance(entry, dict) for entry in listed.values())
-    note = f"; of {plain:,} only the tokens are known" if plain else ""
-    return f"shards     {len(listed):,} are compared with export.json{note}\n", faults
+    return f"shards     {len(listed):,} are compared with export.json\n", faults
 
 
-def verdict(audit: Audit, split: Split, has_docs: bool) -> str:
+def search_training(options: argparse.Namespace, audit: Audit) -> str:
+    """Looks for the split's documents in the training shards; says what was compared."""
+    paths = dataset.shard_paths(options.data, "train")
+    train = paths[: options.train_shards]
+    if not train:
+        return "; they were not looked for in training shards"
+    if found := leaks(audit, train):
+        first, share = min(found), len(found) / audit.documents
+        what = f"{len(found):,} of {audit.documents:,} validation documents ({share:.2%})"
+        where = f"the first is document {first:,}, in {found[first]}"
+        audit.mistakes.append(f"{what} are also in the training shards: {where}")
+    first = f"first {len(train):,} of " if len(train) < len(paths) else ""
+    return f", and none of them is in the {first}{len(paths):,} training shards"
+
+
+def verdict(audit: Audit, split: Split, has_docs: bool, compared: str) -> str:
     if audit.mistakes:
         factor = ""
         if audit.counted != audit.expected and audit.counted and audit.expected:
@@ -266,12 +311,11 @@ def verdict(audit: Audit, split: Split, has_docs: bool) -> str:
     read, note = audit.originals_read, ""
     if read["changed"] and not split.byte_paths:
         note = (
-            f", after the tokenizer's normaliser changed {read['changed']:,} of them: "
-            f"{read['bytes']:,} bytes as written are {read['normalised_bytes']:,}; "
-            "bits per byte are those of the changed text"
+            f"; the tokenizer's normaliser changed {read['changed']:,} of them: {read['bytes']:,} "
         )
+        note += f"bytes as written are {read['normalised_bytes']:,}, which are counted"
     documents = f"the text of all {audit.documents:,} documents"
-    return f"proved: {documents} has the bytes that are counted{note}"
+    return f"proved: {documents} has the bytes that are counted{compared}{note}"
 
 
 def audit_split(options: argparse.Namespace) -> int:
@@ -281,10 +325,16 @@ def audit_split(options: argparse.Namespace) -> int:
     if predicted < 1:
         raise cli.ToolError(f"{options.data}: {split.tokens} tokens: give a --seq-len below that")
     vocabulary.marks_case &= bool(split.byte_paths)  # a table would count the marks, too
-    audit = Audit(vocabulary, options.docs)
+    settings = (dataset.read_export(options.data) or {}).get("settings", {})
+    one_document = settings.get("one_document", False)
+    source = Source(options.docs, 0, one_document) if options.docs else None
+    audit = Audit(vocabulary, source)
     audit.run(split, predicted)
-    if other := other_tokenizer(options.data, options.tokenizer):
-        audit.mistakes.append(other)
+    compared = search_training(options, audit)
+    digest, own = dataset.recorded_tokenizer(options.data) or ("", "")
+    if digest not in ("", dataset.sha256_of(options.tokenizer)):
+        other = "the shards were made with another tokenizer"
+        audit.mistakes.append(f"{other}: give --tokenizer {own}")
     how = f"{audit.spaces_after_bos:,} spaces after BOS are not counted"
     if split.byte_paths:
         how = f"by fineweb_val_bytes_*.bin; the table would count {audit.scored_by_table:,}"
@@ -295,7 +345,7 @@ def audit_split(options: argparse.Namespace) -> int:
         f"counted    {audit.scored:,} bytes; {how}"
     )
     print("".join(f"found      {mistake}\n" for mistake in audit.mistakes), end="")
-    print(verdict(audit, split, bool(options.docs)))
+    print(verdict(audit, split, bool(options.docs), compared))
     return 1 if audit.mistakes else 0 if options.docs else 3
 
 
@@ -307,6 +357,8 @@ def main() -> int:
     add("--data", type=Path, required=True, metavar="DIR", help=folder)
     add("--docs", nargs="+", default=[], metavar="FILE", help="what the split was made from")
     add("--seq-len", type=length, default=1024, metavar="T", help="TRAIN_SEQ_LEN (default: 1024)")
+    shards = "training shards in which validation documents are looked for (default: all)"
+    add("--train-shards", type=cli.number(int, 0), metavar="N", help=shards)
     options = parser.parse_args()
     said, faults = faults_of_shards(options.data)
     print(said + "".join(f"found      {fault}\n" for fault in faults), end="")

@@ -4,14 +4,16 @@
     python3 data/cached_challenge_fineweb.py --train-shards 1     the smallest set, 0.3 GB
     python3 data/cached_challenge_fineweb.py --verify             check what is on disk
 
-Files come through huggingface_hub, which continues a file that was cut off. A file gets its final
-name after its checksum was compared with the hub's. Run the command again to fetch what is missing.
-Training may start during the download: see data/README.md.
+A file gets its final name after its checksum was compared with the hub's. After Ctrl-C, a signal or
+a crash the same command continues: complete files stay, and so does what has come of the others, as
+.NAME.SET.partial beside their places. Training may start during the download: see data/README.md.
+data/ and data/datasets may be links to another disk.
 
 It writes only shards under data/datasets, tokenizers in data/tokenizers, and manifest.json and the
 documents in data/. It never replaces a tokenizer or documents that it did not fetch.
 MATCHED_FINEWEB_REPO_ID and MATCHED_FINEWEB_REMOTE_ROOT_PREFIX name another repository and a folder
-in it, HF_ENDPOINT another hub.
+in it, HF_ENDPOINT another hub, HF_TOKEN a token for a private or gated repository. Files come over
+HTTP: hf-xet, which is installed with huggingface_hub, cannot continue a file.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
 import dataset
-from dataset import cli
+from dataset import DATA, cli
 
 # isort: split
-from huggingface_hub import HfApi, hf_hub_download  # after cli, which says what to install
-from huggingface_hub.utils import disable_progress_bars, logging
+from huggingface_hub import HfApi, hf_hub_url  # after cli, which says what to install
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
 
-DATA = Path(__file__).resolve().parent
-STAGING = DATA / "datasets" / ".download"
 PREFIX, SUMS = "fineweb10B_", "sha256sums"
 DOCS = ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
 # The files of a data set. No file of another name is written, whatever a manifest says.
@@ -46,20 +48,23 @@ FILE_NAMES = (
 
 
 class Hub:
-    """The files of the repository, at the commit that it had when we asked."""
+    """The files of the repository, at the commit that it had when we asked, for one data set."""
 
-    def __init__(self, retries: int) -> None:
+    def __init__(self, retries: int, data_set: str) -> None:
         self.repo = os.environ.get("MATCHED_FINEWEB_REPO_ID", "willdepueoai/parameter-golf")
         self.root = os.environ.get("MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", "datasets").strip("/")
-        self.retries, api = retries, HfApi()
+        self.retries, self.data_set, api = retries, data_set, HfApi()
         try:
-            self.commit = api.dataset_info(self.repo, timeout=30).sha
-            where = {"repo_type": "dataset", "revision": self.commit, "recursive": True}
-            entries = list(api.list_repo_tree(self.repo, self.root or None, **where))
+            commit = api.dataset_info(self.repo, timeout=30).sha
+            where = {"repo_type": "dataset", "revision": commit}
+            entries = list(
+                api.list_repo_tree(self.repo, self.root or None, recursive=True, **where)
+            )
         except Exception as error:  # the HTTP library's errors have other names in each version
-            where = f"{api.endpoint}, {self.repo}: {cli.one_line(error)[:200]}"
+            fault = f"{api.endpoint}, {self.repo}: {words_of(error)[0]}"
             remedy = "check the network, HF_ENDPOINT and MATCHED_FINEWEB_REPO_ID (owner/name)"
-            raise cli.ToolError(f"{where}; {remedy}") from None
+            raise cli.ToolError(f"{fault}; {remedy}") from None
+        self.where = {**where, "endpoint": api.endpoint}
         self.files = {os.path.relpath(e.path, self.root or "."): e for e in entries}
 
     def info(self, name: str) -> Any:
@@ -69,29 +74,48 @@ class Hub:
         return self.files[name]
 
     def fetch(self, name: str) -> None:
-        """Downloads a file, compares its checksum and gives it its place."""
-        where = {"repo_type": "dataset", "revision": self.commit, "local_dir": STAGING}
-        fault = ""
+        """Downloads a file, or the rest of it, compares its checksum and gives it its place."""
+        path, info, fault = DATA / name, self.info(name), ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # On the same disk as its place, and only of the process that has locked this data set.
+        partial = path.with_name(f".{path.name}.{self.data_set}.partial")
         for attempt in range(self.retries + 1):
             if attempt:
                 print(f"{name}: {fault}; trying again", file=sys.stderr)
                 time.sleep(min(60, 2**attempt))
             try:
-                path = hf_hub_download(self.repo, os.path.join(self.root, name), **where)
+                self.receive(name, partial)
             except Exception as error:
-                fault = cli.one_line(error)[:200]
-                status = getattr(getattr(error, "response", None), "status_code", 0)
+                fault, status = words_of(error)
                 # Another try does not change these answers of the hub, or a full disk (errno).
                 if status in (401, 403, 404) or getattr(error, "errno", None):
                     break
                 continue
-            if is_right(Path(path), self.info(name)):
-                (DATA / name).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, DATA / name)
+            if is_right(partial, info):
+                os.replace(partial, path)
                 return
-            os.unlink(path)
+            os.unlink(partial)
             fault = "what came has a wrong checksum"
         raise cli.ToolError(f"{name}: {fault}; run again")
+
+    def receive(self, name: str, partial: Path) -> None:
+        """Appends to the file what is missing."""
+        url = hf_hub_url(self.repo, os.path.join(self.root, name), **self.where)
+        size, headers = self.info(name).size, build_hf_headers()
+        with open(partial, "ab") as file:
+            if file.tell() > size:
+                file.seek(0)
+                file.truncate()
+            http_get(url, file, resume_size=file.tell(), headers=headers, expected_size=size)
+
+
+def words_of(error: Exception) -> tuple[str, int]:
+    """(an error in one line, the hub's status if it is an answer, else 0)"""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    words = cli.one_line(error)[:200]
+    if status in (401, 403):
+        words += "; if it is private or gated, set HF_TOKEN to a token that may read it"
+    return words, status
 
 
 def is_right(path: Path, info: Any) -> bool:
@@ -107,16 +131,14 @@ def is_right(path: Path, info: Any) -> bool:
 def read_sums(folder: Path) -> dict[str, str]:
     """{name: checksum} of what was fetched for a data set, from a file for `sha256sum -c`."""
     path = folder / SUMS
-    text = path.read_text("utf-8") if path.is_file() else ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not re.fullmatch(r"[0-9a-f]{64}  \S.*", line):
-            remedy = "move it away: the next download compares all files and writes it again"
-            raise cli.ToolError(f"{path}:{number}: not a line of sha256sum: {remedy}")
-    return {line[66:]: line[:64] for line in text.splitlines()}
+    text = os.fsdecode(path.read_bytes()) if path.is_file() else ""
+    # What is no such line is left out: the next download compares that file with the hub's sum.
+    lines = [line for line in text.splitlines() if re.fullmatch(r"[0-9a-f]{64}  \S.*", line)]
+    return {line[66:]: line[:64] for line in lines}
 
 
 def write_sums(folder: Path, sums: dict[str, str]) -> None:
-    lines = [f"{digest}  {name}\n".encode() for name, digest in sums.items()]
+    lines = [os.fsencode(f"{digest}  {name}\n") for name, digest in sums.items()]
     dataset.write_atomic(folder / SUMS, *lines)
 
 
@@ -169,7 +191,7 @@ def wanted_names(variant: str, train_shards: int | None, hub: Hub) -> tuple[list
 
 
 def download(options: argparse.Namespace, folder: Path) -> None:
-    hub = Hub(options.retries)
+    hub = Hub(options.retries, folder.name)
     if not options.skip_manifest:
         hub.fetch("manifest.json")
     names, before_training = wanted_names(options.variant, options.train_shards, hub)
@@ -180,10 +202,11 @@ def download(options: argparse.Namespace, folder: Path) -> None:
         fault = "made with another tokenizer than the repository has now"
         remedy = "move it away to fetch all of it again, or name another repository"
         raise cli.ToolError(f"{folder}: {fault}: {remedy}")
-    sums = read_sums(folder)
+    # Without tokenizers that are no longer there because the folder has moved to another disk.
+    sums = {n: s for n, s in read_sums(folder).items() if n[:2] != ".." or (folder / n).exists()}
     pool = ThreadPoolExecutor(options.jobs)
     with dataset.Producing(folder) as producing:
-        places = [os.path.relpath(DATA / name, folder) for name in names]
+        places = [dataset.path_from(folder, DATA / name) for name in names]
         arguments = zip(names, map(sums.get, places), strict=True)
         jobs = [pool.submit(complete, hub, *pair) for pair in arguments]
         try:
@@ -244,4 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    dataset.run_tool(main)
+    dataset.run_tool(main, "the same command continues where it stopped")

@@ -10,7 +10,6 @@ export.json lists the shards of a set that was made here:
 
     {"complete": true, "shards": {"val": {"fineweb_val_000000.bin": {"tokens": 90000,
      "identity": "90000 tokens, 1c291ca3", "sha256": "..."}}, "train": {...}}, ...}
-In older ones the tokens alone stand for the three.
 """
 
 from __future__ import annotations
@@ -28,7 +27,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-ROOT = Path(__file__).resolve().parent.parent
+# Links stay as they are: data/ may be on another disk, and tools/ lies beside the link.
+DATA = Path(os.path.abspath(__file__)).parent
+ROOT = DATA.parent
+if not (ROOT / "tools" / "cli.py").is_file():
+    sys.exit(f"error: {ROOT}: no tools/cli.py: run this from the repository, as python3 data/...")
 sys.path.append(str(ROOT / "tools"))
 import cli  # noqa: E402  (of tools/)
 
@@ -38,16 +41,15 @@ TOKENIZER_RECORD = "tokenizer.sha256"
 EXPORT, KEYS = "export.json", {"tokens", "identity", "sha256"}
 
 
-def run_tool(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a tool's main and exits; errors are one line."""
-    again = "the same command continues where it stopped"
-    sys.exit(cli.run(main, refused=2, interrupted=again))
+def run_tool(main: Callable[[], int | None], interrupted: str = "") -> NoReturn:
+    """Runs a tool's main and exits; errors are one line. interrupted: what to say after Ctrl-C"""
+    sys.exit(cli.run(main, refused=2, interrupted=interrupted))
 
 
 def how_to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
     """The commands that train on a data set, ready to paste."""
-    data = f"DATA_PATH={shlex.quote(str(folder.resolve()))}"
-    more = f"TOKENIZER_PATH={shlex.quote(str(tokenizer.resolve()))} VOCAB_SIZE={vocab_size}"
+    data = f"DATA_PATH={shlex.quote(os.path.abspath(folder))}"
+    more = f"TOKENIZER_PATH={shlex.quote(os.path.abspath(tokenizer))} VOCAB_SIZE={vocab_size}"
     return (
         "to train the challenge's model on a GPU, or a small one on a CPU:\n"
         f"  {data} {more} {cli.command_of('train_gpt.py')}\n"
@@ -113,18 +115,10 @@ def entry_of(path: Path, whole: bool = True) -> dict[str, Any]:
     return {"tokens": tokens, "identity": identity, "sha256": sha256_of(path) if whole else ""}
 
 
-def tokens_in(entry: Any) -> int:
-    """The tokens of a shard by its entry in export.json."""
-    return entry["tokens"] if isinstance(entry, dict) else entry
-
-
-def check_shard(path: Path, entry: Any, whole: bool = False) -> None:
+def check_shard(path: Path, entry: dict[str, Any], whole: bool = False) -> None:
     """Raises ToolError if a shard (its ends, or the whole file) differs from its entry."""
     here = entry_of(path, whole)
-    if here["tokens"] != tokens_in(entry):
-        fault = f"it has {here['tokens']} tokens, {tokens_in(entry)} were written"
-        raise cli.ToolError(f"{path}: {fault}: restore it")
-    if isinstance(entry, dict) and any(here[key] not in ("", entry[key]) for key in KEYS):
+    if any(here[key] not in ("", entry[key]) for key in KEYS):
         raise cli.ToolError(f"{path}: its content is not what was written: restore it")
 
 
@@ -160,7 +154,7 @@ def read_export(folder: Path) -> dict[str, Any] | None:
     try:
         export = json.loads(path.read_bytes())
         entries = [*export["shards"]["val"].values(), *export["shards"]["train"].values()]
-        known = all(isinstance(entry, int) or entry.keys() >= KEYS for entry in entries)
+        known = all(entry.keys() >= KEYS for entry in entries)
         if not known or not isinstance(export["complete"], bool):
             raise ValueError("not what tokenize_docs.py writes")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -169,30 +163,44 @@ def read_export(folder: Path) -> dict[str, Any] | None:
     return export
 
 
+def path_from(folder: Path, path: Path) -> str:
+    """A file's name as sha256sum -c needs it in a folder, which may be a link."""
+    return os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+
+
 def record_tokenizer(folder: Path, tokenizer: Path) -> None:
     """Notes beside the shards which tokenizer made them."""
-    line = f"{sha256_of(tokenizer)}  {os.path.relpath(tokenizer, folder)}\n"
+    line = f"{sha256_of(tokenizer)}  {path_from(folder, tokenizer)}\n"
     write_atomic(folder / TOKENIZER_RECORD, os.fsencode(line))
 
 
 def recorded_tokenizer(folder: Path) -> tuple[str, Path] | None:
-    """(SHA-256, path) of the tokenizer that made the shards; None if that is not recorded."""
+    """(SHA-256, path) of the tokenizer that made the shards; None if that is not recorded. For a
+    set that was copied elsewhere it is looked for beside the shards and in data/tokenizers, too.
+    """
     record = folder / TOKENIZER_RECORD
     if not record.is_file():
         return None
     digest, _, name = os.fsdecode(record.read_bytes()).rstrip("\n").partition("  ")
     if len(digest) != 64 or not name:
         raise cli.ToolError(f"{record}: not a line of sha256sum: write it with sha256sum")
-    return digest, Path(os.path.normpath(folder / name))
+    # Links are followed only where the name is wrong without that.
+    plain, noted = (Path(os.path.normpath(f / name)) for f in (folder, folder.resolve()))
+    places = [plain, DATA / "tokenizers" / noted.name, noted, folder / noted.name]
+    return digest, next((path for path in places if sha256_of(path) == digest), noted)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keeps other tools out of a data set's folder. Raises ToolError if one is at work there."""
-    folder.mkdir(parents=True, exist_ok=True)
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Keeps other tools out of a folder. If one is at work there, waits or raises ToolError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        fault = "no folder; if it is a link, its disk is not there: mount that, or remove the link"
+        raise cli.ToolError(f"{error.filename}: {fault}") from None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     except BlockingIOError:
         raise cli.ToolError(f"{folder}: another process makes it now; wait until it ends") from None

@@ -5,9 +5,11 @@
     python3 data/tokenize_docs.py docs.jsonl --name mine --model my_bpe.model
     python3 data/tokenize_docs.py data/docs_selected.jsonl --normalization nmt_nfkc
 
-Input: files or folders. A .jsonl or .json file has one {"text": "..."} per line. Any other file is
-UTF-8 text and one document, but a single text file is cut into documents after its blank lines, or
-by size if it has none. Of a folder, all files are read whose names do not begin with a dot.
+Input: files or folders. A .jsonl, .ndjson, .jl or .json file has one {"text": "..."} per line, a
+.parquet file a column "text". Any other file is UTF-8 text and one document, but a single text file
+is cut into documents after its blank lines, or by size if it has none: then no document goes on in
+the next one. With --one-document it stays together. Files may be packed: .gz, .bz2, .xz, .zst.
+(.parquet and .zst need pyarrow.) Of a folder, all files are read but those with a dot in front.
 The first --num-val-docs documents (default: a tenth, at most 50,000) are the validation split.
 Tokenizers are trained on the others only, and a later document that repeats a validation document
 is left out.
@@ -17,9 +19,9 @@ The tokens of a document can be decoded to its exact text: spaces, tabs and line
 line ends and tabs become one space, and some characters become others. Bits per byte are then those
 of the changed text.
 
-It writes tokenizers/<name>_<vocabulary>_bpe.model (or <name>_byte260.json) and, in
-datasets/<name>_sp<vocabulary>/ (or <name>_byte260/), fineweb_val_*.bin, fineweb_train_*.bin,
-export.json and tokenizer.sha256, under --out.
+It writes tokenizers/<name>_<vocabulary>_bpe.model (<name>_<vocabulary>.model with --model,
+<name>_byte260.json with --bytes) and, in datasets/<name>_sp<vocabulary>/ (or <name>_byte260/),
+fineweb_val_*.bin, fineweb_train_*.bin, export.json and tokenizer.sha256, under --out.
 
 If the command was stopped, run it again: it continues after the last complete shard. Training may
 start before the last shard is made: see data/README.md.
@@ -38,49 +40,44 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
 import dataset
-from dataset import cli
+from dataset import DATA, cli
 
 # isort: split
 import numpy as np  # after cli, which says in one line what is to be installed
 import sentencepiece
 
-DATA = Path(__file__).resolve().parent
-BYTE_TOKENIZER = {"kind": "byte", "offset": 4}
-BYTE_BOS_ID = 1
+BYTE_TOKENIZER = {"kind": "byte", "offset": 4}  # 0 to 3 are controls, 1 is BOS
 LEAST_VOCABULARY = 256 + 4 + 1  # bytes; pad, BOS, EOS, unknown; a space
 MOST_VOCABULARY = 1 << 16  # a token is a uint16
+PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}  # what reads them
 MAX_VAL_DOCS = 50_000  # the challenge's number
 MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece takes about 45 bytes of memory for each
-BATCH_BYTES = 1 << 20  # of documents that are encoded together
+BATCH_BYTES = 1 << 20  # of documents that are encoded together, or of a file read at once
 PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
+ROWS = 256  # of a Parquet file that are in memory at once
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
 SPACE = "\u2581"  # SentencePiece's mark for a space
-SPACE_BYTES = "<0xE2>", "<0x96>", "<0x81>"  # the same as byte pieces
 SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes: SentencePiece drops longer sentences silently
-SAMPLE_BYTES = 50_000_000  # of input that a tokenizer is trained on
+SAMPLE_BYTES = 50_000_000  # of input, as it is packed, that a tokenizer is trained on
+CUT = "cut into documents at blank lines, or after 16 KiB; --one-document keeps the text together"
+CUT_AS_ONE = "its first tenth is the validation document, the rest training, at most 16 MiB each"
 
 
 # === DOCUMENTS ====================================================================================
 
 
-class Place(NamedTuple):  # where a document begins
-    number: int = 0  # of the document in the whole input, from 0
-    file: int = 0  # index of its file
-    offset: int = 0  # its first byte in that file
-    line: int = 1  # its first line
-
-
-BEGINNING = Place()
-
-
 class Document(NamedTuple):
-    place: Place
+    number: int  # in the whole input, from 0
     path: str
+    line: int  # of the file, where it begins; of a Parquet file the row
     data: bytes  # with all that separates it from the next one, as in the file
 
     def text(self) -> str:
@@ -89,22 +86,23 @@ class Document(NamedTuple):
             text = self.data.decode("utf-8")
             if is_json_lines(self.path):
                 text = text_in_line(text.removeprefix("\ufeff"))
-            elif text.count("\0") > len(text) // 3:
+            elif text.count("\0") > len(text) // 3 and is_text(self.path):
                 raise cli.ToolError(f"{self.path}: UTF-16? Run iconv -f UTF-16LE -t UTF-8 on it")
             text.encode("utf-8")  # JSON may hold half a surrogate pair
         except UnicodeDecodeError as error:
-            line = self.place.line + self.data.count(b"\n", 0, error.start)
-            is_utf16 = self.data.startswith((b"\xff\xfe", b"\xfe\xff"))
-            name = "UTF-16" if is_utf16 else "WINDOWS-1252"
-            convert = f"iconv -f {name} -t UTF-8 {shlex.quote(self.path)} > NEW_FILE"
-            fault = f"not UTF-8 ({error.reason}); if it is text, convert it: {convert}"
-            if b"\0" in self.data and not is_utf16:
-                fault = "a binary file, no text; name text files or .jsonl files"
+            line = self.line + self.data.count(b"\n", 0, error.start)
+            name = "UTF-16" if self.data.startswith((b"\xff\xfe", b"\xfe\xff")) else "WINDOWS-1252"
+            plain = shlex.quote(self.path[: len(self.path) - len(packing(self.path))])
+            what = "unpack and convert it" if packing(self.path) else "convert it"
+            fault = f"not UTF-8 ({error.reason}); if it is text, {what}: "
+            fault += f"iconv -f {name} -t UTF-8 {plain} > NEW_FILE"
+            if b"\0" in self.data and name != "UTF-16":
+                fault = "a binary file, no text; name text files, .jsonl or .parquet files"
             raise cli.ToolError(f"{self.path}:{line}: {fault}") from None
         except (ValueError, RecursionError) as error:
             fault = f'not an object like {{"text": "..."}} on one line ({error})'
             remedy = "mend that; plain text needs a name such as .txt"
-            raise cli.ToolError(f"{self.path}:{self.place.line}: {fault}; {remedy}") from None
+            raise cli.ToolError(f"{self.path}:{self.line}: {fault}; {remedy}") from None
         return text
 
 
@@ -119,54 +117,108 @@ def text_in_line(line: str) -> str:
     return value["text"]
 
 
+def digest_of(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def packing(path: str) -> str:
+    """The end of a packed file's name in small letters; empty if it is none."""
+    ending = os.path.splitext(path.lower())[1]
+    return ending if ending in PACKED else ""
+
+
+def kind(path: str) -> str:
+    """The end of a file's name in small letters, without that of a packed one."""
+    return os.path.splitext(path.lower().removesuffix(packing(path)))[1]
+
+
 def is_json_lines(path: str) -> bool:
-    return path.endswith((".jsonl", ".json"))
+    return kind(path) in (".jsonl", ".ndjson", ".jl", ".json")
 
 
-def digest_of(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
+def is_text(path: str) -> bool:
+    return not is_json_lines(path) and kind(path) != ".parquet"
 
 
-def passages(file: BinaryIO) -> Iterator[bytes]:
-    """A single text file as documents; reading may start at any of them and gives the same ones."""
-    data, more = b"", b"-"
-    while more:
-        more = file.read(BATCH_BYTES)
-        data += more
-        start = 0
-        while start < len(data) and (not more or len(data) > start + PASSAGE_BYTES):
-            end = passage_end(data, start)
-            yield data[start:end]
-            start = end
-        data = data[start:]
+@contextmanager
+def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """(a file, its content), the same unless it is packed. ToolError: damage, a missing package"""
+    try:
+        with open(path, "rb") as file:
+            ending = packing(path)
+            module = import_module(PACKED[ending]) if ending else None
+            if ending == ".zst":
+                yield file, io.BufferedReader(module.input_stream(file, compression="zstd"))
+            else:
+                yield file, module.open(file) if module else file
+    except ImportError as error:
+        remedy = f"{cli.missing(error.name)}{', or unpack it' if packing(path) else ''}"
+        raise cli.ToolError(f"{path}: {remedy}") from None
+    except Exception as error:
+        is_damage = isinstance(error, (OSError, EOFError, ValueError, zlib.error))
+        is_damage |= type(error).__name__ == "LZMAError"  # of a module that may be missing
+        if not is_damage or getattr(error, "errno", None):  # the disk's own
+            raise
+        fault = f"damaged, or not what its name says ({cli.one_line(error)[:200]})"
+        raise cli.ToolError(f"{path}: {fault}: restore it") from None
 
 
-def passage_end(data: bytes, start: int) -> int:
+def rows_of(file: BinaryIO, path: str) -> Iterator[bytes]:
+    """The texts of a Parquet file. Of a row group a part is in memory."""
+    parquet = import_module("pyarrow.parquet")
+    table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=BATCH_BYTES)
+    if "text" not in (names := table.schema_arrow.names):
+        fault = f'it has the columns {cli.some(names)}, and none with the name "text"'
+        raise cli.ToolError(f"{path}: {fault}: write one that has it")
+    batches = table.iter_batches(ROWS, columns=["text"])
+    texts = (text for batch in batches for text in batch.column(0).to_pylist())
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            fault = f'"text" of row {number} is {cli.one_line(text)[:40]}, no string'
+            raise cli.ToolError(f"{path}: {fault}: leave that row out")
+        yield text.encode("utf-8")
+
+
+def refuse_json_as_text(path: str) -> None:
+    """Raises ToolError for a text, by its name, that begins like a file of JSON lines."""
+    with opened(path) as (_, content):
+        line = content.readline(MAX_DOCUMENT_BYTES)
+    with suppress(ValueError, RecursionError):  # then it is text
+        text_in_line(line.decode("utf-8-sig"))
+        fault = 'text by its name, but its first line is an object of JSON with "text"'
+        remedy = f"name it .jsonl{packing(path)}; if it is text, begin it with an empty line"
+        raise cli.ToolError(f"{path}: {fault}: {remedy}")
+
+
+def cut(file: BinaryIO, first: int, most: int, at_blank_lines: bool) -> Iterator[bytes]:
+    """A text as documents of at most `most` bytes, and the first of at most `first`."""
+    data, limit = b"", max(1, first)
+    while data := data + file.read(limit + 1 - len(data)):
+        end = document_end(data, limit, at_blank_lines)
+        yield data[:end]
+        data, limit = data[end:], most
+
+
+def document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
     """After the next blank lines; if there are none near, after a line, a word or a character."""
-    limit = start + PASSAGE_BYTES
-    if blank := BLANK_LINES.search(data, start, limit):
+    if at_blank_lines and (blank := BLANK_LINES.search(data, 0, limit)):
         return blank.end()
     if len(data) <= limit:
         return len(data)
     for separator in (b"\n", b" "):
-        if end := data.rfind(separator, start, limit) + 1:
+        if end := data.rfind(separator, 0, limit) + 1:
             return end
-    while data[limit] & 0xC0 == 0x80 and limit > start + 1:  # inside a character
+    while data[limit] & 0xC0 == 0x80 and limit > 1:  # inside a character
         limit -= 1
     return limit
 
 
-def input_files(paths: list[str]) -> tuple[list[str], list[str]]:
-    """(the files to read, those of folders in order; what else is in the folders)"""
+def input_files(paths: list[str]) -> list[str]:
+    """The files to read, those of folders in order."""
     files: list[str] = []
-    left_out: list[str] = []
     for path in paths:
         if os.path.isdir(path):
-            inside, others = files_inside(path)
-            if not inside:
-                raise cli.ToolError(f"{path}: a folder without files: name text or .jsonl files")
-            files += inside
-            left_out += others
+            files += files_inside(path)
         elif os.path.isfile(path):
             files.append(path)
         else:
@@ -174,11 +226,11 @@ def input_files(paths: list[str]) -> tuple[list[str], list[str]]:
             raise cli.ToolError(f"{path}: {what}: name text files, .jsonl files or folders")
     if twice := [path for path, n in Counter(map(os.path.realpath, files)).items() if n > 1]:
         raise cli.ToolError(f"{twice[0]}: named twice: name it once")
-    return files, left_out
+    return files
 
 
-def files_inside(folder: str) -> tuple[list[str], list[str]]:
-    """The regular files in a folder and below it, and what else is there, but for hidden names."""
+def files_inside(folder: str) -> list[str]:
+    """The regular files in a folder and below it, but for hidden names; says what it leaves out."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -188,54 +240,74 @@ def files_inside(folder: str) -> tuple[list[str], list[str]]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for path in [Path(place, n) for n in [*names, *links] if not n.startswith(".")]:
-            (files if path.is_file() else others).append(path)
-    return [str(path) for path in sorted(files)], [str(path) for path in sorted(others)]
+            (files if path.is_file() else others).append(str(path))
+    if not files:
+        raise cli.ToolError(f"{folder}: a folder without files: name text or .jsonl files")
+    if others:
+        print(f"note: left out: {len(others)} that are no regular file, as {min(others)}")
+    return sorted(files)
 
 
 class Source:
-    """The documents of the input files, in order. The first num_val_docs are for validation."""
+    """The documents of the input files, in order. The first num_val_docs are for validation. A
+    single text is cut into passages, or with one_document into its first tenth and the rest.
+    """
 
-    def __init__(self, paths: list[str], num_val_docs: int | None = None) -> None:
-        self.files, self.left_out = input_files(paths)
+    def __init__(
+        self, paths: list[str], num_val_docs: int | None = None, one_document: bool = False
+    ) -> None:
+        self.files = input_files(paths)
+        self.is_one_text = len(self.files) == 1 and is_text(self.files[0])
+        self.one_document = one_document
+        if one_document and not self.is_one_text:
+            raise cli.ToolError(f"{paths[0]}: --one-document: is for one text file: leave it out")
         self.stamps = self.stamps_now()  # before anything is read
-        self.bytes = sum(size for _, size, _ in self.stamps)
+        ends = [*accumulate(size for _, size, _ in self.stamps)]
+        self.before, self.bytes = [0, *ends[:-1]], ends[-1] or 1  # before each file, of all
+        self.bytes_read = 0
+        for path in filter(is_text, self.files):
+            refuse_json_as_text(path)
         self.num_val_docs = self.count_val_docs() if num_val_docs is None else num_val_docs
 
-    def documents(self, start: Place = BEGINNING) -> Iterator[Document]:
-        """The documents from that place on. Raises ToolError for one that is too large."""
-        number, first, offset, line = start
-        for index in range(first, len(self.files)):
-            path = self.files[index]
-            with open(path, "rb") as file:
-                file.seek(offset)
-                for data in self.parts(file, path):
-                    place = Place(number, index, offset, line)
+    def documents(self, first: int = 0) -> Iterator[Document]:
+        """The documents from that number on. Raises ToolError for one that is too large."""
+        number = 0
+        for before, path in zip(self.before, self.files, strict=True):
+            line, is_rows = 1, kind(path) == ".parquet"
+            with opened(path) as (file, content):
+                for data in self.parts(path, content):
+                    self.bytes_read = before + file.tell()
                     if len(data) > MAX_DOCUMENT_BYTES:
                         limit = f"a document over {MAX_DOCUMENT_BYTES:,} bytes"
                         raise cli.ToolError(f"{path}:{line}: {limit}; split it")
                     if data.strip() or not is_json_lines(path):
-                        yield Document(place, path, data)
+                        if number >= first:
+                            yield Document(number, path, line, data)
                         number += 1
-                    offset += len(data)
-                    line += data.count(b"\n")
-            offset, line = 0, 1
+                    line += 1 if is_rows else data.count(b"\n")
 
-    def parts(self, file: BinaryIO, path: str) -> Iterator[bytes]:
-        """The documents of a file from its position on; each has at most one byte too many."""
-        if not is_json_lines(path) and len(self.files) == 1:
-            return passages(file)
-        read = file.readline if is_json_lines(path) else file.read
+    def parts(self, path: str, content: BinaryIO) -> Iterator[bytes]:
+        """What the documents of a file are made of; each has at most one byte too many."""
+        if kind(path) == ".parquet":
+            return rows_of(content, path)
+        if self.one_document:
+            with opened(path) as (_, again):
+                size = sum(map(len, iter(lambda: again.read(BATCH_BYTES), b"")))
+            first = min(size // 10, MAX_DOCUMENT_BYTES)
+            return cut(content, first, MAX_DOCUMENT_BYTES, at_blank_lines=False)
+        if self.is_one_text:
+            return cut(content, PASSAGE_BYTES, PASSAGE_BYTES, at_blank_lines=True)
+        read = content.readline if is_json_lines(path) else content.read
         return iter(lambda: read(MAX_DOCUMENT_BYTES + 1), b"")
 
     def count_val_docs(self) -> int:
         """A tenth of the documents, at most MAX_VAL_DOCS and at least one."""
-        count = sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS))
-        return max(1, count // 10)
+        return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
 
     def val_digests(self) -> frozenset[bytes]:
         """Digests of the validation documents. Raises ToolError if none is left for training."""
         first = islice(self.documents(), self.num_val_docs + 1)
-        digests = [digest_of(document.text()) for document in first]
+        digests = [digest_of(document.text().encode()) for document in first]
         if len(digests) > self.num_val_docs:
             return frozenset(digests[:-1])
         count, remedy = len(digests), "separate documents by blank lines, or give more files"
@@ -247,11 +319,6 @@ class Source:
         """What changes if somebody writes to an input file."""
         states = [(path, os.stat(path)) for path in self.files]
         return [[os.path.abspath(path), s.st_size, s.st_mtime_ns] for path, s in states]
-
-    def share_before(self, place: Place) -> float:
-        """The share of all input before that place."""
-        read = sum(size for _, size, _ in self.stamps[: place.file]) + place.offset
-        return read / max(1, self.bytes)
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -275,19 +342,17 @@ class Tokenizer:
     def __init__(self, path: Path) -> None:
         self.processor: sentencepiece.SentencePieceProcessor | None = None
         self.offset = 0  # of a byte tokenizer: byte b is token b + offset
-        self.unknown_id, self.space_ids = -1, [-1, -1, -1]  # none
+        self.unknown_id = -1  # none
         try:
             data = path.read_bytes()
             if path.suffix == ".json":
                 form = json.loads(data)
                 self.offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
-                self.vocab_size, self.bos_id = 256 + self.offset, BYTE_BOS_ID
+                self.vocab_size, self.bos_id = 256 + self.offset, 1
             else:
                 self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
                 self.vocab_size, self.bos_id = len(self.processor), self.processor.bos_id()
                 self.unknown_id = self.processor.unk_id()
-                ids = [self.processor.piece_to_id(piece) for piece in SPACE_BYTES]
-                self.space_ids = ids if self.processor.is_byte(ids[0]) else self.space_ids
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
             reason = getattr(error, "strerror", "") or cli.one_line(error)
             reason = "no SentencePiece model" if type(error) is RuntimeError else reason
@@ -302,13 +367,7 @@ class Tokenizer:
         """Has it a piece for a single space? Without one, bytes are counted wrongly."""
         encode = self.processor.encode
         spaces = {*encode(" ")} | ({*encode("a b")} - {*encode("ab")})
-        return self.unknown_id not in spaces and self.space_ids[0] not in spaces
-
-    def count_wrong(self, ids: np.ndarray) -> int:
-        """How many of the tokens are unknown, or a space that is written as three byte pieces."""
-        first, second, third = self.space_ids
-        is_space = (ids[:-2] == first) & (ids[1:-1] == second) & (ids[2:] == third)
-        return int((ids == self.unknown_id).sum() + is_space.sum())
+        return not any(i == self.unknown_id or self.processor.is_byte(i) for i in spaces)
 
     def changes_text(self) -> str:
         """What its normaliser changes, in words; empty if nothing."""
@@ -335,13 +394,13 @@ def training_sentences(source: Source, faults: list[BaseException]) -> Iterator[
     """
     try:
         val_digests = source.val_digests()
-        threshold = SAMPLE_BYTES / max(1, source.bytes) * 2**32
+        threshold = SAMPLE_BYTES / source.bytes * 2**32
         for document in source.documents():
             # The choice depends only on the number: a repeated command trains the same tokenizer.
-            if zlib.crc32(b"%d" % document.place.number) >= threshold:
+            if zlib.crc32(b"%d" % document.number) >= threshold:
                 continue
             text = document.text()
-            if digest_of(text) not in val_digests:
+            if digest_of(text.encode()) not in val_digests:
                 # SentencePiece drops sentences that hold these.
                 text = text.replace("\0", " ").replace("\t", " ")
                 for at in range(0, len(text), SENTENCE_CHARACTERS):
@@ -394,10 +453,8 @@ def too_small(source: Source, vocab_size: int, words: str) -> cli.ToolError:
     if not reason:
         fault = "all training documents are empty or repeat validation documents"
         return cli.ToolError(f"{source.files[0]}: {fault}; add others")
-    most, least = re.search(r"<= (\d+)", reason), re.search(r"\d+ vs (\d+)", reason)
-    remedy = f"set --vocab-size {most[1]} or less, or " if most else ""
-    remedy += "give more text, or --bytes"
-    remedy = f"set --vocab-size {least[1]} or more, or give --bytes" if least else remedy
+    most = re.search(r"<= (\d+)", reason)
+    remedy = f"set --vocab-size {most[1]} or less, or give more text" if most else "give --bytes"
     fault = f"no vocabulary of {vocab_size} fits these documents ({reason.partition('.')[0]})"
     return cli.ToolError(f"{source.files[0]}: {fault}: {remedy}")
 
@@ -416,8 +473,8 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         "settings": settings,
         "tokenizer_sha256": "",
         "complete": False,
-        # The next document, and how many of its tokens are in complete shards.
-        "place": list(BEGINNING),
+        # The number of the next document, and how many of its tokens are in complete shards.
+        "document": 0,
         "tokens_done": 0,
         "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
@@ -426,7 +483,7 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens_of(state: dict[str, Any], split: str) -> int:
-    return sum(map(dataset.tokens_in, state["shards"][split].values()))
+    return sum(entry["tokens"] for entry in state["shards"][split].values())
 
 
 class ShardWriter:
@@ -437,17 +494,19 @@ class ShardWriter:
         self.buffer = np.empty(shard_tokens, dtype="<u2")
         self.used = 0
 
-    def add(self, split: str, tokens: np.ndarray, done: int, place: Place) -> None:
-        """Appends the tokens, from `done` on, of the document at that place."""
+    def add(self, split: str, tokens: np.ndarray, done: int, document: int) -> None:
+        """Appends the tokens, from `done` on, of the document of that number."""
         while done < len(tokens):
             part = tokens[done : done + len(self.buffer) - self.used]
             self.buffer[self.used : self.used + len(part)] = part
             self.used += len(part)
             done += len(part)
             if self.used == len(self.buffer):
-                self.flush(split, place, done)
+                self.flush(split, document, done)
 
-    def flush(self, split: str, place: Place, tokens_done: int = 0, complete: bool = False) -> None:
+    def flush(
+        self, split: str, document: int, tokens_done: int = 0, complete: bool = False
+    ) -> None:
         """Writes what is buffered as the split's next shard, then notes where to continue."""
         shards = self.state["shards"][split]
         if self.used:
@@ -457,7 +516,7 @@ class ShardWriter:
             dataset.write_atomic(self.folder / name, header, self.buffer[: self.used])
             shards[name] = dataset.entry_of(self.folder / name)
             self.used = 0
-        self.state |= {"place": list(place), "tokens_done": tokens_done, "complete": complete}
+        self.state |= {"document": document, "tokens_done": tokens_done, "complete": complete}
         dataset.write_json(self.folder / dataset.EXPORT, self.state)
 
 
@@ -468,35 +527,35 @@ def export_documents(
     val_digests = source.val_digests()
     tokenizer = Tokenizer(made.tokenizer)
     writer = ShardWriter(made.folder, state, state["settings"]["shard_tokens"])
-    begin, done = Place(*state["place"]), state["tokens_done"]
+    begin, done = state["document"], state["tokens_done"]
     docs, wrong = state["docs"], state["miscounted_tokens"]
-    producing.touch(val_complete=begin.number >= source.num_val_docs)
-    progress = cli.Progress(made.folder.name, source.share_before(begin))
+    producing.touch(val_complete=begin >= source.num_val_docs)
+    progress = cli.Progress(made.folder.name)
     for batch in batches(source.documents(begin)):
         texts = [document.text() for document in batch]
         many = tokenizer.encode(texts, threads)
         for document, text, tokens in zip(batch, texts, many, strict=True):
-            split = "val" if document.place.number < source.num_val_docs else "train"
-            if document.place.number == source.num_val_docs and not done:
-                writer.flush("val", document.place)
+            split = "val" if document.number < source.num_val_docs else "train"
+            if document.number == source.num_val_docs and not done:
+                writer.flush("val", document.number)
                 producing.touch(val_complete=True)
-            if split == "train" and digest_of(text) in val_digests:
+            if split == "train" and digest_of(text.encode()) in val_digests:
                 docs["repeats_of_val_left_out"] += 1
                 continue
             if not done:  # else it was counted before the interruption
                 docs[split] += 1
-                wrong[split] += tokenizer.count_wrong(tokens)
-            writer.add(split, tokens, done, document.place)
+                wrong[split] += int((tokens == tokenizer.unknown_id).sum())
+            writer.add(split, tokens, done, document.number)
             done = 0
         producing.touch()
-        progress.show(source.share_before(batch[-1].place))
+        progress.show(source.bytes_read / source.bytes)
     if not docs["train"]:
         fault = "all training documents repeat validation documents"
         raise cli.ToolError(f"{source.files[0]}: {fault}: add others")
     for before, now in zip(source.stamps, source.stamps_now(), strict=True):
         if before != now:
             raise cli.ToolError(f"{now[0]}: it was changed while it was read: {start_anew(made)}")
-    writer.flush("train", BEGINNING, complete=True)
+    writer.flush("train", 0, complete=True)
 
 
 def start_anew(made: DataSet) -> str:
@@ -512,19 +571,17 @@ def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
             if os.path.lexists(other):
                 raise cli.ToolError(f"{other}: was not made by this command: {start_anew(made)}")
         return new_state(settings)
-    state = {**new_state(settings), **state}  # older ones lack what was added later
     was = state["settings"]
     if changed := [key for key in settings if was.get(key) != settings[key]]:
         old, new = ({key: s.get(key) for key in changed} for s in (was, settings))
         others = "other input files, or they have changed since"
         what = others if "inputs" in changed else f"{old}, now {new}"
         raise cli.ToolError(f"{made.folder}: made with {what}: {start_anew(made)}")
-    for split in ("val", "train"):
-        for name, entry in state["shards"][split].items():
-            try:
-                dataset.check_shard(made.folder / name, entry)
-            except cli.ToolError as error:
-                raise cli.ToolError(f"{error}, or {start_anew(made)}") from None
+    for name, entry in (state["shards"]["val"] | state["shards"]["train"]).items():
+        try:
+            dataset.check_shard(made.folder / name, entry)
+        except cli.ToolError as error:
+            raise cli.ToolError(f"{error}, or {start_anew(made)}") from None
     wanted = state["tokenizer_sha256"]
     if wanted and made.tokenizer.exists() and dataset.sha256_of(made.tokenizer) != wanted:
         raise cli.ToolError(f"{made.tokenizer}: it was changed: {start_anew(made)}")
@@ -559,27 +616,22 @@ def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]
         if options.out.resolve().is_relative_to(Path(name).resolve()):
             where = f"--out {options.out}: it is in the input {name}"
             raise cli.ToolError(f"{where}: name another folder")
-    label, recipe = tokenizer_recipe(options)
-    source = Source(options.files, options.num_val_docs)
+    label, ending, recipe = tokenizer_recipe(options)
+    source = Source(options.files, options.num_val_docs, options.one_document)
     source.val_digests()  # refuses too few documents before a tokenizer is trained
-    kind = "json" if options.bytes else "model"
-    stem = f"{options.name}_{label}" if options.bytes else f"{options.name}_{label[2:]}_bpe"
     folder = options.out / "datasets" / f"{options.name}_{label}"
-    made = DataSet(folder, options.out / "tokenizers" / f"{stem}.{kind}")
+    made = DataSet(folder, options.out / "tokenizers" / f"{options.name}_{ending}")
     settings = {"inputs": source.stamps, "num_val_docs": source.num_val_docs}
     settings |= {"shard_tokens": options.shard_tokens, "tokenizer": recipe}
-    if len(source.files) == 1 and not is_json_lines(source.files[0]):
-        how = f"at blank lines, or after {PASSAGE_BYTES:,} bytes where none is near"
-        print(f"{source.files[0]}: cut into documents {how}", flush=True)
-    if source.left_out:
-        count, first = len(source.left_out), source.left_out[0]
-        print(f"note: left out: {count} that are no regular file, the first is {first}", flush=True)
+    settings |= {"one_document": options.one_document}
+    if source.is_one_text:
+        print(f"{source.files[0]}: {CUT_AS_ONE if options.one_document else CUT}", flush=True)
     with dataset.locked(made.folder):
         state = open_state(made, settings)
         if not state["complete"]:
             make_tokenizer(source, made, state)
             if state["shards"]["val"]:
-                print(f"continuing at document {state['place'][0] + 1:,}", flush=True)
+                print(f"continuing at document {state['document'] + 1:,}", flush=True)
             try:
                 with dataset.Producing(made.folder) as producing:
                     export_documents(source, made, state, producing, options.workers)
@@ -598,19 +650,20 @@ def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]
     return made, state
 
 
-def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """(the end of the data set's name, what its tokenizer is made from)"""
+def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, str, dict[str, Any]]:
+    """(the ends of the data set's name and of the tokenizer's, what the tokenizer is made from)"""
     if options.bytes:
-        return f"byte{256 + BYTE_TOKENIZER['offset']}", {"bytes": True}
+        return "byte260", "byte260.json", {"bytes": True}
     if options.model:
         tokenizer, digest = Tokenizer(options.model), dataset.sha256_of(options.model)
         if not tokenizer.has_space():
             fault = "it has no piece for a single space: bits per byte would be wrong"
             remedy = "train it with required_chars='\u2581' and byte_fallback, or leave out --model"
             raise cli.ToolError(f"--model {options.model}: {fault}: {remedy}")
-        return f"sp{tokenizer.vocab_size}", {"model": str(options.model), "sha256": digest}
+        recipe, size = {"model": str(options.model), "sha256": digest}, tokenizer.vocab_size
+        return f"sp{size}", f"{size}.model", recipe  # it may be of another kind than BPE
     recipe = {"vocab_size": options.vocab_size, "normalization": options.normalization}
-    return f"sp{options.vocab_size}", recipe
+    return f"sp{options.vocab_size}", f"{options.vocab_size}_bpe.model", recipe
 
 
 def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
@@ -619,9 +672,8 @@ def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
         yield f"note: {made.tokenizer}: {loss}"
     val, train = state["miscounted_tokens"].values()
     if val or train:
-        what = f"{val:,} validation tokens and {train:,} training tokens have wrong byte counts"
-        why = f"unknown to {made.tokenizer}, or a space as three byte pieces"
-        yield f"WARNING: {what} ({why}): use a tokenizer with byte_fallback and a piece for a space"
+        what = f"{val:,} validation tokens and {train:,} training tokens are unknown"
+        yield f"WARNING: {what}, their bytes not counted: use a tokenizer with byte_fallback"
     val, train = tokens_of(state, "val"), tokens_of(state, "train")
     if val > (val + train) / 5:
         remedy = "name smaller documents first, or set --num-val-docs (and another --name)"
@@ -631,7 +683,7 @@ def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = cli.Parser(description=__doc__)
     add, count = parser.add_argument, cli.number(int, 1)
-    add("files", nargs="+", metavar="FILE", help="text files, .jsonl files or folders of them")
+    add("files", nargs="+", metavar="FILE", help="text, .jsonl or .parquet files, or folders")
     add("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
     add("--name", default="docs", help="the beginning of all names (default: docs)")
     one_of = parser.add_mutually_exclusive_group().add_argument
@@ -640,11 +692,14 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     one_of("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
     one_of("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
     add("--num-val-docs", type=count, metavar="N", help="default: a tenth, at most 50000")
+    whole = "keep a single text together: its first tenth is for validation, the rest for training"
+    add("--one-document", action="store_true", help=whole)
     tokens, text = cli.number(int, 1, 2**31 - 1), "tokens per shard (default: %(default)s)"
     add("--shard-tokens", type=tokens, default=100_000_000, metavar="N", help=text)
     text = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
     add("--normalization", choices=("identity", "nmt_nfkc"), help=text)
-    add("--workers", type=count, default=os.cpu_count(), metavar="N", help="threads (default: all)")
+    cpus, text = len(os.sched_getaffinity(0)), "threads (default: all that it may use, %(default)s)"
+    add("--workers", type=count, default=cpus, metavar="N", help=text)
     options = parser.parse_args(words)
     if not re.fullmatch(r"\w[\w.-]*", options.name):
         parser.error(f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'")
@@ -664,4 +719,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    dataset.run_tool(main)
+    dataset.run_tool(main, "the same command continues after the last complete shard")

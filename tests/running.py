@@ -285,15 +285,6 @@ class Command:
 train_gpt.torch.set_num_threads(1)
 
 
-def make_older(export: Path) -> None:
-    """Makes export.json one of the older form, which has names and tokens."""
-    said = json.loads(export.read_bytes())
-    for shards in said["shards"].values():
-        shards.update({name: entry["tokens"] for name, entry in shards.items()})
-    said.pop("miscounted_tokens", None)
-    export.write_text(json.dumps(said))
-
-
 class SimulatedRanks:
     """Ranks that are threads of this process: their sums and broadcasts meet at a barrier.
 

@@ -13,6 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+if sys.version_info < (3, 10):  # noqa: UP036 - what follows does not run there
+    version = sys.version.split()[0]
+    sys.exit(f"error: {sys.executable} is Python {version}: use Python 3.10 or newer")
+
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
 PROGRESS_SECONDS = 10.0
@@ -141,15 +145,18 @@ def command_of(script: str) -> str:
 
 
 class Progress:
-    """Says now and then how much of some work is done, and how long the rest will take."""
+    """Says now and then how much of some work is done, and how long the rest will take. The clock
+    starts with the first share: what comes before it is loading.
+    """
 
-    def __init__(self, what: str, share: float = 0.0) -> None:
-        self.what, self.first = what, share
-        self.began = self.told = time.monotonic()
+    def __init__(self, what: str) -> None:
+        self.what, self.first, self.began, self.told = what, 0.0, 0.0, 0.0
 
     def show(self, share: float) -> None:
         now = time.monotonic()
-        if now - self.told > PROGRESS_SECONDS and share > self.first:
+        if not self.began:
+            self.first, self.began, self.told = share, now, now
+        elif now - self.told > PROGRESS_SECONDS and share > self.first:
             self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
             print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
 

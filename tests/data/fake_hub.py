@@ -132,6 +132,8 @@ class HubHandler(BaseHTTPRequestHandler):
         self.answer(
             302,
             Location=f"http://localhost:{self.hub.port}/cdn/{path}",
+            X_Xet_Hash=entry["lfs"]["oid"],
+            X_Xet_Refresh_Route=f"{self.hub.endpoint}/no-xet-here",
             X_Repo_Commit=COMMIT,
             X_Linked_Size=str(entry["size"]),
             X_Linked_ETag=f'"{entry["lfs"]["oid"]}"',

@@ -17,7 +17,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import SMALL_MODEL, TRAINER, make_older, run_script, train_tokenizer, write_split
+from running import SMALL_MODEL, TRAINER, run_script, train_tokenizer, write_split
 
 SPACE, BOS = "\u2581", 1
 TEXT = (
@@ -190,8 +190,10 @@ def test_a_mistake_in_a_split_is_named(world, name: str, mistake: str) -> None:
 
 
 def test_a_tokenizer_that_loses_text_is_named(world) -> None:
-    code, said = world("no_byte_fallback").audit(docs=False)
+    code, said = world("no_byte_fallback", ["some words, " * 9 + "日本"]).audit(docs=False)
     assert code == 1 and "stands for text that is lost" in said, said
+    few, right = map(int, re.search(r"(\d+) bytes are counted, its text has (\d+)", said).groups())
+    assert few < right and f"the true val_bpb is {few / right:.4f} times the counted one" in said
 
 
 def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
@@ -205,6 +207,30 @@ def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
     (data.folder / "tokenizer.sha256").unlink()
     assert data.audit(docs=False)[0] == 3
     assert data.audit()[0] == 1
+
+
+# === VALIDATION DOCUMENTS IN THE TRAINING SHARDS ==================================================
+
+
+@pytest.mark.parametrize("block", [5, 1 << 20])
+@pytest.mark.parametrize("name", ["identity", "byte"])
+def test_ten_leaked_documents_are_found(world, name: str, block: int, monkeypatch) -> None:
+    """Also those that go on in the next block or shard; not those of BOS alone."""
+    monkeypatch.setattr(audit, "BLOCK_TOKENS", block)
+    data = world(name)
+    others = [encode(data.model, text) for text in ["", *make_documents(100, seed=9)]]
+    train = [*others[:50], *data.ids[3:12], *others[50:], data.ids[12]]
+    first, size = sum(map(len, others[:50])), len(data.ids[3])
+    write_split(data.folder, "train", np.concatenate(train), [first, size + 5])
+    for docs in (True, False):
+        code, said = data.audit(docs=docs)
+        assert code == 1 and "proved" not in said, said
+        assert "10 of 28 validation documents (35.71%) are also in the training shards" in said
+        assert "the first is document 4, in fineweb_train_000001.bin" in said
+    code, said = data.audit("--train-shards", 1)
+    assert code == 0 and "none of them is in the first 1 of 3 training shards" in said, said
+    write_split(data.folder, "train", np.concatenate(others), [first, 9])
+    assert "and none of them is in the 3 training shards" in data.audit()[1]
 
 
 # === SHARDS THAT ARE NOT THOSE OF EXPORT.JSON =====================================================
@@ -260,17 +286,30 @@ def test_a_shard_that_is_not_the_one_made_is_named(made, split: str, mistake: st
     assert "mistake: 1 found" in said
 
 
-def test_an_older_export_json_says_what_it_can(made) -> None:
+def test_a_text_that_was_kept_together_is_proved(made, tmp_path: Path) -> None:
+    made.docs = tmp_path / "novel.txt"
+    made.docs.write_text("\n\n".join(make_documents(40, seed=3)))
+    words = [made.docs, "--one-document", "--bytes", "--name", "one", "--out", tmp_path]
+    options = tokenize_docs.parse_arguments([str(word) for word in words])
+    made.folder, made.model = tokenize_docs.make_data_set(options)[0]
+    assert "proved: the text of all 1 documents" in made.audit()[1]
+
+
+def test_the_first_estimate_is_made_after_the_first_share(monkeypatch, capsys) -> None:
+    """What comes before it is loading."""
+    clock = iter([90.0, 100.0, 120.0])
+    progress = dataset.cli.Progress("work")
+    monkeypatch.setattr(dataset.cli.time, "monotonic", lambda: next(clock))
+    for share in (0.001, 0.002, 0.501):
+        progress.show(share)
+    assert capsys.readouterr().err == "work: 50.1%, 30 s left\n"
+
+
+def test_shards_are_compared_with_export_json(made) -> None:
     code, said = made.audit(docs=False)
     assert code == 3 and re.search(r"^shards +\d+ are compared with export.json$", said, re.M), said
     path = made.folder / "export.json"
-    make_older(path)
-    code, said = made.audit()
-    assert code == 0 and "only the tokens are known" in said, said
-    last = sorted(made.folder.glob("fineweb_val_*.bin"))[-1]
-    last.unlink()
-    assert f"{last.name}: missing" in made.audit()[1]
-    for damage in ("", "[]", '{"shards": {"val": {"a": "b"}, "train": {}}, "complete": true}'):
+    for damage in ("", "[]", '{"shards": {"val": {"a": 1}, "train": {}}, "complete": true}'):
         path.write_text(damage)
         with pytest.raises(ToolError, match="export.json: damaged .* restore it, or make the set"):
             made.audit()

@@ -7,9 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import cli
+import dataset
 import pytest
+import quickstart
 import tokenize_docs
 from running import ROOT, clean_environment, started
 
@@ -100,6 +104,16 @@ def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Pat
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
+def test_the_split_follows_from_the_names_of_the_files() -> None:
+    """So a file that changes moves no other one to the other split."""
+    splits = []
+    for word in ("old", "new"):
+        names = {f"{word} {i} " * 7000: f"module{i}.py" for i in range(100)}
+        val, train = quickstart.split_documents(names)
+        splits.append([[names[text] for text in part] for part in (val, train)])
+    assert splits[0] == splits[1] and len(splits[0][0]) > 3
+
+
 def test_a_set_of_the_same_name_is_left_alone(checkout: Path, tmp_path: Path) -> None:
     """It may be somebody's own, made with --name quickstart."""
     made = shutil.ignore_patterns("datasets", "tokenizers")
@@ -127,11 +141,12 @@ def test_the_users_settings_win_and_run_ids_are_new(checkout: Path, own_data, tm
     run(checkout, tmp_path, ITERATIONS=30, SEED=7, MLP_MULT=4, **data)
     second = environment_of(tmp_path, "quickstart-2")
     assert second["WARMDOWN_ITERS"] == "24" and second["SEED"] == "7" and second["MLP_MULT"] == "4"
-    words = ["RUN_ID=mine", "WARMDOWN_ITERS=3", f"DATA_PATH={own_data}"]
-    run(checkout, tmp_path, *words, WARMDOWN_ITERS=4, DATA_PATH="elsewhere")
+    words = ["RUN_ID=mine", "WARMDOWN_ITERS=3", f"DATA_PATH={own_data}\r"]
+    run(checkout, tmp_path, *words, WARMDOWN_ITERS=4, DATA_PATH="elsewhere", ITERATIONS="500\r")
     mine = environment_of(tmp_path, "mine")
     assert mine["WARMDOWN_ITERS"] == "3" and mine["DATA_PATH"] == str(own_data)
     assert mine["ARGUMENTS"] == " ".join(words), "train_gpt.py refuses a name that is no setting"
+    assert mine["ITERATIONS"] == "500", "a value of a file with Windows line ends"
     assert "novel: no setting, which is NAME=value" in run(checkout, tmp_path, "novel", code=2)
 
 
@@ -160,8 +175,7 @@ def test_an_interrupt_reaches_the_training_and_says_how_to_continue(
 ) -> None:
     """A terminal sends SIGINT to the whole group, others SIGTERM to one process."""
     process = start(checkout, tmp_path, DATA_PATH=own_data, ITERATIONS=8)
-    while process.stdout.readline() != "ready\n":
-        pass
+    assert "ready\n" in process.stdout, "the output ends without it"
     send = os.killpg if number == signal.SIGINT else os.kill
     send(process.pid, number)
     said = process.communicate(timeout=30)[1]
@@ -173,6 +187,66 @@ def test_an_interrupt_reaches_the_training_and_says_how_to_continue(
     done = subprocess.run(again, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "RESUME" not in done.stdout.splitlines()[-1], "the next run is a new one"
+
+
+def test_two_that_start_at_once_have_two_run_ids(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [quickstart.free_run_id(), quickstart.free_run_id()] == ["quickstart", "quickstart-2"]
+
+
+def test_two_that_make_the_same_data_wait_for_each_other(tmp_path: Path) -> None:
+    order = []
+
+    def second() -> None:
+        with dataset.locked(tmp_path / "sets", wait=True):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with dataset.locked(tmp_path / "sets"):
+        thread.start()
+        (tmp_path / "sets" / "file").touch()
+        thread.join(0.3)  # it would end now if it did not wait
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+# === HOW PROGRAMS ARE STARTED =====================================================================
+
+PROGRAMS = [path for path in sorted((ROOT / "data").glob("*.py")) if path.stem != "dataset"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_starts_without_its_folder_on_the_path(program: Path) -> None:
+    """As python3 -P asks for; an old Python is told what it lacks."""
+    code = "import runpy, sys; sys.argv = ['x', '--help']; sys.version_info = {}; "
+    code += f"runpy.run_path({str(program)!r}, run_name='__main__')"
+    for version, result in ((tuple(sys.version_info), 0), ((3, 9, 18), 1)):
+        command = [sys.executable, "-P", "-c", code.format(version)]
+        done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+        assert done.returncode == done.stderr.count("\n") == result, done.stderr
+        assert "usage: " in done.stdout or done.stderr.endswith("use Python 3.10 or newer\n")
+
+
+def test_threads_are_those_of_the_cpus_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"RUN_ID": "x", "RESUME": "auto"})
+    for cpus in (1, 5):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cpus=cpus: {*range(cpus)})
+        assert tokenize_docs.parse_arguments(["novel.txt"]).workers == cpus
+        environment = quickstart.training_environment(1, {})
+        assert environment["OMP_NUM_THREADS"] == str(min(2, cpus))
+
+
+def test_a_copied_set_finds_its_tokenizer_or_asks_for_it(own_data, tmp_path, monkeypatch) -> None:
+    copy, name = shutil.copytree(own_data, tmp_path / "copy"), "novel_byte260.json"
+    monkeypatch.setattr(os, "environ", {"DATA_PATH": str(copy)})
+    monkeypatch.setattr(dataset, "DATA", tmp_path)
+    with pytest.raises(cli.ToolError, match=f"{name}; set TOKENIZER_PATH to where it is"):
+        quickstart.data_settings()
+    for folder in (copy, tmp_path / "tokenizers"):
+        folder.mkdir(exist_ok=True)
+        shutil.copy(own_data.parents[1] / "tokenizers" / name, folder)
+        assert quickstart.data_settings()["TOKENIZER_PATH"] == str(folder / name)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import lzma
 import os
 import random
 import re
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import dataset
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import ROOT, make_older, train_tokenizer
+from running import ROOT, train_tokenizer
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
@@ -53,6 +56,20 @@ def write_jsonl(path: Path, texts: list[str]) -> Path:
     return path
 
 
+def write_as(path: Path, documents: Path) -> Path:
+    """The documents in the form that a file of this name has."""
+    content = documents.read_bytes()
+    if path.suffix == ".parquet":
+        table = pa.Table.from_pylist([json.loads(line) for line in content.splitlines()])
+        pyarrow.parquet.write_table(table, path, row_group_size=300)
+    elif path.suffix == ".xz":
+        path.write_bytes(lzma.compress(content[:999]) + lzma.compress(content[999:]))
+    else:
+        with pa.output_stream(path) as file:  # packs it if its name says so
+            file.write(content)
+    return path
+
+
 def run(*arguments: object) -> str:
     """The command in this process; returns what it printed. Raises DataError."""
     said = io.StringIO()
@@ -84,7 +101,7 @@ def documents_of(folder: Path, split: str) -> list[list[int]]:
 
 def decoded(out: Path, name: str, size: int = 400) -> list[str]:
     """The texts of a data set, validation first."""
-    path = out / "tokenizers" / f"{name}_{size}_bpe.model"
+    [path] = out.glob(f"tokenizers/{name}_{size}*.model")
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     folder = out / "datasets" / f"{name}_sp{size}"
     documents = documents_of(folder, "val") + documents_of(folder, "train")
@@ -161,6 +178,43 @@ def test_threads_batches_and_files_do_not_change_the_shards(
     assert files_of(tmp_path / "out") == files_of(exported)
 
 
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, documents: Path) -> None:
+    def refused(name: str, words: str) -> None:
+        with pytest.raises(ToolError, match=f"{name}: .*{words}"):
+            run(tmp_path / name, "--out", tmp_path / "out", "--bytes")
+        assert not (tmp_path / "out").exists()
+
+    for name in ("a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.xz", "a.jsonl.zst", "a.parquet"):
+        path = write_as(tmp_path / name, documents)
+        os.truncate(path, path.stat().st_size - 20)
+        refused(name, "damaged, or not what its name says")
+    for table, words in (
+        ({"content": ["a"]}, "it has the columns content, and none with the name .text"),
+        ({"text": ["a", None]}, ".text. of row 2 is None, no string: leave that row out"),
+    ):
+        pyarrow.parquet.write_table(pa.table(table), tmp_path / "b.parquet")
+        refused("b.parquet", words)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("pyarrow", "pyarrow.parquet"):
+            patch.setitem(sys.modules, module, None)
+        refused("b.parquet", "pyarrow is missing: run .*pip install pyarrow$")
+        refused("a.jsonl.zst", "pyarrow is missing: run .*pip install pyarrow, or unpack it")
+
+
+@pytest.mark.parametrize("name, better", [("a.txt", "a.jsonl"), ("a.gz", "a.jsonl.gz")])
+def test_json_lines_with_the_name_of_a_text_are_refused(
+    tmp_path: Path, documents: Path, name: str, better: str
+) -> None:
+    path, arguments = write_as(tmp_path / name, documents), ["--out", tmp_path, "--bytes"]
+    with pytest.raises(
+        ToolError, match=f"{name}: .* name it {better[1:]}; if it is text, begin it"
+    ):
+        run(path, *arguments)
+    assert "360 training documents" in run(path.rename(tmp_path / better), *arguments)
+    (tmp_path / "b.txt").write_bytes(b"\n" + documents.read_bytes())
+    assert "b_byte260: " in run(tmp_path / "b.txt", *arguments, "--name", "b")
+
+
 def test_a_byte_order_mark_before_json_is_left_out(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "docs.jsonl", make_texts(30))
     run(path, "--bytes", "--out", tmp_path / "plain")
@@ -178,6 +232,7 @@ def test_validation_never_appears_in_training(tmp_path: Path) -> None:
     folder = tmp_path / "datasets" / "docs_byte260"
     val, train = (set(map(tuple, documents_of(folder, split))) for split in ("val", "train"))
     assert len(val) == 20 and len(train) == 41 and not val & train
+    assert re.search("WARNING: validation has 4.% of all tokens", said), said
 
 
 def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
@@ -193,6 +248,13 @@ def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
         assert "\u2581" in pieces[name] and not any("202" in piece for piece in pieces[name])
     assert not any("qz" in piece for piece in pieces["in_val"])
     assert any("qz" in piece for piece in pieces["in_train"])
+
+
+def test_a_tokenizer_is_trained_on_a_sample(documents: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tokenize_docs, "SAMPLE_BYTES", 20_000)
+    source = tokenize_docs.Source([str(documents)])
+    sample = "".join(tokenize_docs.training_sentences(source, []))
+    assert 10_000 < len(sample) < 30_000 < documents.stat().st_size
 
 
 # === TOKENIZERS THAT DO NOT COVER THE TEXT ========================================================
@@ -222,7 +284,7 @@ def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
         train_tokenizer(path, texts, byte_fallback=byte_fallback, vocab_size=size)
         said = run(*arguments, "--name", name, "--model", path)
         assert "100 training documents" in said and ("WARNING: " in said) != byte_fallback
-    assert "WARNING: 1 validation tokens and 2 training tokens have wrong byte counts" in said
+    assert "WARNING: 1 validation tokens and 2 training tokens are unknown" in said
 
 
 # === THE EXACT TEXT ===============================================================================
@@ -251,7 +313,23 @@ def test_text_comes_back_exactly(tmp_path: Path, form: str) -> None:
         assert "cut into documents at blank lines" in said and len(found) > 200
     else:
         assert found == texts
-    assert "normaliser" not in said
+    assert "normaliser" not in said and "WARNING" not in said
+
+
+@pytest.mark.parametrize("name", ["novel.txt", "novel.txt.xz"])
+def test_a_text_stays_together_where_that_is_asked_for(tmp_path: Path, name: str) -> None:
+    text = "".join(f"Paragraph {number},\r\nwörter.\r\n\r\n" for number in range(2000)).encode()
+    given, arguments = tmp_path / name, ["--out", tmp_path, "--bytes"]
+    given.write_bytes(lzma.compress(text) if given.suffix == ".xz" else text)
+    said = run(given, *arguments)
+    assert "--one-document keeps the text together" in said and "1,800 training documents" in said
+    run(given, *arguments, "--name", "one", "--one-document")
+    folder = tmp_path / "datasets" / "one_byte260"
+    [val], [train] = documents_of(folder, "val"), documents_of(folder, "train")
+    assert bytes(token - 4 for token in val[1:] + train[1:]) == text
+    assert 0.09 < len(val) / len(text) <= 0.1 and val[-1] == 4 + ord("\n")
+    with pytest.raises(ToolError, match="--one-document: is for one text file: leave it out"):
+        run(given, folder, "--out", tmp_path / "out", "--bytes", "--one-document")
 
 
 def test_a_normaliser_that_changes_text_is_told(tmp_path: Path) -> None:
@@ -280,7 +358,7 @@ def test_text_without_blank_lines_is_cut_by_size(tmp_path: Path, separator: str)
     assert len(documents) > 10 and max(len(d.data) for d in documents) <= 1 << 14
     assert all(document.data.endswith(separator.encode()) for document in documents[:-1])
     for number in (1, 7, len(documents) - 1):
-        assert list(source.documents(documents[number].place)) == documents[number:]
+        assert list(source.documents(number)) == documents[number:]
 
 
 def test_what_a_folder_has_besides_files_is_said(tmp_path: Path) -> None:
@@ -291,7 +369,7 @@ def test_what_a_folder_has_besides_files_is_said(tmp_path: Path) -> None:
     (notes / "gone").symlink_to(tmp_path / "nothing")
     (notes / "linked").symlink_to(tmp_path)
     said = run(notes, "--out", tmp_path, "--bytes")
-    assert f"left out: 2 that are no regular file, the first is {notes}/gone" in said
+    assert f"left out: 2 that are no regular file, as {notes}/gone" in said
     assert "2 training documents" in said
     with pytest.raises(ToolError, match="gone: not a regular file"):
         run(notes / "gone", "--out", tmp_path, "--bytes")
@@ -339,26 +417,29 @@ tokenize_docs.main()
 """
 
 
-@pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("when, after", [(1, False), (2, True), (9, True), (9, False)])
+KILLED = [(1, False, "docs.parquet"), (2, True, "docs.jsonl.gz"), (9, True, "DOCS.JSONL")]
+KILLED += [(9, False, "docs.jl"), (9, True, "docs.parquet"), (9, True, "docs.ndjson.bz2")]
+KILLED += [(9, False, "docs.json.xz"), (12, True, "docs.jsonl.zst")]
+
+
+@pytest.mark.parametrize("when, after, name", KILLED)
 def test_a_killed_export_continues_to_the_same_files(
-    tmp_path: Path, documents: Path, exported: Path, when: int, after: bool, older: bool
+    tmp_path: Path, documents: Path, exported: Path, when: int, after: bool, name: str
 ) -> None:
-    """Killed before or after the when-th shard has its name, by this version or an older one."""
-    arguments = [str(word) for word in (documents, "--out", tmp_path, *OPTIONS)]
+    """Of any form of input; killed before or after the when-th shard has its name."""
+    path = write_as(tmp_path / name, documents)
+    arguments = [str(word) for word in (path, "--out", tmp_path, *OPTIONS)]
     code = DYING_RUN.format(when=when, after=after, argv=[str(SCRIPT), *arguments])
     killed = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT)
     assert killed.returncode == -signal.SIGKILL
     folder = tmp_path / "datasets" / "docs_sp380"
     assert len(list(folder.glob("*.bin"))) == when - (not after)
     producing = json.loads((folder / ".producing").read_text())
-    assert producing["val_complete"] is (when == 9)
+    assert producing["val_complete"] is (when >= 9)
     said = shlex.split(producing["command"])
     assert said[:3] == ["cd", os.getcwd(), "&&"] and said[-len(arguments) :] == arguments
-    if older:
-        make_older(folder / "export.json")
     run(*arguments)
-    left = {name for name in files_of(tmp_path) if name.endswith(".partial")}
+    left = {name for name in files_of(tmp_path) if name.endswith((".partial", path.name))}
     files = {name: data for name, data in files_of(tmp_path).items() if name not in left}
     assert files == files_of(exported)
     run(*arguments)
