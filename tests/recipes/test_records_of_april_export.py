@@ -7,7 +7,6 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import recipe
 import torch
-from running import SMALL_MODEL, run_trainer
+from running import SMALL_MODEL
 from tiny import artifact, config_of, everywhere, finish, module_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -300,39 +299,3 @@ def test_without_steps_it_is_sliding_window(trainer: Callable) -> None:
     assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
     ends = [finish(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]
     assert ends[0] == ends[1] and ends[0][1] != finish(trainer())[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "place",
-    [
-        "            run.model.logits(batch.x)\n",
-        "        exchange = self.exchange\n        for _ in",
-    ],
-    ids=["gptq", "ttt"],
-)
-def test_a_signal_in_the_export_ends_both_ranks_and_resume_repeats_it(
-    place: str, script: Callable, data: SimpleNamespace, tmp_path: Path
-) -> None:
-    """The edit: rank 1 is told to end, but not when the run was resumed."""
-    text = Path(script("gptq", "score_first_ttt", "ema").__file__).read_text()
-    assert text.count(place) == 1
-    runtime = "runtime" if "model.logits" in place else "self.runtime"
-    indent = place[: len(place) - len(place.lstrip())]
-    told = f"if {runtime}.rank == 1 and 'RESUME' not in os.environ: os.kill(os.getpid(), 15)\n"
-    told += f"{indent}if {runtime}.rank == 0: print_line('here')\n"
-    edited = tmp_path / "edited.py"
-    edited.write_text(text.replace(place, f"{indent}{told}{place}"))
-    settings = SMALL_MODEL | {"NUM_LAYERS": 3, "VAL_LOSS_EVERY": 0, "RUN_ID": "r"} | data.env
-    settings |= SETTINGS | GPTQ | TTT | {"EMA_DECAY": 0.8, "GRAD_ACCUM_STEPS": 1}
-    whole = run_trainer(tmp_path / "whole", ranks=2, script=edited, **settings, RESUME="auto")
-    ended = run_trainer(tmp_path / "again", ranks=2, script=edited, **settings)
-    assert ended.code and "interrupted after step 4" in ended.err
-    if "exchange" in place:  # both ranks hear of it in the first step
-        assert (ended.out.count("here\n"), whole.out.count("here\n")) == (1, 4)
-    assert not ended.values("val_bpb")[1:]  # of the validation after training alone
-    again = run_trainer(tmp_path / "again", ranks=2, script=edited, **settings, RESUME="auto")
-    assert (again.code, whole.code) == (0, 0), again.err
-    assert again.values("val_bpb")[-2:] == whole.values("val_bpb")[-2:]
-    for name in "final_model.pt", "final_model.int8.ptz":
-        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
