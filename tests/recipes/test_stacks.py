@@ -8,10 +8,6 @@ import pytest
 import recipe
 import verify
 from running import ROOT
-<<<<<<< HEAD
-from samples import CAP_BYTES
-=======
->>>>>>> stack
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = sorted(path.stem for path in (ROOT / "records" / "stacks").glob("*.json"))
