@@ -76,9 +76,6 @@ class Producer:
         (self.folder / ".producing").unlink()
 
 
-# Whole runs
-
-
 def test_a_producer_that_stands_still_ends_the_run_and_is_shown(tmp_path: Path) -> None:
     """With what its file says, after the steps that its shards are enough for."""
     producer = Producer(tmp_path / "data")

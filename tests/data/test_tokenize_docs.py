@@ -139,9 +139,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
     return out
 
 
-# === SHARDS AND THE SPLIT =========================================================================
-
-
 def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> None:
     """A tenth is validation; each shard but the last of a split has 1,000 tokens."""
     folder = exported / "datasets" / "docs_sp380"
@@ -247,9 +244,6 @@ def test_a_tokenizer_is_trained_on_a_sample(documents: Path, monkeypatch) -> Non
     assert 10_000 < len(sample) < 30_000 < documents.stat().st_size
 
 
-# === TOKENIZERS THAT DO NOT COVER THE TEXT ========================================================
-
-
 PLAIN = [f"some plain words {number} and more of them" for number in range(99)]
 
 
@@ -275,9 +269,6 @@ def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
         said = run(*arguments, "--name", name, "--model", path)
         assert "100 training documents" in said and ("WARNING: " in said) != byte_fallback
     assert "WARNING: 1 validation tokens and 2 training tokens are unknown" in said
-
-
-# === THE EXACT TEXT ===============================================================================
 
 
 @pytest.mark.parametrize("form", ["jsonl", "folder", "one file"])
@@ -363,9 +354,6 @@ def test_what_a_folder_has_besides_files_is_said(tmp_path: Path) -> None:
     assert "2 training documents" in said
     with pytest.raises(ToolError, match="gone: not a regular file"):
         run(notes / "gone", "--out", tmp_path, "--bytes")
-
-
-# === INPUT THAT CHANGES, RESTART ==================================================================
 
 
 def test_input_that_changes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

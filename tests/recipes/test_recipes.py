@@ -1,4 +1,4 @@
-"""Recipes: each applies, is the root when it is off, and is right when it is on.
+"""Recipes and stacks: each applies, is the root when it is off, and is right when it is on.
 
 What holds for every recipe (resume, ranks, priming, score, no look-ahead) is proved by the
 functions of tools/verify.py; what each one does is compared with a plain reference here.
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import recipe
 import torch
+import verify
 from running import ROOT
 from running import train_gpt as tg
 from tiny import (
@@ -32,7 +34,6 @@ from tiny import (
     with_random_weights,
 )
 
-pytestmark = pytest.mark.timeout(300)
 Run = Callable[..., Any]
 COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
 STORED = {"brotli", "gptq", "score_first_ttt", "byte_sidecar"}  # the first two: in stacks
@@ -42,10 +43,8 @@ APRIL = [
     "warmdown_share", "ema", "shuffled_order", "sliding_window", "polar_express", "attn_gate",
     "two_lanes", "smear_gate",
 ]  # fmt: skip
+STACKS = sorted(path.stem for path in recipe.STACKS.glob("*.json"))
 STORE = ["gptq", "brotli", "score_first_ttt", "ema", "sliding_window", "muon_weight_decay", "xsa"]
-
-
-# --- Each recipe ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", recipe.names())
@@ -89,7 +88,17 @@ def test_verify_finds_no_fault_in_recipes_that_are_on(names: list[str], script: 
     assert faults(script(*names), settings, **options) == []
 
 
-# --- What each one promises -------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.timeout(1500)  # test-time training is tried with every value of the last token
+@pytest.mark.parametrize("name", STACKS)
+def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
+    """Ranks, resume, priming and score; all its settings are defaults of the script."""
+    script = tmp_path / "frontier.py"
+    assert recipe.main(["apply", "--stack", name, "--to", str(script)]) == 0
+    tiny = dict(pair.split("=") for pair in recipe.stack(name)["verify"].split())
+    found = list(verify.verdicts(script, tiny, quick=True, score_differs=True))
+    assert [row for row in found if row[1] == "FAULT"] == []
+    assert {"resume", "ranks", "replicas", "sum"} <= {row[0] for row in found}
 
 
 def test_ema_is_the_average_of_the_weights_after_each_step(
@@ -115,30 +124,10 @@ def test_ema_is_the_average_of_the_weights_after_each_step(
         assert torch.equal(run.model.get_parameter(name).double(), p), "in checkpoints"
 
 
-# Found before a run begins, or (the last rows) when it reads what it needs.
-REJECTED = """
-loop             NUM_LAYERS=11 LOOP_COUNT=1 LOOP_START=3 LOOP_END=11 | LOOP_END=11: set 3 to 10, or
-loop             NUM_LAYERS=11 LOOP_COUNT=1 LOOP_START=6 LOOP_END=5  | LOOP_END=5: set 6 to 10, or
-polar_express    POLAR_EXPRESS=1 MUON_BACKEND_STEPS=6                | STEPS=6: set up to 5, or PO
-score_first_ttt  TTT_EPOCHS=1                                        | TTT_EPOCHS=1: set EVAL_STRID
-score_first_ttt  TTT_EPOCHS=1 EVAL_STRIDE=8 TTT_CHUNK_TOKENS=40      | set a multiple of 32
-gptq             GPTQ_BATCHES=1 MAX_WALLCLOCK_SECONDS=12             | set less than MAX_WALLCLOCK_
-gptq             MATRIX_BITS=9               | MATRIX_BITS=9: set a whole number from 2 to 8
-sliding_window   EVAL_STRIDE=12              | EVAL_STRIDE=12: set a divisor of TRAIN_SEQ_LEN=32
-partial_rope     ROPE_DIMS=3                 | ROPE_DIMS=3: set an even number up to 16
-partial_rope     ROPE_DIMS=18                | ROPE_DIMS=18: set an even number up to 16
-longer_rows      SHORT_ROW_LEN=12            | SHORT_ROW_LEN=12: set 0, or 32 halved up to 6 times
-longer_rows      SHORT_ROW_LEN=1 TRAIN_SEQ_LEN=128  | SHORT_ROW_LEN=1: set 0, or 128 halved up to 6
-int6             INT6_NAMES=.mpl.            | INT6_NAMES=.mpl.: no tensor
-documents        DOC_TOKEN=1 DOC_MAX=33      | DOC_MAX=33: set 0 to 32
-document_ttt     LORA_RANK=2 LORA_CHUNK=33   | LORA_CHUNK=33: set at most 32
-global_sgd       SGD_DOCS=9                  | SGD_DOCS=9: set LORA_RANK, too
-global_sgd  MODEL_DIM=64 LORA_RANK=2 LORA_CHUNK=8 SGD_DOCS=9 SGD_CHUNK=96 WORLD_SIZE=2 | of 64
-document_rows    ROW_START_TOKEN=3           | ROW_START_TOKEN=3: no row begins with it
-"""
+REJECTED = (ROOT / "tests/recipes/rejected.txt").read_text("utf-8").splitlines()[1:]
 
 
-@pytest.mark.parametrize("row", REJECTED.strip().splitlines())
+@pytest.mark.parametrize("row", REJECTED)
 def test_rejects_settings_that_do_not_fit(
     row: str, run_of: Run, script: Callable, data: SimpleNamespace
 ) -> None:

@@ -19,7 +19,6 @@ from tiny import artifact, config_of, everywhere, finish, module_of
 from torch import Tensor
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.timeout(240)
 # Validation has 13 rows of 32: four chunks of 3 rows and one of 1 row.
 SETTINGS = {"TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 256, "ITERATIONS": 4, "MATRIX_LR": 0.2}
 SETTINGS |= {"WARMDOWN_ITERS": 5, "VAL_TOKENS": 13 * 32 + 1, "VOCAB_SIZE": 260}
@@ -37,9 +36,6 @@ def trainer(run_of: Callable) -> Callable:
         return run_of(names, ranks=ranks, **settings)
 
     return make
-
-
-# --- Their end --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on", [GPTQ, TTT], ids=["gptq", "ttt"])
@@ -65,9 +61,6 @@ def test_a_signal_of_one_rank_ends_the_export_of_all(on: dict, trainer: Callable
 
     assert everywhere((runs, together), export)[1] == [True, True]
     assert together.sums[0] == together.sums[1]
-
-
-# --- gptq ---------------------------------------------------------------------------------------
 
 
 def reference_gptq(weight: Tensor, hessian: Tensor, levels: int, sigmas: float) -> tuple:
@@ -204,9 +197,6 @@ def test_gptq_that_takes_longer_than_its_reserve_is_one_warning(trainer: Callabl
         assert len(told) == warnings
 
 
-# --- brotli -------------------------------------------------------------------------------------
-
-
 def test_brotli_gives_back_every_byte(script: Callable, trainer: Callable) -> None:
     pytest.importorskip("brotli")
     module = script("brotli")
@@ -234,9 +224,6 @@ def test_without_brotli_nothing_starts(
     config = module.read_config(["ARTIFACT_BROTLI=1"], env)[0]
     [fault] = module.find_faults(config, env)[0]
     assert fault.endswith("brotli is missing: python3 -m pip install brotli")
-
-
-# --- score_first_ttt ----------------------------------------------------------------------------
 
 
 def reference_nats(model: Any, tokens: Tensor, stride: int, settings: dict) -> Tensor:

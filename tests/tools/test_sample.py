@@ -18,7 +18,6 @@ import torch
 from packed import packed_form
 from running import ROOT, SMALL_MODEL, TRAINER, Corpus, byte_data, config_of, run_script, train_gpt
 
-pytestmark = pytest.mark.timeout(200)
 RUN = {**SMALL_MODEL, "ITERATIONS": 4, "VAL_LOSS_EVERY": 0, "RUN_ID": "r", "TRAIN_SEQ_LEN": 16}
 RUN |= {"MATRIX_LR": 0.2, "TIED_EMBED_LR": 0.5, "TRAIN_BATCH_TOKENS": 1024, "VAL_TOKENS": 64}
 Trained = tuple[Path, dict]
