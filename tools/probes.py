@@ -1,8 +1,9 @@
 """What verify.py looks at inside a tiny run: functions that are called in its new processes.
 
-What they use of an edited train_gpt.py: Trainer.train_step, .train, .evaluate, .scorer, .groups,
+What they use of an edited train_gpt.py: Trainer.train_step, .train, .export_and_score, .groups,
 .config and .model, Validation.evaluate, BatchPlan.widen, Clock.now_ms, Runtime.all_reduce,
-seed_step, unpack, FINAL, SMALL, "held" of a checkpoint; logits, forward and blocks of the model.
+seed_step, unpack, pack_and_write, log_score, write_results, SMALL, "parts" of a checkpoint;
+logits, forward and blocks of the model.
 """
 
 import json
@@ -189,7 +190,7 @@ def look_inside(script, look, full):
         foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
         facts = look(module, run, stored)
         last = max((full / "checkpoints" / full.name).glob("step_*.pt"))
-        trained = torch.load(last, "cpu", weights_only=True)["held"]["model"]
+        trained = torch.load(last, "cpu", weights_only=True)["parts"]["model"]
         facts |= find_untrained(run, begun, trained, exported) | {"foreign": foreign}
         Path("facts.json").write_text(json.dumps(facts))
         os._exit(0)
@@ -221,7 +222,7 @@ def find_facts(module, run, stored):
     logits = torch.cat([model.logits(row[None].clone()) for row in x])
     nats = F.cross_entropy(logits.flatten(0, 1).double(), y.flatten()).item()
     facts = {"nats": nats, "targets": y.numel(), "tensors": len(stored)}
-    facts |= count_bytes(module, run)
+    facts |= count_bytes(module, run, stored)
     facts["wide"] = find_wide_blocks(module, run, x[:2])
     torch.manual_seed(0)
     shake(model)
@@ -230,6 +231,18 @@ def find_facts(module, run, stored):
     model.load_state_dict(stored, strict=False)
     facts["losses"] = compare_losses(model, x[:16], y[:16])
     return facts
+
+
+def score(module, run, stored):
+    """The run's own final score, (nats, bits per byte, ms), of an artifact that holds `stored`."""
+    found = []
+    module.pack_and_write = lambda *_: b""
+    names = run.model.state_dict().keys() & stored.keys()
+    module.unpack = lambda *_: {name: stored[name].clone() for name in names}
+    module.log_score = lambda _, *result: found.append(result)
+    module.write_results = lambda *_: None
+    run.export_and_score()
+    return found[-1]
 
 
 def val_path(run):
@@ -241,7 +254,7 @@ def shake(model):
         p.add_(torch.randn_like(p), alpha=0.3)
 
 
-def count_bytes(module, run):
+def count_bytes(module, run, stored):
     """What the final score counts, and what widen() gave it: targets, those without text, bytes."""
     given = {}
 
@@ -252,7 +265,7 @@ def count_bytes(module, run):
 
     call_after(module, module.BatchPlan, "widen", count)
     sums = note_sums(module)
-    run.evaluate(module.FINAL, run.scorer)
+    score(module, run, stored)
     run.model.eval()
     return {"counted": sums[1:3], "given": np.sum([*given.values()], 0).tolist()}
 
@@ -380,8 +393,7 @@ class LastToken:
     def nats_with(self, token):
         """The nats of all targets where the last one is `token`."""
         write_shard(val_path(self.run), np.append(self.tokens[:-1], token))
-        self.run.model.load_state_dict(self.stored, strict=False)
-        mean = self.run.evaluate(self.module.FINAL, self.run.scorer)[0]
+        mean = score(self.module, self.run, self.stored)[0]
         targets = len(self.tokens) - 1 - (self.hidden is not None)
         return mean * (self.sums[2] if self.sums else targets)  # of the score that was returned
 

@@ -38,9 +38,9 @@ TWO = {"ranks": 2, "GRAD_ACCUM_STEPS": 1, "WARMUP_STEPS": 0}
 MEANS = {  # what a fault means, and where to look
     "repeatable": "a result depends on more than SEED and step: on other random numbers, time, the "
     "order of a set, or checkpoints being written",
-    "resume": "not in checkpoints: make it an attribute of Trainer itself, the same on all ranks "
-    "(rank 0's is saved); rows: batches of a step",
-    "priming": "a step changes what is in no attribute of Trainer, so priming cannot put it back",
+    "resume": "not in checkpoints: name it in Trainer.parts, a number in Trainer.state_dict, what "
+    "logits need beside weights in a buffer; rows: a step must take its micro_steps batches",
+    "priming": "a step changes what is in no part of Trainer.parts, so priming cannot put it back",
     "validation": "validations and log lines must leave weights, state and train mode as they were",
     "unseen": "training or the artifact depends on the validation split: the score is too good",
     "overlap": "results depend on when batches are read: see Pipeline and BatchPlan",
@@ -123,7 +123,7 @@ def apart_after(run):
         more = f"; then: {run.error}" if run.error else ""
         return f"the weights of two ranks differ after step {apart[0]}{more}"
     if run.error:
-        return f"two ranks do not end, {run.error}"
+        return f"a run of two ranks ends: {run.error}"
     return "" if len(mine) == len(theirs) else f"steps of two ranks: {len(mine)}, {len(theirs)}"
 
 

@@ -101,7 +101,9 @@ def test_names_what_an_edit_breaks(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
-    evaluate = 'self.runtime.rank == 0 == self.step % 3 and self.evaluate("own")'
+    evaluate = (
+        'self.runtime.rank == 0 == self.step % 3 and self.validation.evaluate(self.model, "own")'
+    )
     found = found_in(edited(tmp_path / "mine.py", at_end(evaluate)), {})
     kind, text = found["replicas"]
     assert kind == "FAULT" and "nothing is computed for 60 s" in text
