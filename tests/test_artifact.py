@@ -210,6 +210,19 @@ def test_a_file_is_replaced_when_all_of_it_is_on_the_disk_or_not_at_all(
     assert os.listdir(tmp_path) == ["model.ptz"]
 
 
+def test_a_bank_of_matrices_has_a_scale_for_each_row() -> None:
+    """As its matrices have alone, also where it has more numbers than torch.quantile takes."""
+    bank = torch.randn(3, 300, 40, generator=torch.Generator().manual_seed(1)) * 3
+    q, scale = tg.quantize(bank)
+    assert q.shape == bank.shape and scale.shape == (3, 300) and scale.dtype == torch.float16
+    for number in range(3):
+        alone = tg.quantize(bank[number])
+        assert torch.equal(q[number], alone[0]) and torch.equal(scale[number], alone[1])
+    assert (tg.dequantize(q, scale) - bank).abs().max() <= 0.51 * scale.max()
+    large = torch.ones(2, 2900, 2900)
+    torch.testing.assert_close(tg.dequantize(*tg.quantize(large)), large, rtol=1e-3, atol=0)
+
+
 # --- A run's end ----------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -332,3 +333,74 @@ def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> N
     for start in ("NUM_KV_HEADS=3: ", "rank 1: SEED=x: ", "rank 1: MODEL_DIM=30: "):
         assert run.err.count(f"\n  {start}") >= 1, run.err
     assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
+
+
+def test_a_misspelt_name_is_told_where_nothing_is_started(tmp_path: Path) -> None:
+    """It may be why the data is missing; and --print-config shows what is set."""
+    line = "DATA_PTH in the environment is no setting; DATA_PATH is"
+    run = run_script(ROOT / "train_gpt.py", tmp_path, DATA_PTH="elsewhere")
+    assert run.code == 2 and f"\n  {line}\n" in run.err
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    run = run_script(ROOT / "train_gpt.py", shown, "--print-config", DATA_PTH="elsewhere")
+    assert (run.code, run.err) == (0, f"WARNING: {line}\n") and json.loads(run.out)
+
+
+def test_a_run_that_is_shorter_than_its_warm_down_is_told() -> None:
+    short = {"ITERATIONS": 40, "MAX_WALLCLOCK_SECONDS": 0}
+    said = "ITERATIONS=40 is below WARMDOWN_ITERS=1200: learning rates begin at 3% of their value"
+    for settings, warnings in (
+        (short, [said]),
+        (short | {"WARMDOWN_ITERS": 40}, []),
+        (short | {"MAX_WALLCLOCK_SECONDS": 600}, []),
+        (short | {"WARMDOWN_ITERS": 0}, []),
+    ):
+        given = {name: str(value) for name, value in settings.items()}
+        assert train_gpt.read_config([], given)[3] == warnings
+
+
+# The place where it runs.
+
+
+def test_files_beside_the_script_hide_no_package(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "train_gpt.py", tmp_path)
+    for name in ("torch", "numpy", "tokenize", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
+    command = [sys.executable, "train_gpt.py", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("Train a small GPT"), done.stderr
+
+
+def test_a_missing_compiler_is_one_line_and_leaves_no_log(tmp_path: Path) -> None:
+    settings = small(tmp_path) | {"TORCH_COMPILE": 1, "RUN_ID": "r", "PATH": "/nowhere"}
+    settings |= {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"}
+    run = run_script(ROOT / "train_gpt.py", tmp_path, **settings)
+    [line] = run.err.splitlines()
+    assert run.code == 1 and line.startswith("train_gpt.py: rank 0: torch.compile fails: ")
+    assert line.endswith(": install gcc and g++, or set TORCH_COMPILE=0")
+    assert not (tmp_path / "logs").exists()
+
+
+NOTEBOOK = """
+import runpy
+import sys
+
+class Cell:
+    write = staticmethod(sys.__stdout__.write)
+    flush = staticmethod(sys.__stdout__.flush)
+
+sys.stdout, sys.ps1 = Cell(), "In [1]: "
+sys.argv = ["train_gpt.py", "ITERATIONS=1"]
+try:
+    runpy.run_path(SCRIPT, run_name="__main__")
+except SystemExit as end:
+    print("it goes on:", end.code)
+"""
+
+
+def test_a_notebook_goes_on_after_a_run(tmp_path: Path) -> None:
+    """Its stream cannot be configured, and os._exit would end it."""
+    cell = NOTEBOOK.replace("SCRIPT", repr(str(ROOT / "train_gpt.py")))
+    (tmp_path / "cell.py").write_text(cell)
+    run = run_script(tmp_path / "cell.py", tmp_path, **small(tmp_path) | {"RUN_ID": "r"})
+    assert run.out.endswith("finished: see logs/r.txt\nit goes on: 0\n"), run.err

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -191,3 +192,13 @@ def test_no_warmdown_is_the_full_rate_to_the_end(cap: int) -> None:
     config = config_of(ITERATIONS=100, WARMDOWN_ITERS=0, MAX_WALLCLOCK_SECONDS=cap)
     for step in (0, 1, 99, 100):
         assert tg.lr_multiplier(config, step, 99.0 * step) == 1.0
+
+
+def test_a_frozen_matrix_is_left_alone(tmp_path: Path) -> None:
+    config = config_of(**{**SMALL_MODEL, **byte_data(tmp_path)})
+    model = tg.GPT(config, torch.float32)
+    frozen = model.blocks[0].mlp.fc.weight.requires_grad_(False)
+    adam, muon = tg.make_optimizers(model, config, runtime_of(config))
+    trained = [p for group in adam.param_groups + muon.param_groups for p in group["params"]]
+    assert len(trained) == len(list(model.parameters())) - 1
+    assert all(p is not frozen for p in trained)

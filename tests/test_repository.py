@@ -15,7 +15,7 @@ from running import ROOT
 TRAINER = ROOT / "train_gpt.py"
 BANNER = "\n# ===== MACHINERY: "
 MOST = {"to the banner": 900, "in all": 2_600, "tuple assignments": 30}
-FOLDERS = {"tools": 5_200, "data": 1_900, "tests": 11_800}  # lines of Python, at most
+FOLDERS = {"tools": 5_000, "data": 1_900, "tests": 12_000}  # lines of Python, at most
 README_WORDS = 8_900
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
 TOP = {".ci", ".gitignore", ".ruff.toml", "LICENSE", "README.md", "requirements.txt"}
@@ -73,6 +73,18 @@ def test_folders_and_readmes_are_within_their_limits() -> None:
     assert sum(words.values()) <= README_WORDS, words
 
 
+def test_tools_have_four_floors() -> None:
+    """A module of tools/ imports only modules below it."""
+    modules = {Path(name).stem: name for name in files(".py") if name.startswith("tools/")}
+
+    def floor(name: str, above: tuple[str, ...] = ()) -> int:
+        assert name not in above, f"{name} imports itself by way of {above}"
+        words = re.findall(r"^\s*(?:from|import) (\w+)", text_of(modules[name]), re.MULTILINE)
+        return 1 + max([floor(word, (*above, name)) for word in words if word in modules] or [0])
+
+    assert {name: floor(name) for name in modules if floor(name) > 4} == {}
+
+
 # What lies where, and what it needs
 
 
@@ -91,6 +103,16 @@ def test_the_trainer_imports_the_packages_that_requirements_pin() -> None:
     lines = text_of("requirements.txt").split()
     assert {re.fullmatch(r"([\w-]+)==[\d.]+", line)[1] for line in lines} == PACKAGES
     assert "torch==2.13.0" in lines
+
+
+def test_tools_import_the_packages_that_their_requirements_pin() -> None:
+    """Beside those of the trainer; what tests need includes them."""
+    texts = [text_of(name) for name in files(".py") if name.startswith("tools/")]
+    named = set(re.findall(r"(?m)^\s*(?:from|import) (\w+)", "\n".join(texts)))
+    own = {Path(name).stem for name in files(".py")} | set(sys.stdlib_module_names)
+    pinned = re.findall(r"(?m)^([\w-]+)==", text_of("tools/requirements.txt"))
+    assert named - own - PACKAGES == {*pinned}
+    assert "-r ../tools/requirements.txt" in text_of("tests/requirements.txt").splitlines()
 
 
 # The README's own commands

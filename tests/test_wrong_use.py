@@ -2,8 +2,10 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
+import cli
 import pytest
 from running import ROOT, run_script
 
@@ -60,24 +62,21 @@ tools/verify.py {root}/tools/cli.py | 1 | cli.py: no class Trainer
 tools/ablate.py --vary MLP_MULT 2,4 -- python3 x.py | 2 | 2,4: values are one word, with commas
 tools/verify.py train_gpt.py --EMA_DECAY=0.9 | 2 | settings are NAME=value without dashes
 tools/recipe.py apply sp8192 --to x.py | 1 | it is a stack: --stack sp8192
-tools/recipe.py apply ema --to x.py --set EMA_DECAY=1 EMA_DECAY=2 | 1 | a name is there twice
-tools/package.py --pack novel.txt --name x | 2 | --pack and --unpack stand alone
+tools/package.py --pack novel.txt --name x | 2 | --pack stands alone
 tools/verify.py train_gpt.py ITERATIONS | 2 | ITERATIONS: settings are NAME=value
 tools/verify.py {root}/train_gpt.py MUON_BETA=1 | 1 | train_gpt.py has no such setting
 tools/verify.py {root}/train_gpt.py VAL_TOKENS=99 | 1 | VAL_TOKENS cannot be given
 tools/verify.py MLP_MULT=2 train_gpt.py | 2 | settings are NAME=value, each once, after the script
 tools/verify.py train_gpt.py MLP_MULT=2 MLP_MULT=3 | 2 | NAME=value, each once
-tools/recipe.py apply ema --to x.py --set MUON_WD=1 | 1 | add a recipe that has it: muon_weight_d
-tools/recipe.py apply emma --to x.py | 1 | emma: no such recipe in {root}/records/recipes
+tools/recipe.py apply ema --to x.py --set muon_wd=1 | 2 | write NAME=VALUE with a name in capital le
+tools/recipe.py apply emma --to x.py | 1 | {root}/records/recipes: did you mean ema?
 tools/recipe.py apply ema --to novel.txt | 1 | --to novel.txt: a script of Python is expected
 tools/recipe.py apply ema --to random.py | 1 | random is the name of a module that a trainer imports
 tools/recipe.py new ema2 --from broken.py | 1 | broken.py: not an edited copy of train_gpt.py
 tools/package.py | 2 | no log is named: name logs/<RUN_ID>.txt of each seed
 tools/package.py logs/none.txt --track track_10min_16mb | 2 | needed: --name, --author, --github-id
-tools/package.py --pack broken.py | 1 | broken.py: it does not compile: line 1
-tools/package.py --unpack broken.py | 1 | broken.py: not a packed script
+tools/package.py --pack broken.py | 1 | does not compile it: line 1
 tools/check.py . --track 10min | 2 | invalid choice: '10min'
-tools/check.py . --previous 0 | 2 | --previous 0: neither a folder nor a score in bits per byte
 """
 
 
@@ -125,3 +124,22 @@ def made(folder: Path) -> list[Path]:
         "keys.jsonl",
     }
     return [Path(top, name) for top, _, names in os.walk(folder) for name in {*names} - given]
+
+
+def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file that lists them, and with the environment of the README if that is not used."""
+    gone = {"scipy", "pandas", "torch"}
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name in gone else name)
+    monkeypatch.setattr(cli, "OWN", ROOT / "README.md")
+    monkeypatch.setattr(cli, "VENV", Path(sys.prefix))
+    trainer, tools = f"-r {ROOT}/requirements.txt", f"-r {ROOT}/tools/requirements.txt"
+    for program, package, words in (
+        ("data/quickstart.py", "torch", f"torch is missing: run {sys.executable} -m pip install "),
+        ("data/quickstart.py", "scipy.stats", f"pandas, scipy are missing: run {sys.executable} -"),
+        ("tools/verify.py", "torch", "torch, pandas, scipy are missing: run "),
+    ):
+        monkeypatch.setattr(cli.sys, "argv", [str(ROOT / program)])
+        assert cli.missing(package).startswith(words)
+    assert cli.missing("torch").endswith(f" install {trainer} {tools}")
+    monkeypatch.setattr(cli, "VENV", ROOT)
+    assert f": run it with {cli.OWN}, or {sys.executable}" in cli.missing("torch")

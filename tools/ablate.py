@@ -1,5 +1,6 @@
 """Vary a trainer's settings or its script, and measure what changes.
-Runs take turns and are paired by seed. Differences are printed with 95 % intervals.
+Runs take turns and are paired by seed. Differences are printed with 95 % intervals, and called
+measurable if they are so for all arms together.
 
     # on a laptop: small models, about a minute and a half a run
     python3 tools/ablate.py --vary MLP_MULT=2,4 -- python3 data/quickstart.py
@@ -13,13 +14,15 @@ are compared with the first one. --script puts each of these scripts in place of
 round runs every arm with one seed, and starts with the next arm.
 
 If you give the same command again, finished runs are kept, and others are run again; you may add
-seeds and values. If a run fails, the other runs continue.
+seeds and values. Where values have commas, put a semicolon between them:
+--vary "NAMES=.attn.,.mlp.;.mlp." If a run fails, the other runs continue.
 
 Exit code: 0 done, 1 a run failed, or cannot be compared, 2 wrong usage, 130 interrupted.
 """
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import itertools
 import json
@@ -34,18 +37,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import cli
 from cli import ToolError
-from compare import plot, report
-from configuration import faults_of_split, telling
+from packed import unpacked
+from report import plot, report
 from runs import Logs, Run, read_logs
-from significance import BITS, NATS, other_tokenizers, paired, value_of
+from samples import Test, faults_of_split, holm, paired, pairs_by_seed, telling, unit_of, value_of
 
 OURS = ("RUN_ID", "SEED")  # set for each run
 SCRIPT = "{script}"  # in the command: a script of --script
+TRAINER, QUICKSTART = cli.ROOT / "train_gpt.py", cli.ROOT / "data" / "quickstart.py"
 PATIENCE_S = 20.0  # for a run to end after each signal
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
@@ -64,14 +67,13 @@ class Arm(NamedTuple):
 
     @property
     def slug(self) -> str:
-        """Its values in a RUN_ID; with a hash where they are long or have other signs."""
+        """Its values in a RUN_ID; with a hash where another arm might have the same text."""
         values = [value for _, value in self.settings]
-        values = [Path(self.script).stem, *values] if self.script else values
-        text = "-".join(values)
-        if re.fullmatch(r"[A-Za-z0-9.]+(-[\w.]+)*", text, re.ASCII) and len(text) <= 60:
+        values = [self.script.removesuffix(".py"), *values] if self.script else values
+        text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", value) for value in values)[:60]
+        if text == "-".join(values) and "-" not in "".join(values):
             return text
-        plain = re.sub(r"[^A-Za-z0-9.]+", "-", text)[:40].strip("-.")
-        return f"{plain}-{hashlib.sha256(self.label.encode()).hexdigest()[:8]}".lstrip("-")
+        return f"{text[:40]}-{hashlib.sha256(self.label.encode()).hexdigest()[:8]}"
 
 
 class Planned(NamedTuple):
@@ -79,6 +81,13 @@ class Planned(NamedTuple):
 
     arm: Arm
     seed: int
+    run_id: str
+    command: Sequence[str]
+    settings: dict[str, str]  # its variables
+
+    @property
+    def log(self) -> Path:
+        return Path("logs", f"{self.run_id}.jsonl")
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -90,7 +99,8 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
             raise ToolError(f"--vary {text}: write NAME=value,value, such as TRAIN_PREFETCH=1,0")
         if name in OURS:
             raise ToolError(f"--vary {text}: every run has its own {name}: see --seeds")
-        settings.setdefault(name, []).extend(value.strip() for value in values.split(","))
+        sign = ";" if ";" in values else ","
+        settings.setdefault(name, []).extend(v.strip() for v in values.rstrip(";").split(sign))
         if "" in settings[name] or len(set(settings[name])) < len(settings[name]):
             raise ToolError(f"--vary {text}: values are comma-separated, distinct and not empty")
     return settings
@@ -100,27 +110,21 @@ def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
     """The scripts that take the place of {script}; None: the command has none."""
     if (text is not None) != any(SCRIPT in word for word in command):
         raise ToolError(f"--script A.py,B.py belongs to {SCRIPT} in the command: name both")
-    if text is None:
-        return [None]
-    scripts = text.split(",")
-    if lacking := [name for name in scripts if not Path(name).is_file()]:
+    scripts = text.split(",") if text else [None]
+    if lacking := [name for name in scripts if name and not Path(name).is_file()]:
         raise ToolError(f"--script {text}: {lacking[0]!r}: no such file: write its path")
     return scripts
 
 
 def parse_seeds(text: str) -> list[int]:
     """3: so many, from SEED (1337) on; 1337,42: these."""
-    try:
-        numbers = [int(part) for part in text.rstrip(",").split(",")]
-        if "," not in text:
-            first = int(os.environ.get("SEED", 1337))
-            numbers = list(range(first, first + numbers[0]))
-    except ValueError as error:
-        remedy = "write how many, such as 3, or which, such as 1337,42,7"
-        raise ToolError(f"--seeds {text}: {remedy}") from error
-    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
-        raise ToolError(f"--seeds {text}: one at least, whole numbers from 0, each once")
-    return numbers
+    if not re.fullmatch(r"(?!0$)\d+(,\d+)*,?", text):
+        words = "write how many, such as 3, or which, such as 1337,42,7"
+        raise ToolError(f"--seeds {text}: {words}")
+    if "," in text:
+        return [*dict.fromkeys(map(int, text.rstrip(",").split(",")))]
+    first = int(os.environ.get("SEED", 1337))
+    return [*range(first, first + int(text))]
 
 
 class Ablation:
@@ -128,9 +132,8 @@ class Ablation:
     manifest.json, which says how each run was made. Logs are logs/<RUN_ID>.*, as always."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.vary = parse_vary(options.vary)
+        self.vary, self.given = parse_vary(options.vary), options.command
         self.seeds = parse_seeds(options.seeds)
-        self.given = options.command
         self.arms = [
             Arm(tuple(zip(self.vary, values, strict=True)), script)
             for script in parse_scripts(options.script, options.command)
@@ -138,82 +141,82 @@ class Ablation:
         ]
         if len(self.arms) < 2:
             raise ToolError("nothing varies: name two values, such as MLP_MULT=2,4, or scripts")
+        self.varied = [*(["script"] if options.script else []), *self.vary]
+        self.folder = options.out or Path("logs", f"ablate-{'-'.join(self.varied).lower()}"[:80])
+        if not re.fullmatch(r"\w[\w.-]*", self.folder.name, re.ASCII):
+            raise ToolError(f"--out {self.folder}: its name begins each RUN_ID: use a-z 0-9 . _ -")
         self.runs = [  # each round begins one arm further, so that no arm always comes first
-            Planned(self.arms[(turn + place) % len(self.arms)], seed)
+            self.planned(self.arms[(turn + place) % len(self.arms)], seed)
             for turn, seed in enumerate(self.seeds)
             for place in range(len(self.arms))
         ]
-        self.varied = [*(["script"] if options.script else []), *self.vary]
-        name = f"ablate-{'-'.join(self.varied).lower()}"[:80]
-        self.folder = options.out or Path("logs") / name
-        if not re.fullmatch(r"\w[\w.-]*", self.folder.name, re.ASCII):
-            raise ToolError(f"--out {self.folder}: its name begins each RUN_ID: use a-z 0-9 . _ -")
         self.manifest_path = self.folder / "manifest.json"
         self.made: dict[str, dict[str, str]] = {}
 
-    def run_id(self, run: Planned) -> str:
-        return f"{self.folder.name}-{run.arm.slug}-seed{run.seed}"
-
-    def settings(self, run: Planned) -> dict[str, str]:
-        """The variables of a run."""
-        own = {"SEED": str(run.seed), "RUN_ID": self.run_id(run)}
-        return {**dict(run.arm.settings), **own}
-
-    def command(self, run: Planned) -> list[str]:
-        return [word.replace(SCRIPT, run.arm.script or SCRIPT) for word in self.given]
-
-    def log(self, run: Planned) -> Path:
-        return Path("logs", f"{self.run_id(run)}.jsonl")
+    def planned(self, arm: Arm, seed: int) -> Planned:
+        run_id = f"{self.folder.name}-{arm.slug}-seed{seed}"
+        command = [word.replace(SCRIPT, arm.script or SCRIPT) for word in self.given]
+        own = {"SEED": str(seed), "RUN_ID": run_id}
+        return Planned(arm, seed, run_id, command, dict(arm.settings) | own)
 
     def result(self, run: Planned) -> Run | None:
         """What the run's log says, if it is finished."""
-        runs = read_logs([self.log(run)]).runs if self.made.get(self.run_id(run)) else []
-        ours = [one for one in runs if one.config.get("run_id") in (None, self.run_id(run))]
+        runs = read_logs([run.log]).runs if self.made.get(run.run_id) else []
+        ours = [one for one in runs if one.config.get("run_id") in (None, run.run_id)]
         return ours[0] if ours and ours[0].status == "finished" and ours[0].result else None
 
     def how(self, run: Planned, log: Run | None) -> dict[str, str]:
         """How a run is made now: its command, the files that it names, and the settings that its
         log knows."""
-        command, environ = self.command(run), {**os.environ, **self.settings(run)}
-        files = {word: Path(word).read_bytes() for word in command if os.path.isfile(word)}
+        environ = {**os.environ, **run.settings}
+        files = {word: Path(word).read_bytes() for word in run.command if os.path.isfile(word)}
         contents = {name: hashlib.sha256(data).hexdigest()[:16] for name, data in files.items()}
         known = {name.upper() for name in log.config} - {*OURS} if log else set()
         settings = {name: environ[name] for name in sorted(known & environ.keys())}
-        return {"command": shlex.join(command), **contents, **settings}
+        return {"command": shlex.join(run.command), **contents, **settings}
 
     def open(self) -> None:
         """Reads which runs this folder has; a run that was made in another way ends the tool."""
         self.folder.mkdir(parents=True, exist_ok=True)
         Path("logs").mkdir(exist_ok=True)
         if self.manifest_path.exists():
-            try:
-                self.made = dict(json.loads(self.manifest_path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError) as error:
-                raise ToolError(f"{self.manifest_path}: damaged: name another --out") from error
+            self.made = json.loads(self.manifest_path.read_text(encoding="utf-8"))
         for run in self.runs:
-            run_id, log = self.run_id(run), self.result(run)
-            if run_id not in self.made and self.log(run).exists():
-                raise ToolError(f"{self.log(run)}: not a run of {self.folder}: name another --out")
-            old, new = self.made.get(run_id, {}), self.how(run, log) if log else {}
+            log = self.result(run)
+            if run.run_id not in self.made and run.log.exists():
+                raise ToolError(f"{run.log}: not a run of {self.folder}: name another --out")
+            old, new = self.made.get(run.run_id, {}), self.how(run, log) if log else {}
             both = [(k, old.get(k, "not set"), new.get(k, "not set")) for k in {**old, **new}]
             if log and (changed := [f"{k} was {a}, is {b}" for k, a, b in both if a != b]):
                 words = "change that back, or name another --out"
-                raise ToolError(f"{self.log(run)}: made otherwise ({'; '.join(changed)}): {words}")
+                raise ToolError(f"{run.log}: made otherwise ({'; '.join(changed)}): {words}")
 
     def save(self, run: Planned, how: dict[str, str]) -> None:
-        self.made[self.run_id(run)] = how
+        self.made[run.run_id] = how
         self.manifest_path.write_text(json.dumps(self.made, indent=1), encoding="utf-8")
+
+    def check_names(self) -> None:
+        """Do the scripts have the settings that are varied? Those that can be asked say it."""
+        files = dict.fromkeys(Path(word) for run in self.runs for word in run.command)
+        known = {file: names for file in files if (names := settings_of(file))}
+        if not known and any(file.resolve() == QUICKSTART for file in files):
+            known = {TRAINER: settings_of(TRAINER)}
+        for (script, names), name in itertools.product(known.items(), self.vary):
+            if name not in names and not SURROUNDINGS.match(name):
+                near = difflib.get_close_matches(name, names, 1)
+                remedy = f"did you mean {near[0]}?" if near else "its --help lists them"
+                raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
 
     def check(self, run: Planned, log: Run) -> None:
         """Did the run have the settings that were varied? Its log says it."""
         for name, text in (*run.arm.settings, ("SEED", str(run.seed))):
-            had, fault = log.config.get(name.lower()) if name.isupper() else None, ""
-            if had is None and not SURROUNDINGS.match(name) and name != "SEED":
-                fault = f"--vary {name}: {self.log(run)} has no such setting: see --help"
-            elif isinstance(had, int | float) and had != float(text):
-                words = "the command sets it itself: take it out of the command"
-                fault = f"{name}={text}: the run had {had}: {words}"
-            if fault:
+            had = log.config.get(name.lower()) if name.isupper() else None
+            fault = f"{name}={text}: the run had {had}: the command sets it itself: take it out"
+            if had is None and (SURROUNDINGS.match(name) or name == "SEED"):
+                continue
+            if had is None:
+                fault = f"--vary {name}: {run.log} has no such setting: see --help"
+            if had is None or not is_value(had, text):
                 self.save(run, {})  # it is run again
                 raise ToolError(fault)
 
@@ -223,22 +226,23 @@ class Ablation:
         failures = []
         if kept := len(self.runs) - len(todo):
             print(f"{kept} of {len(self.runs)} runs are finished and kept")
+        began = time.monotonic()
         for number, run in enumerate(todo, 1):
             label = f"{run.arm.label} seed {run.seed}"
             place = f"[{number}/{len(todo)}] {label}"
             print(f"{place}: started", flush=True)
-            begun = time.monotonic()
             code, log = self.run_one(run)
             if code == 0 and log:
                 self.check(run, log)
-                print(f"{place}: finished in {time.monotonic() - begun:.0f} s", flush=True)
+                left = (time.monotonic() - began) / number * (len(todo) - number)
+                print(f"{place}: finished, about {left:,.0f} s left", flush=True)
                 continue
-            unfinished = f", but {self.log(run)} has no end" * (code == 0)
-            print(f"{place}: FAILED (exit code {code}){unfinished}")
-            print(last_lines(self.folder / f"{self.run_id(run)}.out"), flush=True)
-            failures.append(f"{label}: exit code {code}{unfinished}")
-            if code == 0 and not self.log(run).exists():
-                raise ToolError(f"{self.log(run)} was not written: train, and set no RUN_ID")
+            reason = f"exit code {code}" + f", but {run.log} has no end" * (code == 0)
+            print(f"{place}: FAILED ({reason})")
+            print(last_lines(self.folder / f"{run.run_id}.out"), flush=True)
+            failures.append(f"{label}: {reason}")
+            if code == 0 and not run.log.exists():
+                raise ToolError(f"{run.log} was not written: train, and set no RUN_ID")
             if code == 2:
                 reason = "the command refuses what it is given (above): nothing more was run"
                 raise ToolError(f"{label}: {reason}")
@@ -246,16 +250,38 @@ class Ablation:
 
     def run_one(self, run: Planned) -> tuple[int, Run | None]:
         """Runs it from its beginning; what an unfinished run of it left is removed."""
-        run_id = self.run_id(run)
-        for path in Path("logs").glob(f"{run_id}.*"):
+        for path in Path("logs").glob(f"{run.run_id}.*"):
             path.unlink()
-        shutil.rmtree(Path("checkpoints", run_id), ignore_errors=True)
+        shutil.rmtree(Path("checkpoints", run.run_id), ignore_errors=True)
         self.save(run, {})  # it is ours, and not finished
-        output = self.folder / f"{run_id}.out"
-        code = run_child(self.command(run), self.settings(run), output)
-        runs = read_logs([self.log(run)]).runs
+        code = run_child(run.command, run.settings, self.folder / f"{run.run_id}.out")
+        runs = read_logs([run.log]).runs
         self.save(run, self.how(run, runs[0] if runs else None))
         return code, self.result(run)
+
+
+def is_value(had: object, text: str) -> bool:
+    """Is a setting that a run had what the text says?"""
+    try:
+        if isinstance(had, str):  # a path may be another one of the same file
+            return Path(had).name == Path(text).name
+        return had == float(text)
+    except ValueError:
+        return False
+
+
+def settings_of(script: Path) -> set[str]:
+    """The names of a script's settings; empty: it is not a trainer that can be asked for them."""
+    text = script.read_bytes() if script.suffix == ".py" and script.is_file() else b""
+    if b"--print-config" not in (unpacked(text) or text):
+        return set()
+    command = [sys.executable, str(script), "--print-config"]
+    environ = {"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+        return {name.upper() for name in json.loads(done.stdout)}
+    except (ValueError, TypeError, subprocess.TimeoutExpired):
+        return set()
 
 
 def run_child(command: Sequence[str], settings: Mapping[str, str], output: Path) -> int:
@@ -289,113 +315,120 @@ def last_lines(output: Path) -> str:
 
 
 class Difference(NamedTuple):
-    """An arm minus the first arm, paired by seed; the interval is None for a single pair."""
+    """An arm minus the first arm, paired by seed; no test of a single pair."""
 
+    arm: Arm
     metric: str
     unit: str
     pairs: int
-    mean: float
-    interval: tuple[float, float] | None
+    test: Test
+    measurable: bool = False  # for all differences of a kind together
 
     @property
-    def measurable(self) -> bool:
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+    def equal(self) -> bool:
+        return self.pairs > 1 and self.test.low == self.test.high == 0
 
     def cells(self) -> list[str]:
         words = ["-", "one pair: no interval"]
-        if self.interval is not None:
+        if self.pairs > 1:
             judged = "measurable" if self.measurable else "not measurable"
-            judged = "equal" if self.interval == (0, 0) else judged
-            words = ["{:+.4g} to {:+.4g}".format(*self.interval), judged]
-        return [self.metric, str(self.pairs), f"{self.mean:+.4g} {self.unit}", *words]
+            interval = f"{self.test.low:+.4g} to {self.test.high:+.4g}"
+            words = [interval, "equal" if self.equal else judged]
+        return [self.metric, str(self.pairs), f"{self.test.difference:+.4g} {self.unit}", *words]
 
 
-class Results:
-    """The finished runs of an ablation, and what follows from them."""
+METRICS: dict[str, tuple[str, Callable[[Run], float | None]]] = {  # beside the loss
+    "steps": ("steps", lambda run: float(run.last_step)),
+    "step time": ("ms", lambda run: run.step_ms),
+    "input wait": ("ms per step", lambda run: run.input_wait_per_step()),
+    "validation time": ("s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
+}
+Runs = dict[Arm, list[Run]]  # the finished ones of each arm, the first arm first
 
-    def __init__(self, ablation: Ablation) -> None:
-        found = {run: ablation.result(run) for run in ablation.runs}
-        self.runs = {run: log for run, log in found.items() if log}
-        self.first, *self.others = ablation.arms
 
-    def of(self, arm: Arm) -> dict[int, Run]:
-        return {run.seed: log for run, log in self.runs.items() if run.arm == arm}
+def differences(runs: Runs) -> list[Difference]:
+    """Of each arm from the first one, the losses first, each kind judged together."""
+    first, *others = runs
+    unit = unit_of([run for arm in runs.values() for run in arm])
+    metrics = {"loss": (unit, lambda run: value_of(run, unit))} | METRICS
+    found = []
+    for (metric, (of, value)), arm in itertools.product(metrics.items(), others):
+        pairs = pairs_by_seed(runs[first], runs[arm], value)
+        if pairs and (metric != "steps" or any(ours != theirs for ours, theirs in pairs)):
+            test = paired(*zip(*(pairs if pairs[1:] else pairs * 2), strict=True))
+            found.append(Difference(arm, metric, of, len(pairs), test))
+    losses = [one for one in found if one.metric == "loss"]
+    return [*judged(losses), *judged([one for one in found if one.metric != "loss"])]
 
-    def differences(self, arm: Arm) -> list[Difference]:
-        unit = BITS if other_tokenizers([run.result for run in self.runs.values()]) else NATS
-        metrics: list[tuple[str, str, Callable[[Run], float | None]]] = [
-            ("loss", unit, lambda run: value_of(run.result, unit)),
-            ("step time", "ms", lambda run: run.step_ms),
-            ("input wait", "ms per step", lambda run: run.input_wait_per_step()),
-            ("validation time", "s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
-        ]
-        if len({run.last_step for run in self.runs.values()}) > 1:
-            metrics.insert(1, ("steps", "steps", lambda run: float(run.last_step)))
-        result, first, second = [], self.of(self.first), self.of(arm)
-        for name, of, value in metrics:
-            pairs = [(value(first[seed]), value(second[seed])) for seed in first if seed in second]
-            known = [p for p in pairs if all(v is not None and math.isfinite(v) for v in p)]
-            if known:
-                mean = fmean(theirs - ours for ours, theirs in known)
-                test = paired(*zip(*known, strict=True)) if len(known) > 1 else None
-                interval = test and (test.low, test.high)
-                result.append(Difference(name, of, len(known), mean, interval))
-        return result
 
-    def refusals(self, arm: Arm) -> list[str]:
-        """Why the runs of an arm and of the first one do not measure what was varied."""
-        ours, theirs = list(self.of(self.first).values()), list(self.of(arm).values())
-        mixed = dict.fromkeys([*telling(ours), *telling(theirs)])
-        why = [f"runs of one arm differ in {', '.join(mixed)}"] if mixed else []
-        why += faults_of_split([*ours, *theirs], ["partial_val"])
-        return why
+def judged(differences: Sequence[Difference]) -> list[Difference]:
+    """Which of them are measurable, by Holm's rule for all of them together."""
+    tested = [one.test.p_of_none if one.pairs > 1 else math.nan for one in differences]
+    pairs = zip(differences, holm(tested), strict=True)
+    return [one._replace(measurable=p < 0.05) for one, p in pairs]
 
-    def verdict(self, arm: Arm) -> str:
-        """What is known about an arm, in one line."""
-        text, changes = f"{arm.label} against {self.first.label}: ", self.differences(arm)
-        if why := self.refusals(arm):
-            return text + f"not an ablation: {'; '.join(why)}"
-        if not changes:
-            return text + "no pair of finished runs"
-        if changes[0].interval is None:
-            return text + "one seed cannot tell a difference from chance: add --seeds 3"
-        clear = [d for d in changes if d.measurable]
-        said = [f"{d.metric} {d.cells()[2]} ({d.cells()[3]})" for d in clear]
-        rest = ", ".join(d.metric for d in changes if not d.measurable)
-        text += f"{', '.join(said)}; not measurable: {rest}" if clear and rest else ", ".join(said)
-        text += "" if clear else "nothing is measurable"
-        if changes[0].metric == "loss" and changes[0].interval == (0, 0):
-            text += "; the losses are equal to the digit: what was varied computes the same"
-        return text
+
+def refusals(ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
+    """Why the runs of an arm and of the first one do not measure what was varied."""
+    mixed = dict.fromkeys([*telling(ours), *telling(theirs)])
+    why = [f"runs of one arm differ in {', '.join(mixed)}"] if mixed else []
+    return [*why, *faults_of_split([*ours, *theirs], ["partial_val"])]
+
+
+def verdict(runs: Runs, arm: Arm, changes: Sequence[Difference]) -> str:
+    """What is known about an arm, in one line."""
+    first = next(iter(runs))
+    text = f"{arm.label} against {first.label}: "
+    if why := refusals(runs[first], runs[arm]):
+        return text + f"not an ablation: {'; '.join(why)}"
+    if not changes:
+        return text + "no pair of finished runs"
+    if changes[0].pairs < 2:
+        return text + "one seed cannot tell a difference from chance: add --seeds 3"
+    clear = [f"{d.metric} {d.cells()[2]} ({d.cells()[3]})" for d in changes if d.measurable]
+    rest = ", ".join(d.metric for d in changes if not d.measurable)
+    said = [", ".join(clear) or "nothing is measurable"]
+    said += [f"not measurable: {rest}"] * bool(clear and rest)
+    if changes[0].metric == "loss" and changes[0].equal:
+        said.append("the losses are equal to the digit: what was varied computes the same")
+    return text + "; ".join(said)
 
 
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     """Prints and keeps the report of what is finished: the verdict first."""
-    results = Results(ablation)
-    if not results.runs:
+    runs: Runs = {arm: [] for arm in ablation.arms}
+    finished = [(run.arm, log) for run in ablation.runs if (log := ablation.result(run))]
+    for arm, log in finished:
+        runs[arm].append(log)
+    if not finished:
         print("no run is finished: what they printed is above")
         return 1
+    first, *others = runs
+    found = differences(runs)
     head = ["arm", "quantity", "pairs", "difference", "95 % interval", "verdict"]
-    rows = [[arm.label, *d.cells()] for arm in results.others for d in results.differences(arm)]
-    verdicts = [results.verdict(arm) for arm in results.others]
+    ordered = sorted(found, key=lambda one: others.index(one.arm))
+    rows = [[one.arm.label, *one.cells()] for one in ordered]
+    verdicts = [verdict(runs, arm, [one for one in found if one.arm == arm]) for arm in others]
+    losses = sum(d.metric == "loss" for d in found)
+    title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05 for all "
+    title += f"{losses} losses together, and for all {len(rows) - losses} others, by Holm's rule)"
     blocks = [
-        ["Verdict (differences with their 95 % intervals)", *(f"  {line}" for line in verdicts)],
+        [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        report(Logs(runs=list(results.runs.values()))),
+        report(Logs(runs=[log for _, log in finished])),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    arms = {arm.label: list(results.of(arm).values()) for arm in ablation.arms}
-    arms = {name: runs for name, runs in arms.items() if runs}
     print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
+    drawn = {arm.label: logs for arm, logs in runs.items() if logs}
     try:
-        plot([*arms.values()], [*arms], ablation.folder / "picture.png")
+        plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
         print(f"picture: {ablation.folder / 'picture.png'}")
-    except (ImportError, OSError, cli.ToolError) as error:
+    except (ImportError, OSError, ToolError) as error:
         print(f"no picture: {error}", file=sys.stderr)
-    return int(bool(failures or any(map(results.refusals, results.others))))
+    return int(bool(failures) or any(refusals(runs[first], runs[arm]) for arm in others))
 
 
 def ablate(options: argparse.Namespace) -> int:
@@ -405,6 +438,7 @@ def ablate(options: argparse.Namespace) -> int:
     words = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds: {len(ablation.runs)} runs"
     print(f"{' and '.join(ablation.varied)}: {words}")
     ablation.open()
+    ablation.check_names()
     try:
         failures = ablation.run_all()
     except KeyboardInterrupt:

@@ -9,6 +9,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -18,7 +20,8 @@ if sys.version_info < (3, 10):  # noqa: UP036 - what follows does not run there
     sys.exit(f"error: {sys.executable} is Python {version}: use Python 3.10 or newer")
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN = ROOT / ".venv" / "bin" / "python"  # as the README makes it
+VENV = ROOT / ".venv"  # as the README makes it
+OWN = VENV / "bin" / "python"
 PROGRESS_SECONDS = 10.0
 PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
@@ -54,21 +57,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(
-    kind: type, lowest: float = -math.inf, highest: float = math.inf
+    kind: type, lowest: float = -math.inf, highest: float = 2**63 - 1
 ) -> Callable[[str], Any]:
     """The type of an option that is a number of this kind, from `lowest` to `highest`."""
-    most = "on" if highest == math.inf else f"to {highest}"
-    limits = "" if lowest == -math.inf else f" from {lowest:g} {most}"
+    most = f"to {highest}" if highest < 2**63 - 1 else "on"
+    limits = f" from {lowest:g} {most}" if lowest > -math.inf else ""
     wanted = f"a whole number{limits}" if kind is int else f"a number{limits}, such as 0.5"
 
     def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not lowest <= value <= min(highest, 2**63 - 1):
-            raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
-        return value
+        with suppress(ValueError):
+            if lowest <= kind(text) <= highest:
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
 
     return parse
 
@@ -128,12 +128,21 @@ def end_with_the_reader() -> None:
 
 
 def missing(package: str) -> str:
-    """What to do about a package that this Python lacks, in one line."""
-    package, python = package.partition(".")[0], sys.executable
-    own = f"it with {OWN}, or " if OWN.exists() and python != str(OWN) else ""
-    package_list = shlex.quote(str(ROOT / "requirements.txt"))
-    install = f"-r {package_list}" if package in PACKAGES else package
-    return f"{package} is missing: run {own}{python} -m pip install {install}"
+    """What to do about a package that this Python lacks, and the others that the program may ask
+    for, in one line."""
+    package = package.partition(".")[0]
+    lacking, given = [], []
+    for folder in (ROOT, ROOT / "tools"):
+        path = folder / "requirements.txt"
+        names = re.findall(r"^[\w-]+", path.read_text("utf-8"), re.MULTILINE)
+        names = [name for name in dict.fromkeys(names) if find_spec(name) is None]
+        if package in names or names and folder == Path(sys.argv[0]).resolve().parent:
+            lacking += names
+            given.append(f"-r {shlex.quote(str(path))}")
+    are = f"{', '.join(lacking or [package])} {'are' if lacking[1:] else 'is'} missing"
+    # No other Python where there is no environment of the README's, or this one belongs to it.
+    own = "" if not OWN.exists() or os.path.samefile(sys.prefix, VENV) else f"it with {OWN}, or "
+    return f"{are}: run {own}{sys.executable} -m pip install {' '.join(given) or package}"
 
 
 def command_of(script: str) -> str:
@@ -181,17 +190,16 @@ def setting(name: str, value: Any) -> str:
     return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
-    """Aligned columns, two spaces apart: the first `left` to the left, numbers to the right;
-    without empty columns."""
-    kept = [c for c in range(len(head)) if c < left or any(row[c] != "-" for row in rows)]
-    widths = {c: max(len(head[c]), *(len(row[c]) for row in rows)) for c in kept}
-    return [
-        "  ".join(
-            row[c].ljust(widths[c]) if c < left else row[c].rjust(widths[c]) for c in kept
-        ).rstrip()
-        for row in (head, *rows)
-    ]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns, two spaces apart: the first two to the left, numbers to the right; without
+    empty columns."""
+    columns = [[name, *cells] for name, *cells in zip(head, *rows, strict=True)]
+    kept = [cells for cells in columns if {*cells[1:]} != {"-"}]
+    for place, cells in enumerate(kept):
+        align = str.ljust if place < 2 else str.rjust
+        width = max(map(len, cells))
+        kept[place] = [align(cell, width) for cell in cells]
+    return ["  ".join(row).rstrip() for row in zip(*kept, strict=True)]
 
 
 def counted(indices: Sequence[int]) -> str:

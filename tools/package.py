@@ -9,7 +9,6 @@ submission.json, and a README.md with a TODO that you must replace. A folder tha
 would refuse is not made, and no folder is overwritten.
 
     python3 tools/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
-    python3 tools/package.py --unpack FILE            the readable script inside FILE
 
 The packed script has no comments and no docstrings. It gives the same results to the digit, and its
 log counts its own size. The readable script may lie beside it in the folder.
@@ -32,12 +31,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 import cli
-from check import check_folder, lines
-from cli import ToolError, some
-from configuration import telling
-from facts import TRACKS
-from packed import difference, is_ours, pack, unpacked
-from rules import OF_SCRIPTS, TODO, parsed_date
+from cli import ToolError
+from packed import is_ours, pack
+from record import SCORES, TODO, TRACKS, check_folder, lines, parsed_date
 from runs import Run, read_log
 
 RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
@@ -56,42 +52,21 @@ def slug(name: str) -> str:
 
 
 def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
-    """The run of each seed. Raises ToolError for a log that cannot be submitted."""
+    """The run of each seed. Raises ToolError for a log without a seed or a result of its own."""
     runs: dict[int, Run] = {}
     for given in paths:
         path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
         log = read_log(path, events=False)  # the text holds the script
-        if not (found := log.runs):
-            raise ToolError(f"{path}: {log.problems[0]}: name logs/<RUN_ID>.txt")
-        run, seed = found[-1], found[-1].known_seed
+        run = log.runs[0] if log.runs else Run(str(path))
         if run.result is None:
-            why = run.error or "it ends before the result"
-            raise ToolError(f"{path}: {run.status}: {why}: name a finished run")
-        if seed is None:
+            raise ToolError(f"{path}: {[*log.problems, run.status][0]}: name a finished run")
+        if run.known_seed is None:
             raise ToolError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
-        if len({*run.scripts}) > 1:
-            words = "run that seed again with one script"
-            raise ToolError(f"{path}: it was resumed with another script: {words}")
-        if seed in runs:
-            words = "run it with another SEED, or leave it out"
-            raise ToolError(f"{path}: seed {seed} again, as {runs[seed].path}: {words}")
-        runs[seed] = run
+        if run.known_seed in runs:
+            words = f"seed {run.known_seed} again, as {runs[run.known_seed].path}"
+            raise ToolError(f"{path}: {words}: run it with another SEED, or leave it out")
+        runs[run.known_seed] = run
     return runs
-
-
-def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
-    """The script of --script, else that of the logs. check.py compares it with each log's."""
-    sources = [run.source for run in runs if run.source is not None]
-    if script is not None:
-        given = script.read_bytes()
-        if words := [words for source in sources if (words := difference(source, given))]:
-            raise ToolError(f"--script {script}: not the script that the logs hold: {words[0]}")
-        return given
-    if len({*sources}) > 1:
-        raise ToolError("the logs hold different scripts: package runs of one script")
-    if sources:
-        return sources[0]
-    raise ToolError(f"{runs[0].path}: it does not hold the script that ran: add --script FILE")
 
 
 # --- the files ---
@@ -99,45 +74,33 @@ def source_to_ship(runs: Sequence[Run], script: Path | None) -> bytes:
 
 def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes) -> dict[str, Any]:
     """submission.json from the logs."""
-    results = {str(seed): result_of(run, source) for seed, run in runs.items()}
-    means = {}
-    for key in ("val_loss", "val_bpb"):
-        values = [result[key] for result in results.values() if key in result]
-        means[key] = round(fmean(values), 8) if len(values) == len(runs) else None
-        means[f"{key}_std"] = round(stdev(values), 8) if means[key] and len(runs) > 1 else None
     first = [*runs.values()][0]
     device = first.machine.get("device")
-    totals = [result.get("bytes_total", 0) for result in results.values()]
+    models = [run.model_bytes for run in runs.values() if run.model_bytes]
     values = {
         "author": options.author.strip(),
         "github_id": options.github_id.strip(),
         "name": options.name.strip(),
         "blurb": options.description.strip(),
-        "date": str(options.day),
+        "date": options.date,
         "track": options.track.removeprefix("track_"),
-        **means,
-        "bytes_total": max(totals) or None,
+        "bytes_total": max(models) + len(source) if models else None,
         "bytes_code": len(source),
         "seeds": [*runs],
-        "seed_results": results,
+        "seed_results": {str(seed): results_of(run) for seed, run in runs.items()},
         "hardware": device and f"{first.world_size or 1}x {device}",
         "pytorch_version": first.machine.get("torch"),
     }
+    for key in SCORES:
+        numbers = [getattr(run.result, key) for run in runs.values()]
+        values[key] = round(fmean(numbers), 8)
+        values[f"{key}_std"] = round(stdev(numbers), 8) if numbers[1:] else None
     return {key: value for key, value in values.items() if value is not None}
 
 
-def result_of(run: Run, source: bytes) -> dict[str, Any]:
-    result, artifact = run.result, run.model_bytes
-    values = {
-        "val_loss": result.val_loss,
-        "val_bpb": result.val_bpb,
-        "bytes_total": artifact and artifact + len(source),
-        "artifact_bytes": artifact,
-        "steps": run.last_step,
-        "train_time_ms": run.train_time_ms,
-        "eval_time_ms": run.eval_ms,
-    }
-    return {k: round(v, 8 if k.startswith("val") else 0) for k, v in values.items() if v}
+def results_of(run: Run) -> dict[str, Any]:
+    own = {name: getattr(run, name) for name in ("model_bytes", "last_step", "train_time_ms")}
+    return {key: getattr(run.result, key) for key in SCORES} | own
 
 
 def command(runs: dict[int, Run]) -> list[str]:
@@ -162,31 +125,31 @@ def command(runs: dict[int, Run]) -> list[str]:
 
 def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, Any]) -> str:
     """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
-    results = values["seed_results"]
-    head = ["seed", *next(iter(results.values()))]
-    rows = [head, ["---"] * len(head)]
-    rows += [[seed, *map(str, result.values())] for seed, result in results.items()]
-    return "\n".join(
-        [
-            f"# {values['name']}\n\n{values['blurb']}\n",
-            f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}.\n",
-            *(f"| {' | '.join(row)} |" for row in rows),
-            f"\nMean: val_loss {values.get('val_loss')}, val_bpb {values.get('val_bpb')}.",
-            f"\n## What was done\n\n{TODO}what was changed against which record, why it helps, "
-            "what failed.\n\n## Run it again\n\nIn this folder:\n",
-            *command(runs),
-            "",
-        ]
-    )
+    columns = [*results_of([*runs.values()][0])]
+    rows = [["seed", *columns], ["---"] * (1 + len(columns))]
+    rows += [[str(seed), *map(str, results_of(run).values())] for seed, run in runs.items()]
+    lines = [f"# {values['name']}", "", values["blurb"], ""]
+    lines += [
+        f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}.",
+        "",
+    ]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", f"Mean: val_loss {values['val_loss']}, val_bpb {values['val_bpb']}.", ""]
+    lines += ["## What was done", ""]
+    lines += [f"{TODO}what was changed against which record, why it helps, what failed.", ""]
+    lines += ["## Run it again", "", "In this folder:", "", *command(runs), ""]
+    return "\n".join(lines)
 
 
-def make(options: argparse.Namespace) -> int:
+def make(options: argparse.Namespace) -> None:
     """Makes the folder, whole or not at all."""
     runs = read_runs(options.logs)
-    if apart := telling([*runs.values()], allow=OF_SCRIPTS):
-        raise ToolError(f"the logs differ in {some(apart)}: package runs of one configuration")
-    source = source_to_ship([*runs.values()], options.script)
-    target = options.records / options.track / f"{options.day}_{slug(options.name)}"
+    sources = [run.source for run in runs.values() if run.source is not None]
+    if not (options.script or sources):
+        words = "it does not hold the script that ran: add --script FILE"
+        raise ToolError(f"{options.logs[0]}: {words}")
+    source = options.script.read_bytes() if options.script else sources[0]
+    target = RECORDS / options.track / f"{options.date}_{slug(options.name)}"
     if os.path.lexists(target):
         raise ToolError(f"{target}: exists: remove it, or give another --name or --date")
     values = submission(options, runs, source)
@@ -197,43 +160,35 @@ def make(options: argparse.Namespace) -> int:
         "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
         "README.md": readme(options, runs, values).encode(),
     }
-    temporary = options.records / f".{os.getpid()}.tmp"
+    temporary = RECORDS / f".{os.getpid()}.tmp"
     folder = temporary / options.track / target.name
     try:
         folder.mkdir(parents=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)
         report = check_folder(folder)
-        if report.verdict != "refused":
-            target.parent.mkdir(exist_ok=True)
-            os.rename(folder, target)
+        print("\n".join(lines(report, target)))
+        if report.verdict == "refused":
+            raise ToolError(f"{target} was not made: see what was refused above")
+        target.parent.mkdir(exist_ok=True)
+        os.rename(folder, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    print("\n".join(lines(report, target)))
-    if report.verdict == "refused":
-        raise ToolError(f"{target} was not made: see what was refused above")
     print(f"made {target}: write its README's TODO, then: git add {target}")
-    return 0
 
 
-def write_form(options: argparse.Namespace) -> int:
-    """--pack and --unpack."""
-    given = options.pack or options.unpack
-    suffix = "packed" if options.pack else "readable"
-    target = options.output or given.with_name(f"{given.stem}_{suffix}.py")
-    text = given.read_bytes()
-    if options.unpack and unpacked(text) is None:
-        raise ToolError(f"{given}: not a packed script, or a damaged one: pack it again")
-    if target.exists() and not (target.is_file() and is_ours(target.read_bytes())):
-        raise ToolError(f"{target}: exists and is not a packed script: name another --output")
+def write_packed(options: argparse.Namespace) -> None:
+    script = options.pack
+    target, text = script.with_name(f"{script.stem}_packed.py"), script.read_bytes()
+    if target.exists() and not is_ours(target.read_bytes()):
+        raise ToolError(f"{target}: exists and is not a packed script: move it away")
     try:
-        result = pack(text) if options.pack else unpacked(text)
-        target.write_bytes(result)
+        result = pack(text)
     except ValueError as error:
-        raise ToolError(f"{given}: {error}") from error
-    words = ", without comments and docstrings" if options.pack else ""
-    print(f"{target}: {len(text):,} bytes became {len(result):,}{words}")
-    return 0
+        raise ToolError(f"{script}: {error}") from error
+    target.write_bytes(result)
+    words = "without comments and docstrings"
+    print(f"{target}: {len(text):,} bytes became {len(result):,}, {words}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -241,8 +196,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
     add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
-    add("--unpack", type=Path, metavar="SCRIPT", help="write the script inside a packed one")
-    add("--output", type=Path, metavar="FILE", help="file to write (default: SCRIPT_packed.py)")
     add("--track", choices=TRACKS, help="the track's folder below records/")
     add("--name", help="the title; its words make the folder's name")
     add("--author", help="your name as it will be shown")
@@ -250,33 +203,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--description", help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)", default=str(datetime.date.today()))
     add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
-    add("--records", type=Path, default=RECORDS, metavar="DIR", help="folder of the tracks")
     options = parser.parse_args(arguments)
-    if options.pack or options.unpack:
-        if options.logs or options.pack and options.unpack or any(map(vars(options).get, TYPED)):
-            parser.error("--pack and --unpack stand alone, with --output: leave out the others")
-        return options
-    if options.output:
-        parser.error("--output belongs to --pack: the folder is made of --track, --date and --name")
-    if not options.logs:
-        parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
     lacking = [name for name in TYPED if not (getattr(options, name) or "").strip()]
-    if lacking:
+    if options.pack and (options.logs or len(lacking) < len(TYPED)):
+        parser.error("--pack stands alone: leave out the others")
+    if not options.pack and not options.logs:
+        parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
+    if not options.pack and lacking:
         parser.error(f"needed: --{', --'.join(lacking)}".replace("_", "-"))
-    if not slug(options.name):
+    if not options.pack and not slug(options.name):
         parser.error(f"--name {options.name}: write words in the letters a to z")
-    options.day = parsed_date(options.date)
-    if options.day is None:
+    if not parsed_date(options.date):
         parser.error(f"--date {options.date}: YYYY-MM-DD is expected")
-    if not re.fullmatch(r"[A-Za-z0-9-]{1,39}", options.github_id.strip()):
-        parser.error(f"--github-id {options.github_id}: write the login alone, such as ada")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    work = write_form if options.pack or options.unpack else make
-    return cli.run(lambda: work(options))
+    work = write_packed if options.pack else make
+    return cli.run(lambda: work(options)) or 0
 
 
 if __name__ == "__main__":

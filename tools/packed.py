@@ -1,4 +1,4 @@
-"""Scripts as texts: where they stand in a log, their packed form, what two of them differ in.
+"""Scripts as texts: their packed form, what two of them differ in.
 
 A packed script unpacks and runs itself; comments and docstrings are left out of it. Nothing is run
 here.
@@ -8,15 +8,15 @@ import ast
 import base64
 import hashlib
 import lzma
-import re
+import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import zip_longest
 from os.path import commonprefix
 
+MAX_SOURCE = 1_000_000  # bytes of a script that is parsed; those of the field have a sixth
 MAX_UNPACKED = 16_000_000  # bytes taken out of a packed script
-MIN_PACKED = 100  # characters of a literal that may be a packed script
 # The packed form runs its source under its own name, so that __file__ is the file submitted: its
 # text is what the log begins with, its size is the code size. linecache hands the readable lines to
 # whatever asks for them: inspect.getsource, torch.compile, Triton, tracebacks.
@@ -33,26 +33,12 @@ exec(compile(_source, __file__, "exec"))
 """
 # pb=0: for text, half a per cent smaller than the preset.
 FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
-VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
-# The first line of a script: an import, a comment or a string.
-START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
-
-
-def scripts_in(log: str) -> Iterator[tuple[int, int]]:
-    """Begin and end of each script in a log: it stands in front of a rule and the versions."""
-    at = 0
-    for versions in VERSIONS.finditer(log):
-        if start := START.search(log, at, versions.start()):
-            yield start.start(), versions.start()
-        at = versions.end()
-
-
-# --- the packed form ---
+RAW = [{"id": lzma.FILTER_LZMA2}]  # as some records are packed
 
 
 def pack(source: bytes) -> bytes:
     """The submitted form of a script. Raises ValueError, in words, for what cannot be packed."""
-    if unpacked(source) is not None:
+    if is_ours(source):
         raise ValueError("it is packed already: name the readable script")
     return packed_form(stripped(source))
 
@@ -82,13 +68,16 @@ def stripped(source: bytes) -> bytes:
 
 def parsed(source: bytes) -> ast.Module:
     """Raises ValueError, in words."""
+    if len(source) > MAX_SOURCE:
+        raise ValueError(f"it is longer than {MAX_SOURCE:,} bytes, and not parsed")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(source)
     except SyntaxError as error:
         where = f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
-        raise ValueError(f"it does not compile: {where}: name a script that runs") from error
+        python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+        raise ValueError(f"{python} does not compile it: {where}") from error
     except (RecursionError, MemoryError) as error:
         raise ValueError(f"it cannot be parsed: {type(error).__name__}") from error
 
@@ -97,40 +86,23 @@ def parsed(source: bytes) -> ast.Module:
 
 
 def unpacked(text: bytes) -> bytes | None:
-    """The script inside a packed one, whoever packed it; None: it is not packed, or damaged."""
+    """The script inside a packed one of ours or of the challenge's records: lzma in base 85. None:
+    it is not packed, or damaged."""
     try:
         nodes = list(ast.walk(parsed(text)))
     except ValueError:
         return None
     values = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    texts = [v.encode("utf-8", "replace") if isinstance(v, str) else v for v in values]
-    literals = [v for v in texts if isinstance(v, bytes) and len(v) >= MIN_PACKED]
-    for literal in sorted(literals, key=len, reverse=True)[:3]:
-        for decode in (bytes, base64.b85decode, base64.b64decode, base64.a85decode):
-            try:
-                source = inflated(decode(literal))
-            except ValueError:
-                continue
-            if source and b"import" in source:
-                return source
-    return None
-
-
-def inflated(data: bytes) -> bytes | None:
-    """Decompressed UTF-8 text of at most MAX_UNPACKED bytes; None: the data is not such a text."""
-    raw = [{"id": lzma.FILTER_LZMA2}]
-    ways: list[Callable[[], bytes]] = [
-        lambda: lzma.LZMADecompressor(memlimit=256 << 20).decompress(data, MAX_UNPACKED),
-        lambda: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=raw).decompress(data, MAX_UNPACKED),
-        lambda: zlib.decompressobj(wbits=47).decompress(data, MAX_UNPACKED),  # zlib, gzip
-    ]
-    for way in ways:
+    literal = max((v for v in values if isinstance(v, (str, bytes))), key=len, default="")
+    for form in ({"memlimit": 256 << 20}, {"format": lzma.FORMAT_RAW, "filters": RAW}):
         try:
-            text = way()
-            text.decode("utf-8")
-        except (lzma.LZMAError, zlib.error, ValueError, EOFError, MemoryError):
+            data = base64.b85decode(literal)
+            source = lzma.LZMADecompressor(**form).decompress(data, MAX_UNPACKED)
+            source.decode("utf-8")
+        except (lzma.LZMAError, ValueError, EOFError, MemoryError):
             continue
-        return text
+        if b"import" in source:
+            return source
     return None
 
 
@@ -142,12 +114,13 @@ def is_ours(text: bytes) -> bool:
 # --- two scripts ---
 
 
+@cache
 def plain_form(text: bytes) -> bytes:
     """What decides what a script does: unpacked, without comments; as it is if it is no Python."""
     text = unpacked(text) or text
     try:
         return stripped(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

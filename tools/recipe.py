@@ -20,7 +20,6 @@ import difflib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,7 +59,7 @@ class Recipe:
     @property
     def sentence(self) -> str:
         """What it does: the header's lines up to its first field."""
-        text = re.split(r"\n# (?:setting|source|effect|cost):", self.header)[0]
+        text = re.split(r"\n# (?:setting|source|effect|cost|not with):", self.header)[0]
         return " ".join(line.removeprefix("#").strip() for line in text.splitlines())
 
     def field(self, name: str) -> list[str]:
@@ -69,11 +68,23 @@ class Recipe:
         return re.findall(rf"^# {name}: *(.+)$", whole, re.MULTILINE)
 
     @property
+    def not_with(self) -> list[str]:
+        """Recipes that must not be applied with it, for one of the two would have no effect."""
+        return re.findall(r"\w+", " ".join(self.field("not with")))
+
+    @property
     def settings(self) -> dict[str, tuple[str, str]]:
         """{NAME: (its default, a value that switches it on)}"""
         pattern = r"([A-Z0-9_]+)=(\S*), on: \1=(\S+)"
         matches = (re.match(pattern, text) for text in self.field("setting"))
         return {match[1]: (match[2], match[3]) for match in matches if match}
+
+    @property
+    def added(self) -> dict[str, str]:
+        """The settings that it adds to Config: {NAME: its default}"""
+        plain = {"False": "0", "True": "1"}
+        lines = {name.upper(): value.strip('"') for name, value in ADDED.findall(self.diff)}
+        return {name: plain.get(value, value) for name, value in lines.items()}
 
     def count(self, sign: str) -> int:
         """Lines added (+) or removed (-)."""
@@ -88,8 +99,10 @@ class Recipe:
             faults.append("a setting's line is not `# setting: NAME=default, on: NAME=value`")
         if all(default == on for default, on in self.settings.values()):
             faults.append("it has no setting whose value `on` differs from its default")
-        if sorted(self.settings) != sorted(name.upper() for name, _ in ADDED.findall(self.diff)):
+        if self.settings.keys() != self.added.keys():
             faults.append("its header's settings are not those that it adds to Config")
+        if unknown := [name for name in self.not_with if name not in names()]:
+            faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
         return faults
 
 
@@ -105,10 +118,7 @@ def load(name: str) -> Recipe:
         if (STACKS / f"{name}.json").is_file():
             remedy = f"it is a stack: --stack {name}"
         raise ToolError(f"{name}: no such recipe in {FOLDER}: {remedy}")
-    text = path.read_text(encoding="utf-8")
-    header, separator, diff = text.partition("\n--- ")
-    if not separator:
-        raise ToolError(f"{path}: no unified diff: it has no line that begins with ---")
+    header, _, diff = path.read_text(encoding="utf-8").partition("\n--- ")
     return Recipe(name, header + "\n", "--- " + diff)
 
 
@@ -117,14 +127,10 @@ def stack(name: str) -> dict[str, Any]:
     path = STACKS / f"{name}.json"
     if not path.is_file():
         raise ToolError(f"{name}: no such stack in {STACKS}: recipe.py list shows all")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if differ := STACK_KEYS ^ set(values):
-            raise ValueError(f"missing, or not a key of a stack: {', '.join(sorted(differ))}")
-        if not isinstance(values["recipes"], list) or not isinstance(values["settings"], dict):
-            raise ValueError("recipes must be a list of names, settings an object")
-    except (ValueError, TypeError) as error:
-        raise ToolError(f"{path}: {error}") from error
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if differ := STACK_KEYS ^ set(values):
+        wrong = ", ".join(sorted(differ))
+        raise ToolError(f"{path}: missing, or not a key of a stack: {wrong}")
     return values
 
 
@@ -133,18 +139,9 @@ def stack(name: str) -> dict[str, Any]:
 
 def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
     """Runs git in a folder of no repository, without the user's configuration."""
-    program = shutil.which("git")
-    if not program:
-        raise ToolError("git is missing, which applies and merges recipes: install git")
-    env = {
-        **os.environ,
-        "GIT_CEILING_DIRECTORIES": str(folder.parent),
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "LC_ALL": "C",
-    }
-    return subprocess.run(
-        [program, *arguments], cwd=folder, env=env, input=given, capture_output=True, text=True
-    )
+    own = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_CONFIG_GLOBAL": os.devnull}
+    options = {"env": {**os.environ, **own, "LC_ALL": "C"}, "capture_output": True, "text": True}
+    return subprocess.run(["git", *arguments], cwd=folder, input=given, **options)
 
 
 @cache
@@ -155,10 +152,8 @@ def patched(base: str, recipe: Recipe) -> str:
         (folder / "train_gpt.py").write_text(base, encoding="utf-8")
         done = git(folder, "apply", "-", given=recipe.diff)
         if done.returncode:
-            line = re.search(r"train_gpt\.py:(\d+)", done.stderr)
-            words = "its .diff is damaged: make it again from a script, with recipe.py new"
-            if line:
-                words = f"train_gpt.py has other lines near line {line[1]}: {EDITED}"
+            line = re.search(r"train_gpt\.py:(\d+)|$", done.stderr)[1]
+            words = f"train_gpt.py has other lines near line {line}: {EDITED}"
             raise ToolError(f"{recipe.name} does not apply: {words}")
         return (folder / "train_gpt.py").read_text(encoding="utf-8")
 
@@ -177,17 +172,13 @@ def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
             (folder / file).write_text(text, encoding="utf-8")
         labels = "-L", ours[0], "-L", "train_gpt.py", "-L", theirs[0]
         done = git(folder, "merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs")
-    if done.returncode > 127:
-        raise ToolError(f"git merge-file failed: {done.stderr.strip()}")
-    shown: list[str] = []
-
-    def both(conflict: re.Match[str]) -> str:
+    text, shown = done.stdout, []
+    for conflict in CONFLICT.finditer(done.stdout):
         lines = joined(*(part.splitlines(keepends=True) for part in conflict.groups()))
         if lines is None:
             shown.append(conflict[0])
-        return "".join(lines or [])
-
-    text = CONFLICT.sub(both, done.stdout)
+        else:
+            text = text.replace(conflict[0], "".join(lines), 1)
     if shown:
         raise ToolError(f"{ours[0]} and {theirs[0]} change the same lines:\n" + "".join(shown))
     return text
@@ -207,23 +198,54 @@ def joined(ours: list[str], base: list[str], theirs: list[str]) -> list[str] | N
 
 def combined(base: str, recipes: Sequence[Recipe]) -> str:
     """`base` with all recipes."""
-    text = base
-    done: list[str] = []
+    text, done = base, ""
+    chosen = {recipe.name for recipe in recipes}
     for recipe in recipes:
+        if others := chosen.intersection(recipe.not_with):
+            words = f"{recipe.name} and {others.pop()} do the same in two ways, and one would win"
+            raise ToolError(f"{words}: leave one out")
         other = patched(base, recipe)
-        try:
-            mine = (" + ".join(done), text)
-            text = merged(mine, base, (recipe.name, other)) if done else other
-        except ToolError as error:
-            message = f"{str(error).rstrip()}\nThey do not combine: leave one out"
-            raise ToolError(message) from error
-        done.append(recipe.name)
+        text = merged((done, text), base, (recipe.name, other)) if done else other
+        done += f" + {recipe.name}" if done else recipe.name
     try:
-        ast.parse(text)
+        tree = ast.parse(text)
     except SyntaxError as error:
         reason = f"line {error.lineno} of what they make: {error.msg}"
-        raise ToolError(f"{' + '.join(done)}: {reason}") from error
+        raise ToolError(f"{done}: {reason}") from error
+    if faults := [*defined_twice(tree), *never_reached(tree)]:
+        remedy = "leave one out" if recipes[1:] else "mend the recipe"
+        raise ToolError(f"{done}: {cli.some(faults)}: {remedy}")
     return text
+
+
+def defined_twice(tree: ast.Module) -> list[str]:
+    """Functions, classes and settings that one scope defines twice: the last one would win."""
+    found = []
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+        names = [
+            getattr(node, "name", None) or node.target.id
+            for node in scope.body
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and not node.decorator_list  # such as a property's setter
+            or isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+        ]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        found += [f"{name} is defined twice" for name in twice]
+    return found
+
+
+def never_reached(tree: ast.Module) -> list[str]:
+    """Statements behind one that leaves their block."""
+    blocks = [getattr(node, name, []) for node in ast.walk(tree) for name in ("body", "orelse")]
+    leaves = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+    return [
+        f"line {after.lineno} of what they make is behind a {type(node).__name__.lower()}"
+        for block in blocks
+        if isinstance(block, list)
+        for node, after in zip(block, block[1:], strict=False)
+        if isinstance(node, leaves)
+    ]
 
 
 def with_defaults(text: str, assigned: dict[str, str]) -> str:
@@ -253,27 +275,16 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
     return text
 
 
-def assignments(arguments: Sequence[str]) -> dict[str, str]:
-    for argument in arguments:
-        if not re.fullmatch(r"[A-Z0-9_]+=.+", argument):
-            words = "write NAME=VALUE with a name in capital letters; recipes stand before --to"
-            raise ToolError(f"--set {argument}: {words}")
-    settings = dict(argument.split("=", 1) for argument in arguments)
-    if len(settings) < len(arguments):
-        raise ToolError(f"--set {' '.join(arguments)}: a name is there twice: set it once")
-    return settings
+def assignment(text: str) -> tuple[str, str]:
+    """NAME=VALUE of --set."""
+    if not re.fullmatch(r"[A-Z0-9_]+=.+", text):
+        words = "write NAME=VALUE with a name in capital letters; recipes stand before --to"
+        raise argparse.ArgumentTypeError(f"{text}: {words}")
+    name, _, value = text.partition("=")
+    return name, value
 
 
 # The commands
-
-
-def root_text() -> str:
-    text = TRAINER.read_text(encoding="utf-8")
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        raise ToolError(f"{TRAINER}: line {error.lineno}: {error.msg}: mend it") from error
-    return text
 
 
 def list_recipes(options: argparse.Namespace) -> None:
@@ -298,21 +309,17 @@ def apply_recipes(options: argparse.Namespace) -> None:
     if fault := cli.fault_of_script_name(target.name):
         raise ToolError(f"--to {target}: {fault}")
     if target.exists():
-        own = "and your own edit becomes one by recipe.py new NAME --from FILE"
-        words = f"apply starts from train_gpt.py: name all recipes, and another file; {own}"
+        words = "apply starts from train_gpt.py: name all recipes, and another file"
         raise ToolError(f"{target} exists, {words}")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
-    assigned |= assignments(options.set or [])
-    for setting in assigned.keys() - {name for recipe in recipes for name in recipe.settings}:
-        if owners := [name for name in names() if setting in load(name).settings]:
-            raise ToolError(f"--set {setting}: add a recipe that has it: {' or '.join(owners)}")
-    text = with_defaults(combined(root_text(), recipes), assigned)
+    assigned |= dict(options.set or [])
+    text = with_defaults(combined(TRAINER.read_text(encoding="utf-8"), recipes), assigned)
     made_by = f"{MADE_BY}{', '.join(wanted)}" + f"; stack {options.stack}" * bool(options.stack)
     target.write_text(f"{made_by}\n{text}", encoding="utf-8")
-    added = sum(recipe.count("+") for recipe in recipes)
-    removed = sum(recipe.count("-") for recipe in recipes)
-    print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{added} -{removed} lines)")
+    paths = str(TRAINER.resolve()), str(target.resolve())
+    counted = git(target.resolve().parent, "diff", "--no-index", "--numstat", *paths).stdout.split()
+    print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{counted[0]} -{counted[1]} lines)")
     for recipe in recipes:
         settings = {name: on for name, (default, on) in recipe.settings.items() if default != on}
         if off := {name: settings[name] for name in settings.keys() - assigned.keys()}:
@@ -333,37 +340,22 @@ def new_recipe(options: argparse.Namespace) -> None:
     if path.exists() and not options.again:
         raise ToolError(f"{path} exists: name another, or --again: it gets these lines instead")
     text = Path(options.source).read_text(encoding="utf-8", errors="replace")
-    if text.startswith(MADE_BY):
-        text = text.split("\n", 1)[1]
-    root = root_text()
-    diff = difference(root, text)
-    if not diff:
-        raise ToolError(f"{options.source} is train_gpt.py: there is nothing to make a recipe of")
-    if 2 * Recipe(options.name, "", diff).count("-") > root.count("\n"):
+    text = text.split("\n", 1)[1] if text.startswith(MADE_BY) else text
+    root = TRAINER.read_text(encoding="utf-8")
+    recipe = Recipe(options.name, "", difference(root, text))
+    if not recipe.diff or 2 * recipe.count("-") > root.count("\n"):
         raise ToolError(f"{options.source}: not an edited copy of train_gpt.py: name one")
-    if path.exists():
-        path.write_text(load(options.name).header + diff, encoding="utf-8")
-        print(f"{path}: its header is kept; now: python3 tools/recipe.py check")
-        return
-    digits = {"False": "0", "True": "1"}
-    settings = [
-        f"# setting: {name.upper()}={digits.get(default, default.strip(chr(34)))}, "
-        f"on: {name.upper()}={TODO}"
-        for name, default in ADDED.findall(diff)
-    ]
-    header = [
-        f"# {TODO}: what it does, in one sentence.",
-        *settings,
-        f"# source: {TODO}: a paper or a pull request",
-        f"# effect: {TODO}: the published effect, with its number",
-        f"# cost: {TODO}: bytes of the artifact, milliseconds a step; or remove this line",
-    ]
-    path.write_text("\n".join(header) + "\n" + diff, encoding="utf-8")
+    header = [f"# {TODO}: what it does, in one sentence."]
+    header += [f"# setting: {n}={v}, on: {n}={TODO}" for n, v in recipe.added.items()]
+    header += [f"# source: {TODO}: a paper or a pull request"]
+    header += [f"# effect: {TODO}: the published effect, with its number", ""]
+    kept = load(options.name).header if path.exists() else "\n".join(header)
+    path.write_text(kept + recipe.diff, encoding="utf-8")
     print(f"{path}: fill in its header, then: python3 tools/recipe.py check")
 
 
 def check_recipes(options: argparse.Namespace) -> None:
-    base = root_text()
+    base = TRAINER.read_text(encoding="utf-8")
     faults = []
     good = 0
     for name in names():
@@ -396,7 +388,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     command.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
     command.add_argument("--stack", metavar="NAME", help="recipes and values of records/stacks")
     command.add_argument("--to", required=True, metavar="FILE", help="file to write")
-    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", help="defaults")
+    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", type=assignment)
     command.set_defaults(run=apply_recipes)
     command = add("new", help="make a recipe from an edited copy of train_gpt.py")
     command.add_argument("name", metavar="NAME", help="the recipe's name")

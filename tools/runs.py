@@ -2,32 +2,197 @@
 not be read.
 
 A run of our trainer is read from its .jsonl alone. Any other log is text: of the challenge's
-script and its descendants, or a .txt of ours without its .jsonl. Its result is the last one on the
-decoded artifact that is not followed by a training step. What a launcher put in front of every
-line is taken off. A damaged file raises nothing, and nothing that it contains is executed.
+script and its descendants, or a .txt of ours without its .jsonl; what its lines say becomes the
+same events. The result is the last one on the decoded artifact that is not followed by a training
+step. A damaged file raises nothing, and nothing that it contains is executed.
 """
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import lines
-from lines import SUBMITTED, Event, Fact, Result, Step, Validation
-from packed import scripts_in
+MAX_VALUE = 400  # characters of a value
+# What a result is, by the first pattern that is found in its name.
+KINDS = {
+    "before": r"diagnostic|pre.?quant|un.?quant|(post.?)?ema\b|\bswa\b|\braw\b",
+    "ttt": r"ttt|test.?time",
+    "sliding": r"slid|stride|\bsw\b",
+    "roundtrip": r"round_?trip|quant|int\d|^score$",
+    "other": r"",
+}
+SUBMITTED = ("ttt", "sliding", "roundtrip", "other")  # measured on the decoded artifact
 
+
+# --- events ---
+
+
+class Step(NamedTuple):
+    """A training line."""
+
+    step: int
+    train_loss: float  # nats per token
+    train_time_ms: float | None = None  # training since its start
+    data_crc: str | None = None
+    mean_loss: float | None = None  # of the steps since the line before
+
+
+class Validation(NamedTuple):
+    """A validation while training."""
+
+    step: int
+    val_loss: float  # nats per token
+    val_bpb: float
+    train_time_ms: float | None = None
+
+
+class Result(NamedTuple):
+    """A result after training."""
+
+    kind: str  # one of KINDS
+    name: str  # as the log calls it
+    val_loss: float | None
+    val_bpb: float
+    eval_ms: float | None = None
+    digits: int = 12  # decimals of val_bpb as printed; 12: full precision
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        values = (self.val_loss, self.val_bpb)
+        if not all(value is not None and 0 < value < math.inf for value in values):
+            return None
+        return self.val_loss / math.log(2) / self.val_bpb
+
+
+Event = dict[str, Any]  # a line of a .jsonl, or what a line of text says in the same words
+
+
+# --- values ---
+
+# Lengths are bounded, so that no line takes more time than its length.
+NUMBER = r"-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
+TIME_MS = {"ms": 1.0, "s": 1e3}
+
+
+def figure(name: str, text: str) -> float | None:
+    """The number of `name:number` or `name=number` in a line."""
+    match = re.search(rf"(?<![\w/.]){name}[:=]\s?({NUMBER})(?![\w.])", text)
+    return float(match[1]) if match else None
+
+
+def time_ms(names: str, text: str) -> float | None:
+    """The time after one of `names`. Minutes are too coarse to be used."""
+    match = re.search(rf"\b(?:{names})[:=]\s?({NUMBER})(ms|s)\b", text)
+    return float(match[1]) * TIME_MS[match[2]] if match else None
+
+
+def typed(value: Any) -> Any:
+    """A setting's printed value as bool, int, float or str."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()[:MAX_VALUE]
+    if text in ("True", "False"):
+        return text == "True"
+    if re.fullmatch(r"-?\d{1,18}|\d{1,3}(,\d{3}){1,5}", text):
+        return int(text.replace(",", ""))
+    return float(text) if re.fullmatch(NUMBER, text) else text
+
+
+# --- what a line of text says ---
+
+# The first pattern that matches reads a line. tests/tools/test_reading.py has an example of each.
+STEP = re.compile(r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)")
+FACTS = {  # events, and lines that say their values, as named groups
+    "hardware": (
+        r"Running Python (?P<python>\d+\.\d+\.[\w.+]+)",
+        r"Running PyTorch (?P<torch>\d+\.\d+\.[\w.+]+)",
+        r"\|\s+\d+\s+(?P<device>(?:NVIDIA|Tesla|GeForce|AMD)\b[^|]*?)\s+(?:On|Off|N/A)\s+\|",
+    ),
+    "input": (
+        r"stopping_early:.*?\btrain_time: ?(?P<timing_train_loop_ms>\d{1,15})ms",
+        r"timing_train_loop_ms:(?P<timing_train_loop_ms>\d{1,15})ms",
+        r"input_wait total:(?P<total_ms>[\d.]{1,18})ms ",
+    ),
+    "data": (
+        r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
+        r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
+    ),
+    "checkpoint": (r"resumed: step:(?P<step>\d{1,12})(?P<resumed_from>\b.*)",),
+    "artifact": (
+        r"Code size[^:]{0,40}: (?P<code_bytes>\d[\d,]{0,20}) bytes",
+        r"Serialized model \(?[\w+.-]{1,40}\)?: (?P<artifact_bytes>\d[\d,]{0,20}) bytes",
+        r"Total submission size[^:]{0,40}: (?P<total_bytes>\d[\d,]{0,20}) bytes",
+    ),
+}
+FACTS = [(kind, re.compile(pattern)) for kind, patterns in FACTS.items() for pattern in patterns]
+SETTINGS = re.compile(
+    r"settings:|(?P<split>train|val)_io:|"
+    r"(?=model_params:|world_size:|attention_mode:|tie_embeddings:|train_batch_tokens:|seed:)|"
+    r"(?=  [a-z_]\w*: \S+$)"
+)
+RESULT = re.compile(
+    rf"([A-Za-z][^{{}}\"']{{0,80}}?)\bval_loss[:=] ?({NUMBER})[ ,]"
+    rf".*?\bval_bpb[:=] ?({NUMBER})(?![\w.])"
+)
+
+
+def line_event(text: str) -> Event | None:
+    """What a line says, as an event."""
+    if match := STEP.match(text):
+        return step_event(int(match[1]), match[2])
+    for kind, pattern in FACTS:
+        if match := pattern.match(text):
+            values = {name: typed(value) for name, value in match.groupdict().items()}
+            return {"event": kind} | {n: v for n, v in values.items() if v is not None}
+    if match := SETTINGS.match(text):
+        return settings_event(match["split"], text[match.end() :])
+    if match := RESULT.match(text):
+        name, loss, bpb = match[1].strip(" :"), float(match[2]), match[3]
+        values = {"name": name, "val_loss": loss, "val_bpb": float(bpb)}
+        time, digits = time_ms("eval_time|elapsed", text), len(bpb.partition(".")[2])
+        return {"event": "score", **values, "eval_time_ms": time, "digits": digits}
+    return None
+
+
+def step_event(step: int, text: str) -> Event | None:
+    """A training line or a validation of a step."""
+    values = {"step": step, "train_time_ms": time_ms("train_time", text)}
+    values |= {name: figure(name, text) for name in ("val_loss", "val_bpb")}
+    if None not in (values["val_loss"], values["val_bpb"]):
+        return {"event": "validation", **values}
+    values |= {name: figure(name, text) for name in ("train_loss", "mean_loss")}
+    crc = re.search(r"\bdata_crc:([0-9a-f]{8})\b", text)
+    values["data_crc"] = crc[1] if crc else None
+    return {"event": "step", **values} if values["train_loss"] is not None else None
+
+
+def settings_event(split: str | None, text: str) -> Event:
+    """Words of name:value; which overlap is in effect has the names of the settings."""
+    result: Event = {"event": "settings"}
+    for name, value in re.findall(r"\b([A-Za-z_]\w{0,60})(?:: ?|=)(\S+)", text):
+        if split and (value == "0" or name == "copy_stream"):
+            continue  # not used; in effect only on CUDA
+        result[f"{split}_{name}" if split else name.lower()] = typed(value)
+    return result
+
+
+# --- a run, and its files ---
+
+MAX_BYTES = 50_000_000  # of a log; those of the field have 200,000
 MAX_LINE = 1 << 12  # characters of one line
-LOG_SUFFIXES = {".txt", ".log"}
+LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
 # They quote lines of logs, or lie beside them.
 NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
 CUT = re.compile(r"[:=][ ]?\d*\.?\d{0,3}\Z")  # the end of a log that ends inside a number
-COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-STEP = r"(?:step:)?\d{1,12}/\d{1,12}\s+(?:train|val)_loss: ?\d"
-FRONTED = re.compile(rf"(.{{1,80}}?){STEP}")
+FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
+VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
+# The first line of a script: an import, a comment or a string.
+START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
 
 
 @dataclass
@@ -120,16 +285,12 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> Logs:
 
 def expanded(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Iterator[Path]:
     for path in map(Path, paths):
-        if not path.is_dir():
-            yield path
-            continue
-        files = [file for file in path.iterdir() if file.is_file()]
-        logs = [f for f in files if f.suffix in LOG_SUFFIXES and f.name != "requirements.txt"]
-        stems = {log.stem for log in logs}
-        logs += [f for f in files if f.suffix == ".jsonl" and f.stem not in stems]
-        yield from sorted(logs)
-        if not logs:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        if path.is_dir():
+            files = [f for f in files if f.suffix in LOG_SUFFIXES and f.name != "requirements.txt"]
+        if not files:
             problems.append(f"{path}: a folder without .txt, .log or .jsonl files: name the logs")
+        yield from files
 
 
 def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
@@ -142,8 +303,7 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
     try:
-        read = read_events if path == beside else read_text
-        run = read(path, text_of(read_file(path)), log.problems)
+        run = read_run(path, text_of(read_file(path)), log.problems)
     except (OSError, ValueError) as error:
         log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         return log
@@ -154,169 +314,147 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     return log
 
 
-def read_file(path: Path) -> bytes:
-    """The file's bytes. A pipe is refused unopened."""
+def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
+    """The file's bytes. A pipe is refused unopened, and so is what has more than `most` bytes."""
     if path.exists() and not path.is_file():
         raise ValueError("not a file")
+    if (size := path.stat().st_size) > most:
+        raise ValueError(f"{size:,} bytes, of which {most:,} are read at most")
     return path.read_bytes()
 
 
 def text_of(data: bytes) -> str:
-    """Carriage returns are made plain, colours are taken off. A byte that is not UTF-8 comes back
-    when the text is encoded in the same way."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:200].count(b"\0") > 50:
-        raise ValueError("UTF-16: iconv -f UTF-16 -t UTF-8 LOG > NEW.log makes it UTF-8")
+    """Carriage returns are made plain. A byte that is not UTF-8 comes back when the text is encoded
+    in the same way."""
+    if data[:200].count(0) > 10:
+        raise ValueError("a binary file or UTF-16, no log in UTF-8")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    return COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-# --- our own trainer: events ---
+# --- the events of a log ---
 
 
-def read_events(path: Path, text: str, problems: list[str]) -> Run:
-    """The run that a .jsonl describes. An event that is damaged, or has another form, is left
-    out."""
-    run, damaged = Run(os.fspath(path)), 0
+def json_events(text: str) -> Iterator[Event | None]:
+    """Those of a .jsonl. None: a damaged line."""
     for line in text.splitlines():
         try:
-            event = json.loads(line)
-            TAKE.get(event["event"], lambda *_: None)(run, event)
-            run.partial_val |= bool(event.get("partial_val"))
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+            yield json.loads(line)
+        except (ValueError, RecursionError):
+            yield None
+
+
+def without_fronts(text: str) -> str:
+    """The text without what a launcher or a container has put in front of every line."""
+    lines = text.splitlines(keepends=True)
+    if any(line.strip() and not FRONT.match(line) for line in lines):
+        return text
+    return "".join(FRONT.sub("", line, 1) for line in lines)
+
+
+def scripts_in(log: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of each script in a log: it stands in front of a rule and the versions."""
+    at = 0
+    for versions in VERSIONS.finditer(log):
+        if start := START.search(log, at, versions.start()):
+            yield start.start(), versions.start()
+        at = versions.end()
+
+
+def text_events(text: str) -> Iterator[Event]:
+    """Those of any other log. The text of a script is one event."""
+    at = 0
+    for begin, end in [*scripts_in(text), (len(text), len(text))]:
+        for line in text[at:begin].splitlines():
+            if event := line_event(line[:MAX_LINE].rstrip()):
+                yield event | {"partial_val": "partial_val:1" in line}
+        if begin < end:
+            # Printing added one line end to the script's own.
+            source = text[begin:end].removesuffix("\n").encode("utf-8", "surrogateescape")
+            yield {"event": "made_of", "script": hashlib.sha256(source).hexdigest()}
+            yield {"event": "source", "source": source}
+        at = end
+
+
+# --- from events to a run ---
+
+# What events say of the run: their names, and its fields.
+FIELDS = {
+    "timing_train_loop_ms": "train_time_ms",
+    "timing_val_total_ms": "val_total_ms",
+    "total_ms": "input_wait_ms",
+    "artifact_bytes": "model_bytes",
+}
+FIELDS |= {name: name for name in ("model_params", "dataset", "train_shards", "val_tokens")}
+FIELDS |= {name: name for name in ("world_size", "micro_steps", "settings", "source")}
+FIELDS |= {name: name for name in ("code_bytes", "total_bytes", "status", "error")}
+OF_KIND = dict.fromkeys(("run", "data", "input", "artifact", "end", "source"), FIELDS)
+OF_KIND["config"] = {"seed": "seed"}
+OF_KIND["settings"] = {"seed": "seed", "grad_accum_steps": "micro_steps"}
+OF_KIND["settings"] |= {"world_size": "world_size", "model_params": "model_params"}
+KEPT = ("path", "steps", "validations", "scripts", "resumed_at")  # when a run starts once more
+
+
+def read_run(path: Path, text: str, problems: list[str]) -> Run:
+    """The last run that a log describes, without events that are damaged."""
+    run, damaged, own = Run(os.fspath(path)), 0, path.suffix == ".jsonl"
+    text = text if own else without_fronts(text)
+    last = text[text.rfind("\n") + 1 :]
+    if not own and CUT.search(last):
+        text = text.removesuffix(last)
+        problems.append("the last line is cut off")
+    for event in json_events(text) if own else text_events(text):
+        try:
+            take_event(run, event)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             damaged += 1
     if damaged:
         problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
     settle(run)
-    return run
-
-
-def take_run(run: Run, event: dict[str, Any]) -> None:
-    """A run starts, perhaps once more: its score and its end are still to come."""
-    names = ("model_params", "dataset", "train_shards", "val_tokens", "world_size", "micro_steps")
-    for name in (*names, "settings"):
-        setattr(run, name, event.get(name))
-    run.results, run.status, run.error = [], "unfinished", None
-    run.train_time_ms = run.input_wait_ms = run.val_total_ms = run.total_bytes = None
-    run.partial_val = False
-
-
-def take_config(run: Run, event: dict[str, Any]) -> None:
-    known = {name: v for name, v in event.items() if name not in ("event", "time")}
-    values = {name: v for name, v in known.items() if isinstance(v, (str, int, float))}
-    run.config = {k: lines.typed(v) if isinstance(v, str) else v for k, v in values.items()}
-    run.seed = event.get("seed")
-
-
-def take_made_of(run: Run, event: dict[str, Any]) -> None:
-    run.made_of = {k: str(v) for k, v in event.items() if k not in ("event", "time")}
-    add_script(run, run.made_of.get("script", ""))
-
-
-def take_hardware(run: Run, event: dict[str, Any]) -> None:
-    names = ("device", "cpus", "torch", "cuda", "python")
-    run.machine = {name: event[name] for name in names if event.get(name)}
-
-
-def take_step(run: Run, event: dict[str, Any]) -> None:
-    times = event.get("train_time_ms"), event.get("data_crc")
-    append_step(run.steps, Step(int(event["step"]), float(event["train_loss"]), *times))
-
-
-def take_validation(run: Run, event: dict[str, Any]) -> None:
-    losses = float(event["val_loss"]), float(event["val_bpb"])
-    line = Validation(int(event["step"]), *losses, event.get("train_time_ms"))
-    append_step(run.validations, line)
-
-
-def take_checkpoint(run: Run, event: dict[str, Any]) -> None:
-    """After a resume, what came after its checkpoint is dropped."""
-    if "resumed_from" in event:
-        run.resumed_at.append(int(event["step"]) + 1)
-        drop_from(run, run.resumed_at[-1])
-
-
-def take_score(run: Run, event: dict[str, Any]) -> None:
-    losses = float(event["val_loss"]), float(event["val_bpb"])
-    run.results = [Result("roundtrip", "score", *losses, event.get("eval_time_ms"))]
-
-
-def take_artifact(run: Run, event: dict[str, Any]) -> None:
-    run.code_bytes, run.model_bytes = int(event["code_bytes"]), int(event["artifact_bytes"])
-    run.total_bytes = run.code_bytes + run.model_bytes
-
-
-def take_input(run: Run, event: dict[str, Any]) -> None:
-    run.train_time_ms, run.input_wait_ms = event["timing_train_loop_ms"], event["total_ms"]
-    run.val_total_ms = event["timing_val_total_ms"]
-
-
-def take_end(run: Run, event: dict[str, Any]) -> None:
-    run.status, run.error = str(event["status"]), str(event.get("error") or "") or None
-
-
-TAKERS = (take_run, take_config, take_made_of, take_hardware, take_step, take_validation)
-TAKERS += (take_checkpoint, take_score, take_artifact, take_input, take_end)
-TAKE = {take.__name__.removeprefix("take_"): take for take in TAKERS}
-
-
-# --- text: from the lines' events to a run ---
-
-
-def without_fronts(text: str) -> str:
-    """The text without what a launcher, a container or a logger has put in front of every line;
-    ValueError where it stands in front of some lines only."""
-    every = text.splitlines(keepends=True)
-    if any(re.match(rf"\s?{STEP}", line) for line in every):
-        return text
-    fronts = [match[1] for line in every if (match := FRONTED.match(line))]
-    if not fronts:
-        return text
-    inner, blank = fronts[-1].rstrip(), fronts[-1][len(fronts[-1].rstrip()) :]
-    parts = re.findall(r"\w+|\s+|[^\w\s]", inner)
-    words = [r"\w+" if p[0].isalnum() else r"\s+" if p.isspace() else re.escape(p) for p in parts]
-    front = re.compile("".join(words) + f"(?:{blank}|(?=\n)|$)")
-    kept = [(line, front.match(line)) for line in every if line.strip()]
-    if not all(match for _, match in kept):
-        raise ValueError(f"its step lines begin with {fronts[-1]!r}, others do not: remove it")
-    return "".join(line[match.end() :] for line, match in kept)
-
-
-def events_of(text: str) -> Iterator[Event]:
-    """The events of a log. The text of a script is one event."""
-    at = 0
-    for begin, end in [*scripts_in(text), (len(text), len(text))]:
-        for line in text[at:begin].splitlines():
-            yield from lines.events(line[:MAX_LINE].rstrip())
-        if begin < end:
-            yield Fact("source", text[begin:end])
-        at = end
-
-
-def read_text(path: Path, text: str, problems: list[str]) -> Run:
-    """The last run of a text log."""
-    run, text = Run(os.fspath(path)), without_fronts(text)
-    last = text[text.rfind("\n") + 1 :]
-    if CUT.search(last):
-        text = text.removesuffix(last)
-        problems.append("the last line is cut off")
-    for event in events_of(text):
-        if isinstance(event, Result):
-            run.results.append(event)
-        elif isinstance(event, Fact):
-            take_fact(run, event.name, event.value)
-        else:
-            rewind(run, event.step)
-            append_step(run.steps if isinstance(event, Step) else run.validations, event)
-    settle(run)
-    if run.result:
+    if run.result and not own:
         run.status = "finished" if run.steps or run.validations else "no steps"
     return run
 
 
-def rewind(run: Run, step: int) -> None:
-    """What follows from a line of this step: results before it were printed while training. If it
-    goes back, the run was resumed there, or another one starts."""
-    last = last_line(run)
+def take_event(run: Run, event: Event) -> None:
+    kind, fields = event["event"], OF_KIND.get(event["event"], {})
+    known = {k: v for k, v in event.items() if k not in ("event", "time", "partial_val")}
+    if kind == "run":  # its score and its end are still to come
+        vars(run).update(vars(Run(**{name: getattr(run, name) for name in KEPT})))
+    for name in fields.keys() & known.keys():
+        setattr(run, fields[name], known[name] if known[name] != "" else None)
+    if kind in ("config", "settings") and not run.results:
+        named = known if kind == "config" else {k: known[k] for k in known if k not in fields}
+        run.config |= {k: typed(v) for k, v in named.items() if isinstance(v, (str, int, float))}
+    elif kind == "made_of":
+        run.made_of = {k: str(v) for k, v in known.items()}
+        add_script(run, run.made_of.get("script", ""))
+    elif kind == "hardware":
+        run.machine |= {k: v for k, v in known.items() if v}
+    elif kind == "checkpoint" and "resumed_from" in event:  # what came after it is dropped
+        run.resumed_at.append(int(event["step"]) + 1)
+        drop_from(run, run.resumed_at[-1])
+    elif kind == "score":
+        name = event.get("name", "score")
+        kind = next(kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE))
+        losses = float(event["val_loss"]), float(event["val_bpb"])
+        rest = event.get("eval_time_ms"), event.get("digits", 12)
+        run.results.append(Result(kind, name, *losses, *rest))
+    elif kind in ("step", "validation"):
+        take_step(run, event)
+    run.partial_val |= bool(event.get("partial_val"))
+
+
+def take_step(run: Run, event: Event) -> None:
+    """Results before it were printed while training. If it goes back, the run was resumed there,
+    or another one starts."""
+    step, time, last = int(event["step"]), event.get("train_time_ms"), last_line(run)
+    if event["event"] == "validation":
+        losses = float(event["val_loss"]), float(event["val_bpb"])
+        kept, line = run.validations, Validation(step, *losses, time)
+    else:
+        rest = time, event.get("data_crc"), event.get("mean_loss")
+        kept, line = run.steps, Step(step, float(event["train_loss"]), *rest)
     if step < last:
         drop_from(run, step)
         run.total_bytes = run.train_time_ms = None
@@ -324,23 +462,9 @@ def rewind(run: Run, step: int) -> None:
         run.scripts = run.scripts if step > 1 else run.scripts[-1:]
     if step != last:
         run.results.clear()
-
-
-def take_fact(run: Run, name: str, value: Any) -> None:
-    kind, _, part = name.partition(".")
-    if kind == "source":  # printing added one line end to the script's own
-        run.source = value.removesuffix("\n").encode("utf-8", "surrogateescape")
-        add_script(run, hashlib.sha256(run.source).hexdigest())
-    elif kind in ("python", "torch", "device"):
-        run.machine[kind] = value
-    elif kind == "config":
-        if not run.results:
-            run.config[part] = value
-    elif kind == "resumed":
-        drop_from(run, value + 1)
-        run.resumed_at.append(value + 1)
-    else:
-        setattr(run, name, value)
+    if kept and kept[-1].step == step:  # the last line of a step counts
+        kept.pop()
+    kept.append(line)
 
 
 def add_script(run: Run, sha256: str) -> None:
@@ -362,13 +486,6 @@ def drop_from(run: Run, step: int) -> None:
             kept.pop()
 
 
-def append_step(kept: list[Any], line: Step | Validation) -> None:
-    """The last line of a step counts."""
-    if kept and kept[-1].step == line.step:
-        kept.pop()
-    kept.append(line)
-
-
 def settle(run: Run) -> None:
     """What follows from the lines once a run is read: its result, first of all."""
     run.result = next((one for one in reversed(run.results) if one.kind in SUBMITTED), None)
@@ -378,9 +495,7 @@ def settle(run: Run) -> None:
     timed = [x for x in (*run.steps[-1:], *run.validations[-1:]) if x.train_time_ms is not None]
     if run.train_time_ms is None and timed:
         run.train_time_ms = max(timed, key=lambda line: line.step).train_time_ms
-    if run.config.get("tie_embeddings") is True and "tied_embed_lr" not in run.config:
-        # A text log prints the rate in effect.
-        run.config["tied_embed_lr"] = run.config.pop("embed_lr", None)
-        run.config.pop("head_lr", None)
     if run.model_bytes is None and None not in (run.total_bytes, run.code_bytes):
         run.model_bytes = run.total_bytes - run.code_bytes
+    if run.total_bytes is None and None not in (run.model_bytes, run.code_bytes):
+        run.total_bytes = run.model_bytes + run.code_bytes

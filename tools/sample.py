@@ -27,6 +27,7 @@ from cli import Parser, ToolError, number, plain, run
 from runs import Run, read_file, read_log
 
 TOP_K = 50
+MAX_BYTES = 1_000_000_000  # of an artifact or a tokenizer
 
 
 def run_of(log: Path | None) -> Run:
@@ -34,18 +35,24 @@ def run_of(log: Path | None) -> Run:
     log = log or Path("logs")
     if log.is_dir():
         logs = sorted(log.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        log = logs[-1] if logs else log / "<RUN_ID>.txt"
+        log = logs[-1] if logs else log
     if not log.is_file():
         raise ToolError(f"{log}: no such file: train first, or name a log; text needs --prompt")
     text = read_log(log.with_suffix(".txt"), events=False)  # has the script
-    known = read_log(log)
-    if known.runs and text.runs and text.runs[0].source and "vocab_size" in known.runs[0].config:
-        known.runs[0].source, known.runs[0].path = text.runs[0].source, text.runs[0].path
-        return known.runs[0]
-    lacking = f"no {log.stem}.jsonl beside it: copy that, and {log.stem}.int8.ptz"
-    lacking = "its script's text is not whole" if log.with_suffix(".jsonl").exists() else lacking
-    why = f"{log}: {[*known.problems, *text.problems, lacking][0]}"
-    raise ToolError(f"{why}: name the log of a run of train_gpt.py")
+    known = read_log(log.with_suffix(".jsonl"))
+    if not (known.runs and text.runs and text.runs[0].source):
+        why = [*known.problems, *text.problems, "its script's text is not whole"][0]
+        raise ToolError(f"{log}: {why}: name the .txt of a run of train_gpt.py, with its .jsonl")
+    known.runs[0].source, known.runs[0].path = text.runs[0].source, text.runs[0].path
+    return known.runs[0]
+
+
+def file_of(path: Path, remedy: str) -> bytes:
+    try:
+        return read_file(path, MAX_BYTES)
+    except (OSError, ValueError) as error:  # missing, a pipe, or too large
+        reason = getattr(error, "strerror", None) or error
+        raise ToolError(f"{path}: {reason}: {remedy}") from error
 
 
 def load(log: Run) -> tuple[Any, Any]:
@@ -54,9 +61,7 @@ def load(log: Run) -> tuple[Any, Any]:
 
     torch.set_num_threads(1)  # on a busy machine threads would wait for each other
     path = Path(log.path).with_suffix(".int8.ptz")
-    if not path.exists():
-        raise ToolError(f"{path}: no such artifact (the run is {log.status}): name another run")
-    data = read_file(path)
+    data = file_of(path, f"the run is {log.status}: name another one")
     if log.model_bytes not in (None, len(data)):
         words = f"{len(data):,} bytes, its log says {log.model_bytes:,}: RESUME=auto repeats it"
         raise ToolError(f"{path}: damaged, or another run's: {words}")
@@ -76,25 +81,22 @@ def load(log: Run) -> tuple[Any, Any]:
     return model.to(device).eval(), config
 
 
-def coder_of(log: Run, path: Path, size: int) -> tuple[Callable, Callable, int]:
+def coder_of(log: Run, path: Path) -> tuple[Callable, Callable, int]:
     """encode, decode and BOS of the run's tokenizer: a SentencePiece .model or a byte .json."""
     path = Path(os.environ.get("TOKENIZER_PATH", path))
-    data = read_file(path) if path.is_file() else b""
-    other = ToolError(f"{path}: missing, or not the run's tokenizer: set TOKENIZER_PATH")
+    data = file_of(path, "set TOKENIZER_PATH")
     if log.made_of.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
-        raise other
-    if path.suffix != ".json":
-        import sentencepiece
+        raise ToolError(f"{path}: not the run's tokenizer: set TOKENIZER_PATH")
+    try:
+        if path.suffix != ".json":
+            import sentencepiece
 
-        try:
             pieces = sentencepiece.SentencePieceProcessor(model_proto=data)
-        except RuntimeError:
-            raise other from None
-        if len(pieces) != size:
-            raise other
-        return pieces.encode, pieces.decode, pieces.bos_id()
-    form = json.loads(data)
-    offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
+            return pieces.encode, pieces.decode, pieces.bos_id()
+        form = json.loads(data)
+        offset = int(form["offset"] if "offset" in form else form["config"]["byte_offset"])
+    except (ValueError, TypeError, LookupError, RecursionError, RuntimeError) as error:
+        raise ToolError(f"{path}: no usable tokenizer: set TOKENIZER_PATH") from error
 
     def decode(ids: list[int]) -> str:
         known = bytes(i - offset for i in ids if offset <= i < offset + 256)
@@ -139,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     log = run_of(options.log)
     model, config = load(log)
-    encode, decode, bos = coder_of(log, Path(config.tokenizer_path), config.vocab_size)
+    encode, decode, bos = coder_of(log, Path(config.tokenizer_path))
     tokens = write(model, [bos, *encode(options.prompt)], config, options)
     result, path = log.result, Path(log.path)
     score = f"val_bpb {result.val_bpb:.4f}" if result else f"no score ({log.status})"

@@ -5,9 +5,10 @@ lane was busy, and a picture.
     python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg  # one time axis
 
 Lanes: reader (disk_read), copy (uploads of 1 KiB and more), compute (the device's kernels; on the
-CPU the main thread's phases), and input wait: compute is idle, and the host asks for a batch or an
-upload runs. A lane in which nothing ran is not drawn. The picture shows the three steps after the
-first one. ui.perfetto.dev shows the same file in a browser.
+CPU the main thread's phases) with its parts forward, backward and optimizer, all-reduce (NCCL's
+kernels, in which a rank also waits for the others), and input wait: neither of the two runs, and
+the host asks for a batch or an upload runs. A lane in which nothing ran is not drawn. The picture
+shows the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import json
 import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +29,11 @@ from cli import ToolError
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
 PICTURE_STEPS = 3  # so few that single reads are seen
 MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
-LANES = {"disk_read": "reader", "input_wait": "asked", "optimizer": "optimizer"}
-LANES |= dict.fromkeys(("forward", "backward", "reduce", "grad_clip"), "phases")
+PARTS = ("forward", "backward", "optimizer")  # of compute
+LANES = {"disk_read": "reader", "input_wait": "asked", "reduce": "all-reduce"}
+LANES |= {name: name for name in PARTS} | {"grad_clip": "optimizer"}
 COLOURS = {"reader": "#e69f00", "copy": "#7a5195", "compute": "#0072b2", "input wait": "#d00000"}
+COLOURS |= dict.fromkeys(PARTS, "#56b4e9") | {"all-reduce": "#009e73"}
 SHORT = 0.002  # of the time drawn: shorter waits have no bar, for a bar would look like a wait
 Span = tuple[float, float]
 
@@ -38,29 +42,25 @@ Span = tuple[float, float]
 class Trace:
     """Milliseconds from the first step's begin; a row's spans are in order, without overlap."""
 
-    file: str
+    name: str
     steps: list[tuple[float, int]]  # where each begins, and its number
     end: float
-    device: str
     rows: dict[str, list[Span]]
-
-    @property
-    def name(self) -> str:
-        first, last = self.steps[0][1], self.steps[-1][1]
-        steps = f"steps {first} to {last}" if first < last else f"step {first}"
-        return f"{self.file}, {steps} on the {self.device}"
 
     def said(self) -> dict[str, str]:
         """What is to be said of each row."""
-        ms = {name: sum(b - a for a, b in spans) for name, spans in self.rows.items()}
+        ms = {name: length(spans) for name, spans in self.rows.items()}
         text = {name: f"busy {100 * time / self.end:.2f} %" for name, time in ms.items()}
         share = f"{100 * ms['input wait'] / self.end:.2f} %"
         text["input wait"] = f"{share}, {ms['input wait']:.2f} ms"
         if ms.get("reader"):
-            hidden = common(self.rows["reader"], self.rows["compute"])
-            part = 100 * sum(b - a for a, b in hidden) / ms["reader"]
-            text["reader"] += f", {part:.0f} % of it under compute"
+            hidden = length(common(self.rows["reader"], self.rows["compute"]))
+            text["reader"] += f", {100 * hidden / ms['reader']:.0f} % of it under compute"
         return text
+
+
+def length(spans: Iterable[Span]) -> float:
+    return sum(end - begin for begin, end in spans)
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -89,65 +89,76 @@ def lane_of(event: dict) -> str:
     """The lane in which an event is drawn; none: empty."""
     name, category = str(event.get("name")), event.get("cat")
     if category == "kernel":
-        return "kernels"
+        return "NCCL" if name.startswith("nccl") else "kernels"
+    if category == "gpu_user_annotation" and LANES.get(name) in PARTS:
+        return f"{LANES[name]} of the GPU"
     if category == "gpu_memcpy" and "HtoD" in name and event["args"]["bytes"] >= MIN_COPY_BYTES:
         return "copy"
     if category == "user_annotation":
-        return name if name.startswith("ProfilerStep#") else LANES.get(name, "")
+        return name if re.fullmatch(r"ProfilerStep#\d{1,9}", name) else LANES.get(name, "")
     return ""
 
 
-def span_of(event: dict) -> Span:
-    begin = event["ts"] / 1e3
-    return begin, begin + event["dur"] / 1e3
-
-
-def read_trace(path: Path, few: bool = False) -> Trace:
-    """A file of torch.profiler's; `few`: only the steps that a picture shows. Nothing in it is
-    executed."""
+def spans_in(path: Path) -> dict[str, list[Span]]:
+    """The spans of each lane, in ms, from a file of torch.profiler's. Nothing in it is executed."""
+    found: dict[str, list[Span]] = defaultdict(list)
     try:
-        with open(path, "rb") as file:
-            opener = gzip.open if file.read(2) == b"\x1f\x8b" else open
-        with opener(path, "rb") as file:
+        with gzip.open(path, "rb") as file:
             records = json.loads(file.read(MAX_BYTES))["traceEvents"]
-        drawn = [event for event in records if isinstance(event, dict) and lane_of(event)]
-        events = [(lane_of(event), span_of(event)) for event in drawn]
+        for event in records:
+            if isinstance(event, dict) and (lane := lane_of(event)):
+                begin = event["ts"] / 1e3
+                found[lane].append((begin, begin + event["dur"] / 1e3))
     except Exception as error:  # whatever a damaged or hostile file comes up with
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
         raise ToolError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error
-    found: dict[str, list[Span]] = {lane: [] for lane in (*LANES.values(), "copy", "kernels")}
-    steps = []
-    for label, span in events:
-        if mark := re.fullmatch(r"ProfilerStep#(\d{1,9})", label):
-            steps.append((*span, int(mark[1])))
-        else:
-            found[label].append(span)
+    return found
+
+
+def read_trace(path: Path, few: bool = False) -> Trace:
+    """`few`: only the steps that a picture shows."""
+    found = spans_in(path)
+    marks = {name: spans[0] for name, spans in found.items() if name.startswith("ProfilerStep#")}
     # After the last step of a shorter run comes a mark without a step.
-    steps = [s for s in steps if any(s[0] <= begin < s[1] for begin, _ in found["optimizer"])]
-    found["phases"] += found["optimizer"]
-    if not steps or not found["phases"]:
+    steps = sorted(
+        (begin, int(name.partition("#")[2]))
+        for name, (begin, end) in marks.items()
+        if any(begin <= start < end for start, _ in found["optimizer"])
+    )
+    if not steps:
         raise ToolError(f"{path}: not a trace of this trainer: it has no steps or no phases")
-    kernels = found["kernels"]
-    cuda = bool(kernels or found["copy"])
-    # With CUDA the host's phases are when work was issued, not when it was done.
-    compute = merged(kernels if cuda else found["phases"])
-    end = max(stop for _, stop, *_ in [*steps, *kernels])
-    edges = [(-math.inf, -math.inf), *compute, (end, end)]
+    device = "GPU" if found["kernels"] or found["copy"] else "CPU"
+    ended = [marks[f"ProfilerStep#{number}"] for _, number in steps]
+    end = max(stop for _, stop in [*ended, *found["kernels"], *found["NCCL"]])
+    rows = lanes(found, device, end)
+    shown = steps[1 : 1 + PICTURE_STEPS] if few and len(steps) > 1 else steps
+    first, last = shown[0], shown[-1]
+    end = min((begin for begin, _ in steps if begin > last[0]), default=end)
+    for name, spans in rows.items():
+        inside = common(spans, [(first[0], end)])
+        rows[name] = [(begin - first[0], stop - first[0]) for begin, stop in inside]
+    numbers = f"steps {first[1]} to {last[1]}" if shown[1:] else f"step {first[1]}"
+    name = f"{path.name.removesuffix('.trace.json.gz')}, {numbers} on the {device}"
+    begins = [(begin - first[0], number) for begin, number in shown]
+    return Trace(name, begins, max(end - first[0], 1e-6), rows)
+
+
+def lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[str, list[Span]]:
+    """The rows in which something ran, and input wait."""
+    if device == "GPU":  # the host's phases are when work was issued, not when it was done
+        parts = {name: merged(found[f"{name} of the GPU"]) for name in PARTS}
+        compute, reduced = merged(found["kernels"]), merged(found["NCCL"])
+    else:
+        parts = {name: merged(found[name]) for name in PARTS}
+        compute = merged(span for spans in parts.values() for span in spans)
+        reduced = merged(found["all-reduce"])
+    edges = [(-math.inf, -math.inf), *merged(compute + reduced), (end, end)]
     idle = [(a[1], b[0]) for a, b in zip(edges, edges[1:], strict=False)]
-    wait = common(idle, merged(found["asked"] + found["copy"]))
-    rows = {name: merged(found[name]) for name in ("reader", "copy") if found[name]}
-    rows |= {"compute": compute, "input wait": wait}
-    marks = sorted((begin, number) for begin, _, number in steps)
-    shown = marks[1 : 1 + PICTURE_STEPS] if few and len(marks) > 1 else marks
-    first, last = shown[0][0], shown[-1][0]
-    end = min((time for time, _ in marks if time > last), default=end)
-    rows = {
-        name: [(a - first, b - first) for a, b in common(spans, [(first, end)])]
-        for name, spans in rows.items()
-    }
-    marks = [(time - first, number) for time, number in shown]
-    file = path.name.removesuffix(".trace.json.gz")
-    return Trace(file, marks, max(end - first, 1e-6), "GPU" if cuda else "CPU", rows)
+    rows = {name: merged(found[name]) for name in ("reader", "copy")} | {"compute": compute}
+    rows |= {name: common(compute, spans) for name, spans in parts.items()}
+    rows["all-reduce"] = reduced
+    kept = {name: spans for name, spans in rows.items() if spans or name == "compute"}
+    return kept | {"input wait": common(idle, merged(found["asked"] + found["copy"]))}
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:
@@ -194,7 +205,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
     options = parser.parse_args(arguments)
     if options.picture and options.picture.suffix not in (".svg", ".png"):
-        parser.exit(2, f"error: --picture {options.picture}: must end in .svg or .png\n")
+        parser.error(f"--picture {options.picture}: must end in .svg or .png")
     return options
 
 

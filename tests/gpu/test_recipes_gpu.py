@@ -15,7 +15,7 @@ pytestmark = [
 MODEL = {**SMALL_MODEL, "MODEL_DIM": 128, "TRAIN_SEQ_LEN": 128, "DEVICE": "cuda"}
 MODEL |= {"TRAIN_BATCH_TOKENS": 8 * 128 * 4, "VAL_BATCH_SIZE": 8 * 128 * 4, "WARMUP_STEPS": 2}
 # max_autotune and coordinate_descent compile for minutes.
-FAST = "add_compiled", "fewest_micro_steps", "kv_one_product", "muon_one_bank"
+FAST = "add_compiled", "fewest_micro_steps", "fused_mlp", "muon_one_bank"
 
 
 def losses(folder: Path, corpus: Corpus, script: Path, **settings: object) -> list[float]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 Run = Callable[..., Any]
 # How far losses and weights may be off when it is on, and whether it is at work.
 ON = {
-    "kv_one_product": (1e-5, lambda run: products(run) == 5 * 3 + 1),
     "muon_one_bank": (1e-5, lambda run: len(run.muon.param_groups) == 3),
+    "fused_mlp": (0, lambda run: run.model.blocks[0].mlp.fused),
     "add_compiled": (0, lambda run: run.config.add_compiled),
     "max_autotune": (0, lambda run: run.config.max_autotune),
     "coordinate_descent": (0, lambda run: run.config.coordinate_descent),
@@ -37,14 +38,6 @@ def numbers(run: Any) -> torch.Tensor:
     assert len(losses) > 6
     weights = [p.detach().flatten().double() for p in run.model.parameters()]
     return torch.cat([torch.tensor(losses, dtype=torch.float64), *weights])
-
-
-def products(run: Any) -> int:
-    """How many matrix products a forward pass has, except for attention's own."""
-    tokens = torch.zeros(1, 32, dtype=torch.int64)
-    with torch.profiler.profile() as profiler, torch.no_grad():
-        run.model(tokens, tokens)
-    return sum(event.count for event in profiler.key_averages() if event.key == "aten::linear")
 
 
 @pytest.mark.parametrize("name", [*ON, "+".join(ON)])
@@ -78,3 +71,97 @@ def test_the_compiler_gets_its_option(name: str, run_of: Run, inductor: Any) -> 
     for wanted in (False, True):
         run = run_of((name,), TORCH_COMPILE=1, **{name.upper(): int(wanted)})
         assert getattr(inductor, OPTIONS[name]) is wanted and run.model._compiled_call_impl
+
+
+# --- fused_mlp --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interpreted(script: Run, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A script whose kernel Triton's interpreter runs on the CPU, with small tiles."""
+    pytest.importorskip("triton")
+    module = script("fused_mlp", "leaky_relu2")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernel = module.triton.jit(module.squared_product.fn)
+    monkeypatch.setattr(module, "squared_product", kernel)
+    monkeypatch.setattr(module, "FUSED_TILE", (32, 32, 16))
+    return module
+
+
+def mlp_operands(*shape: int, hidden: int) -> list[torch.Tensor]:
+    """x, two weights, and a gradient of the output"""
+    random = torch.Generator().manual_seed(1)
+    width = shape[-1]
+    shapes = shape, (hidden, width), (width, hidden)
+    operands = [torch.randn(each, generator=random).requires_grad_() for each in shapes]
+    return [*operands, torch.randn(shape, generator=random)]
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+@pytest.mark.parametrize(("shape", "hidden"), [((2, 33, 20), 52), ((64, 64), 128), ((1, 4), 36)])
+def test_the_fused_mlp_is_the_eager_one(
+    shape: tuple, hidden: int, slope: float, interpreted: Any
+) -> None:
+    """In float32; also where rows, columns and depth are no multiples of a tile."""
+    *operands, gradient = mlp_operands(*shape, hidden=hidden)
+    x, up, down = operands
+    fused = interpreted.fused_mlp(x, up, down, slope)[0]
+    eager = F.linear(F.leaky_relu(F.linear(x, up), slope).square(), down)
+    found = fused, *torch.autograd.grad(fused, operands, gradient)
+    wanted = eager, *torch.autograd.grad(eager, operands, gradient)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+def test_the_fused_mlp_keeps_the_rules_of_operators(interpreted: Any) -> None:
+    """What torch.compile relies on: shapes, no hidden writes, gradients by autograd."""
+    x, up, down, gradient = mlp_operands(2, 8, 12, hidden=16)
+    hidden = torch.randn(2, 8, 16)
+    for operator, operands in (
+        (interpreted.fused_mlp, (x, up, down, 0.5)),
+        (interpreted.fused_mlp_gradient, (gradient, down.detach(), hidden, 0.5)),
+    ):
+        assert set(torch.library.opcheck(operator, operands).values()) == {"SUCCESS"}
+
+
+def test_training_uses_the_fused_mlp_and_scores_do_not(
+    interpreted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPTQ and adapters look at the module of the first product, which only scores run."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    processors = SimpleNamespace(multi_processor_count=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    config = interpreted.Config(model_dim=16, leaky_slope=0.5, fused_mlp=True)
+    mlp = interpreted.MLP(config)
+    torch.nn.init.normal_(mlp.proj.weight)
+    x = torch.randn(2, 40, 16, requires_grad=True)
+    scale = torch.randn(16, requires_grad=True)
+    modules = []
+    mlp.fc.register_forward_hook(lambda module, *_: modules.append(module))
+    results = []
+    for mode in True, False:
+        output = mlp.train(mode)(x, scale)
+        found = torch.autograd.grad(output.sin().sum(), [x, scale, *mlp.parameters()])
+        results.append((output, *found))
+        assert len(modules) == (0 if mode else 1)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_the_fused_mlp_compiles_for_an_h100(forward: bool, script: Run) -> None:
+    """With its tile, within the shared memory that a program may have there."""
+    triton = pytest.importorskip("triton")
+    module = script("fused_mlp", "leaky_relu2")
+    rows, columns, depth = module.FUSED_TILE
+    result = f"tensordesc<bf16[{rows}, {columns}]>"
+    weight = (columns, depth) if forward else (depth, columns)
+    kinds = {"x": f"tensordesc<bf16[{rows}, {depth}]>", "hidden": result, "result": result}
+    kinds |= {"weight": f"tensordesc<bf16[{weight[0]}, {weight[1]}]>", "slope": "fp32"}
+    names = module.squared_product.arg_names
+    signature = {name: kinds.get(name, "constexpr") for name in names}
+    given = {(len(names) - 1,): forward}
+    source = triton.compiler.ASTSource(module.squared_product, signature, given)
+    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    options = {"num_warps": 8, "num_stages": 3}
+    made = triton.compile(source, target=target, options=options)
+    assert made.metadata.shared <= 232_448 and "wgmma" in made.asm["ptx"]

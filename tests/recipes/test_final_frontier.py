@@ -8,7 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,11 +35,12 @@ from torch.nn import functional as F
 
 pytestmark = pytest.mark.timeout(300)
 Run = Callable[..., Any]
+ALONE = {"WORLD_SIZE": "1"}
 
 
 def score_of(run: Any) -> tuple:
     """Nats, bits per byte, milliseconds."""
-    return run.evaluate("x", run.scorer)
+    return run.scorer.evaluate(run.model, "x")
 
 
 # --- byte_sidecar -----------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def test_bits_per_byte_have_the_bytes_beside_the_targets(
     in_bytes = with_bytes.numbers[1 : targets + 1].sum()
     for nats, bpb, _ in scores:
         assert bpb == pytest.approx(nats * targets / np.log(2) / in_bytes, rel=1e-12)
-    made = module_of(runs[0]).made_of_run(runs[0])
+    made = module_of(runs[0]).made_of(runs[0].config, runs[0].data)
     assert "fineweb_val_bytes_000000.bin" in made, "its checksum decides the score"
 
 
@@ -79,20 +80,22 @@ def test_rejects_bytes_of_other_tokens(
     module = script("byte_sidecar")
     env = data.env | with_bytes.env | {"VOCAB_SIZE": 260, "DEVICE": "cpu", "BYTE_SIDECAR": 1}
     config = config_of(module, **env, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=2048)
-    assert module.find_faults(config, {})[0] == []
+    assert module.find_faults(config, ALONE)[0] == []
     path = f"{with_bytes.folder.resolve()}/fineweb_val_bytes_*.bin"
     write_split(with_bytes.folder, "val_bytes", with_bytes.numbers[1:], [])
     wanted = f"{path}: shards end after [1999] tokens, the others [2000]: get the bytes of these"
-    assert module.find_faults(config, {})[0] == [f"{wanted} shards"]
+    assert module.find_faults(config, ALONE)[0] == [f"{wanted} shards"]
     write_split(with_bytes.folder, "val_bytes", np.roll(with_bytes.numbers, 1), [])
-    runtime = module.Runtime(config, {})
-    with pytest.raises(module.RunError, match=r"tokens 0 to 1984: [1-5] bytes for control token 1"):
-        module.Validation(config, runtime, log_of(module), None)
+    runtime, opened = module.Runtime(config, {}), module.find_faults(config, ALONE)[1]
+    validation = module.Validation(config, runtime, log_of(module), nullcontext, opened)
+    named = r"tokens 0 to 1984: [1-5] bytes for control token 1"
+    with closing(validation.batches()) as batches, pytest.raises(module.RunError, match=named):
+        next(batches)
     (with_bytes.folder / "fineweb_val_bytes_000000.bin").unlink()
-    [fault] = module.find_faults(config, {})[0]
+    [fault] = module.find_faults(config, ALONE)[0]
     assert "no fineweb_val_bytes_*.bin" in fault
     on_gpu = replace(config, val_bytecount_device="cuda")
-    faults, _ = module.find_faults(on_gpu, {})
+    faults, _ = module.find_faults(on_gpu, ALONE)
     assert "VAL_BYTECOUNT_DEVICE=cuda: set cpu, for BYTE_SIDECAR=1" in faults
 
 
@@ -189,6 +192,30 @@ def test_too_many_documents_are_named_and_never_joined(
             assert run.model.logits(tokens).isnan().all() == (count > most)
 
 
+def test_room_for_documents_grows_with_the_micro_batch(script: Callable) -> None:
+    """(parts that are there in any case, room for more): of spans, of rows, of cut rows"""
+    module = script("documents")
+    shapes = (1, 98_304), (2, 98_304), (1, 12_288), (32, 2048), (64, 200)
+    for longest, wanted in (2048, [1, 2, 1, 32, 64]), (512, [1, 2, 1, 128, 64]):
+        config = module.Config(train_seq_len=2048, doc_token=1, doc_max=longest)
+        rooms = [module.Segments(config).room(*shape) for shape in shapes]
+        assert rooms == list(zip(wanted, (256, 512, 256, 256, 256), strict=True))
+
+
+def test_the_log_says_how_documents_are_attended_and_where_there_are_none(run_of: Run) -> None:
+    assert not any("DOC_TOKEN" in line for line in run_of(("documents",), **DOCUMENTS).log.lines)
+    run = run_of(("documents",), **DOCUMENTS | {"DOC_TOKEN": 2})
+    warnings = [line for line in run.log.lines if line.startswith("WARNING: DOC_TOKEN=2: no such")]
+    assert [re.findall("fineweb_([a-z]+)", line) for line in warnings] == [["train"], ["val"]]
+    run.runtime.cuda = True
+    for backends in {"fa3": 0, "cudnn": 1}, {"cudnn": 1, "flash": 2}:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module_of(run), "attention_backends", lambda *_, b=backends: b)
+            module_of(run).log_documents(run)
+    kernels = re.findall(r"documents: attention by ([\w-]+)", "\n".join(run.log.lines))
+    assert kernels == ["SDPA", "FlashAttention-3", "FlashAttention-2"]
+
+
 def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tensors of shapes alone: what reaches the kernel, and that gradients come back."""
     module = script("documents")
@@ -226,9 +253,9 @@ def test_documents_need_a_torch_that_has_their_attention(
     config = config_of(module, **SETTINGS | data.env | {"DOC_TOKEN": 1})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(module, "PACKED_OPTIONS", set())
-    assert module.find_faults(config, {})[0] == []
+    assert module.find_faults(config, ALONE)[0] == []
     words = "has no attention for it: install 2.11 to 2.13"
-    faults, _ = module.find_faults(replace(config, device="auto"), {})
+    faults, _ = module.find_faults(replace(config, device="auto"), ALONE)
     assert faults == [f"DOC_TOKEN=1: torch {torch.__version__} {words}"]
 
 
@@ -339,7 +366,7 @@ def test_each_document_is_scored_before_it_is_learned(
         total += nats_of_document(AdaptedReference(model, run.config, pairs), document, bool(names))
     assert nats == pytest.approx(total / 199, rel=2e-4)
     assert bpb == pytest.approx(total / np.log(2) / (data.val[1:200] >= 4).sum(), rel=2e-4)
-    run.scorer.config = replace(run.config, lora_lr=0.0)
+    run.scorer.adapters.config = replace(run.config, lora_lr=0.0)
     plain = score_of(run)[0]
     assert abs(plain - nats) > 0.01, "without steps it is another score"
 
@@ -368,6 +395,50 @@ def test_score_of_documents_is_the_same_on_any_number_of_ranks(
             assert score[:2] == pytest.approx((nats, bpb), rel=1e-13)
 
 
+@pytest.fixture
+def split_of(data: SimpleNamespace, tmp_path: Path) -> Callable[[list[int]], dict[str, str]]:
+    """Makes a validation split of documents of these lengths; returns the settings that read it."""
+
+    def make(lengths: list[int]) -> dict[str, str]:
+        tokens = np.random.default_rng(3).integers(4, 260, sum(lengths) + 1)
+        tokens[np.cumsum([0, *lengths])] = 1
+        folder = tmp_path / "split"
+        write_split(folder, "val", tokens, [])
+        write_split(folder, "train", data.train, [])
+        return data.env | {"DATA_PATH": str(folder), "VAL_TOKENS": 0}
+
+    return make
+
+
+def test_batches_of_many_parts_are_scored(run_of: Run, split_of: Callable) -> None:
+    """64 documents of 5 rows are 319 parts besides one, and no model sees them as one row. DOC_ENDS
+    is for what models see: with room for all parts the score has the same digits."""
+    settings = LORA | {"LORA_BATCH": 64, "TRAIN_SEQ_LEN": 16, "DOC_TOKEN": 1, "DOC_ENDS": 256}
+    settings |= split_of(64 * [80] + 64 * [10])
+    names = "documents", "document_ttt"
+    scores = [score_of(run_of(names, **settings | {"DOC_ENDS": ends})) for ends in (256, 400)]
+    assert scores[0][:2] == scores[1][:2]
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 30, 1, 3, 1, 1], [2] + 39 * [1]])
+def test_documents_of_one_token_are_scored(
+    lengths: list[int], run_of: Run, split_of: Callable
+) -> None:
+    """Their one target is the begin of the next document."""
+    settings = LORA | {"LORA_BATCH": 64, "LORA_CHUNK": 32, "LORA_LR": 0} | split_of(lengths)
+    settings |= {"DOC_TOKEN": 1, "DOC_ENDS": 40}
+    run = run_of(("documents", "document_ttt"), **settings)
+    model = with_random_weights(run)
+    tokens = np.empty(sum(lengths) + 1, np.uint16)
+    run.scorer.shards.read(0, tokens)
+    total = 0.0
+    for document in documents_of(tokens):
+        x = torch.from_numpy(document.astype(np.int64))
+        with torch.no_grad():
+            total += F.cross_entropy(model.logits(x[None, :-1])[0], x[1:], reduction="sum").item()
+    assert score_of(run)[0] == pytest.approx(total / sum(lengths), rel=1e-5)
+
+
 def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all lengths of windows and all sizes of batches."""
     names = "document_ttt", "documents", "loop"
@@ -387,6 +458,7 @@ def test_documents_are_learned_in_one_graph(run_of: Run, monkeypatch: pytest.Mon
     run.scorer.document_nats = torch.compile(nats, backend=noted, fullgraph=True, dynamic=True)
     assert score_of(run)[:2] == pytest.approx(plain[:2], rel=1e-6)
     assert len(graphs) <= 4, "with and without gradients; one document or more"
+    assert "compiled in" in run.log.lines[-2], "before its clock starts"
 
 
 def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) -> None:
@@ -406,24 +478,6 @@ def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(run_of: Run) ->
     [event] = [event for event in run.log.events if event["event"] == "document_ttt"]
     assert 0 <= event["input_wait_ms"] < event["eval_time_ms"]
     assert re.search(r"document_ttt: \d+ documents, input_wait:", run.log.lines[-1])
-
-
-def test_one_graph_scores_all_documents(run_of: Run) -> None:
-    """It is made before the clock starts, where a graph for each length would take minutes."""
-    run = run_of(("document_ttt",), **LORA | {"LORA_RANK": 5, "LORA_BATCH": 2})
-    graphs = []
-
-    def backend(graph: Any, inputs: list) -> Any:
-        graphs.append(graph)
-        return graph
-
-    scorer = run.scorer
-    plain = scorer.document_nats
-    scorer.document_nats = torch.compile(plain, dynamic=True, fullgraph=True, backend=backend)
-    compiled, _, _ = score_of(run)
-    assert len(graphs) == 1 and "compiled in" in run.log.lines[-2]
-    scorer.document_nats = plain
-    assert score_of(run)[0] == pytest.approx(compiled, rel=1e-6)
 
 
 # --- global_sgd -------------------------------------------------------------------------------
@@ -481,6 +535,21 @@ def test_what_is_scored_is_learned_in_passes(
     run = run_of(("global_sgd",), **LORA | SGD | {"SGD_MARGIN": 1200})
     score_of(run)
     assert any("sgd: no pass 1, all is scored" in line for line in run.log.lines)
+
+
+@pytest.mark.parametrize(
+    ("documents", "scored"), [(2000, [1104, 1808, 2448]), (2500, [1296, 2128, 2960])]
+)
+def test_passes_begin_where_they_begin_in_the_records(
+    documents: int, scored: list[int], script: Callable
+) -> None:
+    """Documents that were scored before each pass, in the logs of 2026-04-29 and 2026-04-27."""
+    module = script("--stack", "caseops")
+    config = replace(module.Config(), sgd_docs=documents)
+    batches = [range(first, min(first + 64, 50_000)) for first in reversed(range(0, 50_000, 64))]
+    stages = module.PhasedTTT.stages(SimpleNamespace(config=config), batches)
+    done = itertools.accumulate(sum(map(len, stage)) for stage in stages)
+    assert list(done) == [*scored, 50_000]
 
 
 def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:

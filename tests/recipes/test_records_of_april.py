@@ -190,7 +190,8 @@ def test_the_loop_begins_at_its_share_with_both_graphs_primed(run_of: Run) -> No
     run.train()
     batches = run.validation.plan.num_batches
     assert passes["train"] == [1, 3, 3] + [1, 1, 1] + [3, 3, 3]  # priming, then the run
-    assert passes["score"] == 2 * batches * [1] + batches * [3]  # after 0, 3 and 6 steps
+    ahead = [3]  # one batch, before the start
+    assert passes["score"] == ahead + 2 * batches * [1] + batches * [3]  # after 0, 3 and 6 steps
     assert run.log.lines.count("loop: from step 4 on: [0, 1, 2, 1, 2, 1, 2, 3, 4]") == 1
 
 

@@ -111,9 +111,11 @@ def trainers(module: ModuleType, ranks: int, **settings: object) -> tuple[list[A
     runtimes = together.runtimes if together else [runtime_of(config, trainer=module)]
     runs = []
     for runtime in runtimes:  # one after the other: random numbers are of the process
-        run = module.Trainer(config, runtime, log_of(module))
-        run.log.begin = str  # it opens nothing, and says so
-        module.begin(run, {}, [])
+        faults, data = module.find_faults(config, {"WORLD_SIZE": "1"})
+        assert not faults, faults
+        run = module.Trainer(config, runtime, log_of(module), data)
+        run.log.open = lambda is_new: ""  # it opens nothing, and says so
+        module.restore_or_start(run, {}, [])
         runs.append(run)
     return runs, together
 

@@ -1,6 +1,7 @@
 """tools/ablate.py: the plan, runs of a stand-in trainer and of ours, what is kept, what is
 concluded."""
 
+import dataclasses
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from unittest import mock
 import ablate
 import pytest
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, started, until
-from significance import paired
+from samples import paired
 
 TOOL = ROOT / "tools" / "ablate.py"
 TWO = ("--vary", "KNOB=0,1", "--out", "out")
@@ -25,8 +26,11 @@ import json, os, signal, sys
 from pathlib import Path
 E = os.environ
 KNOWN = {"knob": 0.0, "mlp_mult": 2.0, "train_prefetch": True, "seed": 1337, "iterations": 20,
-         "max_wallclock_seconds": 600.0}
-config = {k: type(v)(float(E[k.upper()])) if k.upper() in E else v for k, v in KNOWN.items()}
+         "max_wallclock_seconds": 600.0, "names": "a"}
+config = {k: type(v)(E[k.upper()] if type(v) is str else float(E[k.upper()]))
+          if k.upper() in E else v for k, v in KNOWN.items()}
+if "--print-config" in sys.argv:
+    sys.exit(print(json.dumps(dict.fromkeys(KNOWN))))
 run, seed, knob, N = E["RUN_ID"], config["seed"], config["knob"], config["iterations"]
 with open("journal", "a") as journal:
     print(json.dumps({**E, "script": sys.argv[0]}), file=journal)
@@ -41,7 +45,7 @@ def end(status, code):
     sys.exit(code)
 event("run", run_id=run)
 event("config", **config, run_id=run)
-event("made_of", script="aa", fineweb_val_000000="x")
+event("made_of", **{"script": "aa", "fineweb_val_000000.bin": "x"})
 event("hardware", device="x86_64", cpus=1, torch="2.13.0", python="3.12.0")
 if E.get("FAKE_REFUSE"):
     print("fake: settings are wrong:\n  HEADS=3: set 4", file=sys.stderr)
@@ -114,11 +118,9 @@ USAGE = """
 --vary SEED=1,2                         | every run has its own SEED: see --seeds
 --vary KNOB=1,1                         | values are comma-separated, distinct and not empty
 --vary KNOB=0,1 --seeds x               | write how many, such as 3, or which
---script fake.py fake2.py               | fake2.py: values are one word, with commas
 --script fake.py,none.py -- ls {script} | 'none.py': no such file: write its path
 --script fake.py,same.py                | belongs to {script} in the command: name both
 --vary KNOB=0,1 -- python3 {script}     | belongs to {script} in the command: name both
---vary KNOB=0,1 -- A=1 python3          | A=1: no such program: settings stand in front of
 """
 
 
@@ -133,16 +135,21 @@ def test_wrong_usage_is_told_before_anything_runs(place: Place, row: str) -> Non
     assert not place.starts()
 
 
-def test_a_setting_that_the_log_does_not_have_ends_it(place: Place) -> None:
-    """After one run, not after all of them."""
-    for vary, words in (
-        ("TRAIN_PREFTECH=0,1", "has no such setting: see --help"),
-        ("knob=0,1", "has no such setting: see --help"),
-        ("KNOB=99,0", "the command refuses what it is given (above): nothing more was run"),
+def test_a_setting_that_the_script_does_not_have_ends_it(place: Place) -> None:
+    """Before the first run where the script can be asked, else after it."""
+    (place.folder / "run.sh").write_text("exec python3 fake.py\n")
+    quick = str(ROOT / "data" / "quickstart.py")
+    for number, (vary, command, starts, words) in enumerate(
+        (
+            ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting: did you mean KN"),
+            ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting: did you"),
+            ("knob=0,1", ("bash", "run.sh"), 1, "has no such setting: see --help"),
+            ("KNOB=99,0", ("python3", "fake.py"), 1, "refuses what it is given (above): nothing"),
+        )
     ):
-        before = len(place.starts())
-        code, _, err = place("--vary", vary, "--out", f"out{before}")
-        assert code == 2 and words in err and len(place.starts()) == before + 1
+        before, words_before = len(place.starts()), ("--vary", vary, "--out", f"out{number}", "--")
+        code, _, err = place.call(ablate.main, *words_before, *command)
+        assert code == 2 and words in err and len(place.starts()) == before + starts
     assert place("--vary", "OMP_NUM_THREADS=1,2", "--out", "threads", "--seeds", "1")[0] == 0
 
 
@@ -152,6 +159,7 @@ def test_runs_take_turns_and_are_paired_by_seed(place: Place) -> None:
     order = ["0-40", "1-40", "2-40", "1-41", "2-41", "0-41", "2-42", "0-42", "1-42"]
     ids = [f"out-{pair.replace('-', '-seed')}" for pair in order]
     assert (code, err) == (0, "") and place.started() == ids
+    assert re.search(r"\[8/9\] .* finished, about \d+ s left\n", out)
     for start in place.starts():
         assert start["RUN_ID"] == f"out-{start['KNOB']}-seed{start['SEED']}"
         assert start["ITERATIONS"] == "30"
@@ -164,6 +172,7 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     seeds = (1337, 1341, 1350)
     code, out, _ = place(*TWO, "--seeds", ",".join(map(str, seeds)), FAKE_DRIFT="0")
     test = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
+    assert "a lower loss is better; measurable: p < 0.05 for all 1 losses together, and for " in out
     figures = f"{test.difference:+.4g} ms", f"{test.low:+.4g} to {test.high:+.4g}", "measurable"
     assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-3:] == [*figures]
     verdict = verdict_of(out)
@@ -174,6 +183,14 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     assert "input wait +11 ms per step" in verdict_of(out)
     out = place(*TWO[:3], "one", "--seeds", "1")[1]
     assert "one seed cannot tell a difference from chance: add --seeds 3" in verdict_of(out)
+
+
+def test_differences_are_judged_together() -> None:
+    """Of two with p = 0.03 none is measurable, one alone is."""
+    test = dataclasses.replace(paired([0.0] * 3, [1.0, 2.0, 4.0]), p_of_none=0.03)
+    one = ablate.Difference(ablate.Arm((("KNOB", "1"),)), "loss", "nats", 3, test)
+    assert [each.measurable for each in ablate.judged([one])] == [True]
+    assert [each.measurable for each in ablate.judged([one, one])] == [False, False]
 
 
 def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
@@ -197,7 +214,11 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     assert place(*TWO, "--seeds", "2")[0] == 0 and len(place.starts()) == begun
     log = place.folder / "logs" / "out-1-seed1337.jsonl"
     log.write_text(log.read_text().split('{"event": "end"')[0])
+    checkpoint = place.folder / "checkpoints" / "out-1-seed1337" / "step_00000002.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
     assert place(*TWO, "--seeds", "2")[0] == 0 and place.started()[begun:] == ["out-1-seed1337"]
+    assert not checkpoint.exists(), "it would be resumed"
     assert place("--vary", "KNOB=0,1,2", "--out", "out", "--seeds", "3")[0] == 0
     new = [f"out-2-seed{seed}" for seed in (1337, 1338, 1339)]
     new += ["out-0-seed1339", "out-1-seed1339"]
@@ -257,6 +278,29 @@ def test_scripts_take_turns_as_settings_do(place: Place) -> None:
     assert "step time +20 ms" in verdicts[1]
 
 
+def test_no_two_arms_share_a_run(place: Place) -> None:
+    """Scripts of one name, and values that are joined to the same text or have commas."""
+    for name, pace in (("a", "pace = 50"), ("b", "pace = 70")):
+        (place.folder / name).mkdir()
+        (place.folder / name / "x.py").write_text(FAKE.replace("pace = 50", pace))
+    words = ("--script", "a/x.py,b/x.py", "--seeds", "2", "--out", "scripts")
+    _, out, _ = place.call(ablate.main, *words, "--", "python3", "{script}")
+    assert "b/x.py against a/x.py: step time +20 ms" in verdict_of(out)
+    values = ("--vary", "NAMES=1-2,1", "--vary", "PLACE=3,2-3", "--out", "values", "--seeds", "1")
+    place.script.write_text(FAKE.replace('"names": "a"', '"names": "a", "place": "a"'))
+    assert place(*values)[0] == 0
+    assert place("--vary", "NAMES=a,b;c", "--out", "commas", "--seeds", "1")[0] == 0
+    assert len({*place.started()}) == len(place.started()) == 4 + 4 + 2
+    assert [start["NAMES"] for start in place.starts()[-2:]] == ["a,b", "c"]
+
+
+def test_scores_of_other_texts_are_no_ablation(place: Place) -> None:
+    (place.folder / "other.py").write_text(FAKE.replace('.bin": "x"', '.bin": "y"'))
+    words = ("--script", "fake.py,other.py", "--seeds", "2", "--out", "out")
+    code, out, _ = place.call(ablate.main, *words, "--", "python3", "{script}")
+    assert code == 1 and "not an ablation: the validation shards differ" in verdict_of(out)
+
+
 @pytest.mark.slow
 def test_our_trainer_is_ablated(tmp_path: Path) -> None:
     """Overlap changes nothing, and nothing differs between the runs but seed and overlap. A picture
@@ -283,11 +327,13 @@ def test_a_command_that_sets_the_variable_itself_is_named(place: Place, call: Ca
     for number, (own, words) in enumerate(
         (
             ("KNOB=1", "KNOB=2: the run had 1.0: the command sets it itself"),
+            ("NAMES=c", "NAMES=x: the run had c: the command sets it itself"),
             ("SEED=5", "SEED=1337: the run had 5: the command sets it itself"),
             ("RUN_ID=x", "was not written: train, and set no RUN_ID"),
         )
     ):
         Path("run.sh").write_text(f"{own} exec {sys.executable} fake.py\n")
-        words_before = ("--vary", "KNOB=1,2", "--out", f"out{number}", "--")
+        vary = "NAMES=x,y" if "NAMES" in own else "KNOB=1,2"
+        words_before = ("--vary", vary, "--out", f"out{number}", "--")
         code, _, err = call(ablate.main, *words_before, "bash", "run.sh")
         assert (code, err.count("\n")) == (2, 1) and words in err

@@ -9,13 +9,15 @@ from typing import Any
 
 import compare
 import pytest
-import significance
-from configuration import seed_groups, telling
-from made_logs import TOKENS, bpb_of, event_lines, log_text, read_text
+import report
+import samples
+from made_logs import SMI, TOKENS, bpb_of, event_lines, log_text, read_text
 from matplotlib.figure import Figure
 from running import ROOT, Call
 from runs import read_logs
+from samples import seed_groups, telling
 
+RECORD = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
 A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
 
 
@@ -42,10 +44,6 @@ def edited(path: str | Path, change: Callable[[str], str]) -> str:
     return str(path)
 
 
-def add_line(path: str | Path, line: str) -> None:
-    edited(path, lambda log: f"{log}{line}\n")
-
-
 # --- tables ---
 
 
@@ -61,6 +59,14 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
     mean, std = statistics.fmean(values), statistics.stdev(values)
     said = f"equal but for the seed: nats {mean:.5f} std {std:.5f}, bits per byte "
     assert f"\nRuns 1, 2, 3, {said}" in out and "\nRuns 4, 5, equal but for the seed" in out
+
+
+def test_what_a_recipe_adds_is_shown(tmp_path: Path, call: Call) -> None:
+    """Only its log has the setting."""
+    for name, changed in (("base", {}), ("ema", {"ema_decay": 0.9})):
+        (tmp_path / f"{name}.jsonl").write_text(event_lines(ms=len(name), **changed))
+    _, out, _ = call(compare.main, tmp_path)
+    assert "  only in 2: ema_decay 0.9" in block(out, "What differs")
 
 
 def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> None:
@@ -82,10 +88,12 @@ def test_what_may_change_a_result(tmp_path: Path) -> None:
     """Not where data lie, nor how often lines are printed, nor what one log alone tells."""
     first = {"data_path": "/a/x", "val_every": 1, "odd": 1, "run_id": "a", "iterations": 9}
     second = {"data_path": "/b/x", "val_every": 2, "run_id": "b", "iterations": 8}
-    texts = [log_text(code=9, **first), log_text(code=9, world=4, **second)]
+    first["warmdown_iters"], second["warmdown_iters"] = 1, 2
+    texts = [log_text(code=9, smi=SMI, **first), log_text(code=9, smi=SMI, world=4, **second)]
+    texts[1] = texts[1].replace("PyTorch 2.9.1", "PyTorch 2.8.0")
     runs = [read_text(tmp_path, text).runs[0] for text in texts]
-    names = ["iterations", "world_size"]
-    assert telling(runs) == names and telling(runs, ["ITERATIONS", "WORLD_SIZE"]) == []
+    names = ["iterations", "warmdown_iters", "world_size", "torch"]
+    assert telling(runs) == names and telling(runs, [name.upper() for name in names]) == []
     assert seed_groups(runs) == [[0], [1]] and seed_groups(runs, names) == [[0, 1]]
 
 
@@ -125,12 +133,16 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     """Groups are named by their logs, or by their folders."""
     a, b = arm(tmp_path / "a", "a", A), arm(tmp_path / "b", "b", B, matrix_lr=0.02)
     code, out, _ = call(compare.main, "--a", tmp_path / "a", "--b", tmp_path / "b")
-    test, lines = significance.welch(A, B, margin=0.005), block(out, "A against B")
+    test, lines = samples.welch(A, B, margin=0.005), block(out, "A against B")
     assert code == 0 and out.startswith("A against B")
     assert lines[0] == f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01"
     assert lines[1].startswith(f"  A is {test.difference:.5f} nats lower (95 % interval")
     mean, std = statistics.fmean(A), statistics.stdev(A)
-    assert lines[2] == f"  A: 3 runs, {mean:.5f} nats, std {std:.5f}"
+    test = samples.paired(A, B)
+    reach = f"{test.low:+.5f} to {test.high:+.5f})"
+    said = "  paired by seed (3 pairs): A is 0.01947 nats lower (95 % interval of the difference "
+    assert lines[2] == said + reach
+    assert lines[3] == f"  A: 3 runs, {mean:.5f} nats, std {std:.5f}"
     notes = [line for line in lines if "note" in line]
     assert notes == ["  note: A and B differ in matrix_lr: which is better is tested, not why"]
     out = call(compare.main, "--a", *b, "--b", *a)[1]
@@ -169,8 +181,12 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     assert code == 0 and remark in out, "one remark for all"
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "note: --allow: the runs of a group may differ in MATRIX_LR" in out
-    code, out, _ = call(compare.main, "--a", *a, "--b", *b, "--allow", "MATRIX_RL")
-    assert code == 0 and "note: --allow does nothing for MATRIX_RL: no run has such" in out
+    code, out, err = call(compare.main, "--a", *a, "--b", *b, "--allow", "MATRIX_RL")
+    remedy = "no run has such a condition: did you mean matrix_lr?"
+    assert (code, out, err) == (1, "", f"error: --allow MATRIX_RL: {remedy}\n")
+    flat = arm(tmp_path, "f", [2.06, 2.06]), arm(tmp_path, "g", [2.07, 2.07])
+    code, out, _ = call(compare.main, "--a", *flat[0], "--b", *flat[1])
+    assert code == 1 and "refused: the results of each group are equal to the digit" in out
 
 
 def test_runs_on_other_validation_shards_are_not_compared(tmp_path: Path, call: Call) -> None:
@@ -198,19 +214,10 @@ def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -
     assert "A is better than B by more than 0.0018 bits per byte" in out
 
 
-def test_the_wait_for_input_is_compared_too(tmp_path: Path, call: Call) -> None:
+def test_equal_runs_are_called_equal(tmp_path: Path, call: Call) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", A, ms=43.6)
-    waits = (2.52, 2.61, 2.53, 152.47, 150.71, 152.09)
-    for path, wait in zip(a + b, waits, strict=True):
-        io = f"train_io:prefetch:{wait < 9} copy_stream:False\nseed:"
-        edited(path, lambda log, io=io: log.replace("seed:", io, 1))
-        add_line(path, f"input_wait total:{13_790 * wait}ms share:0.1% max:9ms epochs:0.5")
-    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
-    assert code == 0 and "A and B differ in train_prefetch: which is better" in out
-    lines, low = block(out, "A against B"), significance.welch(waits[:3], waits[3:]).low
-    assert lines[1].startswith("  A and B have the same mean (95 % interval of the difference -")
-    start = "  input_wait: A 2.55 ms per step, B 151.76 (95 % interval of B - A"
-    assert lines[3].startswith(f"{start} {low:+.2f} to +151.4")
+    lines = block(call(compare.main, "--a", *a, "--b", *b)[1], "A against B")
+    assert lines[1] == "  A and B are equal seed by seed, to the digit (3 pairs)"
 
 
 # --- pictures ---
@@ -248,29 +255,64 @@ def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) 
     mean = sum(bpb_of(nats - 0.01) for nats in A) / 3
     assert curves.lines[0].get_ydata()[-1] == pytest.approx(mean, abs=1e-4), "the seeds' mean"
     assert len(curves.collections) == 3, "a band an arm"
+    band = [y for x, y in curves.collections[0].get_paths()[0].vertices if x == 13_790]
+    std = statistics.stdev(bpb_of(nats) for nats in A)
+    assert max(band) - min(band) == pytest.approx(2 * std, abs=1.5e-4)
     [[_, place]] = dots.containers[0].lines[0].get_xydata()
     assert place == pytest.approx(sum(map(bpb_of, A)) / 3) and not dots.patches, "no bar"
     assert [len(row.get_offsets()) for row in dots.collections[::2]] == [3, 3, 3], "a dot per seed"
 
 
+def test_no_arm_of_a_record_is_left_out(drawn: list[Any], call: Call) -> None:
+    """Also where two arms have the same settings; what is equal is said."""
+    assert call(compare.main, RECORD, "--plot", "x.png")[0] == 0
+    curves, dots = drawn[0].axes
+    names, note = legend_of(drawn[0])
+    assert len(dots.containers) == len(curves.lines) == 6
+    assert names[:3] == ["slow_disk_train_prefetch0", "slow_disk_train_prefetch1", "train"]
+    assert len(names) == 6 and drawn[0].get_suptitle() == "6 arms, 18 runs"
+    assert note == "Note: 6 arms have equal results, seed by seed, to the digit"
+    looks = {(line.get_color(), line.get_marker()) for line in drawn[0].legends[0].get_lines()}
+    assert len(looks) == 6
+
+
+def test_differences_of_equal_seeds_are_drawn_under_their_verdict(
+    tmp_path: Path, drawn: list[Any]
+) -> None:
+    arms = [read_logs(arm(tmp_path, name, nats)).runs for name, nats in (("a", A), ("b", B))]
+    report.plot(arms, ["one", "two"], tmp_path / "x.png", ["two against one: loss +0.0195 nats"])
+    dots = drawn[0].axes[1]
+    assert drawn[0].get_suptitle() == "two against one: loss +0.0195 nats"
+    assert dots.get_ylabel() == "nats above one, same seed; lower is better"
+    points = [y for _, y in dots.collections[0].get_offsets()]
+    assert points == pytest.approx([b - a for a, b in zip(A, B, strict=True)])
+    [[low, high]] = [bar[:, 1] for bar in dots.containers[0].lines[2][0].get_segments()]
+    assert (low, high) == pytest.approx((samples.paired(A, B).low, samples.paired(A, B).high))
+
+
+def test_training_losses_are_drawn_as_means_where_logs_have_them(
+    tmp_path: Path, drawn: list[Any], call: Call
+) -> None:
+    """Single batches look like a loss that rises."""
+    logs = arm(tmp_path, "a", A)
+    for path in logs:
+        edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
+        edited(path, lambda log: re.sub(r"(?m)(train_loss.*)$", r"\1 mean_loss:2.5", log))
+    assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
+    curves = drawn[0].axes[0]
+    assert curves.get_ylabel().startswith("training loss, mean since the line before")
+    assert [*curves.lines[0].get_ydata()] == [2.5] * 5
+
+
 def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], call: Call) -> None:
-    """Parts of the split, other data, runs that are left out, in lines that fit; the wait where
-    arms differ in it by more than half a percent of a step."""
+    """Parts of the split, runs that are left out, in lines that fit."""
     a, b = arm(tmp_path, "a", A, partial=" partial_val:1"), arm(tmp_path, "b", B, matrix_lr=0.2)
-    for path, wait in [(path, 1) for path in a] + [(path, 9) for path in b]:
-        add_line(path, f"input_wait total:{13_790 * wait}ms share:1% slowest:1 epochs:0.5")
     edited(b[0], lambda log: log.split("step:13790/")[0])
-    for path in b:
-        edited(path, lambda log: log.replace("fineweb10B_sp1024", "mine"))
     assert call(compare.main, *a, *b, "--plot", "x.png")[0] == 0
     note = legend_of(drawn[0])[1]
     assert note.startswith("Note: 1 unfinished run left out; some runs scored a part of the vali")
-    assert note.endswith("the runs have different data: fineweb10B_sp1024, mine")
     lines = drawn[0].legends[0].get_title().get_text().split("\n")
     assert max(map(len, lines)) <= 13 * drawn[0].get_figwidth()
-    wait = drawn[0].axes[2]
-    means = [bar.lines[0].get_ydata()[0] for bar in wait.containers]
-    assert wait.get_ylabel() == "waiting for input, ms per step" and means == pytest.approx([1, 9])
 
 
 def test_arms_that_differ_in_more_than_settings_are_told_apart(
@@ -284,13 +326,12 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
     names, note = legend_of(drawn[0])
     assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
-    assert "no curves: not all runs have 3 points" in note
+    assert note.endswith("and train_seed1.log has 0 validations, of 3 that it needs")
 
 
 def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
     """A seed that is there twice is not of one arm: these logs do not tell how slow a disk was."""
-    folder = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
-    assert [len(arm) for arm in seed_groups(read_logs([folder]).runs)] == [3] * 6
+    assert [len(arm) for arm in seed_groups(read_logs([RECORD]).runs)] == [3] * 6
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
@@ -300,3 +341,52 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call
     code, _, err = call(compare.main, *logs, "--plot", tmp_path / "none" / "out.png")
     assert code == 1 and err.count("\n") == 1
     assert err.startswith(f"error: {tmp_path}/none/out.png: ")
+
+
+# --- statistics ---
+
+NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
+
+
+def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None:
+    better = samples.welch(NATS_A, NATS_B, margin=0.005)
+    assert better.difference == pytest.approx(0.0146333, abs=1e-6)
+    # By hand: both variances over 3, Welch's degrees of freedom, Student's t.
+    va, vb = (statistics.stdev(values) ** 2 / 3 for values in (NATS_A, NATS_B))
+    assert better.t == pytest.approx((better.difference - 0.005) / math.sqrt(va + vb))
+    assert better.df == pytest.approx((va + vb) ** 2 / (va**2 / 2 + vb**2 / 2))
+    assert better.p < 0.01 and better.low < better.difference < better.high
+    assert samples.welch(NATS_A, NATS_B, margin=0.0146333).p == pytest.approx(0.5, abs=1e-3)
+    assert samples.welch(NATS_A, NATS_B, margin=0.02).p > 0.9
+    worse = samples.welch(NATS_B, NATS_A)
+    assert worse.difference == pytest.approx(-better.difference) and worse.p > 0.99
+    assert worse.low == pytest.approx(-better.high)
+
+
+def test_runs_without_spread_decide_by_their_means() -> None:
+    for test in (samples.welch, samples.paired):
+        outcomes = [test([2.0, 2.0], [2.0 + x, 2.0 + x], margin=0.25) for x in (0.5, 0.0)]
+        assert [outcome.p for outcome in outcomes] == [0.0, 1.0]
+        assert [(outcome.low, outcome.high) for outcome in outcomes] == [(0.5, 0.5), (0.0, 0.0)]
+        assert not test([2.0, 2.0], [2.25, 2.25], margin=0.25).p < 0.01
+    one_varies = samples.welch([2.0, 2.0], [2.1, 2.2])
+    assert one_varies.df == 1 and one_varies.low < 0.15 < one_varies.high
+
+
+def test_pairs_take_out_what_both_share() -> None:
+    a, b = [1.0, 2.0, 3.0, 4.0], [1.011, 2.009, 3.010, 4.010]
+    outcome = samples.paired(a, b, margin=0.005)
+    assert outcome.p < 0.001 < 0.4 < samples.welch(a, b, margin=0.005).p
+    assert samples.paired(a, b, margin=0.010).p == pytest.approx(0.5, abs=1e-3)
+    # Of the differences 11, 9, 10, 10: mean 10, std 0.8165, t(0.975, 3) = 3.1824.
+    assert outcome.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
+
+
+def test_holm_makes_p_values_hold_together() -> None:
+    """The smallest of n is taken n times, the next one n - 1 times; none becomes smaller."""
+    assert samples.holm([0.02, 0.01, math.nan, 0.04]) == pytest.approx(
+        [0.04, 0.03, math.nan, 0.04], nan_ok=True
+    )
+    assert samples.holm([0.6, 0.5]) == [1.0, 1.0]
+    same = samples.paired([1.0, 2.0, 3.0], [1.1, 2.0, 3.2])
+    assert (same.p_of_none < 0.05) == same.measurable and 0.05 < same.p_of_none < 0.5

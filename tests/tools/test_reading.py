@@ -1,18 +1,16 @@
-"""tools/lines.py and runs.py on the logs that people have: the events of our own runs, text logs
-with and without something in front of their lines, and files that are no logs."""
+"""tools/runs.py on the logs that people have: the events of our own runs, text logs, and files that
+are no logs."""
 
 import json
 import os
 from pathlib import Path
 
-import lines
 import pytest
 import runs
-from configuration import conditions
-from lines import Result
 from made_logs import SMI, bpb_of, event_lines, log_text, read_text
 from running import ROOT
-from runs import Logs, Run
+from runs import Logs, Result, Run
+from samples import conditions
 
 SOURCE = '''"""A trainer. Its log looks like this:
 step:7/100 train_loss:1.0000 train_time:7ms step_avg:1.00ms
@@ -31,27 +29,27 @@ HEADER = log_text(script=SOURCE, smi=SMI).split("train_loader:")[0]
 SCORE = round(bpb_of(1.9), 8)
 # Each kind of line, and what it says.
 EXAMPLES = """
-Running PyTorch 2.9.1+cu128                                        | Fact torch 2.9.1+cu128
-|   0  NVIDIA H100 80GB HBM3   On  |   00000000:19:00.0 Off | 0    | Fact device NVIDIA H100 80GB HBM3
-step:7/9 train_loss:2.5 train_time:350ms data_crc:00aa0001 eta:1s  | Step 7 2.5 350.0 00aa0001
-500/20000 train_loss: 3.3800 train_time: 0.8m tok/s: 77            | Step 500 3.38 None None
-step:19/20 val_loss:2.4 val_bpb:1.4 train_time:79ms                | Validation 19 2.4 1.4 79.0
-stopping_early: wallclock_cap train_time:205ms step:5/9            | Fact train_time_ms 205
-final_x val_loss:2.4 val_bpb:1.43 eval_time:14ms partial_val:1     | Result other final_x 2.4 1.43 14.0 2; Fact partial_val True
-final_int8_zlib_roundtrip val_loss:2.42 val_bpb:1.4333             | Result roundtrip final_int8_zlib_roundtrip 2.42 1.4333 None 4
-ttt_sliding:done val_loss=2.30 val_bpb=1.1 elapsed=4.5s            | Result ttt ttt_sliding:done 2.3 1.1 4500.0 1
-Code size: 51,200 bytes                                            | Fact code_bytes 51200
+Running PyTorch 2.9.1+cu128                                        | hardware torch=2.9.1+cu128
+|   0  NVIDIA H100 80GB HBM3   On  |   00000000:19:00.0 Off | 0    | hardware device=NVIDIA H100 80GB HBM3
+step:7/9 train_loss:2.5 train_time:350ms data_crc:00aa0001 eta:1s  | step step=7 train_time_ms=350.0 train_loss=2.5 data_crc=00aa0001
+step:8/9 train_loss:2.5 train_time:400ms eta:1s mean_loss:2.75     | step step=8 train_time_ms=400.0 train_loss=2.5 mean_loss=2.75
+500/20000 train_loss: 3.3800 train_time: 0.8m tok/s: 77            | step step=500 train_loss=3.38
+step:19/20 val_loss:2.4 val_bpb:1.4 train_time:79ms                | validation step=19 train_time_ms=79.0 val_loss=2.4 val_bpb=1.4
+stopping_early: wallclock_cap train_time:205ms step:5/9            | input timing_train_loop_ms=205
+final_x val_loss:2.4 val_bpb:1.43 eval_time:14ms                   | score name=final_x val_loss=2.4 val_bpb=1.43 eval_time_ms=14.0 digits=2
+ttt_sliding:done val_loss=2.30 val_bpb=1.1 elapsed=4.5s            | score name=ttt_sliding:done val_loss=2.3 val_bpb=1.1 eval_time_ms=4500.0 digits=1
+Code size: 51,200 bytes                                            | artifact code_bytes=51200
 Serialized model: 67000000 bytes                                   |
-Serialized model int8+zlib: 15700000 bytes (payload:1)             | Fact model_bytes 15700000
-Total submission size int8+zlib: 15,750,424 bytes                  | Fact total_bytes 15750424
-input_wait total:1.198ms share:0.004% epochs:0.027                 | Fact input_wait_ms 1.198
-train_loader:dataset:mine train_shards:80                          | Fact dataset mine; Fact train_shards 80
-val_loader:shards pattern=./data/fineweb_val_*.bin tokens:620      | Fact val_tokens 620
-settings: EMA_DECAY=0.997                                          | Fact config.ema_decay 0.997
-resumed: step:6000 resumed_from:checkpoints/r/step_00006000.pt     | Fact resumed 6000
-train_io:prefetch:True copy_stream:False gpu_prefetch:0            | Fact config.train_prefetch True
-world_size:8 grad_accum_steps:1                                    | Fact world_size 8; Fact micro_steps 1
-  ttt_enabled: True                                                | Fact config.ttt_enabled True
+Serialized model int8+zlib: 15700000 bytes (payload:1)             | artifact artifact_bytes=15700000
+Total submission size int8+zlib: 15,750,424 bytes                  | artifact total_bytes=15750424
+input_wait total:1.198ms share:0.004% epochs:0.027                 | input total_ms=1.198
+train_loader:dataset:mine train_shards:80                          | data dataset=mine train_shards=80
+val_loader:shards pattern=./data/fineweb_val_*.bin tokens:620      | data val_tokens=620
+settings: EMA_DECAY=0.997                                          | settings ema_decay=0.997
+resumed: step:6000 resumed_from:checkpoints/x                      | checkpoint step=6000 resumed_from=resumed_from:checkpoints/x
+train_io:prefetch:True copy_stream:False gpu_prefetch:0            | settings train_prefetch=True
+world_size:8 grad_accum_steps:1                                    | settings world_size=8 grad_accum_steps=1
+  ttt_enabled: True                                                | settings ttt_enabled=True
 ttt_progress: batch 1/782 batch_loss:2.7 batch_bpb:1.1             |
 import os                                                          |
 """  # noqa: E501
@@ -65,8 +63,9 @@ def only(log: Logs) -> Run:
 @pytest.mark.parametrize("row", EXAMPLES.strip("\n").splitlines())
 def test_what_a_line_says(row: str) -> None:
     text, expected = row.rsplit("  |", 1)
-    found = [" ".join([type(e).__name__, *map(str, e)]) for e in lines.events(text.rstrip())]
-    assert "; ".join(found) == expected.strip()
+    found = runs.line_event(text.rstrip()) or {"event": ""}
+    words = [f"{name}={value}" for name, value in found.items() if value is not None]
+    assert " ".join([found["event"], *words[1:]]) == expected.strip()
 
 
 def test_a_log_of_the_challenges_script(tmp_path: Path) -> None:
@@ -155,26 +154,16 @@ def test_the_last_run_of_a_file_is_read(tmp_path: Path, kind: str) -> None:
     assert (run.status == "no steps") == (steps == "")
 
 
-# --- in front of lines, and other encodings ---
-
-FRONTS = ["[default0]:", "\x1b[36m[rank0]\x1b[0m: ", "0: ", "2026-04-0{n}T12:00:0{n}.12{n}Z "]
-FRONTS += ["2026-04-01 12:00:0{n},123 - INFO - ", "[1,{n}]<stdout>:"]
-
-
-@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("front", ["[default0]:", "1776144154.79{n} ", "2026-04-01T12:00:0{n}Z "])
 def test_what_stands_in_front_of_every_line_is_taken_off(tmp_path: Path, front: str) -> None:
-    plain = only(read_text(tmp_path, HEADER + BASELINE, "plain.log"))
+    plain = only(read_text(tmp_path, HEADER + BASELINE))
     text = [front.format(n=n % 10) + line for n, line in enumerate((HEADER + BASELINE).split("\n"))]
-    run = only(read_text(tmp_path, "\n".join(text), "plain.log"))
-    assert run == plain
-    log = read_text(tmp_path, "a line without it\n" + "\n".join(text))
-    assert log.runs == [] and log.problems[0].endswith("others do not: remove it")
+    assert only(read_text(tmp_path, "\n".join(text))) == plain
 
 
 def test_other_encodings(tmp_path: Path) -> None:
-    for data in (BASELINE.encode("utf-16"), BASELINE.encode("utf-16-le")):
-        log = read_text(tmp_path, data)
-        assert log.runs == [] and "UTF-16: iconv -f UTF-16 -t UTF-8" in log.problems[0]
+    log = read_text(tmp_path, BASELINE.encode("utf-16"))
+    assert log.runs == [] and "a binary file or UTF-16, no log in UTF-8" in log.problems[0]
     for data in (b"\xef\xbb\xbf" + BASELINE.encode(), BASELINE.replace("\n", "\r\n").encode()):
         assert only(read_text(tmp_path, data)).result.val_bpb == SCORE
 

@@ -112,6 +112,29 @@ def test_new_makes_a_recipe_of_an_edited_copy(call: Call, own: Path) -> None:
     assert call(recipe.main, "check") == (0, "1 of 1 recipes apply to train_gpt.py\n", "")
 
 
+SETTING = "# setting: CAP_MORE=0, on: CAP_MORE=1\n"
+# A change of a header that is in order, and what is said.
+HEADERS = {
+    "its header has no `# source:`": ("# source: none\n", ""),
+    "its header has no `# effect:`": ("# effect: none\n", ""),
+    "its header has a TODO": ("It does this", "TODO"),
+    "a setting's line is not `# setting: NAME=default": ("CAP_MORE=0, on", "CAP_MORE: 0, on"),
+    "it has no setting whose value `on` differs": ("on: CAP_MORE=1", "on: CAP_MORE=0"),
+    "its header's settings are not those that it adds": (SETTING, SETTING.replace("CAP", "CUP")),
+    "`# not with: none_such`, and there is no such": (SETTING, SETTING + "# not with: none_such\n"),
+}
+
+
+@pytest.mark.parametrize("words", HEADERS)
+def test_a_header_says_what_a_recipe_is(words: str, call: Call) -> None:
+    header = HEADER.replace("# source", f"{SETTING}# source")
+    make("caps", OPTION, CAP + OPTION, header)
+    assert call(recipe.main, "check")[0] == 0
+    make("caps", OPTION, CAP + OPTION, header.replace(*HEADERS[words]))
+    code, _, err = call(recipe.main, "check")
+    assert code == 1 and words in err
+
+
 def test_set_makes_values_the_defaults(call: Call, own: Path) -> None:
     make_caps()
     apply = "apply", "caps", "--to", own / "x.py", "--set"
@@ -175,9 +198,7 @@ def test_refusals_are_one_line(call: Call, own: Path) -> None:
         assert (code, out) == (1, "") and words in err.replace(str(recipe.FOLDER), "recipes"), err
         assert err.count("\n") == 1 and not file.exists()
 
-    refuses(f"apply cap --to {file}", "cap: no such recipe in recipes: did you mean caps?")
     refuses(f"apply caps --to {foreign}", "exists, apply starts from train_gpt.py")
-    refuses(f"new foreign --from {foreign}", "not an edited copy of train_gpt.py")
     not_python = "block: line 19 of what they make: expected an indented block"
     refuses(f"apply block --to {file}", not_python)
     recipe.TRAINER.write_text((SCRIPT + MAIN).replace("    # second line\n", "    # new\n"))
@@ -196,3 +217,32 @@ def test_it_works_inside_another_repository(
     monkeypatch.setattr("tempfile.tempdir", str(own / "sub"))
     assert call(recipe.main, "apply", "caps", "--to", own / "x.py")[0] == 0
     assert CAP in (own / "x.py").read_text()
+
+
+TWICE = "\n\ndef added(x):\n    return x"
+
+
+def test_a_merge_that_defines_a_name_twice_or_leaves_a_line_unreached_is_refused(
+    call: Call, own: Path
+) -> None:
+    for name, end in (("first", " + 1\n"), ("second", " + 2\n")):
+        make(name, RETURN, RETURN + TWICE + end)
+    make("early", HEAD, HEAD + "    return x\n")
+    make("late", HEAD, HEAD + "    x = 2\n")
+    target = own / "x.py"
+    for names, words in (
+        (("first", "second"), "first + second: added is defined twice: leave one out"),
+        (("early",), "early: line 19 of what they make is behind a return: mend the recipe"),
+    ):
+        code, out, err = call(recipe.main, "apply", *names, "--to", target)
+        assert (code, out, err) == (1, "", f"error: {words}\n") and not target.exists()
+
+
+def test_recipes_of_which_one_would_win_are_not_applied_together(call: Call, own: Path) -> None:
+    make("one", HEAD, HEAD + "    # one\n", HEADER + "# not with: two, three\n")
+    make("two", RETURN, "    return head\n")
+    for order in (("one", "two"), ("two", "one")):
+        code, _, err = call(recipe.main, "apply", *order, "--to", own / "x.py")
+        assert code == 1 and "one and two do the same in two ways" in err
+    code, out, _ = call(recipe.main, "apply", "two", "--to", own / "x.py")
+    assert code == 0 and "with two (+2 -1 lines)" in out, "as git counts: its first line, too"

@@ -1,11 +1,14 @@
 """tools/sample.py: the tokens are those of a plain loop over `logits`, the model is that of the run
 that is named, and what is wrong is one line."""
 
+import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import cli
 import pytest
@@ -102,6 +105,14 @@ def test_a_seed_gives_its_text_and_another_seed_another(byte_run: Trained, write
     assert text(1) == text(1) != text(2)
 
 
+def test_only_the_50_most_likely_tokens_are_drawn() -> None:
+    model = torch.nn.Linear(1, 1)  # whose logits fall a little from token to token
+    model.logits = lambda seen: -1e-3 * torch.arange(300.0).expand(1, seen.shape[1], 300)
+    options = SimpleNamespace(seed=1, length=2000, temperature=1.0)
+    config = SimpleNamespace(train_seq_len=8, vocab_size=300)
+    assert {*sample.write(model, [299], config, options)[1:]} == {*range(50)}
+
+
 def test_the_newest_run_is_meant_where_none_is_named(
     byte_run: Trained, tmp_path: Path, write: Sample
 ) -> None:
@@ -119,9 +130,37 @@ def put(data: bytes | None) -> Callable[[Path], None]:
     )
 
 
+def resize(logs: Path) -> None:
+    """A sparse artifact of 20 GB."""
+    with open(logs / "r.int8.ptz", "ab") as file:
+        file.truncate(20_000_000_000)
+
+
+def pipe(logs: Path) -> None:
+    (logs / "r.int8.ptz").unlink()
+    os.mkfifo(logs / "r.int8.ptz")
+
+
+def nest(logs: Path) -> None:
+    """A tokenizer that Python cannot read, and a checksum that fits it."""
+    tokenizer = logs.parent / "deep.json"
+    tokenizer.write_text("[" * 100_000)
+    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    text = re.sub(r'"tokenizer": "\w+"', f'"tokenizer": "{digest}"', (logs / "r.jsonl").read_text())
+    text = re.sub(r'"tokenizer_path": "[^"]+"', f'"tokenizer_path": "{tokenizer}"', text)
+    (logs / "r.jsonl").write_text(text)
+
+
 # What is named, what is done to the run, words of the error.
 FAULTS = [
-    ("logs/r.txt", lambda logs: (logs / "r.int8.ptz").unlink(), "no such artifact (the run is fin"),
+    ("logs/r.txt", resize, "r.int8.ptz: 20,000,000,000 bytes, of which 1,000,000,000 are read at "),
+    ("logs/r.txt", pipe, "logs/r.int8.ptz: not a file: the run is finished: name another"),
+    ("logs/r.txt", nest, "deep.json: no usable tokenizer: set TOKENIZER_PATH"),
+    (
+        "logs/r.txt",
+        lambda logs: (logs / "r.int8.ptz").unlink(),
+        "No such file or directory: the run is fin",
+    ),
     ("logs/r.txt", put(None), "logs/r.txt: its script does not build logs/r.int8.ptz: "),
     ("logs", put(b"another model"), "damaged, or another run's: 13 bytes, its log says "),
 ]

@@ -35,8 +35,8 @@ def event(name: str, begin: float, end: float, category: str = "user_annotation"
     return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times, "args": args}
 
 
-def kernel(begin: float, end: float, stream: int = 7) -> dict:
-    return event("ampere_bf16_gemm", begin, end, "kernel", stream=stream, device=0)
+def kernel(begin: float, end: float, stream: int = 7, name: str = "ampere_bf16_gemm") -> dict:
+    return event(name, begin, end, "kernel", stream=stream, device=0)
 
 
 def copy(begin: float, end: float, size: int, way: str = "HtoD (Pinned -> Device)") -> dict:
@@ -77,7 +77,11 @@ def test_each_lane_of_a_cpu_is_said(cpu_trace: Path) -> None:
     assert shown(cpu_trace) == [
         "cpu, steps 1 to 6 on the CPU: 60000 ms",
         "  reader      busy 4.00 %, 25 % of it under compute",
-        "  compute     busy 90.00 %",
+        "  compute     busy 80.00 %",
+        "  forward     busy 20.00 %",
+        "  backward    busy 30.00 %",
+        "  optimizer   busy 30.00 %",
+        "  all-reduce  busy 10.00 %",
         "  input wait  10.00 %, 6000.00 ms",
     ]
 
@@ -98,7 +102,21 @@ def test_with_cuda_the_device_counts(tmp_path: Path) -> None:
         "  reader      busy 33.42 %, 50 % of it under compute",
         "  copy        busy 29.17 %",
         "  compute     busy 58.33 %",
+        "  forward     busy 58.33 %",
         "  input wait  25.00 %, 3000.00 ms",
+    ]
+
+
+def test_a_rank_that_waits_for_others_is_not_computing(tmp_path: Path) -> None:
+    """NCCL's kernel runs until the last rank has come: also where that one waits for its input."""
+    rows = [event("ProfilerStep#1", 0, 10), event("input_wait", 0, 0.1), event("optimizer", 9, 10)]
+    rows += [kernel(1, 3), kernel(3, 8, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL")]
+    rows += [kernel(8, 10), event("optimizer", 8, 10, "gpu_user_annotation")]
+    assert shown(write(tmp_path / "t.trace.json.gz", rows))[1:] == [
+        "  compute     busy 40.00 %",
+        "  optimizer   busy 20.00 %",
+        "  all-reduce  busy 50.00 %",
+        "  input wait  1.00 %, 100.00 ms",
     ]
 
 
@@ -116,7 +134,7 @@ def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path) 
     rows += [event("disk_read", 8, 8.00001), kernel(16, 16.5), event("optimizer", 14, 15)]
     rows += [copy(1, 2, 1 << 20), copy(11, 12, 1 << 20)]
     fast, path = write(tmp_path / "fast.trace.json.gz", rows), tmp_path / "pair.svg"
-    assert len(shown(cpu_trace, fast, "--picture", path)) == 9
+    assert len(shown(cpu_trace, fast, "--picture", path)) == 9 + 4
     svg = path.read_text(encoding="utf-8")
     texts = re.findall(r"<!-- (.*) -->", svg)
     assert "cpu, steps 2 to 4 on the CPU" in texts and "fast, step 1 on the GPU" in texts
@@ -142,7 +160,8 @@ NO_TRACES += [({"traceEvents": [STEP, OTHER | {"cat": "cpu_op"}]}, "no phases")]
 @pytest.mark.parametrize(("content", "why"), NO_TRACES)
 def test_what_is_not_a_trace_is_said_in_one_line(tmp_path: Path, content: object, why: str) -> None:
     path = tmp_path / "x"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    text = content if isinstance(content, bytes) else gzip.compress(json.dumps(content).encode())
+    path.write_bytes(text)
     done = timeline(path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith(f"error: {path}: ") and why in done.stderr

@@ -1,14 +1,16 @@
-"""What a configuration is, in what runs differ, which runs are seeds of one and what to call them.
-
-What a run is made of is known by checksums (made_of) where its events tell them.
-"""
+"""Which runs are seeds of one configuration, in what runs differ, and whether one is better."""
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+import statistics
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cli import setting, some
 from runs import Run
@@ -37,18 +39,6 @@ FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *FIE
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
-
-
-class Difference(NamedTuple):
-    """A condition that is not equal in all runs: each value with the numbers (from 0) of its runs,
-    and the runs whose logs do not tell it."""
-
-    name: str
-    values: list[tuple[Any, list[int]]]
-    unknown: list[int]
-
-    def harmless(self) -> bool:
-        return HARMLESS.fullmatch(self.name) is not None
 
 
 # --- what differs ---
@@ -86,45 +76,49 @@ def checksums(run: Run) -> dict[str, str]:
     return result
 
 
-def differences(runs: Sequence[Run]) -> tuple[list[Difference], int]:
-    """Conditions that differ, and how many are equal in all runs that tell them."""
+Places = dict[Any, list[int]]  # values with the numbers (from 0) of those that have them
+
+
+def places(values: Iterable[Any]) -> Places:
+    found: Places = {}
+    for number, value in enumerate(values):
+        found.setdefault(value, []).append(number)
+    return found
+
+
+def all_conditions(runs: Sequence[Run]) -> dict[str, Places]:
+    """The values of each condition. None: the log does not tell it."""
     known = [conditions(run) for run in runs]
-    result, equal = [], 0
-    for name in dict.fromkeys(name for setup in known for name in setup):
-        values: dict[Any, list[int]] = {}
-        for index, setup in enumerate(known):
-            if name in setup:
-                values.setdefault(setup[name], []).append(index)
-        if len(values) > 1:
-            unknown = [index for index, setup in enumerate(known) if name not in setup]
-            result.append(Difference(name, list(values.items()), unknown))
-        else:
-            equal += 1
-    return sorted(result, key=Difference.harmless), equal
+    names = dict.fromkeys(name for setup in known for name in setup)
+    return {name: places(setup.get(name) for setup in known) for name in names}
+
+
+def differences(table: dict[str, Places]) -> list[str]:
+    """The conditions that differ, harmless ones last."""
+    names = [name for name, values in table.items() if len(values.keys() - {None}) > 1]
+    return sorted(names, key=is_harmless)
+
+
+def is_harmless(name: str) -> bool:
+    return HARMLESS.fullmatch(name) is not None
 
 
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    names = [d.name for d in differences(runs)[0] if not d.harmless()]
+    names = [name for name in differences(all_conditions(runs)) if not is_harmless(name)]
     return [name for name in names if name.lower() not in allowed]
 
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
     """Numbers of the runs that differ in nothing but seed, harmless settings and surroundings."""
-    names = telling(runs, allow)
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, run in enumerate(runs):
-        known = conditions(run)
-        groups.setdefault(tuple(known.get(name) for name in names), []).append(index)
-    parts: dict[tuple[Any, ...], list[int]] = {}
-    for setup, group in groups.items():
+    names, known, result = telling(runs, allow), [conditions(run) for run in runs], []
+    for group in places(tuple(setup.get(name) for name in names) for setup in known).values():
         # With a seed twice it is several: logs do not tell all, such as how slow a disk was.
-        twice = len({runs[index].known_seed for index in group}) < len(group)
-        for index in group:
-            name = re.sub(SEED_OR_SUFFIX, "", runs[index].path) if twice else ""
-            parts.setdefault((setup, name), []).append(index)
-    return sorted(parts.values())
+        twice = len({runs[number].known_seed for number in group}) < len(group)
+        paths = [re.sub(SEED_OR_SUFFIX, "", runs[number].path) * twice for number in group]
+        result += [[group[place] for place in part] for part in places(paths).values()]
+    return sorted(result)
 
 
 def trace(run: Run) -> tuple[Any, ...] | None:
@@ -155,6 +149,12 @@ def faults_of_group(name: str, group: Sequence[Run], allow: Sequence[str]) -> It
             yield f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}"
 
 
+def bytes_scored(run: Run) -> float | None:
+    """The bytes of text of which the score is the mean; None: the log does not say it."""
+    rate = run.result and run.result.bytes_per_token
+    return rate * run.val_tokens if rate and run.val_tokens and not run.partial_val else None
+
+
 def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
     """Reasons not to compare the scores of runs: not all of them are of one whole split."""
     allowed = {name.lower() for name in allow}
@@ -172,11 +172,7 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
     same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
     if len(splits) > 1 and not same_text and "validation_shards" not in allowed:
         yield "the validation shards differ (checksums in made_of): validate all runs on one split"
-    sizes = {}
-    for run in runs:
-        rate = run.result and run.result.bytes_per_token
-        if rate and run.val_tokens and not run.partial_val:
-            sizes[run.name] = rate * run.val_tokens
+    sizes = {run.name: size for run in runs if (size := bytes_scored(run))}
     if sizes and max(sizes.values()) > SAME_TEXT * min(sizes.values()):
         ends = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
         scored = " and ".join(f"{name} {sizes[name]:,.0f} bytes" for name in ends)
@@ -199,12 +195,103 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     without the seed where that tells them apart."""
     firsts = [group[0] for group in groups]
     different, known = telling(firsts), [conditions(run) for run in firsts]
-    settings = 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}
-    if settings and all(name in setup for setup in known for name in different):
-        return [" ".join(setting(n, setup[n]) for n in different) for setup in known]
+    if 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}:
+        named = [" ".join(setting(n, setup.get(n)) for n in different) for setup in known]
+        if len({*named}) == len(named):
+            return named
     names = labels(firsts)
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
-    for place, group in enumerate(groups):
-        if len(group) > 1:  # x1, x2, x3
-            short[place] = short[place].removesuffix(str(group[0].known_seed)).rstrip("-_.")
     return short if len(set(short)) == len(short) else names
+
+
+# --- statistics ---
+
+CAP_BYTES = 16_000_000  # script and model, decimal
+SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
+NATS, BITS = "nats", "bits per byte"
+warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")  # values without spread
+
+
+@dataclass(frozen=True)
+class Test:
+    """Is the mean of the second sample above that of the first by more than a margin?
+
+    One-sided p; 95 % interval of the difference (two-sided).
+    """
+
+    difference: float  # mean of the second minus mean of the first
+    t: float
+    df: float
+    p: float
+    low: float
+    high: float
+    p_of_none: float  # two-sided: of a difference as large as this where there is none
+
+    @property
+    def measurable(self) -> bool:
+        return not self.low <= 0 <= self.high
+
+
+def welch(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
+    """Welch's t-test of mean(second) - mean(first) > margin."""
+    return test_of("ttest_ind", first, second, margin, equal_var=False)
+
+
+def paired(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
+    """The paired t-test of mean(second - first) > margin."""
+    return test_of("ttest_rel", first, second, margin)
+
+
+def test_of(
+    name: str, first: Sequence[float], second: Sequence[float], margin: float, **options: Any
+) -> Test:
+    """scipy's test. Where no value varies and the margin is met exactly, t and p are nan."""
+    from scipy import stats  # slow to import, and optional
+
+    function = partial(getattr(stats, name), **options)
+    shifted = [value - margin for value in second]
+    one_sided = function(shifted, first, alternative="greater")
+    two_sided = function(second, first)
+    low, high = two_sided.confidence_interval(0.95)
+    difference = statistics.fmean(second) - statistics.fmean(first)
+    figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high, two_sided.pvalue)
+    return Test(difference, *map(float, figures))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values that hold for all of them together. One that is nan belongs to no test."""
+    places = [place for place, p in enumerate(p_values) if not math.isnan(p)]
+    result, least = list(p_values), 0.0
+    for rank, place in enumerate(sorted(places, key=lambda place: p_values[place])):
+        least = max(least, min(1.0, (len(places) - rank) * p_values[place]))
+        result[place] = least
+    return result
+
+
+# --- results ---
+
+
+def pairs_by_seed(
+    first: Sequence[Run], second: Sequence[Run], value: Callable[[Run], float | None]
+) -> list[tuple[float, float]]:
+    """A value of the runs of each seed that both have."""
+    known = [{run.known_seed: value(run) for run in group} for group in (first, second)]
+    pairs = [(ours, known[1][seed]) for seed, ours in known[0].items() if seed in known[1]]
+    return [p for p in pairs if all(one is not None and math.isfinite(one) for one in p)]
+
+
+def value_of(run: Run, unit: str) -> float | None:
+    """The run's result in nats or in bits per byte."""
+    value = run.result and (run.result.val_loss if unit == NATS else run.result.val_bpb)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def rates(runs: Sequence[Run]) -> list[float]:
+    """Bytes per token of the results that tell them."""
+    return [run.result.bytes_per_token for run in runs if run.result and run.result.bytes_per_token]
+
+
+def unit_of(runs: Sequence[Run]) -> str:
+    """In which results are compared: in nats only of one tokenizer, by their bytes per token."""
+    known = rates(runs)
+    return BITS if known and max(known) / min(known) > 1 + SAME_RATE else NATS

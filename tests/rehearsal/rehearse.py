@@ -1,0 +1,141 @@
+"""Rehearses train_gpt.py and the stacks at their own sizes, and says what each stage took.
+
+    python3 tests/rehearsal/rehearse.py                    all of them, narrow, on 2 ranks
+    python3 tests/rehearsal/rehearse.py caseops SEED=3     one of them, with another setting
+    python3 tests/rehearsal/rehearse.py --full-width sp8192    the bytes of what is submitted
+
+It takes minutes and 1.2 GB of memory (--full-width: 4 GB). Exit code: 1 where something is wrong.
+"""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1]), str(HERE.parents[1] / "tools")]
+import package  # noqa: E402
+import real_size  # noqa: E402
+import recipe  # noqa: E402
+from packed import pack  # noqa: E402
+from running import clean_environment, torchrun  # noqa: E402
+from significance import CAP_BYTES  # noqa: E402
+
+# What is rehearsed, and the kind of its data.
+CASES = {"root": "sp1024", "baseline_plus": "sp1024", "sp8192": "sp8192", "sp8192_ttt": "sp8192"}
+CASES |= {"caseops": "caseops"}
+COMMON = {"MAX_WALLCLOCK_SECONDS": 0, "RUN_ID": "rehearsal"}
+NARROW = {"MODEL_DIM": 128, "ITERATIONS": 3, "WARMUP_STEPS": 2}
+FULL_WIDTH = {"ITERATIONS": 0, "WARMUP_STEPS": 0, "VAL_TOKENS": 300_000}
+
+
+class Rehearsal(NamedTuple):
+    faults: list[str]
+    stages: list[dict[str, Any]]  # what each took
+    total: int = 0  # bytes of the packed script and the artifact
+
+
+def script_of(name: str) -> str:
+    """The text of the root or of a stack."""
+    root = recipe.root_text()
+    if name == "root":
+        return root
+    stack = recipe.stack(name)
+    text = recipe.combined(root, [recipe.load(each) for each in stack["recipes"]])
+    return recipe.with_defaults(text, stack["settings"])
+
+
+def run(script: Path, ranks: int, settings: dict[str, Any]) -> list[str]:
+    """Runs the script on so many ranks; returns what it says if it fails."""
+    words = [str(script), *(f"{name}={value}" for name, value in settings.items())]
+    command = [*torchrun(HERE / "stand_in.py", ranks), *words]
+    options = {"cwd": script.parent, "env": clean_environment(), "text": True}
+    done = subprocess.run(command, **options, capture_output=True)
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if line.startswith(("train_gpt.py:", "AssertionError"))]
+    return (said or lines[-1:]) if done.returncode else []
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "logs" / "rehearsal.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def wrong_scores(kind: str, folder: Path) -> list[str]:
+    """The last ones of a log, if they are not what the shards say, to the last digits."""
+    last = {event["event"]: event for event in events(folder)}
+    config, row = last["config"], last["config"]["train_seq_len"]
+    last_row = 1 if config.get("lora_rank") else row  # of documents, all targets are scored
+    faults = []
+    for name, length in (("validation", row), ("score", last_row)):
+        found = last[name]["val_loss"], last[name]["val_bpb"]
+        wanted = real_size.score(kind, folder / "data", length, config["val_tokens"])
+        if any(abs(one - other) > 1e-11 for one, other in zip(found, wanted, strict=True)):
+            faults.append(f"{name}: nats and bits {found}, computed from the shards {wanted}")
+    return faults
+
+
+def package_faults(folder: Path) -> list[str]:
+    """package.py makes a record's folder, which check.py accepts."""
+    options = {"--track": "track_non_record_16mb", "--name": "Rehearsal", "--author": "A"}
+    options |= {"--github-id": "a", "--description": "At its own size", "--records": folder}
+    words = [str(word) for pair in options.items() for word in pair]
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = package.main([str(folder / "logs" / "rehearsal.txt"), *words])
+    return [f"package.py: {said.getvalue()}"] if code else []
+
+
+def rehearse(
+    name: str, folder: Path, settings: dict[str, Any], edit: Callable[[str], str] | None = None
+) -> Rehearsal:
+    """A run of the root or a stack, a record of it, and a resumed run on one rank. At full width
+    (MODEL_DIM is not among the settings of NARROW), a run without steps on one rank."""
+    is_narrow = settings.keys() >= NARROW.keys()
+    given = COMMON | real_size.make(CASES[name], folder / "data") | settings
+    script = folder / "packed.py"
+    text = script_of(name)
+    script.write_bytes(pack((edit(text) if edit else text).encode()))
+    faults = run(script, 2 if is_narrow else 1, given)
+    stages = [json.loads(line) for line in (folder / "stages.jsonl").read_text().splitlines()]
+    if faults:
+        return Rehearsal(faults, stages)
+    faults += wrong_scores(CASES[name], folder)
+    sizes = next(event for event in events(folder) if event["event"] == "artifact")
+    total = sizes["artifact_bytes"] + sizes["code_bytes"]
+    if total > CAP_BYTES:
+        faults.append(f"{total:,} bytes: over the cap of {CAP_BYTES:,}")
+    if is_narrow and not faults:
+        more = {"ITERATIONS": 4, "RESUME": "auto", "VAL_TOKENS": 2_000_000}
+        faults += package_faults(folder) + run(script, 1, given | more)
+        faults += wrong_scores(CASES[name], folder)
+    return Rehearsal(faults, stages, total)
+
+
+def show(name: str, done: Rehearsal) -> None:
+    print(f"\n{name:26} {'size':>22} {'seconds':>9} {'MiB':>6}")
+    for row in done.stages:
+        print("  {stage:24} {size:>22} {s:9.1f} {mib:6}".format_map(row))
+    print(f"  packed script and artifact: {done.total:,} bytes, {CAP_BYTES - done.total:,} left")
+    print("".join(f"  WRONG: {fault}\n" for fault in done.faults), end="", flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    settings = FULL_WIDTH if "--full-width" in arguments else NARROW
+    settings = settings | dict(word.split("=", 1) for word in arguments if "=" in word)
+    failed = False
+    for name in [word for word in arguments if word in CASES] or [*CASES]:
+        with tempfile.TemporaryDirectory(prefix="rehearsal") as folder:
+            done = rehearse(name, Path(folder), settings)
+        show(name, done)
+        failed = failed or done.faults != []
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""Runs a script as it is, but for the arithmetic of the model that only a GPU can pay for.
+
+What is real: settings, shards, readers, plans, the exchange between ranks, checkpoints, packing,
+logs. What is not: logits (of 64 tokens, so that every module is met), losses, the orthogonal
+updates of Muon, low-rank matrices (one number each). A target's nats are 1 + (token % 16) / 16.
+Rank 0 writes what each stage took to stages.jsonl, with its largest memory in MiB.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BEGUN = time.perf_counter()
+sys.argv = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("rehearsed", sys.argv[0])
+trainer: Any = importlib.util.module_from_spec(spec)
+sys.modules["rehearsed"] = trainer
+spec.loader.exec_module(trainer)
+torch, run_class = trainer.torch, trainer.Trainer
+real_logits, make_run, train_run = trainer.GPT.logits, run_class.__init__, run_class.train
+
+
+def note(stage: str, size: str, begun: float) -> None:
+    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
+    row = {"stage": stage, "size": size, "s": time.perf_counter() - begun, "mib": peak}
+    with open("stages.jsonl", "a", encoding="utf-8") as file:
+        print(json.dumps(row), file=file)
+
+
+def timed(stage: str, owner: Any, name: str, size: Callable[..., str]) -> None:
+    """Notes each call on rank 0 of what the script has by this name. size: a text of its result and
+    arguments"""
+    real = getattr(owner, name, None)
+
+    @functools.wraps(real)
+    def call(*arguments: Any, **named: Any) -> Any:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        begun = time.perf_counter()
+        result = real(*arguments, **named)
+        note(stage, size(result, *arguments), begun)
+        return result
+
+    if real and os.environ["RANK"] == "0":
+        setattr(owner, name, call)
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def nats_of(y: Any) -> Any:
+    return torch.where(y < 0, 0.0, 1 + (y & 15) / 16)
+
+
+def forward(model: Any, x: Any, y: Any) -> Any:
+    """The training loss, with gradients of zero"""
+    if segments := getattr(model, "segments", None):
+        cos, _ = segments.find(x, model.cos, model.sin, model.dtype)
+        assert not cos.isnan().any(), f"{tuple(x.shape)}: more segments than room for them"
+    assert x.shape == y.shape and 0 <= int(x.min()) <= int(x.max()) < len(model.tok_emb.weight)
+    return 5.0 + 0.0 * sum(p.sum() for p in model.parameters())
+
+
+def mean_nats(model: Any, x: Any, y: Any) -> Any:
+    mean = nats_of(y).sum(dtype=torch.float64) / (y >= 0).sum()
+    return mean + 0.0 * model.skip_weights.flatten()[0] if torch.is_grad_enabled() else mean
+
+
+def document_nats(model: Any, adapters: Any, x: Any, y: Any) -> Any:
+    return nats_of(y) + 0.0 * adapters.pairs[0][0].sum()
+
+
+def draw(adapters: Any, documents: int, seed: int) -> Any:
+    adapters.shapes = [(1, 1)]
+    return real_draw(adapters, 1, seed)
+
+
+def make(run: Any, config: Any, *more: Any) -> None:
+    """Weights are random, also those that begin at zero: an upper estimate of what packing gives.
+    What is quantized at full width is quantized in a narrow model, too."""
+    make_run(run, config, *more)
+    trainer.SMALL = int(trainer.SMALL * (config.model_dim / 512) ** 2)
+    for model in filter(None, (run.model, getattr(run, "average", None))):
+        random = torch.Generator().manual_seed(7)
+        for t in model.state_dict().values():
+            if t.numel() > trainer.SMALL:
+                t.normal_(std=0.03, generator=random)
+
+
+def train(run: Any) -> None:
+    if run.runtime.rank == 0:
+        note("start", f"{(bytes_read() - IMPORTED) >> 20} MiB read", BEGUN)
+    train_run(run)
+
+
+def newest(*_: Any) -> str:
+    file = max(Path("checkpoints").rglob("*.pt"), key=os.path.getmtime)
+    return f"{file.stat().st_size:,} bytes"
+
+
+trainer.GPT.forward, trainer.mean_nats, trainer.document_nats = forward, mean_nats, document_nats
+trainer.GPT.logits = lambda model, tokens: real_logits(model, tokens[:1, :64])
+trainer.newton_schulz = lambda x, iterations, dtype, *more: x.to(dtype)
+run_class.__init__, run_class.train = make, train
+timed("priming", trainer, "prime", lambda _, run: f"{run.config.warmup_steps} steps")
+timed(
+    "step", run_class, "train_step", lambda _, run, b: f"{run.config.train_batch_tokens:,} tokens"
+)
+timed("checkpoint", trainer, "save", newest)
+timed("resume", trainer, "resume", newest)
+timed("validation", run_class, "validate", lambda _, run: f"{run.validation.targets:,} targets")
+timed("GPTQ", trainer, "quantize_by_inputs", lambda found, *_: f"{len(found)} matrices")
+timed("packing", trainer, "pack", lambda packed, *_: f"{len(packed[0]):,} bytes")
+timed("documents", trainer, "find_documents", lambda found, *_: f"{len(found):,} documents")
+timed(
+    "export, score", run_class, "export_and_score", lambda _, r: f"{r.data.val.ends[-1]:,} tokens"
+)
+if hasattr(trainer, "Adapters"):
+    real_draw, trainer.Adapters.draw = trainer.Adapters.draw, draw
+if hasattr(trainer, "PhasedTTT"):
+    timed("SGD", trainer.PhasedTTT, "learn", lambda _, run, known, *w: f"{len(known):,} documents")
+IMPORTED = bytes_read()
+code = trainer.main(sys.argv[1:], os.environ)
+sys.stdout.flush()
+os._exit(code)

@@ -1,0 +1,337 @@
+"""Tables and pictures of runs, for compare.py and ablate.py."""
+
+import math
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+from cli import ToolError, cell, counted, some, table
+from runs import Logs, Run
+from samples import (
+    BITS,
+    CAP_BYTES,
+    Places,
+    all_conditions,
+    differences,
+    faults_of_split,
+    is_harmless,
+    labels,
+    paired,
+    pairs_by_seed,
+    places,
+    seed_groups,
+    trace,
+    unit_of,
+    value_of,
+)
+
+# --- tables ---
+
+
+def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
+    """What differs, times, results, data and remarks, in blocks."""
+    runs, notes = logs.runs, [f"  {problem}" for problem in logs.problems]
+    title = "Results (result: the one that counts, bits per byte; bytes; left: of 16,000,000)"
+    blocks = [difference_lines(runs)]
+    blocks += [["Time (wait: for input, per step)", *table_of(runs, TIME)]]
+    blocks += [[title, *table_of(runs, RESULT)]]
+    blocks += [[*group_lines(runs, allow), data_line(runs)], remark_lines(runs)]
+    blocks += [["Notes on the files", *notes]] if notes else []
+    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+
+
+def difference_lines(runs: Sequence[Run]) -> list[str]:
+    known = all_conditions(runs)
+    equal = sum(len(values) == 1 for values in known.values())
+    rows = [("seed", value_words(places(run.known_seed for run in runs)))]
+    for name in differences(known):
+        rows.append((name + " (harmless)" * is_harmless(name), value_words(known[name])))
+    lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
+    width = max(len(name) for name, _ in rows)
+    lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
+    alone: dict[str, list[str]] = {}
+    for name, values in known.items():
+        if len(values) == 2 and None in values:
+            value, numbers = next(one for one in values.items() if one[0] is not None)
+            alone.setdefault(counted(numbers), []).append(f"{name} {str(value)[:40]}")
+    lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in alone.items()]
+    if not rows[1:] and not alone and all(run.steps for run in runs):
+        lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
+    return lines
+
+
+def value_words(values: Places) -> str:
+    named = [("not known" if value is None else value, n) for value, n in values.items()]
+    return some([f"{str(value)[:40]}: {counted(numbers)}" for value, numbers in named], 6, " | ")
+
+
+def seconds(ms: float | None) -> str:
+    return cell(ms and ms / 1e3, ",.1f")
+
+
+Columns = dict[str, Callable[[Run], str]]  # what each shows of a run
+TIME: Columns = {
+    "status": lambda run: run.status,
+    "seed": lambda run: cell(run.known_seed) + " (name)" * (run.seed != run.known_seed),
+    "steps": lambda run: f"{run.last_step:,}",
+    "ms/step": lambda run: cell(run.step_ms, ".2f"),
+    "wait ms": lambda run: cell(run.input_wait_per_step(), ".2f"),
+    "train s": lambda run: seconds(run.train_time_ms),
+    "val s": lambda run: seconds(run.val_total_ms),
+    "eval s": lambda run: seconds(run.eval_ms),
+}
+RESULT: Columns = {
+    "train loss": lambda run: f"{run.steps[-1].train_loss:.4f}" if run.steps else "-",
+    "val loss": lambda run: f"{run.validations[-1].val_loss:.4f}" if run.validations else "-",
+    "result": lambda run: f"{run.result.val_bpb:.5f}" if run.result else "-",
+    "its nats": lambda run: cell(run.result and run.result.val_loss, ".5f"),
+    "kind": lambda run: run.result.kind if run.result else "-",
+    "code": lambda run: cell(run.code_bytes, ","),
+    "model": lambda run: cell(run.model_bytes, ","),
+    "total": lambda run: cell(run.total_bytes, ","),
+    "left": lambda run: cell(run.total_bytes and CAP_BYTES - run.total_bytes, ","),
+}
+
+
+def table_of(runs: Sequence[Run], columns: Columns) -> list[str]:
+    names = enumerate(zip(labels(runs), runs, strict=True), 1)
+    rows = [[str(n), name, *(show(run) for show in columns.values())] for n, (name, run) in names]
+    return table(["#", "log", *columns], rows)
+
+
+def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
+    lines = []
+    for numbers in seed_groups(runs, allow):
+        parts = []
+        for unit in ("nats", "bits per byte"):
+            values = [value_of(runs[i], unit) for i in numbers]
+            if len(numbers) > 1 and None not in values:
+                parts.append(f"{unit} {fmean(values):.5f} std {stdev(values):.5f}")
+        if parts:
+            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {', '.join(parts)}")
+    return lines
+
+
+def data_line(runs: Sequence[Run]) -> str:
+    """Were the same batches trained on, up to the last step that all logs have?"""
+    known = [run.crc_at() for run in runs]
+    steps = [set(crcs) for crcs in known if crcs]
+    common = set.intersection(*steps) if steps[1:] else None
+    if not common:
+        return "Same data: not known (no common step with a data_crc)"
+    crcs = places(own.get(max(common)) for own in known)
+    missing = f"; no data_crc: {counted(crcs.pop(None))}" if None in crcs else ""
+    answer = "yes" if len(crcs) == 1 else "NO"
+    at = f"data_crc at step {max(common)} (the last common one)"
+    return f"Same data: {answer}, {at}: {value_words(crcs)}{missing}"
+
+
+def remark_lines(runs: Sequence[Run]) -> list[str]:
+    """What a careful reader would notice about single runs."""
+    remarks: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        for remark in remarks_on(run):
+            remarks.setdefault(remark, []).append(index)
+    for known, numbers in places(map(trace, runs)).items():
+        if known and numbers[1:]:
+            remarks["the same run, to the digit"] = numbers
+    lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
+    return ["Remarks", *lines] if lines else []
+
+
+def remarks_on(run: Run) -> Iterator[str]:
+    if not run.steps:
+        yield "no step was read: in what it differs, and whether it is finished, is not known"
+    elif run.status != "finished":
+        yield f"{run.status} at step {run.last_step}" + (f": {run.error}" if run.error else "")
+    if run.crc_at() and not run.path.endswith(".jsonl"):
+        yield "read from its text, as another trainer's: there is no .jsonl beside it"
+    if run.seed is not None and run.seed_in_name not in (None, run.seed):
+        yield f"its name says seed {run.seed_in_name}, its log {run.seed}"
+    if run.partial_val:
+        yield "validated on a part of the split: its score may not be submitted"
+    if run.resumed_at:
+        other = ", with another script" if len({*run.scripts}) > 1 else ""
+        yield f"resumed at step {some(run.resumed_at)}{other}"
+
+
+# --- pictures ---
+
+# Okabe and Ito's colours, told apart with any colour vision, without the yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "DosD^vX"
+FEW = 3  # points that each run needs for a curve
+LINE = 72  # characters of an arm's name
+LATE = 0.2  # the range of y shows an arm from this share of its run on
+QUANTITIES = {  # of a curve: its lines and the axis
+    "val_bpb": ("validations", "validation, bits per byte"),
+    "mean_loss": ("steps", "training loss, mean since the line before, nats per token"),
+    "train_loss": ("steps", "training loss of single batches, nats per token"),
+}
+
+
+class Arm(NamedTuple):
+    """Runs that differ only in their seed, and how they are drawn."""
+
+    name: str
+    runs: Sequence[Run]
+    style: dict[str, str]
+
+
+def plot(
+    arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path, verdicts: Sequence[str] = ()
+) -> None:
+    """Writes the picture of compare.py and ablate.py: each arm's mean over its seeds against steps,
+    with a band, and the results, or, with `verdicts`, the differences from the first arm by seed.
+    A run without a result is not a seed of an arm that has results. A note below says what a reader
+    must know."""
+    from matplotlib.figure import Figure  # slow to import
+    from matplotlib.lines import Line2D
+
+    kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
+    drawn = [
+        Arm(name[:LINE], runs, style_of(place))
+        for place, (name, runs) in enumerate(zip(names, kept, strict=True))
+    ]
+    quantity, lacking = quantity_of([run for runs in kept for run in runs])
+    values, words = dots_of(drawn, by_seed=bool(verdicts))
+    panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)
+    panels += [partial(draw_dots, arms=drawn, values=values, words=words)] * any(map(any, values))
+    if not panels:
+        raise ToolError(f"--plot {path}: no run has a result or a curve: {lacking}")
+    notes = notes_on(arms, kept) + [lacking] * (not quantity)
+    runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
+    title = verdicts or [f"{names[0] if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"]
+    width = 12 if len(panels) > 1 else 9
+    note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * width) if notes else ""
+    lines = [part for line in title for part in textwrap.wrap(line, 11 * width)]
+    rows = len(arms) + note.count("\n") + len(lines)
+    figure = Figure(figsize=(width, 4.4 + 0.2 * rows), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=[3, 2][: len(panels)])[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        panel(axis)
+        axis.grid(color="#dddddd", linewidth=0.6, axis="y")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles = [Line2D([], [], **arm.style, label=arm.name) for arm in drawn]
+    place = {"loc": "outside lower center", "frameon": False}
+    legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
+    legend.get_title().set_color("#a00000")
+    figure.suptitle("\n".join(lines), fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+def style_of(place: int) -> dict[str, str]:
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
+    }
+
+
+def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
+    left_out = sum(map(len, arms)) - sum(map(len, kept))
+    notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
+    notes += faults_of_split([run for arm in kept for run in arm])
+    scored = [[run for run in arm if run.result] for arm in kept]
+    scores = [{(run.known_seed, run.result.val_bpb) for run in arm} for arm in scored if arm]
+    if (most := max(map(scores.count, scores), default=0)) > 1:
+        notes.append(f"{most} arms have equal results, seed by seed, to the digit")
+    return notes
+
+
+# --- curves ---
+
+
+def quantity_of(runs: Sequence[Run]) -> tuple[str, str]:
+    """The first quantity of which all runs have enough points; none: empty, and why."""
+    names, lacking = list(QUANTITIES), ""
+    if unit_of(runs) == BITS:
+        names, lacking = ["val_bpb"], "nats of other bytes per token are not drawn together, and "
+    for name in names:
+        few = [run for run in runs if len(points_of(run, name)) < FEW]
+        if not few:
+            return name, ""
+    kind = "validations" if name == "val_bpb" else "training lines"
+    count = f"{few[0].name} has {len(points_of(few[0], name))} {kind}"
+    return "", f"no curves: {lacking}{count}, of {FEW} that it needs"
+
+
+def points_of(run: Run, quantity: str) -> dict[int, float]:
+    """Without the validation before the first step: the line from it shows nothing."""
+    lines = [line for line in getattr(run, QUANTITIES[quantity][0]) if line.step > 0]
+    values = {line.step: getattr(line, quantity) for line in lines}
+    return {step: v for step, v in values.items() if v is not None and math.isfinite(v)}
+
+
+def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
+    import pandas  # slow to import
+
+    late = []
+    for arm in arms:
+        columns = [pandas.Series(points_of(run, quantity), dtype=float) for run in arm.runs]
+        points = pandas.concat(columns, axis=1).sort_index()
+        # All runs at all steps, between their own points and never beyond them.
+        curve = points.interpolate("index", limit_area="inside").dropna()
+        mean = curve.mean(axis=1)
+        style = arm.style | {"marker": "o" if len(curve) < 25 else None}
+        axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)
+        if len(arm.runs) > 1:
+            low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
+            style = {"color": arm.style["color"], "alpha": 0.2, "linewidth": 0}
+            axis.fill_between(curve.index, low, high, **style)
+        late.append(curve[curve.index >= LATE * curve.index.max()].to_numpy().ravel())
+    band = any(len(arm.runs) > 1 for arm in arms)
+    axis.set_title("mean over seeds, band: one standard deviation" if band else "", fontsize=9)
+    axis.set(xlabel="training step", ylabel=QUANTITIES[quantity][1])
+    # The range of y shows how each curve ends, not the fall of the first steps.
+    values = np.concatenate(late)
+    low, high = values.min(), np.quantile(values, 0.98)
+    room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
+    axis.set_ylim(low - room, high + room)
+    axis.set_xlim(left=0)
+
+
+# --- dots ---
+
+
+def dots_of(arms: Sequence[Arm], by_seed: bool) -> tuple[list[list[float]], str]:
+    """The results of each arm, or how much higher that of each seed is than the first arm's."""
+    if not by_seed:
+        known = [[value_of(run, BITS) for run in arm.runs] for arm in arms]
+        return [[v for v in arm if v is not None] for arm in known], "result, bits per byte"
+    unit = unit_of([run for arm in arms for run in arm.runs])
+    first, *others = (arm.runs for arm in arms)
+    pairs = [pairs_by_seed(first, runs, lambda run: value_of(run, unit)) for runs in others]
+    values = [[theirs - ours for ours, theirs in arm] for arm in pairs]
+    return [[], *values], f"{unit} above {arms[0].name}, same seed; lower is better"
+
+
+def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: str) -> None:
+    for place, (arm, given) in enumerate(zip(arms, values, strict=True)):
+        if not given:
+            continue
+        mean, reach = fmean(given), 0.0
+        style = {"color": arm.style["color"]}
+        if len(given) > 1:
+            reach = paired([0.0] * len(given), given).high - mean
+            places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
+            axis.scatter(places, given, s=16, alpha=0.55, **style)
+        axis.errorbar(place, mean, reach or None, capsize=6, fmt=arm.style["marker"], **style)
+        top = (place, max(mean + reach, *given))
+        style |= {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+        axis.annotate(f"{mean:#.5g}", top, (0, 5), **style)
+    if not values[0] and values[1:]:  # differences: the first arm is the line at 0
+        axis.axhline(0, color=arms[0].style["color"], linewidth=1.2)
+    axis.margins(y=0.15)
+    axis.set_xlim(-0.6, len(arms) - 0.2)
+    axis.set_xticks([])
+    axis.locator_params(axis="y", nbins=6)
+    axis.set_ylabel(words)
+    several = any(len(given) > 1 for given in values)
+    axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
