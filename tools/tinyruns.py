@@ -99,9 +99,6 @@ class Lab:
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = {name: value for name, value in env.items() if name not in TINY} | given
         self.contexts = two_contexts()
-
-    def prepare(self):
-        """Asks the script for its settings, and makes the data for them."""
         asked = Run(self, "settings", call_main, ["--print-config"])
         self.run_all([asked], quiet=True)
         if asked.error:
@@ -122,20 +119,18 @@ class Lab:
             raise ToolError(f"ITERATIONS={self.steps}: set at least 6")
         self.seq_len = config["TRAIN_SEQ_LEN"]
         self.own_seq_len = own["TRAIN_SEQ_LEN"]
-        self.val_bytes = make_data(self.folder, self.seq_len, config["VOCAB_SIZE"])
+        self.data = folder / "data"
+        self.data.mkdir()
+        self.val_bytes = make_data(self.data, self.seq_len, config["VOCAB_SIZE"])
         self.env = {name: value for name, value in self.env.items() if name not in own}
         tiny = TINY | self.given
         self.env |= {name: str(tiny[name]) for name in tiny if name in own}
-        self.env |= {"DATA_PATH": str(self.folder), "TOKENIZER_PATH": f"{self.folder}/{MODEL}"}
+        self.env |= {"DATA_PATH": str(self.data), "TOKENIZER_PATH": f"{self.data}/{MODEL}"}
         self.env["OMP_NUM_THREADS"] = "1"
 
     def with_validation(self, name, change):
         """A new folder with the same data, and change(tokens) of the validation split."""
-        folder = self.folder / f"data-{name}"
-        folder.mkdir()
-        for path in self.folder.glob("fineweb_*.bin"):
-            shutil.copy(path, folder)
-        shutil.copy(self.folder / MODEL, folder)
+        folder = Path(shutil.copytree(self.data, f"{self.data}-{name}"))
         write_shard(folder / VAL, change(read_shard(folder / VAL)))
         return folder
 
@@ -206,19 +201,16 @@ class Run:
         for process in self.processes:
             process.join(5)  # it may say why, too
         self.kill()
-        places = [f"rank {rank} {self.place_of(rank)}" for rank in self.ranks]
-        if any("Timed out waiting" in self.output(rank) for rank in self.ranks):
-            self.error = f"ranks wait for each other for {STILL} s: {'; '.join(places)}"
-            return True
+        places = "; ".join(f"rank {rank} {self.place_of(rank)}" for rank in self.ranks)
         ends = [self.output(rank).split("\n")[-1] for rank in self.ranks]
         # Where a rank fails, the others fail, too, because they lose it.
         lost = "gloo", "another rank"
         said = max(ends, key=lambda end: (bool(end) and not any(w in end for w in lost), end))
-        self.error = f"{said or 'it ends without a word'} ({places[ends.index(said)]})"
+        self.error = f"{said or 'it ends without a word'} ({places})"
         return True
 
     def place_of(self, rank):
-        """Where in the script a rank has failed."""
+        """Where in the script a rank has failed, or waited for STILL seconds for another one."""
         frames = re.findall(rf'File "{self.script}", line (\d+), in (\w+)', self.output(rank))
         words = [f"{name}, line {line}" for line, name in frames[:-3:-1]]
         return f"in {', called by '.join(words)}" if words else "has ended"

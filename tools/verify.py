@@ -7,13 +7,13 @@ prints a line for each property: `ok`, `note` (for you to judge) or `FAULT`. The
 there is a fault or the script does not run, else 0.
 """
 
-import difflib
 import json
 import math
 import re
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +48,7 @@ MEANS = {  # what a fault means, and where to look
     "all ranks must make the same collective calls",
     "clock": "ranks' clocks differ: let a schedule go by exchange.elapsed_ms, which is the same on "
     "all ranks, or by steps; no step may end after the cap, and no rate be below 0",
-    "model": "the artifact alone does not load: what does unpack need beside the data?",
+    "model": "settings, data and artifact must be enough to make the model and to score it",
     "trained": "each weight needs one optimizer (see make_optimizers) and a gradient",
     "exported": "it is not trained: an average that never moves (in bfloat16?), or first weights",
     "stored": "what is scored is far from what was trained: see storage, pack and unpack",
@@ -123,8 +123,10 @@ def other_values(full, again, run):
 
 
 def note_of(run, name, rank=0):
-    """What a rank noted under this name, see probes.write_note."""
-    return json.loads(run.text(f"notes/{name}{rank}.json") or "{}")
+    """What a rank noted under this name, see probes.write_note; {} where it came not so far."""
+    with suppress(ValueError):
+        return json.loads(run.text(f"notes/{name}{rank}.json"))
+    return {}
 
 
 def steps_of(run):
@@ -255,7 +257,8 @@ def verify(lab, base, quick, score_differs):
         yield from model_verdicts(facts, note_of(runs.get("base-model", full), "facts"))
         yield from score_verdicts(lab, full, facts, score_differs)
     else:
-        yield "model", "FAULT", facts.get("unpack") or runs["model"].error or "no facts"
+        lost = facts.get("unpack") and f"the artifact alone does not load: {facts['unpack']}"
+        yield "model", "FAULT", lost or runs["model"].error or "no facts"
     if score_differs:
         yield sum_verdict(runs["sum"])
         yield scorer_verdict(runs["scorer"])
@@ -325,12 +328,11 @@ def gradient_words(alone, two, drawn, batch):
     if gradient_gaps(twos, others):  # each rank has its own: an optimizer adds them
         twos = {name: grad + others.get(name, 0) for name, grad in twos.items()}
     gaps = {} if drawn else gradient_gaps(ones, twos)
-    batch = batch or {"targets": [], "loss": 0.0, "mean": 0.0}
-    fewest, most = min(batch["targets"], default=0), max(batch["targets"], default=0)
-    is_mean = abs(batch["loss"] - batch["mean"]) <= 1e-5 * abs(batch["loss"])
+    is_mean = not batch or abs(batch["loss"] - batch["mean"]) <= 1e-5 * abs(batch["loss"])
     means = ""
-    if fewest < most and not is_mean:
-        means = f"a batch's loss is no mean of its rows', which have {fewest} to {most} targets"
+    if not is_mean and len({*batch["targets"]}) > 1:
+        counts = f"{min(batch['targets'])} to {max(batch['targets'])} targets"
+        means = f"a batch's loss is no mean of its rows', which have {counts}"
     if not gaps:
         return "note" if means else "ok", means
     name, more = next(iter(gaps)), f" (and of {len(gaps) - 1} more)" * (len(gaps) > 1)
@@ -389,17 +391,14 @@ def clock_verdicts(lab, runs):
         text = fault or f"{late}: the cap is not kept"
         yield "clock", "FAULT", f"in a run to MAX_WALLCLOCK_SECONDS {text}"
         return
-    rates = {}  # of each optimizer's first group, in each step
-    for name, groups in [pair for step in mine for pair in step]:
-        rates.setdefault(name, []).append(groups[0])
     words = []
-    for name, each in rates.items():
-        largest = max(each) or 1.0
-        each[:] = [each[i * (len(each) - 1) // 4] / largest for i in range(5)]
-        words.append(f"{name} {' '.join(f'{rate:.3g}' for rate in each)}")
+    is_odd = abs(len(mine) - lab.steps) > 1
+    for name in dict(mine[0]):
+        rates = [dict(step)[name][0] for step in mine if name in dict(step)]  # of the first group
+        rates = [rates[i * (len(rates) - 1) // 4] / (max(rates) or 1.0) for i in range(5)]
+        words.append(f"{name} {' '.join(f'{rate:.3g}' for rate in rates)}")
+        is_odd = is_odd or rates[-1] > 0.5 or not rates[2]
     text = f"rates at 0, 25, 50, 75, 100 % of the time, over the largest: {', '.join(words)}; "
-    is_odd = any(each[-1] > 0.5 or not each[2] for each in rates.values())
-    is_odd = is_odd or abs(len(mine) - lab.steps) > 1
     yield "clock", "note" if is_odd else "ok", text + late
 
 
@@ -432,10 +431,9 @@ def sight_verdicts(leaks, far):
         yield "own-token", "note", f"a row of the script's own TRAIN_SEQ_LEN does not run: {far}"
     else:
         row = f"of a row of {far['length']}"
-        blind = (
-            far["blind"] and f"logits do not depend on the token at {cli.some(far['blind'])} {row}"
-        )
-        yield verdict("own-token", blind, "logits depend on the token at their place")
+        blind = cli.some(far["blind"])
+        fault = blind and f"logits do not depend on the token there, at {blind} {row}"
+        yield verdict("own-token", fault, "logits depend on the token at their place")
         words += [f"at {cli.some(far['leaks'])} {row}"] if far["leaks"] else []
     fault = words and f"logits change with later tokens {', '.join(words)}"
     yield verdict("look-ahead", fault, "no logit depends on later tokens")
@@ -495,10 +493,7 @@ def sum_verdict(run):
     sums = note_of(run, "facts").get("shares", [])
     if not any(math.isfinite(each) for each in sums):
         return "sum", "note", run.error or "a target cannot be scored alone"
-    words = (
-        "all values of a target that is scored alone get {:.6f} of the last, {:.6f} of the first"
-    )
-    seen = words.format(*sums)
+    seen = "all values of a target get {:.6f} of the last, {:.6f} of the first".format(*sums)
     return verdict("sum", seen if max(sums) > 1 + 2e-4 else "", seen)
 
 
@@ -522,11 +517,9 @@ def setting_verdicts(full, runs):
 def file_verdicts(lab, run):
     """Which files has it opened or left that are not those of every run?"""
     places = sys.prefix, sys.base_prefix, cli.ROOT / "tools", "/proc", "/sys", "/dev", "/etc"
-    own = (
-        rf"notes/.*|output0.txt|final_model\..*|checkpoints/{run.name}/.*|logs/({run.name}|write)\."
-    )
-    known = rf"({'|'.join(map(str, places))})/|.*/__pycache__/|{lab.script}|{run.folder}/({own})"
-    known += rf"|{lab.folder}/(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
+    known = rf"({'|'.join(map(str, places))})/|.*/__pycache__/|{lab.script}"
+    known += rf"|{lab.data}[-\w]*/(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
+    known += rf"|{run.folder}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
     files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
     files = [path for path in {*files, *note_of(run, "opened")} if not re.match(known, path)]
     if files:
@@ -551,9 +544,8 @@ def edit_verdicts(lab, base, runs):
         yield "trains", "note", cli.some(new, sign="; ")
     source = lab.script.read_text("utf-8")
     lines = source.splitlines()
-    matcher = difflib.SequenceMatcher(None, base.read_text("utf-8").splitlines(), lines, False)
-    blocks = [range(i + 1, j + 1) for tag, _, _, i, j in matcher.get_opcodes() if tag != "equal"]
-    changed = {number for block in blocks for number in block}
+    known = {*base.read_text("utf-8").splitlines()}
+    changed = {number for number, line in enumerate(lines, 1) if line not in known}
     noted = [note_of(run, "lines", rank) for run in runs.values() for rank in run.ranks]
     missed = (changed & code_lines(compile(source, "", "exec"))).difference(*noted)
     if missed:
@@ -571,7 +563,6 @@ def verdicts(script, settings, base=None, quick=False, score_differs=False):
     """Yields (property, "ok", "note" or "FAULT", text); ToolError for one that does not run."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         lab = Lab(Path(folder), script, settings)
-        lab.prepare()
         base = base and find_script(base)
         if base and base.read_bytes() == lab.script.read_bytes():
             base = None

@@ -107,7 +107,7 @@ def test_each_difference_is_named(
     monkeypatch.setattr(verify, "late_runs", lambda *_: {each: runs[each] for each in LATE})
     script = tmp_path / "mine.py"
     script.write_text("pass\n")
-    lab = SimpleNamespace(steps=12, seq_len=32, val_bytes=100, script=script, folder=tmp_path)
+    lab = SimpleNamespace(steps=12, seq_len=32, val_bytes=100, script=script, data=tmp_path)
     lab.run_all = lambda _: None
     found = list(verify.verify(lab, None, quick=False, score_differs=True))
     assert [each for each, kind, _ in found if kind == "FAULT"] == faults.split()
