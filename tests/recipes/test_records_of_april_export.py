@@ -294,7 +294,7 @@ def test_scores_first_as_the_plain_loop_does(
 
 
 def test_without_steps_it_is_sliding_window(trainer: Callable) -> None:
-    root = recipe.root_text()
+    root = recipe.TRAINER.read_text(encoding="utf-8")
     alone, sliding = recipe.load("score_first_ttt"), recipe.load("sliding_window")
     assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
     ends = [finish(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]

@@ -98,6 +98,7 @@ PASS = "final_windows val_loss:{:.8f} val_bpb:{:.8f} eval_time:300000ms\n"
 TOO_LARGE = {"artifact": 15_990_000, "script": LONG, "changed": {"bytes_total": None}}
 NO_SCRIPT = f"{SCRIPT}\n{RULE}\n", ""
 BROKEN = SCRIPT + "def f(:\n"
+SLOW_GPTQ = "GPTQ_RESERVE_SECONDS=8: GPTQ took 5.7 s longer: set 14 or more"
 TWO_PASSES = {"eval_ms": 400_000, "each": lambda log: log + PASS.format(1.1, 1.1)}
 UNFINISHED = record_log().split("final_int8")[0]
 LAST = "step:13790/20000 train_loss"
@@ -161,6 +162,9 @@ FAULTS: dict[str, Build] = {
     "warned: ran on 8 x NVIDIA A100": edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4")),
     "not checked: the GPU": edit(smi=""),
     f"warned: {EACH}: its 2 evaluations took 700.0 s together": edit(**TWO_PASSES),
+    f"warned: {LOG}: the log says: GPTQ_RESERVE_SECONDS=8: GPTQ took": rewrite(
+        "\nstopping_early: ", f"\nWARNING: {SLOW_GPTQ}\nstopping_early: "
+    ),
     f"refused: {LOG}: train_seed42.log: it counted 302,160,726 bytes of": edit(factor=2),
     "warned: it counted 154,101,969 bytes of text": edit(factor=1.02),
     "refused: it counted 75,540,181 bytes of text": edit(factor=0.5),
