@@ -265,6 +265,8 @@ def test_missing_data_comes_with_scripts_that_exist(main: Callable[..., Said]) -
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
     assert near == "DATA_PTH in the environment is no setting; DATA_PATH is"
+    shown = main("--print-config", DATA_PTH="elsewhere")
+    assert (shown.code, shown.err) == (0, f"WARNING: {near}\n") and json.loads(shown.out)
 
 
 def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,17 +335,6 @@ def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> N
     for start in ("NUM_KV_HEADS=3: ", "rank 1: SEED=x: ", "rank 1: MODEL_DIM=30: "):
         assert run.err.count(f"\n  {start}") >= 1, run.err
     assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
-
-
-def test_a_misspelt_name_is_told_where_nothing_is_started(tmp_path: Path) -> None:
-    """It may be why the data is missing; and --print-config shows what is set."""
-    line = "DATA_PTH in the environment is no setting; DATA_PATH is"
-    run = run_script(ROOT / "train_gpt.py", tmp_path, DATA_PTH="elsewhere")
-    assert run.code == 2 and f"\n  {line}\n" in run.err
-    shown = tmp_path / "shown"
-    shown.mkdir()
-    run = run_script(ROOT / "train_gpt.py", shown, "--print-config", DATA_PTH="elsewhere")
-    assert (run.code, run.err) == (0, f"WARNING: {line}\n") and json.loads(run.out)
 
 
 def test_a_run_that_is_shorter_than_its_warm_down_is_told() -> None:

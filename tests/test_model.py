@@ -1,6 +1,6 @@
 """GPT is the documented model: loss and gradients of a plain reference, and for a SEED, to the bit
-and in their order, the initial weights of the challenge's script. It computes in the dtype that it
-is told; a compiled model is the eager one."""
+and in their order, the initial weights of the challenge's script; a compiled model is the eager
+one."""
 
 import re
 from pathlib import Path
@@ -103,27 +103,7 @@ def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
         assert all(torch.equal(t, expected[name]) for name, t in state.items())
 
 
-# --- What a user may change, and in which dtype it computes -----------------------------------
-
-
-@pytest.mark.parametrize("tied", [1, 0])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_stream_alone_has_the_compute_dtype(dtype: torch.dtype, tied: int) -> None:
-    config, seen = tiny_config(TIE_EMBEDDINGS=tied), []
-    model = lively_model(config, dtype)
-    for module in model.blocks.modules():
-        module.register_forward_hook(
-            lambda _, inputs, output: seen.extend([inputs[0].dtype, output.dtype])
-        )
-    loss = model(*random_tokens(config))
-    loss.backward()
-    assert len(seen) >= 2 * 3 * 6 and set(seen) == {dtype}
-    assert loss.dtype == torch.float32
-    dtypes = {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()}
-    assert dtypes == {torch.float32}
-    exact = lively_model(config)(*random_tokens(config)).item()
-    assert loss.item() == pytest.approx(exact, rel=0.02)
-    assert (loss.item() == exact) == (dtype == torch.float32)
+# --- What a user may change -------------------------------------------------------------------
 
 
 def test_a_parameter_that_no_rule_names_is_refused() -> None:

@@ -170,31 +170,19 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard) -> None:
     break_reads(monkeypatch, shard, act)
 
 
-def shrunk(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard) -> None:
-    os.truncate(shard.path, HEADER_BYTES + 21)
-
-
-FAULTS = {
-    "unreadable": (unreadable, "Input/output error"),
-    "shrunk": (shrunk, "ends 4[35] bytes early"),
-}
-
-
 @pytest.mark.parametrize(("split", "prefetch"), MODES)
-@pytest.mark.parametrize("fault", FAULTS)
 def test_the_error_comes_after_the_good_batches(
-    tmp_path: Path, split: str, prefetch: int, fault: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, split: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_it, words = FAULTS[fault]
     good = first_token(split, 4) + (split == "val")  # batches share a token in validation
     write_split(tmp_path, split, TOKENS[: 20 * SEQ_LEN + 1], [good])
     shards = train_gpt.Shards(config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16), split)
-    break_it(monkeypatch, shards.shards[1])
+    unreadable(monkeypatch, shards.shards[1])
     with closing(pipeline_of(tmp_path, split, prefetch, shards=shards)) as batches:
         for number in range(4):
             assert_batch(split, number, next(batches))
         for _ in range(2):  # whoever asks again is answered again
-            with pytest.raises(train_gpt.RunError, match=words) as caught:
+            with pytest.raises(train_gpt.RunError, match="Input/output error") as caught:
                 next(batches)
             assert f"{shards.shards[1].path} at byte {HEADER_BYTES}" in str(caught.value)
             assert "\n" not in str(caught.value)
@@ -268,20 +256,6 @@ def test_time_in_which_the_process_was_suspended_is_no_stall(
         next(batches)
     assert clock() - start >= 2.0
     batches.close()
-
-
-@pytest.mark.parametrize("prefetch", [1, 0])
-def test_only_the_read_has_a_deadline(data: Path, prefetch: int) -> None:
-    """Work on tokens that takes longer than DATA_STALL_SECONDS is not the disk's fault."""
-
-    def summarize(plan: train_gpt.BatchPlan, rows: range, tokens: np.ndarray) -> int:
-        time.sleep(0.7 if rows.start == 0 else 0)
-        return 0
-
-    options = {"DATA_STALL_SECONDS": 0.3, "summarize": summarize}
-    with closing(pipeline_of(data, prefetch=prefetch, **options)) as batches:
-        for number in range(3):
-            assert_batch("train", number, next(batches))
 
 
 # --- Its end --------------------------------------------------------------------------------------

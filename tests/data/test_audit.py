@@ -295,16 +295,6 @@ def test_a_text_that_was_kept_together_is_proved(made, tmp_path: Path) -> None:
     assert "proved: the text of all 1 documents" in made.audit()[1]
 
 
-def test_the_first_estimate_is_made_after_the_first_share(monkeypatch, capsys) -> None:
-    """What comes before it is loading."""
-    clock = iter([90.0, 100.0, 120.0])
-    progress = dataset.cli.Progress("work")
-    monkeypatch.setattr(dataset.cli.time, "monotonic", lambda: next(clock))
-    for share in (0.001, 0.002, 0.501):
-        progress.show(share)
-    assert capsys.readouterr().err == "work: 50.1%, 30 s left\n"
-
-
 def test_shards_are_compared_with_export_json(made) -> None:
     code, said = made.audit(docs=False)
     assert code == 3 and re.search(r"^shards +\d+ are compared with export.json$", said, re.M), said

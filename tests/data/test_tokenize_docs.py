@@ -157,16 +157,6 @@ def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> 
     assert not (folder / ".producing").exists()
 
 
-def test_bytes_are_tokens(tmp_path: Path, documents: Path, texts: list[str]) -> None:
-    run(documents, "--out", tmp_path, "--bytes", "--num-val-docs", 7)
-    folder = tmp_path / "datasets" / "docs_byte260"
-    found = documents_of(folder, "val") + documents_of(folder, "train")
-    assert found == [[1, *(byte + 4 for byte in text.encode())] for text in texts]
-    assert len(documents_of(folder, "val")) == 7
-    tokenizer = json.loads((tmp_path / "tokenizers" / "docs_byte260.json").read_text())
-    assert tokenizer == {"kind": "byte", "offset": 4}
-
-
 def test_threads_batches_and_files_do_not_change_the_shards(
     tmp_path: Path, exported: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

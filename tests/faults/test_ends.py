@@ -305,14 +305,6 @@ def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ra
     assert run.checkpoints() == [2, 4] and run.events("step")[-1]["step"] == 5
 
 
-def test_a_read_that_never_ends_is_one_line(tmp_path: Path, data: dict) -> None:
-    settings = shards_of_its_own(data, tmp_path / "data") | {"DATA_STALL_SECONDS": 1}
-    line = "                while left:\n"
-    hang = f"                if shard.path.name == '{SHARD}': time.sleep(99)\n"
-    run = Live(tmp_path / "run", 0, {line: hang + line}, **settings)
-    failed(run, f"{SHARD} at byte ", "no answer for DATA_STALL_SECONDS=1")
-
-
 def shards_of_its_own(data: dict, folder: Path) -> dict[str, object]:
     """Three shards; a step takes 2,056 tokens, and the sixth crosses into the second shard."""
     shutil.copytree(str(data["DATA_PATH"]), folder)

@@ -296,14 +296,3 @@ def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Cal
     (folder / "bad\x1b[2J\udcff.pt").write_bytes(b"")
     _, out, _ = call(check.main, folder)
     assert "\x1b" not in out and "bad?[2J" in out and "date: " in out
-
-
-def test_a_folder_that_cannot_be_judged_is_named(place: Path, call: Call) -> None:
-    make_record(place)
-    rows = {
-        (place / "none",): "no such folder: name the folder of a record",
-        (place.parent,): "holds records: name one of its folders",
-    }
-    for words, expected in rows.items():
-        code, _, err = call(check.main, *words)
-        assert code == 2 and expected in err, err

@@ -329,11 +329,6 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     assert note.endswith("and train_seed1.log has 0 validations, of 3 that it needs")
 
 
-def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
-    """A seed that is there twice is not of one arm: these logs do not tell how slow a disk was."""
-    assert [len(arm) for arm in seed_groups(read_logs([RECORD]).runs)] == [3] * 6
-
-
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
     logs, path = three_arms(tmp_path), tmp_path / "out.png"
     assert call(compare.main, *logs, "--plot", path)[0] == 0
