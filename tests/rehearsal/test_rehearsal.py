@@ -4,14 +4,20 @@ A test of three documents proves mathematics. What has a size fails at that size
 documents, the last batch of a split, 16,000,000 bytes.
 """
 
+import importlib.util
 import shutil
+import sys
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import real_size
 import rehearse
-from running import ROOT
+from running import ROOT, log_of
 
 STACKS = {path.stem for path in (ROOT / "records" / "stacks").glob("*.json")}
 
@@ -64,3 +70,50 @@ def test_faults_of_size_are_found(
 ) -> None:
     faults = rehearse.rehearse(name, folder, rehearse.NARROW | settings, edit).faults
     assert any(words in fault for fault in faults), faults
+
+
+@pytest.fixture(scope="module")
+def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """The stack's module, and what makes its config and data."""
+    folder = tmp_path_factory.mktemp("caseops")
+    given = real_size.make("caseops", folder)
+    script = folder / "frontier.py"
+    script.write_text(rehearse.script_of("caseops"))
+    spec = importlib.util.spec_from_file_location("caseops_of_real_size", script)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+
+    def opened(**settings: object) -> tuple[Any, Any]:
+        words = [f"{name}={value}" for name, value in (given | settings).items()]
+        config = module.read_config(words, {})[0]
+        return config, module.find_faults(config, {"WORLD_SIZE": "1"})[1]
+
+    yield SimpleNamespace(module=module, opened=opened, folder=folder)
+    shutil.rmtree(folder)
+
+
+def test_eight_ranks_read_the_longest_and_the_shortest_documents(caseops: Any) -> None:
+    """All targets of these batches and their bytes, once; among them 64 documents of 10,000 to
+    13,000 tokens, which are 400 parts in one batch, and the 16 that are left for the last one."""
+    module, (config, data) = caseops.module, caseops.opened()
+    runtime = module.Runtime(config, {})
+    run = {"config": config, "runtime": runtime, "log": log_of(module), "phase": nullcontext}
+    scorer = module.DocumentTTT(SimpleNamespace(**run, data=data, model=None))
+    documents, batches = scorer.find()
+    chosen = batches[:10] + batches[-10:]
+    runtime.world_size = 8
+    found = np.zeros(2, int)
+    for runtime.rank in range(8):
+        plan = module.DocumentPlan(documents, scorer.share(documents, chosen))
+        hooks = {"summarize": scorer.summarize_batch}
+        reader = module.DocumentPipeline(data.val, plan, scorer.overlap, runtime.device, **hooks)
+        with closing(reader) as read:
+            found += sum(np.array(batch.summary) for batch in read)
+    tokens = np.fromfile(caseops.folder / "fineweb_val_000000.bin", "<u2", offset=1024)
+    in_bytes = np.cumsum(real_size.byte_counts("caseops", tokens))
+    used = [documents[number] for batch in chosen for number in batch]
+    lengths = [document.seq_len for document in used]
+    assert (len(documents), max(lengths), min(lengths)) == (50_000, 97_114, 27)
+    wanted = sum(in_bytes[d.start + d.seq_len] - in_bytes[d.start] for d in used)
+    assert found.tolist() == [sum(lengths), wanted]
