@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a small corpus with its tokenizer, and calls of a tool's main."""
+"""Fixtures of all tests: a small corpus with its tokenizer, a short run, calls of a tool's main."""
 
 import argparse
 import ast
@@ -6,11 +6,16 @@ import configparser
 import inspect
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import sentencepiece
-from running import Call, Corpus, train_tokenizer, write_split
+from faults.live import Live
+from running import SMALL_MODEL, Call, Corpus, byte_data, train_tokenizer, write_split
+
+SHORT = {"ITERATIONS": 20, "VAL_LOSS_EVERY": 10, "RUN_ID": "r", "CHECKPOINT_EVERY": 4}
+SHORT |= {"CHECKPOINT_KEEP": 9, "VAL_BATCH_SIZE": 1024}
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +41,27 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     write_split(folder / "data", "val", val, [])
     write_split(folder / "data", "train", train, [len(train) // 5, len(train) // 3])
     return Corpus(folder / "data", tokenizer, train, val)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """20 steps with a checkpoint every 4, validated before, in the middle and at the end."""
+    folder = tmp_path_factory.mktemp("faults") / "data"
+    return {**SMALL_MODEL, **byte_data(folder, train_tokens=50_000, val_tokens=2000), **SHORT}
+
+
+@pytest.fixture(scope="session")
+def whole(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Live]:
+    """The run without a fault, on so many ranks."""
+    done: dict[int, Live] = {}
+
+    def run(ranks: int) -> Live:
+        if ranks not in done:
+            folder: Path = tmp_path_factory.mktemp(f"whole_{ranks}")
+            done[ranks] = Live(folder, ranks, **data).finish()
+        return done[ranks]
+
+    return run
 
 
 @pytest.fixture

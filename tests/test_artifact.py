@@ -1,6 +1,5 @@
-"""The artifact has the challenge's layout and decodes within its error bound, files of the
-challenge's own script load, what was written is what is scored, a size over the cap is said, and
-nothing in a file is ever executed."""
+"""The artifact has the challenge's layout and decodes within its error bound, files of its own
+script load, a size over the cap is said, and nothing in a file is ever executed."""
 
 import errno
 import io
@@ -20,8 +19,6 @@ from faults.live import Live
 from running import SMALL_MODEL, Command, byte_data, config_of
 from running import train_gpt as tg
 from torch import Tensor
-
-pytestmark = pytest.mark.timeout(120)
 
 FORMAT = "int8_clean_per_row_v1"
 PARTS = ["__quant_format__", "quantized", "scales", "dtypes", "passthrough", "qmeta"]
@@ -46,9 +43,6 @@ def opened(data: bytes) -> dict[str, Any]:
 def artifact_of(content: object) -> bytes:
     torch.save(content, buffer := io.BytesIO())
     return zlib.compress(buffer.getvalue(), 1)
-
-
-# --- Quantisation --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,9 +71,6 @@ def test_the_outlier_of_a_long_row_is_clipped() -> None:
     q, scale = tg.quantize(t)
     assert scale.tolist() == pytest.approx([1 / 127, 2 / 127], rel=1e-3)
     assert q.min() == q.max() == 127
-
-
-# --- Layout --------------------------------------------------------------------------------------
 
 
 def challenge_file(
@@ -174,9 +165,6 @@ def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -
     tg.GPT(config_of(**SHAPE), torch.float32).load_state_dict(back)
 
 
-# --- Files on the disk ----------------------------------------------------------------------------
-
-
 def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path / "ran")
     for content in (command, {"passthrough": {}, "quantized": {}, "qmeta": command}):
@@ -223,25 +211,10 @@ def test_a_bank_of_matrices_has_a_scale_for_each_row() -> None:
     torch.testing.assert_close(tg.dequantize(*tg.quantize(large)), large, rtol=1e-3, atol=0)
 
 
-# --- A run's end ----------------------------------------------------------------------------------
-
-
-SMALL = {"SMALL = 65_536": "SMALL = 1000"}  # an edit: most matrices are quantized
-# Another edit: dropout, which must not act in a validation.
-DROPOUT = "        skips = []\n"
-DROPOUT = {DROPOUT: f"        x = x0 = F.dropout(x, 0.5, self.training)\n{DROPOUT}"}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Live:
-    """Under a cap that is too low for it."""
-    folder = tmp_path_factory.mktemp("run")
-    settings = {**SMALL_MODEL, **byte_data(folder), "ITERATIONS": 12, "RUN_ID": "r"}
-    edits = SMALL | DROPOUT | {"if total > 16_000_000:": "if total > 50_000:"}
-    return Live(folder, 0, edits, **settings).finish()
-
-
-def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(run: Live) -> None:
+def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(tmp_path: Path) -> None:
+    settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 2, "RUN_ID": "r"}
+    edit = {"if total > 16_000_000:": "if total > 50_000:"}
+    run = Live(tmp_path, 0, edit, **settings).finish()
     code, model = run.script.stat().st_size, run.folder / "final_model.pt"
     artifact = (run.folder / "final_model.int8.ptz").stat().st_size
     lines = run.out.splitlines()
@@ -256,21 +229,3 @@ def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(run: Live) -
     words = r"payload:\d+ raw_torch:\d+ payload_ratio:\d+\.\d\dx"
     sizes = rf"^Serialized model int8\+zlib: {artifact} bytes \({words}\)$"
     assert re.search(sizes, run.out, re.MULTILINE)
-
-
-def test_the_score_is_that_of_the_file(run: Live) -> None:
-    """Decoded again: not of the weights before. Nothing that only trains acts in it."""
-    model = tg.GPT(config_of(**SMALL_MODEL | {"VOCAB_SIZE": 260}), torch.float32)
-    whole = torch.load(run.folder / "final_model.pt", weights_only=True)
-    assert list(whole) == list(model.state_dict())
-    tokens = np.fromfile(next(run.folder.glob("*val*.bin")), "<u2", offset=1024).astype(np.int64)
-    rows, scores = (len(tokens) - 1) // 32, []
-    x, y = (torch.from_numpy(tokens[i : i + 32 * rows].reshape(rows, 32)) for i in (0, 1))
-    for state in (whole, tg.unpack(run.artifact(), whole)):
-        model.load_state_dict(state)
-        with torch.no_grad():
-            scores.append(model(x, y).item())
-    [score] = run.events("score")
-    last = run.events("validation")[-1]
-    assert [last["val_loss"], score["val_loss"]] == pytest.approx(scores, abs=1e-6)
-    assert abs(scores[0] - scores[1]) > 1e-5  # else this would prove nothing

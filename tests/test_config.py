@@ -1,9 +1,5 @@
-"""Settings keep their published names and defaults; --help and --print-config show them all.
-
-All faults are in one message, each with name, value and remedy; it ends the script with 2 before a
-device or a log is touched. An argument NAME=value wins over the environment and must be a setting.
-In the environment, a name that is nearly a setting's is a warning, and all other names pass.
-"""
+"""Settings keep their published names and defaults, and are shown by --help and --print-config. All
+faults are in one message, each with name, value and remedy, before a device or a log is touched."""
 
 import inspect
 import json
@@ -19,39 +15,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from faults.live import Live, edited
-from running import (
-    ROOT,
-    SETTINGS,
-    SMALL_MODEL,
-    byte_data,
-    config_of,
-    run_script,
-    train_gpt,
-)
-
-pytestmark = pytest.mark.timeout(120)
+from running import ROOT, SETTINGS, SMALL_MODEL, byte_data, config_of, run_script, train_gpt
 
 CONTROLS = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
     "skip_weights"
 )
-# RUN_ID is missing: it is random.
-PUBLISHED = """
-DATA_PATH=./data/datasets/fineweb10B_sp1024
-TOKENIZER_PATH=./data/tokenizers/fineweb_1024_bpe.model SEED=1337 VAL_BATCH_SIZE=524288
-VAL_LOSS_EVERY=1000 TRAIN_LOG_EVERY=200 VAL_TOKENS=0 ITERATIONS=20000 WARMDOWN_ITERS=1200
-WARMUP_STEPS=20 TRAIN_BATCH_TOKENS=524288 TRAIN_SEQ_LEN=1024 MAX_WALLCLOCK_SECONDS=600.0
-VOCAB_SIZE=1024 NUM_LAYERS=9 MODEL_DIM=512 NUM_HEADS=8 NUM_KV_HEADS=4 MLP_MULT=2
-TIE_EMBEDDINGS=1 ROPE_BASE=10000.0 LOGIT_SOFTCAP=30.0 QK_GAIN_INIT=1.5 EMBED_LR=0.6
-HEAD_LR=0.008 TIED_EMBED_LR=0.05 TIED_EMBED_INIT_STD=0.005 MATRIX_LR=0.04 SCALAR_LR=0.04
-MUON_MOMENTUM=0.95 MUON_BACKEND_STEPS=5 MUON_MOMENTUM_WARMUP_START=0.85
-MUON_MOMENTUM_WARMUP_STEPS=500 BETA1=0.9 BETA2=0.95 ADAM_EPS=1e-08 GRAD_CLIP_NORM=0.0
-INT8_KEEP_FLOAT_FP32_NAME_PATTERNS= TRAIN_PREFETCH=1 TRAIN_PREFETCH_QUEUE=2 TRAIN_COPY_STREAM=1
-VAL_PREFETCH=1 VAL_PREFETCH_QUEUE=2 VAL_COPY_STREAM=1 VAL_BYTECOUNT_DEVICE=cpu GPU_PREFETCH=2
-TRAINING_TIMING_BREAKDOWN=0 TRAINING_TIMING_EVERY=200 VAL_PROGRESS_LOG_EVERY=0 TRACE_STEPS=0
-DEVICE=auto TORCH_COMPILE=auto GRAD_ACCUM_STEPS=0 ATTENTION_BACKEND=auto DATA_STALL_SECONDS=60.0
-CHECKPOINT_EVERY=0 CHECKPOINT_KEEP=3 RESUME=
-"""
+PUBLISHED = (ROOT / "tests/published_settings.txt").read_text("utf-8")  # RUN_ID is random
 # Names that a machine or another program may have, those that look like settings among them.
 OTHERS = """
 PATH HOME PORT SHLVL LINES DATASET MODEL_NAME MODEL_PATH DATA_DIR DATASETS_PATH NUM_GPUS N_JOBS
@@ -107,9 +77,6 @@ def faults_of(environment: dict[str, str], ranks: int = 1) -> list[str]:
     return faults + train_gpt.find_faults(config, environment)[0]
 
 
-# Names, defaults, and how they are shown.
-
-
 def test_names_and_defaults_are_the_published_ones() -> None:
     published = dict(pair.split("=") for pair in PUBLISHED.split())
     assert published.keys() | {"RUN_ID", "CONTROL_TENSOR_NAME_PATTERNS"} == SETTINGS
@@ -154,8 +121,6 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     done = run_script(script, tmp_path, "MY_RATES=3")
     assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE=" in done.err
 
-
-# Wrong values.
 
 # What is wrong -> what its line says besides the name and the value. Each is the only fault.
 WRONG = {
@@ -265,6 +230,8 @@ def test_missing_data_comes_with_scripts_that_exist(main: Callable[..., Said]) -
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
     assert near == "DATA_PTH in the environment is no setting; DATA_PATH is"
+    shown = main("--print-config", DATA_PTH="elsewhere")
+    assert (shown.code, shown.err) == (0, f"WARNING: {near}\n") and json.loads(shown.out)
 
 
 def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +244,6 @@ def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         [fault] = faults_of({**environment, "DEVICE": device})
         words = [f"DEVICE={device}: ", torch.__version__, str(torch.version.cuda), "set cpu"]
         assert [word for word in words if word not in fault] == []
-
-
-# Names in the environment that are not settings.
 
 
 def test_a_misspelt_name_is_a_warning_that_names_the_setting() -> None:
@@ -315,9 +279,6 @@ def test_a_near_name_is_one_line_of_the_console_and_the_log(tmp_path: Path) -> N
         assert "\nstep:1/1 " in text and " MATRIX_LR=0.5" in text.split("\nval_bpb")[0]
 
 
-# Launchers.
-
-
 def test_what_a_launcher_left_behind_is_not_used(tmp_path: Path) -> None:
     """WORLD_SIZE=8 alone would train on an eighth of the data."""
     settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
@@ -335,17 +296,6 @@ def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> N
     assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
 
 
-def test_a_misspelt_name_is_told_where_nothing_is_started(tmp_path: Path) -> None:
-    """It may be why the data is missing; and --print-config shows what is set."""
-    line = "DATA_PTH in the environment is no setting; DATA_PATH is"
-    run = run_script(ROOT / "train_gpt.py", tmp_path, DATA_PTH="elsewhere")
-    assert run.code == 2 and f"\n  {line}\n" in run.err
-    shown = tmp_path / "shown"
-    shown.mkdir()
-    run = run_script(ROOT / "train_gpt.py", shown, "--print-config", DATA_PTH="elsewhere")
-    assert (run.code, run.err) == (0, f"WARNING: {line}\n") and json.loads(run.out)
-
-
 def test_a_run_that_is_shorter_than_its_warm_down_is_told() -> None:
     short = {"ITERATIONS": 40, "MAX_WALLCLOCK_SECONDS": 0}
     said = "ITERATIONS=40 is below WARMDOWN_ITERS=1200: learning rates begin at 3% of their value"
@@ -357,9 +307,6 @@ def test_a_run_that_is_shorter_than_its_warm_down_is_told() -> None:
     ):
         given = {name: str(value) for name, value in settings.items()}
         assert train_gpt.read_config([], given)[3] == warnings
-
-
-# The place where it runs.
 
 
 def test_files_beside_the_script_hide_no_package(tmp_path: Path) -> None:

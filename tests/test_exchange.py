@@ -10,7 +10,6 @@ import torch
 from running import SMALL_MODEL, byte_data, config_of, data_of, log_of, runtime_of
 from running import train_gpt as tg
 
-pytestmark = pytest.mark.timeout(120)
 TINY = SMALL_MODEL | {"MODEL_DIM": 8, "TRAIN_SEQ_LEN": 8, "TRAIN_BATCH_TOKENS": 128}
 TINY |= {"VAL_BATCH_SIZE": 1024, "GRAD_ACCUM_STEPS": 0, "VAL_LOSS_EVERY": 0}
 
@@ -25,13 +24,6 @@ def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Trainers in this process: they hold what the tests replace in them."""
     for name in ("save", "prime"):  # what is simulated cannot be saved
         monkeypatch.setattr(tg, name, lambda run: None)
-
-
-def trainer_of(config: tg.Config, runtime: tg.Runtime) -> tg.Trainer:
-    return tg.Trainer(config, runtime, log_of(), data_of(config))
-
-
-# --- The vector and its table -----------------------------------------------------------------
 
 
 class Summed(tg.Runtime):
@@ -60,9 +52,6 @@ def test_what_ranks_tell_each_other_is_exact(ranks: int) -> None:
     assert exchange.losses == [sum(0.5 * r for r in range(ranks))], "each sends its share"
     assert exchange.signals == 1
     assert exchange.elapsed_ms(19_999) == 599_999.0, "rank 0's clock, on all ranks"
-
-
-# --- The schedule, by a clock that only work moves --------------------------------------------
 
 
 class Device:
@@ -137,7 +126,7 @@ def simulate(config: tg.Config, device: Device) -> tuple[tg.Trainer, list[tuple[
     """Trains on `device`, without work; (used, published) multiplier of each step from 1 on."""
     runtime, pairs = runtime_of(config), []
     runtime.steps_late = 2 if device.device_s else 0
-    trainer = trainer_of(config, runtime)
+    trainer = tg.Trainer(config, runtime, log_of(), data_of(config))
     runtime.cuda, weights = device.device_s > 0, list(trainer.model.parameters())
     train_step, (adam, muon) = trainer.train_step, (trainer.adam, trainer.muon)
     adam.step = muon.step = lambda: None

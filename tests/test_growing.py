@@ -76,30 +76,6 @@ class Producer:
         (self.folder / ".producing").unlink()
 
 
-# Whole runs
-
-
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_a_growing_set_trains_as_the_finished_one(tmp_path: Path, ranks: int) -> None:
-    """It comes shard by shard, the third before the second, and after longer than
-    DATA_STALL_SECONDS; then it is read from its start."""
-    producer = Producer(tmp_path / "data")
-    finished = producer.settings | {"DATA_PATH": producer.finished}
-    finished = Live(tmp_path / "finished_run", ranks, **finished).finish()
-    assert finished.events("step")[-1]["data_crc"] == f"{crc_of(TOKENS, 2048, 32, 10):08x}"
-    run = Live(tmp_path / "run", ranks, **producer.settings, DATA_STALL_SECONDS=1)
-    producer.deliver(0)
-    run.until_line("step:3/")
-    time.sleep(2)  # it waits, and says so at the end
-    producer.deliver(2, 1, 3)
-    producer.finish()
-    run.finish()
-    assert_same_result(run, finished)
-    assert run.events("input")[0]["total_ms"] > 1500, "waiting for a shard is input wait"
-    [made_of] = run.events("made_of")
-    assert made_of["growing"] and "fineweb_train_000003.bin" not in made_of
-
-
 def test_a_producer_that_stands_still_ends_the_run_and_is_shown(tmp_path: Path) -> None:
     """With what its file says, after the steps that its shards are enough for."""
     producer = Producer(tmp_path / "data")
@@ -145,11 +121,13 @@ def two_machines(tmp_path: Path) -> tuple[Producer, Producer]:
 
 
 def test_a_machine_that_sees_its_shards_late_trains_on_the_same(tmp_path: Path) -> None:
-    """The end of the set before its shards, and these in another order."""
+    """After longer than DATA_STALL_SECONDS; the end of the set before its shards, and these in
+    another order."""
     here, there = two_machines(tmp_path)
-    settings = here.settings | {"DATA_STALL_SECONDS": 20}
+    settings = here.settings | {"DATA_STALL_SECONDS": 4}
     run = Live(tmp_path / "run", 2, other={"DATA_PATH": there.folder}, **settings)
     run.until_line("step:3/")
+    time.sleep(5)
     here.deliver(2, 1, 3)
     here.finish()
     there.finish()
@@ -159,7 +137,11 @@ def test_a_machine_that_sees_its_shards_late_trains_on_the_same(tmp_path: Path) 
     there.deliver(1)
     run.finish()
     whole = Live(tmp_path / "whole", 2, **settings | {"DATA_PATH": here.finished}).finish()
+    assert whole.events("step")[-1]["data_crc"] == f"{crc_of(TOKENS, 2048, 32, 10):08x}"
     assert_same_result(run, whole)
+    assert run.events("input")[0]["total_ms"] > 4500, "waiting for a shard is input wait"
+    [made_of] = run.events("made_of")
+    assert made_of["growing"] and "fineweb_train_000003.bin" not in made_of
 
 
 @pytest.mark.parametrize("fault", ["one fewer", "another one"])

@@ -14,7 +14,6 @@ from running import SMALL_MODEL, SimulatedRanks, byte_data, config_of, data_of, 
 from running import train_gpt as tg
 from torch import nn
 
-pytestmark = pytest.mark.timeout(120)
 SHAPE = SMALL_MODEL | {"NUM_LAYERS": 3, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "TRAIN_SEQ_LEN": 8}
 SHAPE |= {"TRAIN_BATCH_TOKENS": 64, "GRAD_ACCUM_STEPS": 0}
 # Rates fall from the third step on, and momentum rises up to the fourth.
@@ -30,15 +29,6 @@ def config_with(data: dict[str, str], **more: object) -> tg.Config:
     return config_of(**{**SHAPE, **SCHEDULE, **data, **more})
 
 
-def enliven(model: tg.GPT) -> tg.GPT:
-    """None of its parameters is constant, so that no update can hide."""
-    with torch.no_grad():
-        for p in model.parameters():
-            noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
-            p.add_(noise, alpha=0.1)
-    return model
-
-
 def gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 + step)
     named = model.named_parameters()
@@ -48,7 +38,11 @@ def gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
 def training_on(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
     """A trainer whose loss has the slopes that `gradients` says, a rank its share of them."""
     trainer = tg.Trainer(config, runtime, log_of(), data_of(config))
-    model = enliven(trainer.model)
+    model = trainer.model
+    with torch.no_grad():  # none of its parameters is constant, so that no update can hide
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+            p.add_(noise, alpha=0.1)
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         wanted = gradients(model, trainer.step)
@@ -57,9 +51,6 @@ def training_on(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
 
     model.forward = loss
     return trainer
-
-
-# --- The step against a plain reference -------------------------------------------------------
 
 
 class PlainOptimizers:
@@ -182,9 +173,6 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
             for name, t in state.items():
                 assert torch.equal(t, results[0][1][name]), name
                 torch.testing.assert_close(t, expected[name], rtol=0, atol=1e-4, msg=name)
-
-
-# --- Schedules --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cap", [0, 10])

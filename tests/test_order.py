@@ -1,18 +1,16 @@
-"""Which tokens are batch k of a rank: always those that the challenge's rules name, for any number
-of ranks and of micro-steps, and in validation.
+"""Which tokens are batch k of a rank: those that the challenge's rules name, for any number of
+ranks and of micro-steps, in validation, and for another model. No token occurs twice here."""
 
-No token occurs twice in these streams, so one that is misplaced is seen.
-"""
-
+import re
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from order import crc_of, rank_batches, step_rows
-from running import config_of, open_pipeline, runtime_of, train_gpt, write_split
-
-pytestmark = pytest.mark.timeout(120)
+from running import ROOT, config_of, open_pipeline, run_script, runtime_of, train_gpt, write_split
+from torch import nn
 
 DISTINCT = np.random.default_rng(7).permutation(2**16)
 
@@ -75,7 +73,10 @@ def test_validation_predicts_every_token_once(tmp_path: Path, case: tuple) -> No
     length |= {"VAL_TOKENS": val_tokens, "TRAIN_SEQ_LEN": seq_len}
     config = config_at(tmp_path, **length, GRAD_ACCUM_STEPS=micro_steps)
     for rank in range(ranks):
-        more = {"runtime": runtime_of(config, rank, ranks), "summarize": read_tokens}
+        more = {
+            "runtime": runtime_of(config, rank, ranks),
+            "summarize": lambda plan, rows, tokens: tokens.tolist(),
+        }
         first, end = count * rank // ranks, count * (rank + 1) // ranks
         with closing(open_pipeline(config, "val", **more)) as batches:
             for start in range(first, end, batch_rows):
@@ -91,6 +92,33 @@ def test_validation_predicts_every_token_once(tmp_path: Path, case: tuple) -> No
     assert seen == y.ravel().tolist()
 
 
-def read_tokens(plan: train_gpt.BatchPlan, rows: range, tokens: np.ndarray) -> list[int]:
-    """As the summary of a batch: the tokens that were read for it."""
-    return tokens.tolist()
+def plain_losses(tokens: np.ndarray) -> list[float]:
+    """The example's model on 20 micro-batches, each one span of 256 targets."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(1024, 64), nn.Linear(64, 1024))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(20):
+        rows = step_rows(tokens, 2048, 64, step // 8)
+        part = torch.from_numpy(np.split(rows, 8)[step % 8].astype(np.int64))
+        optimizer.zero_grad()
+        logits = model(part[:, :-1]).flatten(0, 1)
+        loss = nn.functional.cross_entropy(logits, part[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_example_trains_another_model_on_the_challenges_batches(tmp_path: Path) -> None:
+    readme = (ROOT / "tools" / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    here = f"import sys\nsys.path.append({str(ROOT)!r})\nimport torch\ntorch.manual_seed(0)\n"
+    script = tmp_path / "example.py"
+    script.write_text(here + block.replace("data/datasets/mine", str(tmp_path)))
+    tokens = np.random.default_rng(5).integers(0, 1024, 70_000)
+    write_split(tmp_path, "train", tokens, [20_000, 9_000])
+    done = run_script(script, tmp_path / "run")
+    assert done.code == 0, done.err
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", done.out)]
+    assert losses == [round(loss, 4) for loss in plain_losses(tokens)]

@@ -1,12 +1,12 @@
-"""A run as a user sees it. Its log has every line that parsers of the challenge's logs look for,
-and its JSONL says the same with the fields that logs/README.md lists. The score of the artifact is
-close to that of the model, and its bytes are those of the text. Ranks and micro-steps change only
-rounding. The cap ends a run in time, on all ranks alike."""
+"""A run as a user sees it: the lines and events of its log, its score and artifact, ranks and
+micro-steps, which change only rounding, and the cap, which ends all ranks in time."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,50 +16,16 @@ from running import (
     SMALL_MODEL,
     Corpus,
     Finished,
-    byte_data,
     clean_environment,
     config_of,
     run_trainer,
     torchrun,
+    train_gpt,
 )
 
-# Whole lines in this order, and further words may stand at their ends. <n> is a whole number, <.4f>
-# one with four decimals, <*> a word, <**> some words.
-LINES = """
-logs/reference.txt
-settings: DATA_PATH=<**> RUN_ID=reference <**> DEVICE=cpu TORCH_COMPILE=0 GRAD_ACCUM_STEPS=1
-val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path=<*>/spm.model
-train_loader:dataset:data train_shards:3
-val_loader:shards pattern=<*>fineweb_val_*.bin tokens:<n>
-model_params:<n>
-world_size:1 grad_accum_steps:1
-sdp_backends:<*>
-attention_mode:gqa num_heads:2 num_kv_heads:1
-tie_embeddings:True embed_lr:0.05 head_lr:0.0 matrix_lr:0.04 scalar_lr:0.04
-train_batch_tokens:2048 train_seq_len:32 iterations:60 warmup_steps:2 max_wallclock_seconds:0.000
-seed:1337
-train_io:prefetch:True copy_stream:False prefetch_queue:2 gpu_prefetch:0
-val_io:overlap:True prefetch:True copy_stream:False prefetch_queue:2 <*> bytecount_device:cpu
-WARNING: no tokenizer.sha256 in DATA_PATH: <**>
-warmup_step:1/2
-warmup_step:2/2
-step:0/60 val_loss:<.4f> val_bpb:<.4f> train_time:0ms step_avg:<.2f>ms
-val_stage_time_ms:<n>ms step:0/60
-step:1/60 train_loss:<.4f> train_time:<n>ms step_avg:<.2f>ms tok_s:<n> input_wait:<.2f>% <step>
-step:60/60 train_loss:<.4f> train_time:<n>ms step_avg:<.2f>ms tok_s:<n> input_wait:<.2f>% <step>
-step:60/60 val_loss:<.4f> val_bpb:<.4f> train_time:<n>ms step_avg:<.2f>ms
-val_stage_time_ms:<n>ms step:60/60
-timing_train_loop_ms:<n>ms timing_val_total_ms:<n>ms
-input_wait total:<.3f>ms share:<.3f>% read_bytes:<n> epochs:<.3f>
-peak memory allocated: <n> MiB reserved: <n> MiB
-Serialized model: <n> bytes
-Code size: <n> bytes
-Total submission size: <n> bytes
-Serialized model int8+zlib: <n> bytes (payload:<n> raw_torch:<n> payload_ratio:<.2f>x)
-Total submission size int8+zlib: <n> bytes
-final_int8_zlib_roundtrip val_loss:<.4f> val_bpb:<.4f> eval_time:<n>ms
-final_int8_zlib_roundtrip_exact val_loss:<.8f> val_bpb:<.8f>
-"""
+Whole = Callable[[int], Live]
+# Whole lines in their order; the file says what stands in brackets.
+LINES = (ROOT / "tests/log_lines.txt").read_text("utf-8").splitlines()[2:]
 PLACEHOLDERS = {"n": r"\d+", "*": r"\S+", "**": ".+", "step": r"data_crc:[0-9a-f]{8} eta:\d+s"}
 PLACEHOLDERS |= {f".{digits}f": rf"\d+\.\d{{{digits}}}" for digits in (2, 3, 4, 8)}
 
@@ -83,12 +49,9 @@ def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finis
     return done
 
 
-# What a run writes
-
-
 def test_the_log_has_every_line_of_the_challenges(reference: Finished) -> None:
     lines, position = reference.out.splitlines(), 0
-    for line in LINES.strip().splitlines():
+    for line in LINES:
         pattern = pattern_of(line)
         matches = [i for i in range(position, len(lines)) if re.fullmatch(pattern, lines[i])]
         assert matches, f"no `{line}` after line {position}:\n{reference.out}"
@@ -146,41 +109,22 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None
         assert written[name] == documented[name] - optional, name
 
 
-# What is scored
-
-
 def test_losses_fall_and_the_artifact_is_as_good(reference: Finished) -> None:
     first, _, last, _, scored = (float(value) for value in reference.values("val_bpb"))
     assert last < 0.75 * first
     assert abs(scored - last) < 0.05
 
 
-# What changes nothing
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Settings of a short run on random bytes, validated before, in the middle and at the end."""
-    settings = byte_data(tmp_path_factory.mktemp("runs") / "data", train_tokens=30_000)
-    short = {"ITERATIONS": 12, "VAL_LOSS_EVERY": 6, "VAL_BATCH_SIZE": 2048, "RUN_ID": "r"}
-    return {**SMALL_MODEL, **settings, **short}
-
-
-@pytest.fixture(scope="module")
-def plain(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Live:
-    return Live(tmp_path_factory.mktemp("plain"), **data).finish()
-
-
 @pytest.mark.parametrize(("ranks", "micro_steps"), [(0, 8), (1, 0), (2, 0), (2, 1), (4, 4)])
 def test_ranks_and_micro_steps_change_only_rounding(
-    plain: Live, data: dict, tmp_path: Path, ranks: int, micro_steps: int
+    whole: Whole, data: dict, tmp_path: Path, ranks: int, micro_steps: int
 ) -> None:
     """Only one rank speaks."""
     run = Live(tmp_path, ranks, **data | {"GRAD_ACCUM_STEPS": micro_steps}).finish()
     shown = micro_steps or 8 // max(1, ranks)
     assert f"world_size:{max(1, ranks)} grad_accum_steps:{shown}\n" in run.log
     assert run.out.count("seed:1337") == 1
-    for mine, theirs in zip(run.digits(), plain.digits(), strict=True):
+    for mine, theirs in zip(run.digits(), whole(0).digits(), strict=True):
         assert (mine[0], mine[-1]) == (theirs[0], theirs[-1])  # step, data_crc
         for a, b in zip(mine[1:4], theirs[1:4], strict=True):
             assert a == b is None or a == pytest.approx(b, abs=1e-4)
@@ -191,9 +135,6 @@ def test_replicas_are_equal_to_the_bit_though_kernels_are_not(data: dict, tmp_pa
     line = "                update = self.newton_schulz(nesterov, self.iterations, self.dtype)\n"
     edits = {line: line + "                update = update * (1 + self.runtime.rank * 2.0**-23)\n"}
     Live(tmp_path, 4, edits, **data | {"ITERATIONS": 30}).finish()
-
-
-# How long, and on what
 
 
 def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> None:
@@ -214,6 +155,7 @@ def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> 
 def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) -> None:
     """A slow first step, without priming, does not end it early."""
     settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 2.5, "VAL_LOSS_EVERY": 0}
+    settings["CHECKPOINT_EVERY"] = 0
     slow = in_step("time.sleep(self.step == 0)")
     run = Live(tmp_path, ranks, slow, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
@@ -226,6 +168,7 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
 def test_a_run_that_the_cap_has_ended_is_over_after_resume(data: dict, tmp_path: Path) -> None:
     """At the pace of all its steps, the first one of which was fast, another would fit in."""
     settings = data | {"ITERATIONS": 100, "MAX_WALLCLOCK_SECONDS": 1.75, "RESUME": "auto"}
+    settings |= {"CHECKPOINT_EVERY": 0, "VAL_LOSS_EVERY": 0}
     slow = in_step("time.sleep(0.6 * (self.step > 0))")
     first = Live(tmp_path, 0, slow, **settings).finish()
     [last] = first.checkpoints()
@@ -244,21 +187,30 @@ def test_a_second_run_in_the_folder_overwrites_no_result(data: dict, tmp_path: P
     assert (tmp_path / "logs" / "r.int8.ptz").read_bytes() == artifact != second.artifact()
 
 
-# What is scored is logits
-
-
-def test_the_score_is_of_logits_alone(data: dict, plain: Live, tmp_path: Path) -> None:
-    """Whatever an edit makes of the loss in training; before the first step all have the same
-    weights."""
-    line = "        return F.cross_entropy(self.logits(x).flatten(0, 1), "
-    loss = "y.flatten(), label_smoothing=0.1) / self.training"
-    run = Live(tmp_path, 0, {line + "y.flatten())": line + loss}, **data).finish()
-    before, theirs = (each.events("validation")[0] for each in (run, plain))
-    assert before["val_bpb"] == theirs["val_bpb"]
-    assert run.events("step")[-1]["train_loss"] != plain.events("step")[-1]["train_loss"]
-
-
-# Machines
+def test_a_full_disk_costs_lines_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As long as it is full; never the run. The other file, elsewhere, has all."""
+    monkeypatch.chdir(tmp_path)
+    log = train_gpt.RunLog("r")
+    assert log.open(is_new=True) == ""
+    log.line("first")
+    file = log.files[".txt"].fileno()
+    there = os.dup(file)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), file)
+    for number in range(3):
+        log.line(f"step:{number}")
+        log.event("step", step=number)
+    os.dup2(there, file)
+    log.line("last")
+    log.warn("said")
+    said = capsys.readouterr()
+    assert said.out == "first\nstep:0\nstep:1\nstep:2\nlast\nWARNING: said\n"
+    assert said.err.count("WARNING: logs/r.txt lacks a line: No space left on device\n") == 3
+    lines = log.path.with_suffix(".jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+    text = log.path.read_text()
+    assert text.startswith("first\n") and text.endswith("last\nWARNING: said\n")
 
 
 def launch(folders: list[Path], env: dict[str, object]) -> list[str]:

@@ -5,21 +5,15 @@ A truncated or corrupt one is refused before anything starts, in a line that nam
 
 import os
 import struct
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from running import (
-    SMALL_MODEL,
     byte_data,
     config_of,
-    log_of,
-    runtime_of,
     train_gpt,
     write_shard,
-    write_split,
 )
 
 TOKENS = np.arange(1, 201)  # 200 tokens: a whole file of them has 1024 + 400 = 1424 bytes
@@ -61,30 +55,6 @@ def named_fault(folder: Path) -> str:
     faults, _ = train_gpt.find_faults(config_of(**settings, TRAIN_SEQ_LEN=32), {})
     assert all("\n" not in fault for fault in faults)
     return "; ".join(faults)
-
-
-def test_a_shard_is_read_three_times_at_most_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a slow disk, a start with a hundred shards must not take minutes."""
-    reads: Counter[str] = Counter()
-
-    def counted(read: Callable) -> Callable:
-        def count(descriptor: int, *rest: object) -> object:
-            reads[os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))] += 1
-            return read(descriptor, *rest)
-
-        return count
-
-    settings = SMALL_MODEL | byte_data(tmp_path) | {"VOCAB_SIZE": 260}
-    write_split(tmp_path, "train", np.resize(TOKENS, 9000), [4000, 2000])
-    monkeypatch.setattr(os, "pread", counted(os.pread))
-    monkeypatch.setattr(os, "preadv", counted(os.preadv))
-    config = config_of(**settings)
-    faults, data = train_gpt.find_faults(config, {})
-    assert faults == []
-    train_gpt.Trainer(config, runtime_of(config), log_of(train_gpt), data)
-    assert len(reads) == 4 and max(reads.values()) <= 3
 
 
 def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ import pytest
 import torch
 from running import config_of, open_pipeline, runtime_of, train_gpt, write_split
 
-pytestmark = pytest.mark.timeout(120)
-
 SEQ_LEN, SPAN, BATCHES = 2, 5, 12  # a batch is a span of two rows; token i of the stream is i
 CONFIG = {"TRAIN_SEQ_LEN": SEQ_LEN, "TRAIN_BATCH_TOKENS": 8 * 2 * SEQ_LEN}
 

@@ -1,34 +1,49 @@
 """What verify.py looks at inside a tiny run: functions that are called in its new processes.
 
-What they use of an edited train_gpt.py: Trainer.train_step, .train, .evaluate, .scorer, .groups,
-.config and .model, Validation.evaluate, BatchPlan.widen, Clock.now_ms, Runtime.all_reduce,
-seed_step, unpack, FINAL, SMALL, "held" of a checkpoint; logits, forward and blocks of the model.
+What they use of an edited train_gpt.py: Trainer.train_step, .train, .export_and_score, .batches,
+.groups, .parts, .config and .model, Validation.evaluate, BatchPlan.widen, Clock.now_ms,
+Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats, SMALL,
+"parts" of a checkpoint; logits, forward, dtype and blocks of the model.
 """
 
 import json
 import math
 import os
 import random
+import sys
+import threading
+import time
 import zlib
-from collections import defaultdict
-from contextlib import suppress
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tinyruns import VAL, VAL_ROWS, bytes_of_targets, load, read_shard, write_shard
+from tinyruns import VAL, VAL_ROWS, load, read_shard, write_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PROBES = 12  # weights with which a tensor must have had no effect before it is called unused
+CONTROLS = 3  # the first tokens: unknown, begin, end
 
 
 def rank():
     return int(os.environ.get("RANK", 0))
 
 
-def random_state():
-    return [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
+def write_note(name, value):
+    """For verify.py: notes/<name><rank>.json"""
+    Path("notes").mkdir(exist_ok=True)
+    Path("notes", f"{name}{rank()}.json").write_text(json.dumps(value))
+
+
+def random_states():
+    """A checksum of each generator's state: Python's, numpy's, torch's."""
+    _, numbers, *place = np.random.get_state()
+    states = random.getstate(), (numbers.tolist(), place), torch.get_rng_state().tolist()
+    return [zlib.crc32(repr(state).encode()) for state in states]
 
 
 def call_after(module, base, name, act):
@@ -55,71 +70,117 @@ def call_after(module, base, name, act):
 
 
 # === Whole runs ===
-def run_main(script):
-    """The same as `python script`, without the time for imports."""
+def run_noted(script):
+    """The same as `python script`, without the time for imports. Notes what it does."""
+    lines = set()  # of the script, that were executed
+    opened = set()  # files, from Python
+
+    def trace(frame, *_):
+        if frame.f_code.co_filename != str(script):
+            return None
+        lines.add(frame.f_lineno)
+        return trace
+
+    def note(event, arguments):
+        if event == "open" and isinstance(arguments[0], (str, bytes)):
+            opened.add(os.path.abspath(os.fsdecode(arguments[0])))
+
+    threading.settrace(trace)
+    sys.settrace(trace)
     module = load(script)
     note_steps(module)
-    return module.main([], os.environ)
+    export = module.Trainer.export_and_score
+    module.Trainer.export_and_score = lambda run: [note_values(run), export(run)]
+    sys.addaudithook(note)
+    code = module.main([], os.environ)
+    sys.settrace(None)
+    write_note("lines", sorted(lines))
+    write_note("opened", sorted(opened))
+    return code
+
+
+def run_hurried(script):
+    """All clocks of Python run 1,000 times as fast."""
+
+    def hurried(clock):
+        start = clock()
+        return lambda: start + 1000 * (clock() - start)
+
+    for name in ("time", "monotonic", "perf_counter", "process_time"):
+        for suffix in ("", "_ns"):
+            setattr(time, name + suffix, hurried(getattr(time, name + suffix)))
+    return run_noted(script)
 
 
 def note_steps(module):
-    """Writes steps<rank>.jsonl: what ranks must have alike after a step, and what was stepped.
-
-    Writes first<rank>.pt: the gradients that the first step gives to optimizers."""
+    """Notes what ranks must have alike after a step, what was stepped and drawn; what trains what,
+    and the gradients that the first step gives to optimizers. Returns a list that grows when a
+    step begins, as a real clock is ahead of what all ranks know."""
     step = module.Trainer.train_step
     seed_step = module.seed_step
     seeded = []
-    optimizers = {}
-    gradients = {}
+    trains = {}
+    begun = []
 
     def seed_and_note(*arguments):
         seed_step(*arguments)
-        seeded[:] = random_state()
+        seeded[:] = random_states()
 
     def train_step(run, *rest):
-        first = not Path(f"first{rank()}.pt").exists()
+        is_first = not begun
+        begun.append(run.step)
+        before = random_states()
         names = {p: name for name, p in run.model.named_parameters()}
+        gradients = {}
         stepped = []
 
         def note(optimizer, *_):
-            kind = type(optimizer).__name__
-            number = sum(each.split()[0] == kind for each in optimizers.values()) + 1
-            name = optimizers.setdefault(id(optimizer), f"{kind} {number}" if number > 1 else kind)
+            own = [name for name, part in run.parts.items() if part is optimizer]
+            name = own[0] if own else type(optimizer).__name__
             groups = optimizer.param_groups
-            stepped.append((name, [float(each["lr"]) for each in groups]))
-            for p in [p for each in groups for p in each["params"] if first and p in names]:
+            stepped.append((name, [float(group["lr"]) for group in groups]))
+            for p in [p for group in groups for p in group["params"] if is_first and p in names]:
+                trains[names[p]] = f"{name} trains {names[p]} {tuple(p.shape)}"
                 if p.grad is not None:
                     gradients.setdefault(names[p], p.grad.detach().clone())
 
         hook = register_optimizer_step_pre_hook(note)
         step(run, *rest)
         hook.remove()
-        drawn = seeded != random_state()  # in this step
-        if first:
-            torch.save(gradients, f"first{rank()}.pt")
+        after = random_states()
+        if is_first:
+            write_note("trains", trains)
+            torch.save(gradients, f"notes/first{rank()}.pt")
         state = [*run.model.parameters(), *run.model.buffers()]
         crc = zlib.crc32(b"".join(t.detach().numpy().tobytes() for t in state))
-        with open(f"steps{rank()}.jsonl", "a") as file:
-            print(json.dumps({"crc": crc, "drawn": drawn, "stepped": stepped}), file=file)
+        words = {"crc": crc, "stepped": stepped, "drawn": seeded != after, "before": before}
+        with open(f"notes/steps{rank()}.jsonl", "a") as file:
+            print(json.dumps(words | {"after": after}), file=file)
 
     module.seed_step = seed_and_note
     module.Trainer.train_step = train_step
+    return begun
+
+
+def note_values(run):
+    """Notes {place: text} of numbers and texts of the Trainer, what it has, and the modules."""
+    held = {f"Trainer.{name}": thing for name, thing in vars(run).items() if name != "config"}
+    held |= {f"model.{name}".rstrip("."): module for name, module in run.model.named_modules()}
+    values = dict(held)
+    for place, thing in held.items():
+        values |= {
+            f"{place}.{name}": value for name, value in getattr(thing, "__dict__", {}).items()
+        }
+    plain = bool, int, float, str, type(None)
+    values = {place: repr(each) for place, each in values.items() if isinstance(each, plain)}
+    write_note("values", values)
 
 
 def run_clocked(script, pace):
     """A step takes `pace` seconds, and longer on rank 1: a run to a cap is repeatable."""
     module = load(script)
-    note_steps(module)
-    step = module.Trainer.train_step
-    done = 0
-
-    def train_step(run, *rest):
-        nonlocal done
-        done += 1  # before the step, as a real clock is ahead of what all ranks know
-        step(run, *rest)
-
-    module.Trainer.train_step = train_step
-    module.Clock.now_ms = lambda clock: 1e3 * pace * done * (1 + 0.3 * rank())
+    begun = note_steps(module)
+    module.Clock.now_ms = lambda clock: 1e3 * pace * len(begun) * (1 + 0.3 * rank())
     return module.main([], os.environ)
 
 
@@ -135,49 +196,10 @@ def run_blind(script):
     return module.main([], os.environ)
 
 
-def run_first_step(script):
-    """Ends after step 1. Writes losses<rank>.pt: what the gradients of all losses that the model
-    returned are on average, and how many targets the mean of each cross-entropy had."""
-    module = load(script)
-    step = module.Trainer.train_step
-    cross_entropy = F.cross_entropy
-    counts = defaultdict(set)  # of targets, by size of the batch
-    means = {}
-    losses = 0
-
-    def count(logits, target, *rest, **named):
-        if named.get("reduction", "mean") == "mean" and not target.is_floating_point():
-            counts[target.numel()].add(int((target != -100).sum()))
-        return cross_entropy(logits, target, *rest, **named)
-
-    def note(model, _, loss):
-        nonlocal losses
-        if not (torch.is_tensor(loss) and loss.ndim == 0 and loss.requires_grad):
-            return
-        losses += 1
-        params = {n: p for n, p in model.named_parameters() if p.requires_grad and p.numel()}
-        options = {"retain_graph": True, "materialize_grads": True}
-        grads = torch.autograd.grad(loss, params.values(), **options)
-        for name, grad in zip(params, grads, strict=True):
-            means[name] = means.get(name, 0) + grad
-
-    def train_step(run, *rest):
-        F.cross_entropy = count
-        hook = run.model.register_forward_hook(note)
-        step(run, *rest)
-        hook.remove()
-        found = {name: grad / losses for name, grad in means.items()}
-        torch.save((found, {size: [*each] for size, each in counts.items()}), f"losses{rank()}.pt")
-        os._exit(0)
-
-    module.Trainer.train_step = train_step
-    return module.main([], os.environ)
-
-
 # === The model with a run's artifact ===
 def look_inside(script, look, full):
-    """Writes facts.json: what look(module, run, stored) finds with the artifact of `full` in the
-    model, and which weights are not trained."""
+    """Notes the facts that look(module, run, stored) finds with the artifact of `full` in the
+    model."""
     module = load(script)
 
     @torch.no_grad()
@@ -185,17 +207,36 @@ def look_inside(script, look, full):
         begun = {name: p.clone() for name, p in run.model.named_parameters() if p.requires_grad}
         exported = torch.load(full / "final_model.pt", "cpu", weights_only=True)
         kinds = {name: torch.zeros_like(t) for name, t in exported.items()}  # without their values
-        stored = module.unpack((full / "final_model.int8.ptz").read_bytes(), kinds)
+        try:
+            stored = module.unpack((full / "final_model.int8.ptz").read_bytes(), kinds)
+        except Exception as error:
+            write_note("facts", {"unpack": told(error)})
+            os._exit(0)
         foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
-        facts = look(module, run, stored)
+        facts = {"foreign": foreign, "gaps": find_gaps(stored, exported)}
         last = max((full / "checkpoints" / full.name).glob("step_*.pt"))
-        trained = torch.load(last, "cpu", weights_only=True)["held"]["model"]
-        facts |= find_untrained(run, begun, trained, exported) | {"foreign": foreign}
-        Path("facts.json").write_text(json.dumps(facts))
+        trained = torch.load(last, "cpu", weights_only=True)["parts"]["model"]
+        facts |= find_untrained(run, begun, trained, exported)
+        facts |= look(module, run, stored)
+        write_note("facts", facts)
         os._exit(0)
 
     module.Trainer.train = train
     return module.main([], os.environ)
+
+
+def told(error):
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def find_gaps(stored, exported):
+    """{name: how far a stored tensor is from the exported one, relative to its norm}"""
+    gaps = {}
+    for name, t in exported.items():
+        size = t.double().norm().item()
+        if size and name in stored and stored[name].shape == t.shape:
+            gaps[name] = (stored[name].double() - t.double()).norm().item() / size
+    return gaps
 
 
 def find_untrained(run, begun, trained, exported):
@@ -203,32 +244,36 @@ def find_untrained(run, begun, trained, exported):
     both = [name for name in begun if name in exported and begun[name].numel()]
     same = [name for name in both if torch.equal(begun[name], exported[name])]
     kept = [name for name in same if not torch.equal(begun[name], trained.get(name, begun[name]))]
-    untrained = [name for name in same if name not in kept]
     held = [p for group in run.groups for p in group["params"]]
-    twice = {name for name, p in run.model.named_parameters() if sum(p is q for q in held) > 1}
-    untrained += [f"{name} (in two optimizers)" for name in sorted(twice)]
+    times = {name: sum(p is q for q in held) for name, p in run.model.named_parameters()}
+    no_one = "no torch.optim.Optimizer of Trainer.parts has it"
+    untrained = [name if times[name] else f"{name} ({no_one})" for name in same if name not in kept]
+    untrained += sorted(f"{name} (in two optimizers)" for name, n in times.items() if n > 1)
     others = [p for p in held if not any(p is q for q in run.model.parameters())]
     words = "in an optimizer, but no nn.Parameter of the model"
     untrained += [f"a tensor of shape {tuple(p.shape)} ({words})" for p in others]
     return {"untrained": untrained, "kept": kept}
 
 
-def find_facts(module, run, stored):
+def find_facts(module, run, stored, length):
     model = run.model
     model.eval()
-    tokens = torch.from_numpy(read_shard(val_path(run)).astype(np.int64))
+    tokens = val_tokens(run)
     x, y = tokens[:-1].view(VAL_ROWS, -1), tokens[1:].view(VAL_ROWS, -1)
     logits = torch.cat([model.logits(row[None].clone()) for row in x])
     nats = F.cross_entropy(logits.flatten(0, 1).double(), y.flatten()).item()
     facts = {"nats": nats, "targets": y.numel(), "tensors": len(stored)}
-    facts |= count_bytes(module, run)
-    facts["wide"] = find_wide_blocks(module, run, x[:2])
+    sums = note_sums(module)
+    score(module, run, stored)
+    facts["counted"] = sums[1:3]
+    facts |= find_wide(module, run, stored)
+    facts |= {"batch": compare_losses(run), "far": find_far(run, stored, length)}
+    model.eval()
     torch.manual_seed(0)
     shake(model)
-    facts["leaks"] = find_leaks(model, x[:2], run.config.vocab_size)
+    size = x[:2].numel()
+    facts["leaks"] = find_leaks(model, x[:2], range(0, size - 1, max(1, size // 64)))
     facts["unused"] = find_unused(model, x, stored, run.config.vocab_size)
-    model.load_state_dict(stored, strict=False)
-    facts["losses"] = compare_losses(model, x[:16], y[:16])
     return facts
 
 
@@ -236,25 +281,26 @@ def val_path(run):
     return Path(run.config.data_path, VAL)
 
 
+def val_tokens(run):
+    return torch.from_numpy(read_shard(val_path(run)).astype(np.int64))
+
+
 def shake(model):
     for p in model.parameters():  # zeros would hide what depends on what
         p.add_(torch.randn_like(p), alpha=0.3)
 
 
-def count_bytes(module, run):
-    """What the final score counts, and what widen() gave it: targets, those without text, bytes."""
-    given = {}
-
-    def count(_, _plan, rows, _tokens, x, y):
-        xs, ys = (np.asarray(t)[: len(rows)] for t in (x, y))
-        sizes = bytes_of_targets(run.config.data_path, xs[ys >= 0], ys[ys >= 0])
-        given[rows.start] = [len(sizes), int((sizes == 0).sum()), int(sizes.sum())]
-
-    call_after(module, module.BatchPlan, "widen", count)
-    sums = note_sums(module)
-    run.evaluate(module.FINAL, run.scorer)
-    run.model.eval()
-    return {"counted": sums[1:3], "given": np.sum([*given.values()], 0).tolist()}
+def score(module, run, stored):
+    """The mean nats of the run's own final score of an artifact that holds `stored`."""
+    found = []
+    names = run.model.state_dict().keys() & stored.keys()
+    module.seed_step(0, 0)
+    module.pack_and_write = lambda *_: b""
+    module.unpack = lambda *_: {name: stored[name].clone() for name in names}
+    module.log_score = lambda _, loss, *more: found.append(loss)
+    module.write_results = lambda *_: None
+    run.export_and_score()
+    return found[0]
 
 
 def note_sums(module):
@@ -269,9 +315,25 @@ def note_sums(module):
     return sums
 
 
-def find_wide_blocks(module, run, x):
+def compare_losses(run):
+    """Of some rows of training: how many targets they have, the training loss of all of them, and
+    the mean of their own training losses."""
+    try:
+        with closing(run.batches()) as batches:
+            copies = [(batch.x.clone(), batch.y.clone()) for batch in islice(batches, 4)]
+        x, y = map(torch.cat, zip(*copies, strict=True))
+        run.model.train()
+        rows = [float(run.model(x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
+        loss = float(run.model(x, y))
+    except Exception:  # a forward with other arguments
+        return {}
+    return {"targets": (y >= 0).sum(1).tolist(), "loss": loss, "mean": sum(rows) / len(rows)}
+
+
+def find_wide(module, run, stored):
     """Where activations are bfloat16: the blocks whose output is not, and the type of the score. A
     text says why it did not run."""
+    x = val_tokens(run)[None, : run.config.train_seq_len]
     wide = []
 
     def note(number, out):
@@ -285,19 +347,41 @@ def find_wide_blocks(module, run, x):
             block.register_forward_hook(lambda _, __, out, number=number: note(number, out))
         nats = module.mean_nats(model, x.clone(), x.clone())
     except Exception as error:  # of a model of another kind, or one that needs CUDA
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return {"blocks": sorted({*wide}), "score": str(nats.dtype)}
+        return {"wide": told(error)}
+    return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
 
 
-def find_leaks(model, x, vocab_size):
-    """The positions whose logits change with later tokens, also with those of later rows."""
+def find_far(run, stored, length):
+    """In one row of `length` tokens, at eight places: those whose logits change with later tokens,
+    and those whose logits do not change with the token that stands there. A text: why not."""
+    torch.manual_seed(0)
+    places = sorted({0, length // 2, length - 2, *torch.randint(length - 1, (5,)).tolist()})
+    x = val_tokens(run).repeat(1, 1 + length // len(val_tokens(run)))[:, :length]
+    try:
+        model = type(run.model)(replace(run.config, train_seq_len=length), run.model.dtype).eval()
+        model.load_state_dict(stored, strict=False)
+        shake(model)
+        plain = model.logits(x.clone())
+        blind = []
+        for place in places:
+            other = x.clone()
+            other[0, place] = (x[0, place] + 1) % plain.size(-1)
+            if torch.equal(model.logits(other)[0, place], plain[0, place]):
+                blind.append(place)
+        return {"leaks": find_leaks(model, x, places), "blind": blind, "length": length}
+    except Exception as error:  # of a model of another kind
+        return told(error)
+
+
+def find_leaks(model, x, places):
+    """Those of some places whose logits change with later tokens, also with those of later rows."""
     plain = model.logits(x.clone()).flatten(0, 1)
     # Attention inside documents multiplies other shapes with other tokens: sums round otherwise.
     rounding = 1e-5 * max(1.0, plain.abs().max().item())
     leaks = []
-    for end in range(1, x.numel(), max(1, x.numel() // 64)):
+    for end in [place + 1 for place in places]:
         changed = x.flatten().clone()
-        changed[end:] = torch.randint(vocab_size, (x.numel() - end,))
+        changed[end:] = torch.randint(plain.size(-1), (x.numel() - end,))
         gap = model.logits(changed.view_as(x)).flatten(0, 1)[:end] - plain[:end]
         if not gap.abs().max() < rounding:  # also where it is nan
             leaks.append(end - 1)
@@ -305,7 +389,7 @@ def find_leaks(model, x, vocab_size):
 
 
 def find_unused(model, x, stored, vocab_size):
-    """{name: about how many bytes} of what is stored twice, or without an effect on logits.
+    """Names of what is stored twice, or without an effect on logits.
 
     Routing may never choose a tensor by one set of weights, so it is tried with several."""
     state = model.state_dict()
@@ -323,8 +407,7 @@ def find_unused(model, x, stored, vocab_size):
         if not names:
             break
         shake(model)
-    size = {name: len(zlib.compress(stored[name].half().numpy().tobytes())) for name in stored}
-    return {name: size[name] for name in twice + names}
+    return twice + names
 
 
 def has_no_effect(model, t, tokens, plain):
@@ -335,74 +418,71 @@ def has_no_effect(model, t, tokens, plain):
     return same
 
 
-def compare_losses(model, x, y):
-    """The loss of some rows: in train mode (a mean of 16), in eval mode, and of the logits."""
-    try:
-        state = {name: t.clone() for name, t in model.state_dict().items()}
-        plain = F.cross_entropy(model.logits(x.clone()).flatten(0, 1), y.flatten()).item()
-        quiet = float(model(x.clone(), y.clone()))
-        model.train()
-        loud = [float(model(x.clone(), y.clone())) for _ in range(16)]
-        model.load_state_dict(state)
-    except Exception:  # a forward with other arguments
-        return []
-    return [sum(loud) / len(loud), quiet, plain]
+# === Questions to the final score: splits that are changed, targets that are hidden ===
+def find_late(module, run, stored):
+    """[n, by how much] the nats of the first n targets change with the tokens after them, whose
+    targets are hidden: these tokens stand nowhere before."""
+    tokens = read_shard(val_path(run))
+    draw = np.random.default_rng(0).choice
+    sums = note_sums(module)
+    late = []
+    found = []
 
+    def hide(_, _plan, _rows, _tokens, _x, y):
+        y[np.isin(np.asarray(y), late)] = -100
 
-# === What the score gives to all values of one token, added up ===
-# Who predicts a token from those before it gives its values shares of 1 together, whatever the
-# method. Each value is a whole evaluation, so both questions have a run of their own.
-class LastToken:
-    """The final score of validation splits that differ in their last token alone."""
-
-    def __init__(self, module, run, stored):
-        self.module = module
-        self.run = run
-        self.stored = stored
-        self.tokens = read_shard(val_path(run))
-        self.every = range(run.config.vocab_size)
-        self.mark = min({*self.every} - {*self.tokens[:-1].tolist()})  # it stands nowhere else
-        self.batches = set()  # the first rows of those that are scored
-        self.hidden = None  # a token that is no target
-        self.alone = False  # is the last token the only target?
-        self.sums = note_sums(module)
-        call_after(module, module.BatchPlan, "widen", self.hide)
-
-    def hide(self, _, *call):
-        _plan, rows, _tokens, _x, y = call  # of widen()
-        self.batches.add(rows.start)
-        if self.alone:
-            places = np.flatnonzero(np.asarray(y).reshape(-1) >= 0)
-            y.reshape(-1)[places[: len(places) - (rows.start == max(self.batches))]] = -100
-        if self.hidden is not None:
-            y[y == self.hidden] = -100
-
-    def nats_with(self, token):
-        """The nats of all targets where the last one is `token`."""
-        write_shard(val_path(self.run), np.append(self.tokens[:-1], token))
-        self.run.model.load_state_dict(self.stored, strict=False)
-        mean = self.run.evaluate(self.module.FINAL, self.run.scorer)[0]
-        targets = len(self.tokens) - 1 - (self.hidden is not None)
-        return mean * (self.sums[2] if self.sums else targets)  # of the score that was returned
+    call_after(module, module.BatchPlan, "widen", hide)
+    for end in [1 + len(tokens) * part // 8 for part in (1, 3, 5, 7)]:
+        late[:] = {*range(CONTROLS, run.config.vocab_size)} - {*tokens[:end].tolist()}
+        seen = []
+        for _ in range(2 if late else 0):
+            write_shard(val_path(run), np.append(tokens[:end], draw(late, len(tokens) - end)))
+            score(module, run, stored)
+            seen.append(sums[:3])
+        # A score that does not take its targets from widen() cannot be asked.
+        if seen and all(each and each[2] < end for each in seen):
+            found.append([end - 1, abs(seen[0][0] - seen[1][0])])
+    return {"late": found}
 
 
 def add_shares(module, run, stored):
-    """Of the last token among all targets."""
-    last = LastToken(module, run, stored)
-    totals = np.array([last.nats_with(token) for token in last.every])
-    last.hidden = last.mark
-    return {"sum": float(np.exp(last.nats_with(last.mark) - totals).sum())}
+    """Of the last target, and of the first one, where no other is scored: the sum of what all its
+    values get. Who predicts a token from those before it gives its values shares of 1 together,
+    whatever the method. nan for a score that needs more targets, or has another order."""
+    tokens = read_shard(val_path(run))
+    batches = set()  # the first rows of those that are scored
+    left = set()  # the targets that are not hidden
+    place = 0
 
+    def hide(_, _plan, rows, _tokens, _x, y):
+        batches.add(rows.start)
+        targets = y.reshape(-1)  # a view
+        places = np.flatnonzero(np.asarray(targets) >= 0)
+        batch, kept = (min(batches), places[:1]) if place > 0 else (max(batches), places[-1:])
+        if place:
+            kept = kept[: rows.start == batch]
+            left.update(targets[kept].tolist())
+            targets[np.setdiff1d(places, kept)] = -100
 
-def add_shares_alone(module, run, stored):
-    """Of the last token as the only target, of values that have text: the choice of the best of
-    several scores cannot hide behind other targets. nan for a score that needs more targets."""
-    last = LastToken(module, run, stored)
-    last.nats_with(last.mark)  # finds the batches
-    last.alone = True
-    before = np.full(len(last.every), last.tokens[-2])
-    sizes = bytes_of_targets(run.config.data_path, before, np.array(last.every))
-    total = math.nan
-    with suppress(Exception):
-        total = sum(math.exp(-last.nats_with(token)) for token in np.flatnonzero(sizes))
-    return {"alone": total}
+    call_after(module, module.BatchPlan, "widen", hide)
+    score(module, run, stored)  # finds the batches
+    sums = []
+    for place in (-1, 1):
+        shares = []
+        for token in range(run.config.vocab_size):
+            changed = tokens.copy()
+            changed[place] = token
+            write_shard(val_path(run), changed)
+            left.clear()
+            try:
+                shares.append(math.exp(-score(module, run, stored)))
+            except ZeroDivisionError:
+                continue  # of a token without bytes
+            except Exception:
+                shares.append(math.nan)
+            if left != {token}:
+                shares.append(math.nan)
+            if sum(shares) > 2:
+                break  # it is proved
+        sums.append(sum(shares))
+    return {"shares": sums}

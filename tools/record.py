@@ -390,6 +390,13 @@ def script_of_run(facts: Facts, run: Run) -> Said:
 # --- time, machine and data ---
 
 
+def time_kept_free(facts: Facts, run: Run) -> Said:
+    """Of the ten minutes of training, for GPTQ: it may have taken more."""
+    for text in run.warnings:
+        if text.startswith("GPTQ_RESERVE_SECONDS"):
+            yield "warned", f"the log says: {text}"
+
+
 def time_and_machine(facts: Facts, run: Run) -> Said:
     """Ten minutes of training and ten of evaluation, on 8 H100s."""
     if facts.track != RECORD:
@@ -444,7 +451,7 @@ def validation_data(facts: Facts, run: Run) -> Said:
 
 RULES = (required_files, shipped_script, place_and_submission, finished_runs, seeds)
 RULES += (stated_results, sizes)
-RUN_RULES = (script_of_run, time_and_machine, validation_data)
+RUN_RULES = (script_of_run, time_kept_free, time_and_machine, validation_data)
 
 # --- the verdict ---
 

@@ -1,6 +1,8 @@
 """Tiny runs of an edited train_gpt.py on the CPU, for verify.py: data, processes, results."""
 
 import argparse
+import ctypes
+import faulthandler
 import importlib
 import io
 import itertools
@@ -13,11 +15,11 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections import deque
 from contextlib import suppress
+from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
@@ -25,10 +27,12 @@ from unittest import mock
 import numpy as np
 import sentencepiece
 import torch
+import torch.distributed as dist
 from cli import ToolError, fault_of_script_name
 from runs import read_log
 
-STILL = 60  # seconds in which all ranks of a run use no processor: they wait for each other
+STILL = 60  # seconds that a rank waits for others
+LONGEST = 3600  # seconds of a process
 VAL_ROWS = 41  # odd: the last batch is short
 TINY = {  # a step has 8 spans of 2 rows; the last of 3 layers has no skip connection
     "ITERATIONS": 12, "WARMUP_STEPS": 3, "WARMDOWN_ITERS": 5, "MUON_MOMENTUM_WARMUP_STEPS": 6,
@@ -82,18 +86,6 @@ def read_shard(path):
     return np.fromfile(path, "<u2", offset=1024)
 
 
-def bytes_of_targets(folder, x, y):
-    """The bytes of text of each target y after x, both arrays of tokens of these shards."""
-    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(Path(folder, MODEL)))
-    ids = range(len(tokenizer))
-    texts = [tokenizer.id_to_piece(id).replace("\u2581", " ") for id in ids]
-    silent = np.array([tokenizer.is_control(id) or tokenizer.is_unknown(id) for id in ids])
-    sizes = [1 if tokenizer.is_byte(id) else len(texts[id].encode()) for id in ids]
-    sizes = np.where(silent, 0, sizes)
-    spaces = np.array([text.startswith(" ") for text in texts]) & ~silent
-    return sizes[y] - (spaces[y] & silent[x])  # no space stands at the beginning of a text
-
-
 # === Runs ===
 class Lab:
     """A temporary folder with data, a script, and the settings that all its runs share."""
@@ -101,15 +93,12 @@ class Lab:
     def __init__(self, folder, script, given):
         self.folder = folder
         self.script = find_script(script)
+        self.given = given
         for name in OURS & given.keys():
             raise ToolError(f"{name} cannot be given: each run has its own")
-        tiny = {name: str(value) for name, value in (TINY | given).items()}
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-        self.env = env | tiny
+        self.env = {name: value for name, value in env.items() if name not in TINY} | given
         self.contexts = two_contexts()
-
-    def prepare(self, given):
-        """Asks the script for its settings, and makes the data for them."""
         asked = Run(self, "settings", call_main, ["--print-config"])
         self.run_all([asked], quiet=True)
         if asked.error:
@@ -117,30 +106,31 @@ class Lab:
         printed = asked.output()
         try:
             printed = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
-            config = {name.upper(): pair["value"] for name, pair in printed.items()}
+            own = {name.upper(): pair["value"] for name, pair in printed.items()}
         except (ValueError, TypeError, LookupError) as error:
             words = "no edited copy of today's train_gpt.py: its --print-config is another"
             raise ToolError(f"{self.script}: {words}") from error
-        for name in given:
-            if name not in config:
+        for name in self.given:
+            if name not in own:
                 raise ToolError(f"{name}: {self.script} has no such setting: see --print-config")
+        config = TINY | {name: own[name] for name in self.given}
         self.steps = config["ITERATIONS"]
         if self.steps < 6:
             raise ToolError(f"ITERATIONS={self.steps}: set at least 6")
         self.seq_len = config["TRAIN_SEQ_LEN"]
-        self.val_bytes = make_data(self.folder, self.seq_len, config["VOCAB_SIZE"])
-        tiny = {name: self.env[name] for name in {*TINY, *given} & config.keys()}
-        self.env = {name: value for name, value in self.env.items() if name not in config} | tiny
-        self.env |= {"DATA_PATH": str(self.folder), "TOKENIZER_PATH": f"{self.folder}/{MODEL}"}
+        self.own_seq_len = own["TRAIN_SEQ_LEN"]
+        self.data = folder / "data"
+        self.data.mkdir()
+        self.val_bytes = make_data(self.data, self.seq_len, config["VOCAB_SIZE"])
+        self.env = {name: value for name, value in self.env.items() if name not in own}
+        tiny = TINY | self.given
+        self.env |= {name: str(tiny[name]) for name in tiny if name in own}
+        self.env |= {"DATA_PATH": str(self.data), "TOKENIZER_PATH": f"{self.data}/{MODEL}"}
         self.env["OMP_NUM_THREADS"] = "1"
 
     def with_validation(self, name, change):
         """A new folder with the same data, and change(tokens) of the validation split."""
-        folder = self.folder / f"data-{name}"
-        folder.mkdir()
-        for path in self.folder.glob("fineweb_*.bin"):
-            shutil.copy(path, folder)
-        shutil.copy(self.folder / MODEL, folder)
+        folder = Path(shutil.copytree(self.data, f"{self.data}-{name}"))
         write_shard(folder / VAL, change(read_shard(folder / VAL)))
         return folder
 
@@ -183,9 +173,10 @@ class Run:
         self.name = name
         self.folder = lab.folder / name
         self.folder.mkdir()
-        settings = {key: str(value) for key, value in settings.items()}
-        self.env = lab.env | settings | {"RUN_ID": name}
-        self.work = self.folder, act, script or lab.script, *more
+        env = lab.env | settings | {"RUN_ID": name}
+        self.env = {key: str(value) for key, value in env.items() if value is not None}
+        self.script = script or lab.script
+        self.work = self.folder, act, self.script, *more
         self.ranks = range(ranks)
         self.contexts = [lab.contexts[(context + rank) % 2] for rank in self.ranks]
         self.processes = []
@@ -205,21 +196,24 @@ class Run:
 
     def is_over(self):
         """Has it ended? The first failure of a rank ends the others."""
-        codes = [process.exitcode for process in self.processes]
-        still = [self.text(f"still{rank}.txt") for rank in self.ranks if codes[rank] is None]
-        if any(codes):
-            ends = [self.output(rank).split("\n")[-1] for rank in self.ranks if codes[rank]]
-            # Where a rank fails, the others fail, too, because they lose it.
-            lost = "gloo", "another rank"
-            said = max(ends, key=lambda end: (bool(end) and not any(w in end for w in lost), end))
-            lines = re.findall(rf'File "{self.work[2]}", line (\d+)', self.output())
-            self.error = (said or f"exit code {codes}") + (f" (line {lines[-1]})" if lines else "")
-        elif still and all(still):
-            ended = [f"rank {rank} has ended" for rank in self.ranks if codes[rank] == 0]
-            self.error = f"nothing is computed for {STILL} s: {'; '.join(still + ended)}"
-        if self.error:
-            self.kill()
-        return None not in codes or bool(self.error)
+        if not any(process.exitcode for process in self.processes):
+            return all(process.exitcode == 0 for process in self.processes)
+        for process in self.processes:
+            process.join(5)  # it may say why, too
+        self.kill()
+        places = "; ".join(f"rank {rank} {self.place_of(rank)}" for rank in self.ranks)
+        ends = [self.output(rank).split("\n")[-1] for rank in self.ranks]
+        # Where a rank fails, the others fail, too, because they lose it.
+        lost = "gloo", "another rank"
+        said = max(ends, key=lambda end: (bool(end) and not any(w in end for w in lost), end))
+        self.error = f"{said or 'it ends without a word'} ({places})"
+        return True
+
+    def place_of(self, rank):
+        """Where in the script a rank has failed, or waited for STILL seconds for another one."""
+        frames = re.findall(rf'File "{self.script}", line (\d+), in (\w+)', self.output(rank))
+        words = [f"{name}, line {line}" for line, name in frames[:-3:-1]]
+        return f"in {', called by '.join(words)}" if words else "has ended"
 
     def kill(self):
         for process in self.processes:
@@ -274,7 +268,11 @@ def work(rank, env, folder, act, script, *more):
     torch.set_num_threads(1)
     random.seed()  # as in a process that was not forked
     np.random.seed()
-    threading.Thread(target=watch, args=(rank, str(script)), daemon=True).start()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with verify.py
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    start = dist.init_process_group
+    waits = {"timeout": timedelta(seconds=STILL)}
+    dist.init_process_group = lambda *given, **named: start(*given, **named | waits)
     code = 1
     try:
         code = act(script, *more)
@@ -282,33 +280,6 @@ def work(rank, env, folder, act, script, *more):
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
-
-
-def watch(rank, script):
-    """While this process uses no processor for STILL seconds, still<rank>.txt says where it is.
-    Where verify.py was killed, it ends."""
-    path, parent = Path(f"still{rank}.txt"), os.getppid()
-    used, since = 0.0, time.monotonic()
-    while True:
-        time.sleep(1)
-        if os.getppid() != parent:
-            os._exit(1)
-        if time.process_time() - used > 1:
-            used, since = time.process_time(), time.monotonic()
-            path.unlink(missing_ok=True)
-        elif time.monotonic() - since > STILL and not path.exists():
-            path.write_text(f"rank {rank} {where_is_it(script)}")
-
-
-def where_is_it(script):
-    """What the main thread waits for, and the functions of the script that have called it."""
-    frames = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
-    calls = [frame.name for frame in frames if "/distributed/" in frame.filename]
-    ours = [frame for frame in frames if frame.filename == script]
-    ours = [frame for frame in ours if frame.name not in ("main", "execute", *calls, "gather")]
-    lines = [f"{frame.name} (line {frame.lineno})" for frame in reversed(ours[-3:])]
-    call = next((f"waits for {name}" for name in calls if name != "wrapper"), "stands")
-    return f"{call} in {', called by '.join(lines)}"
 
 
 def load(script):
@@ -319,6 +290,13 @@ def load(script):
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     module.SMALL = 500  # numbers: the matrices of a tiny model are quantized, too
+    fail = module.fail
+
+    def fail_and_trace(error, *more):
+        traceback.print_exception(error)
+        return fail(error, *more)
+
+    module.fail = fail_and_trace
     return module
 
 

@@ -9,60 +9,58 @@ there is a fault or the script does not run, else 0.
 
 import json
 import math
+import re
 import signal
 import sys
 import tempfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import cli
 import numpy as np
+import probes
 import torch
-from probes import (
-    add_shares,
-    add_shares_alone,
-    find_facts,
-    look_inside,
-    run_blind,
-    run_clocked,
-    run_first_step,
-)
-from probes import run_main as run_noted
-from tinyruns import Lab, Run, call_main, find_script
+from tinyruns import MODEL, TINY, Lab, Run, call_main, find_script
 
 CAP = 16_000_000  # bytes of script and artifact
 SECONDS = 600  # of a run to a cap, by a clock that goes by steps
 ROUNDING = 0.01  # nats: two ranks add in another order
 RANDOM = 0.3  # nats: the same where ranks draw other random numbers, as for dropout
 GRADIENT = 1e-4  # relative: right edits have 1e-6, wrong ones 0.01 and more
+LATE = 1e-3  # nats of a whole score
+GAP = 0.65  # of a tensor's norm: one bit per weight, at best, has 0.60
 TWO = {"ranks": 2, "GRAD_ACCUM_STEPS": 1, "WARMUP_STEPS": 0}
 MEANS = {  # what a fault means, and where to look
-    "repeatable": "a result depends on more than SEED and step: on other random numbers, time, the "
-    "order of a set, or checkpoints being written",
-    "resume": "not in checkpoints: make it an attribute of Trainer itself, the same on all ranks "
-    "(rank 0's is saved); rows: batches of a step",
-    "priming": "a step changes what is in no attribute of Trainer, so priming cannot put it back",
+    "repeatable": "a result depends on more than SEED and step: on other random numbers, the order "
+    "of a set, or checkpoints being written",
+    "time": "a result depends on the speed of the machine: go by progress(), by steps, by batches",
+    "random": "it is seeded in the step, so each draws the same numbers: use a torch.Generator",
+    "resume": "not in checkpoints: name it in Trainer.parts, a number in Trainer.state_dict, what "
+    "logits need beside weights in a buffer; rows: a step must take its micro_steps batches",
+    "priming": "a step changes what is in no part of Trainer.parts, so priming cannot put it back",
     "validation": "validations and log lines must leave weights, state and train mode as they were",
     "unseen": "training or the artifact depends on the validation split: the score is too good",
     "overlap": "results depend on when batches are read: see Pipeline and BatchPlan",
-    "ranks": "a step and the score are means over all ranks' rows: divide own losses by the "
-    "number of micro-batches, give batches equal numbers of targets, change gradients after "
-    "all_reduce",
+    "ranks": "a step and the score are means over all ranks' rows: divide own losses by the number "
+    "of micro-batches, give batches equal numbers of targets, change gradients after all_reduce",
     "replicas": "what follows all_reduce must be the same on all ranks, random numbers too; and "
     "all ranks must make the same collective calls",
     "clock": "ranks' clocks differ: let a schedule go by exchange.elapsed_ms, which is the same on "
-    "all ranks, or by steps; and no step may end after the cap",
-    "model": "the edited script cannot be looked at: see above",
+    "all ranks, or by steps; no step may end after the cap, and no rate be below 0",
+    "model": "settings, data and artifact must be enough to make the model and to score it",
     "trained": "each weight needs one optimizer (see make_optimizers) and a gradient",
-    "exported": "what is exported is not trained: an average that never moves (in bfloat16?), or "
-    "one of the first weights",
+    "exported": "it is not trained: an average that never moves (in bfloat16?), or first weights",
+    "stored": "what is scored is far from what was trained: see storage, pack and unpack",
     "look-ahead": "later tokens, or random numbers, change logits: the score is too good",
+    "own-token": "the logits at a place predict the token after it: is the wrong end cut?",
     "dtype": "a float32 tensor meets the activations: cast it with p.to(x.dtype)",
     "score": "what is scored is not what is stored, or not the mean over all rows in eval mode "
     "(--score-differs if it is so on purpose); if only the bits differ, bytes: see ByteTable",
-    "bits": "bytes that are counted must be those of the targets that are scored: see ByteTable",
+    "targets": "each target of the split counts once, with its bytes: see BatchPlan and ByteTable",
     "whole": "the model must be whole from __init__ on: what is made later is in no new model",
-    "sum": "tokens are scored with what is learned from them, by the best of several scores, or by "
-    "numbers that are no shares",
+    "sum": "tokens are scored with what is learned from them, or by the best of several scores",
+    "scorer": "a target must be scored before anything is learned from it or from later tokens",
     "artifact": "no logit depends on it: leave it out of the artifact; or two parameters share "
     "memory, and it is stored twice",
     "bytes": f"script and artifact may have {CAP:,} bytes, all of which the log must count",
@@ -101,15 +99,39 @@ def weight_differences(a, b):
     return [f"weights by up to {most:.2g}"] if most else []
 
 
-def alike(name, full, others):
+def alike(name, full, others, again=None):
+    """again: a run that is the same as `full`; values of the Trainer that differ are named"""
     gaps = {run.name: differences(full, run) for run in others}
-    fault = "; ".join(f"{other} differs: {gap}" for other, gap in gaps.items() if gap)
-    return verdict(name, fault, f"{' and '.join(gaps)}: the same losses, score and weights")
+    fault = "; ".join(
+        f"{run.name} differs: {gaps[run.name]}{other_values(full, again, run)}"
+        for run in others
+        if gaps[run.name]
+    )
+    return verdict(name, fault, f"{', '.join(gaps)}: the same losses, score and weights")
+
+
+def other_values(full, again, run):
+    """Which numbers or texts of Trainer and model a run ends with that differ from those of `full`,
+    and do not differ between two equal runs, as times do."""
+    if again is None:
+        return ""
+    ours, twin, theirs = (note_of(each, "values") for each in (full, again, run))
+    names = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    names = [name for name in names if len(full.ranks) > 1 or ours[name] == twin.get(name)]
+    words = [f"{name} ({theirs[name]} for {ours[name]})" for name in sorted(names, reverse=True)]
+    return f", and in the end {cli.some(words, 3)}" if words else ""
+
+
+def note_of(run, name, rank=0):
+    """What a rank noted under this name, see probes.write_note; {} where it came not so far."""
+    with suppress(ValueError):
+        return json.loads(run.text(f"notes/{name}{rank}.json"))
+    return {}
 
 
 def steps_of(run):
     """What each rank noted after each of its steps."""
-    texts = [run.text(f"steps{rank}.jsonl") for rank in run.ranks]
+    texts = [run.text(f"notes/steps{rank}.jsonl") for rank in run.ranks]
     lines = [[line for line in text.splitlines() if line.endswith("}")] for text in texts]
     return [[*map(json.loads, each)] for each in lines]
 
@@ -123,7 +145,7 @@ def apart_after(run):
         more = f"; then: {run.error}" if run.error else ""
         return f"the weights of two ranks differ after step {apart[0]}{more}"
     if run.error:
-        return f"two ranks do not end, {run.error}"
+        return f"a run of two ranks ends: {run.error}"
     return "" if len(mine) == len(theirs) else f"steps of two ranks: {len(mine)}, {len(theirs)}"
 
 
@@ -140,51 +162,30 @@ def gradient_gaps(ones, twos):
     return dict(sorted(gaps.items(), key=lambda pair: -pair[1]))
 
 
-def load_all(run, name):
-    return [torch.load(run.folder / f"{name}{rank}.pt", weights_only=True) for rank in run.ranks]
-
-
-# === Verdicts: (property, "ok", "note" or "FAULT", text) ===
-def verify(lab, base, quick, score_differs):
-    if base and find_script(base).read_bytes() == lab.script.read_bytes():
-        base = None
+# === The runs ===
+def first_runs(lab, base, quick):
+    """{name: Run} of those that need no other, the longest first"""
+    noted = probes.run_noted
     every = {"CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": lab.steps + 1}
-    full = Run(lab, "full", run_noted, **every)
-    again = Run(lab, "again", run_noted, context=1)
-    alone = Run(lab, "not-primed", run_noted, WARMUP_STEPS=0)
-    two = Run(lab, "two-ranks", run_noted, **TWO, **every)
-    often = Run(lab, "validated-each-step", run_noted, VAL_LOSS_EVERY=1, TRAIN_LOG_EVERY=0)
-    other = Run(lab, "other-validation", run_noted, DATA_PATH=lab.with_validation("other", shuffle))
-    blind = Run(lab, "blind", run_blind, VAL_LOSS_EVERY=1, TRAIN_LOG_EVERY=0)
-    ahead = Run(lab, "not-read-ahead", run_noted, TRAIN_PREFETCH=0, VAL_PREFETCH=0)
-    bare = Run(lab, "base", call_main, script=find_script(base)) if base else None
-    runs = [two, full, again, alone, often, other, blind]
-    runs += [] if quick else [ahead]
-    runs += [bare] if base else []
-    print("tiny runs, seconds for train_gpt.py, minutes with larger sizes:", end="")
-    lab.run_all(runs)
-    for run in runs:
-        run.read()
-    if full.error:
-        print()
-        raise cli.ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
-    late = late_runs(lab, full, two, quick, score_differs)
-    repeatable = alike("repeatable", full, [again])
-    if "FAULT" not in repeatable:  # else no run can be compared with another
-        lab.run_all(late.values())
-    print()
-    yield repeatable
-    if "FAULT" in repeatable:
-        return
-    yield alike("priming", full, [alone])
-    yield alike("validation", full, [often])
-    yield unseen_verdict(full, other, often, blind)
+    often = {"VAL_LOSS_EVERY": 1, "TRAIN_LOG_EVERY": 0}
+    other = lab.with_validation("other", shuffle)
+    runs = [
+        Run(lab, "two-ranks", noted, **TWO, **every),
+        Run(lab, "full", noted, **every),
+        Run(lab, "again", noted, context=1),
+        Run(lab, "fast-clock", probes.run_hurried),
+        Run(lab, "not-primed", noted, WARMUP_STEPS=0),
+        Run(lab, "validated-each-step", noted, **often),
+        Run(lab, "other-validation", noted, DATA_PATH=other),
+        Run(lab, "blind", probes.run_blind, **often),
+    ]
     if not quick:
-        yield alike("overlap", full, [ahead])
-    yield from two_rank_verdicts(lab, alone, two, score_differs)
-    yield from late_verdicts(lab, full, two, late)
+        runs.append(Run(lab, "not-read-ahead", noted, TRAIN_PREFETCH=0, VAL_PREFETCH=0))
+        for name in lab.given:
+            runs.append(Run(lab, f"without-{name}", call_main, **{name: TINY.get(name)}))
     if base:
-        yield "effect", "note", effect(base, bare, full)
+        runs.append(Run(lab, "base", call_main, script=base))
+    return {run.name: run for run in runs}
 
 
 def shuffle(tokens):
@@ -193,179 +194,220 @@ def shuffle(tokens):
     return np.where(tokens < 3, tokens, random.integers(3, tokens.max() + 1, len(tokens)))
 
 
-def unseen_verdict(full, other, often, blind):
-    tokens = differences(full, other, with_score=False)
-    results = differences(often, blind, with_score=False)
+def late_runs(lab, runs, quick, score_differs):
+    """{name: Run} of those that need the checkpoints and the artifact of others"""
+    full, two = runs["full"], runs["two-ranks"]
+    late = []
+    if not (quick or two.error):
+        end = {"ITERATIONS": 2 * lab.steps, "MAX_WALLCLOCK_SECONDS": SECONDS}
+        late.append(Run(lab, "clock", probes.run_clocked, SECONDS / lab.steps, **TWO | end))
+    if score_differs:
+        short = lab.with_validation("short", lambda tokens: tokens[: 3 * lab.seq_len + 1])
+        whole = lab.with_validation("whole", lambda tokens: tokens)
+        look = probes.look_inside
+        late.append(Run(lab, "sum", look, probes.add_shares, full.folder, DATA_PATH=short))
+        late.append(Run(lab, "scorer", look, probes.find_late, full.folder, DATA_PATH=whole))
+    look = partial(probes.find_facts, length=lab.own_seq_len)
+    late.append(Run(lab, "model", probes.look_inside, look, full.folder))
+    if "base" in runs:
+        base = runs["base"]
+        look = probes.look_inside, probes.find_wide, base.folder
+        late.append(Run(lab, "base-model", *look, script=base.script))
+    points = lab.steps // 3 | 1, 5 * lab.steps // 6, lab.steps  # an odd one, too
+    if not two.error:
+        file = f"{two.folder}/checkpoints/{two.name}/step_{points[0]:08d}.pt"
+        late.append(Run(lab, f"two-from-step-{points[0]}", probes.run_noted, **TWO, RESUME=file))
+    for step in points:
+        file = f"{full.folder}/checkpoints/full/step_{step:08d}.pt"
+        late.append(Run(lab, f"from-step-{step}", probes.run_noted, RESUME=file))
+    return {run.name: run for run in late}
+
+
+# === Verdicts: (property, "ok", "note" or "FAULT", text) ===
+def verify(lab, base, quick, score_differs):
+    runs = first_runs(lab, base, quick)
+    print("tiny runs, seconds for train_gpt.py, minutes with larger sizes:", end="")
+    lab.run_all(runs.values())
+    for run in runs.values():
+        run.read()
+    full, again = runs["full"], runs["again"]
+    if full.error:
+        print()
+        raise cli.ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
+    repeatable = alike("repeatable", full, [again])
+    if "FAULT" not in repeatable:  # else no run can be compared with another
+        runs |= late_runs(lab, runs, quick, score_differs)
+        lab.run_all([run for run in runs.values() if not run.processes])
+    print()
+    yield repeatable
+    if "FAULT" in repeatable:
+        return
+    yield alike("time", full, [runs["fast-clock"]])
+    yield random_verdict(steps_of(full)[0])
+    yield alike("priming", full, [runs["not-primed"]], again)
+    yield alike("validation", full, [runs["validated-each-step"]])
+    yield unseen_verdict(runs)
+    if not quick:
+        yield alike("overlap", full, [runs["not-read-ahead"]])
+    facts = note_of(runs["model"], "facts")
+    yield from two_rank_verdicts(runs, facts.get("batch"), score_differs)
+    yield resume_verdict(lab, runs)
+    yield from clock_verdicts(lab, runs)
+    if "batch" in facts:
+        yield from model_verdicts(facts, note_of(runs.get("base-model", full), "facts"))
+        yield from score_verdicts(lab, full, facts, score_differs)
+    else:
+        lost = facts.get("unpack") and f"the artifact alone does not load: {facts['unpack']}"
+        yield "model", "FAULT", lost or runs["model"].error or "no facts"
+    if score_differs:
+        yield sum_verdict(runs["sum"])
+        yield scorer_verdict(runs["scorer"])
+    yield from setting_verdicts(full, runs)
+    yield from file_verdicts(lab, full)
+    if base:
+        yield "effect", "note", effect(base, runs["base"], full)
+        yield from edit_verdicts(lab, base, runs)
+
+
+def random_verdict(steps):
+    """Are the generators in other states after each step?"""
+    same = []
+    for i, kind in enumerate(("Python's", "numpy's", "torch's")):
+        is_used = steps[0]["before"][i] != steps[0]["after"][i]
+        if is_used and len({step["after"][i] for step in steps}) == 1:
+            same.append(kind)
+    fault = same and f"{' and '.join(same)} generator is in the same state after each step"
+    return verdict("random", fault, "generators are in other states after each step")
+
+
+def unseen_verdict(runs):
+    tokens = differences(runs["full"], runs["other-validation"], with_score=False)
+    results = differences(runs["validated-each-step"], runs["blind"], with_score=False)
     faults = [f"with other validation tokens: {tokens}"] if tokens else []
     faults += [f"where each validation says the opposite: {results}"] if results else []
     good = "neither tokens nor results of validation change weights or artifact"
     return verdict("unseen", "; ".join(faults), good)
 
 
-def effect(base, bare, full):
-    what = "" if bare.error else f"against {Path(base).name} the edit changes "
-    none = "nothing on one rank, bit for bit: is its setting given here (not in the environment), "
-    none += "and large enough for 3 layers of 32 channels? is it about speed alone?"
-    return f"{what}{differences(bare, full) or none}"
-
-
-def two_rank_verdicts(lab, alone, two, score_differs):
+def two_rank_verdicts(runs, batch, score_differs):
+    alone, two = runs["not-primed"], runs["two-ranks"]
     fault = apart_after(two)
     yield verdict("replicas", fault, "both ranks have the same weights after each step")
     drawn = any(each["drawn"] for steps in steps_of(alone) for each in steps[:1])
-    kind, words = gradient_words(lab, alone, two, drawn)
+    kind, words = gradient_words(alone, two, drawn, batch)
     nats = RANDOM if drawn or kind == "note" else ROUNDING
-    # With --score-differs without the score: a rank may learn from what it has scored.
-    gap = "" if two.error else differences(alone, two, nats, with_score=not score_differs)
-    if score_differs and not (alone.error or two.error):
-        gap = ", ".join(filter(None, (gap, score_gap(alone, two))))
-    good = f"two are as one within {nats} nats{', scores left out' if score_differs else ''}"
+    gap = "" if two.error else differences(alone, two, nats, with_score=False)
+    if not (two.error or gap):
+        # A rank may learn from what it has scored: with --score-differs scores are similar.
+        gap = score_gap(alone.scores, two.scores, 1.0 if score_differs else nats)
     if kind == "FAULT" or gap:
         text = "; ".join(each for each in (words, gap and f"two ranks differ: {gap}") if each)
         yield "ranks", "FAULT", text
     else:
-        yield "ranks", kind, words or good
-    yield optimizer_verdict(alone)
+        yield "ranks", kind, words or f"two are as one within {nats} nats"
+    yield optimizer_verdict(steps_of(alone)[0])
 
 
-def score_gap(one, two):
-    """What scores of one and of two ranks have alike, whatever a rank learns from its share."""
-    (one_nats, one_bits), (two_nats, two_bits) = one.scores, two.scores
-    if abs(one_nats / one_bits * two_bits / two_nats - 1) > 1e-6:
-        return "in the score bytes per target, so not all targets or bytes are added up"
-    half_or_double = any(abs(two_nats / one_nats / factor - 1) < 0.1 for factor in (0.5, 2))
-    return f"score {one_nats:.4f}, {two_nats:.4f} nats: is it summed?" if half_or_double else ""
+def score_gap(one, two, nats):
+    """Compares (nats, bits per byte) of one rank and of two that were trained alike."""
+    where = "and training is the same: see BatchPlan.val and Validation"
+    if abs(one[0] / one[1] * two[1] / two[0] - 1) > 1e-6:
+        return f"in the score bytes per target, {where}"
+    is_far = abs(one[0] - two[0]) > nats
+    return f"score {one[0]:.4f}, {two[0]:.4f} nats, {where}" if is_far else ""
 
 
-def gradient_words(lab, alone, two, drawn):
+def gradient_words(alone, two, drawn, batch):
     """Compares what optimizers get in step 1: (FAULT, note or ok; of what, and why it differs)."""
     try:
-        ones, (twos, *others) = load_all(alone, "first")[0], load_all(two, "first")
+        paths = alone.folder / "notes/first0.pt", two.folder / "notes/first0.pt"
+        paths += (two.folder / "notes/first1.pt",)
+        ones, twos, others = (torch.load(path, weights_only=True) for path in paths)
     except OSError:  # they did not come so far
         return "ok", ""
-    if others and gradient_gaps(twos, others[0]):  # each rank has its own: an optimizer adds them
-        twos = {name: grad + others[0].get(name, 0) for name, grad in twos.items()}
+    if gradient_gaps(twos, others):  # each rank has its own: an optimizer adds them
+        twos = {name: grad + others.get(name, 0) for name, grad in twos.items()}
     gaps = {} if drawn else gradient_gaps(ones, twos)
-    if not gaps and not drawn:
-        return "ok", ""
-    uneven, of_losses = look_at_losses(lab)
-    means = "a batch's loss is a mean over its own targets, {} to {}: those of few weigh more"
-    means = means.format(*uneven) if uneven else ""
+    is_mean = not batch or abs(batch["loss"] - batch["mean"]) <= 1e-5 * abs(batch["loss"])
+    means = ""
+    if not is_mean and len({*batch["targets"]}) > 1:
+        counts = f"{min(batch['targets'])} to {max(batch['targets'])} targets"
+        means = f"a batch's loss is no mean of its rows', which have {counts}"
     if not gaps:
-        return ("note" if uneven else "ok"), means
+        return "note" if means else "ok", means
     name, more = next(iter(gaps)), f" (and of {len(gaps) - 1} more)" * (len(gaps) > 1)
     words = f"in step 1 the gradient of {name}{more} differs by {gaps[name]:.2g} of its size "
     words += "between one rank with 8 micro-steps and two with 1"
-    if uneven:
-        return "FAULT", f"{words}: {means}"
-    same_rows = not two.error and alone.steps[1][1] == two.steps[1][1]
-    if same_rows and of_losses and not any(map(gradient_gaps, (ones, twos), of_losses)):
-        why = "of larger batches GPT.forward returns another mean loss. Right for a balance of "
-        return "note", f"{words}: {why}experts; else it counts rows or targets wrongly"
-    return "FAULT", words
+    if is_mean or means or two.error or alone.steps[1][1] != two.steps[1][1]:
+        return "FAULT", f"{words}: {means}".removesuffix(": ")
+    why = "of larger batches GPT.forward returns another mean loss. Right for a balance of "
+    return "note", f"{words}: {why}experts; else it counts rows or targets wrongly"
 
 
-def look_at_losses(lab):
-    """([fewest, most] targets of batches of one size, if they differ; for one rank and for two:
-    the mean gradient of all losses that the model returns in step 1)."""
-    runs = Run(lab, "one-step", run_first_step, WARMUP_STEPS=0)
-    runs = runs, Run(lab, "one-step-of-two", run_first_step, **TWO)
-    lab.run_all(runs)
-    print()
-    try:
-        found = [load_all(run, "losses") for run in runs]
-    except OSError:
-        return [], []
-    counts = [count for run in found for _, sizes in run for count in sizes.values()]
-    uneven = next(([min(each), max(each)] for each in counts if len(each) > 1), [])
-    ranks = [[gradients for gradients, _ in run] for run in found]
-    return uneven, [{n: sum(g[n] for g in each) / len(each) for n in each[0]} for each in ranks]
-
-
-def optimizer_verdict(alone):
+def optimizer_verdict(steps):
     """Does each optimizer take each step?"""
-    steps = steps_of(alone)[0]
     names = [name for each in steps for name, _ in each["stepped"]]
     counts = {name: names.count(name) for name in names}
-    odd = [f"{name} {count} of {len(steps)}" for name, count in counts.items()]
+    odd = [f"{name} {count} in {len(steps)} steps" for name, count in counts.items()]
     if {*counts.values()} == {len(steps)}:
         return "steps", "ok", f"{' and '.join(counts)} take each step"
-    lost = "each step sets gradients to 0, so those between are lost unless something keeps them"
-    return "steps", "note", f"an optimizer leaves out steps: {', '.join(odd)}; {lost}"
+    why = "each step sets gradients to 0, so those between are lost unless something keeps them"
+    if max(counts.values(), default=0) > len(steps):
+        why = "Trainer steps every optimizer of Trainer.parts, so leave that out"
+    return "steps", "note", f"optimizers take {', '.join(odd)}: {why}"
 
 
-# === Verdicts that need the checkpoints and the artifact of `full` ===
-def late_runs(lab, full, two, quick, score_differs):
-    points = lab.steps // 3 | 1, 5 * lab.steps // 6, lab.steps  # an odd one, too
-    runs = {}
-    if not (quick or two.error):  # the longest first
-        end = {"ITERATIONS": 2 * lab.steps, "MAX_WALLCLOCK_SECONDS": SECONDS}
-        pace = SECONDS / lab.steps
-        runs["clock"] = Run(lab, "clock", run_clocked, pace, **TWO | end)
-    if score_differs:
-        for name, look in (("sum", add_shares), ("alone", add_shares_alone)):
-            short = lab.with_validation(name, lambda tokens: tokens[: 3 * lab.seq_len + 1])
-            runs[name] = Run(lab, name, look_inside, look, full.folder, DATA_PATH=short)
-    if not two.error:
-        file = f"{two.folder}/checkpoints/{two.name}/step_{points[0]:08d}.pt"
-        runs["two"] = Run(lab, f"two-from-step-{points[0]}", run_noted, **TWO, RESUME=file)
-    runs["model"] = Run(lab, "model", look_inside, find_facts, full.folder)
-    for step in points:
-        file = f"{full.folder}/checkpoints/full/step_{step:08d}.pt"
-        runs[step] = Run(lab, f"from-step-{step}", run_noted, RESUME=file)
-    return runs
-
-
-def late_verdicts(lab, full, two, late):
-    resumed = [run for run in late.values() if "RESUME" in run.env]
+def resume_verdict(lab, runs):
+    resumed = [run for run in runs.values() if "RESUME" in run.env]
+    faults = []
     for run in resumed:
         run.read()
-    gaps = {run.name: differences(two if run is late.get("two") else full, run) for run in resumed}
-    fault = "; ".join(f"{name} differs: {gap}" for name, gap in gaps.items() if gap)
-    yield verdict("resume", fault, f"{', '.join(gaps)}: the same losses, score and weights")
-    if "clock" in late:
-        yield clock_verdict(lab, late["clock"])
-    facts = facts_of(late["model"])
-    if facts:
-        yield from model_verdicts(facts)
-        yield from score_verdicts(lab, full, facts, score_differs="sum" in late)
-    else:
-        yield verdict("model", late["model"].error or "no facts", "")
-    if "sum" in late:
-        yield sum_verdict(late["sum"], late["alone"])
+        whole = runs["full" if len(run.ranks) == 1 else "two-ranks"]
+        _, kind, text = alike("resume", whole, [run], runs["again"])
+        faults += [text] if kind == "FAULT" else []
+    if len(faults) == 1 and faults[0].startswith(f"from-step-{lab.steps} "):
+        faults.append("after the last step alone, so a step sets what logits use: make it a buffer")
+    names = ", ".join(run.name for run in resumed)
+    return verdict("resume", "; ".join(faults), f"{names}: the same losses, score and weights")
 
 
-def facts_of(run):
-    return json.loads(run.text("facts.json") or "{}")
-
-
-def clock_verdict(lab, run):
-    """A run to a cap, in which time goes by steps and faster on rank 1."""
+def clock_verdicts(lab, runs):
+    """Of a run to a cap, in which time goes by steps and faster on rank 1. No rate may be < 0."""
+    steps = steps_of(runs["full"])[0]
+    run = runs.get("clock")
+    if run is None:
+        if below := negative_rates(steps):
+            yield "clock", "FAULT", below
+        return
     mine, theirs = ([each["stepped"] for each in steps] for steps in steps_of(run))
     if run.error and not mine:
-        return "clock", "note", f"a run to MAX_WALLCLOCK_SECONDS does not start: {run.error}"
+        yield "clock", "note", f"a run to MAX_WALLCLOCK_SECONDS does not start: {run.error}"
+        return
     pairs = enumerate(zip(mine, theirs, strict=False), 1)
     apart = next((f"rates of two ranks differ at step {i}" for i, (a, b) in pairs if a != b), "")
-    if fault := apart or apart_after(run):
-        return "clock", "FAULT", f"in a run to MAX_WALLCLOCK_SECONDS {fault}"
-    if len(mine) > lab.steps:
-        return "clock", "FAULT", f"{len(mine)} steps in time for {lab.steps}: the cap is not kept"
-    rates = {}  # of each optimizer's first group, in each step
-    for name, groups in [pair for step in mine for pair in step]:
-        rates.setdefault(name, []).append(groups[0])
+    late = f"{len(mine)} steps in time for {lab.steps}"
+    fault = apart or apart_after(run) or negative_rates(steps + steps_of(run)[0])
+    if fault or len(mine) > lab.steps:
+        text = fault or f"{late}: the cap is not kept"
+        yield "clock", "FAULT", f"in a run to MAX_WALLCLOCK_SECONDS {text}"
+        return
     words = []
-    for name, each in rates.items():
-        largest = max(map(abs, each)) or 1.0
-        each[:] = [each[i * (len(each) - 1) // 4] / largest for i in range(5)]
-        words.append(f"{name} {' '.join(f'{rate:.3g}' for rate in each)}")
+    is_odd = abs(len(mine) - lab.steps) > 1
+    for name in dict(mine[0]):
+        rates = [dict(step)[name][0] for step in mine if name in dict(step)]  # of the first group
+        rates = [rates[i * (len(rates) - 1) // 4] / (max(rates) or 1.0) for i in range(5)]
+        words.append(f"{name} {' '.join(f'{rate:.3g}' for rate in rates)}")
+        is_odd = is_odd or rates[-1] > 0.5 or not rates[2]
     text = f"rates at 0, 25, 50, 75, 100 % of the time, over the largest: {', '.join(words)}; "
-    odd = abs(len(mine) - lab.steps) > 1 or any(
-        each[-1] > 0.5 or not each[2] for each in rates.values()
-    )
-    return "clock", "note" if odd else "ok", f"{text}{len(mine)} steps in time for {lab.steps}"
+    yield "clock", "note" if is_odd else "ok", text + late
 
 
-def model_verdicts(facts):
+def negative_rates(steps):
+    below = {name for step in steps for name, rates in step["stepped"] if min(rates) < 0}
+    return f"rates of {', '.join(sorted(below))} fall below 0" if below else ""
+
+
+def model_verdicts(facts, of_base):
     yield verdict("trained", cli.some(facts["untrained"]), "training changes every weight")
     if facts["kept"]:
         words = "training changes them, but what is exported has their first values"
@@ -373,23 +415,40 @@ def model_verdicts(facts):
     if facts["foreign"]:
         words = "in the artifact, but not in a model that is made anew"
         yield "whole", "FAULT", f"{cli.some(facts['foreign'])}: {words}"
-    seen = facts["leaks"]
-    fault = f"logits of {len(seen)} positions change with later tokens, first {seen[:1]}"
-    yield verdict("look-ahead", seen and fault, "no logit depends on later tokens")
-    wide = facts["wide"]
-    if isinstance(wide, str):
-        yield "dtype", "note", f"in bfloat16 it does not run on a CPU: {wide}"
+    name, gap = max(facts["gaps"].items(), key=lambda pair: pair[1], default=("none", 0.0))
+    seen = f"tensors differ from the exported ones by up to {gap:.2g} of their norm: {name}"
+    yield verdict("stored", "" if gap <= GAP else seen, seen)
+    yield from sight_verdicts(facts["leaks"], facts["far"])
+    yield dtype_verdict(facts["wide"], of_base.get("wide"))
+    good = f"logits depend on each of {facts['tensors']} tensors"
+    yield verdict("artifact", cli.some(facts["unused"]), good)
+
+
+def sight_verdicts(leaks, far):
+    """What logits depend on, in short rows and in one of the script's own length."""
+    words = [f"at {len(leaks)} positions, first {leaks[0]}"] if leaks else []
+    if isinstance(far, str):
+        yield "own-token", "note", f"a row of the script's own TRAIN_SEQ_LEN does not run: {far}"
     else:
-        fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
-        if wide["blocks"]:
-            fault = f"blocks {cli.some(wide['blocks'])} return float32"
-        words = "with bfloat16 activations"
-        good = f"{words} all blocks return bfloat16, and the score is float32"
-        yield verdict("dtype", fault and f"{words} {fault}", good)
-    unused = facts["unused"]
-    size = f"{len(unused)} tensors, about {sum(unused.values())} bytes"
-    fault = unused and f"{cli.some([*unused])}: {size}"
-    yield verdict("artifact", fault, f"logits depend on each of {facts['tensors']} tensors")
+        row = f"of a row of {far['length']}"
+        blind = cli.some(far["blind"])
+        fault = blind and f"logits do not depend on the token there, at {blind} {row}"
+        yield verdict("own-token", fault, "logits depend on the token at their place")
+        words += [f"at {cli.some(far['leaks'])} {row}"] if far["leaks"] else []
+    fault = words and f"logits change with later tokens {', '.join(words)}"
+    yield verdict("look-ahead", fault, "no logit depends on later tokens")
+
+
+def dtype_verdict(wide, of_base):
+    if isinstance(wide, str):
+        kind = "FAULT" if isinstance(of_base, dict) else "note"
+        return "dtype", kind, f"in bfloat16 it does not run on a CPU: {wide}"
+    fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
+    if wide["blocks"]:
+        fault = f"blocks {cli.some(wide['blocks'])} return float32"
+    words = "with bfloat16 activations"
+    good = f"{words} all blocks return bfloat16, and the score is float32"
+    return verdict("dtype", fault and f"{words} {fault}", good)
 
 
 def score_verdicts(lab, full, facts, score_differs):
@@ -398,9 +457,8 @@ def score_verdicts(lab, full, facts, score_differs):
     printed = full.scores
     seen = "printed {:.6f} nats {:.6f} bpb, by hand {:.6f} {:.6f}".format(*printed, *hand)
     if score_differs:
-        fault = bytes_fault(lab, facts)
-        if fault:
-            yield "bits", "FAULT", fault
+        if fault := target_fault(lab, facts):
+            yield "targets", "FAULT", fault
         counted = printed[0] / math.log(2) / printed[1]
         right = lab.val_bytes / facts["targets"]
         left = "left to you: is each token scored once, is so much plausible?"
@@ -408,7 +466,8 @@ def score_verdicts(lab, full, facts, score_differs):
     elif not facts["foreign"]:  # else there is no model to compute it with
         equal = np.allclose(hand, printed, rtol=0, atol=2e-5)  # one sum, added in another order
         yield verdict("score", "" if equal else seen, seen)
-    yield "average", "note", average_words(full, facts)
+    last = ", ".join(f"{line.val_loss:.4f}" for line in full.log.validations[-1:])
+    yield "average", "note", f"score {printed[0]:.4f}, last validation of the weights {last} nats"
     code, model = len(lab.script.read_bytes()), len(full.artifact)
     seen = f"script {code:,} + tiny artifact {model:,} of {CAP:,}: weigh a real run's artifact"
     kind = "FAULT" if code + model > CAP else "note"
@@ -419,49 +478,93 @@ def score_verdicts(lab, full, facts, score_differs):
     yield "bytes", kind, seen
 
 
-def bytes_fault(lab, facts):
-    """Are more bytes counted than the scored targets can have? Each that is left out has one."""
+def target_fault(lab, facts):
+    """Are all targets counted (but for a last row), and no more bytes than the split has?"""
     if not facts["counted"]:
         return ""
-    (counted, targets), (given, silent, most) = facts["counted"], facts["given"]
-    if targets > facts["targets"]:
-        return f"{targets:.0f} targets are counted, and the split has {facts['targets']}"
-    most = min(lab.val_bytes, most - max(0, given - targets - silent))
-    words = (
-        f"{counted:.0f} bytes are counted for {targets:.0f} targets that have at most {most:.0f}"
-    )
-    return words if targets <= given and counted > most + 0.5 else ""
+    counted, targets = facts["counted"]
+    if not facts["targets"] - lab.seq_len <= targets <= facts["targets"]:
+        return f"{targets:.0f} of {facts['targets']} targets are counted"
+    is_more = counted > lab.val_bytes + 0.5
+    return f"{counted:.0f} bytes are counted, and the split has {lab.val_bytes}" if is_more else ""
 
 
-def average_words(full, facts):
-    """What differs between training and score, for weights that should be the same."""
-    validations = [line.val_loss for line in full.log.validations]
-    score, last = full.scores[0], validations[-1] if validations else math.nan
-    words = f"score {score:.4f}, last validation of the trained weights {last:.4f}"
-    if facts["losses"]:
-        loud, quiet, plain = facts["losses"]
-        words += f"; loss of the same rows in train mode {loud:.4f}, in eval mode {quiet:.4f}, "
-        words += f"of the logits {plain:.4f}"
-    return words
+def sum_verdict(run):
+    sums = note_of(run, "facts").get("shares", [])
+    if not any(math.isfinite(each) for each in sums):
+        return "sum", "note", run.error or "a target cannot be scored alone"
+    seen = "all values of a target get {:.6f} of the last, {:.6f} of the first".format(*sums)
+    return verdict("sum", seen if max(sums) > 1 + 2e-4 else "", seen)
 
 
-def sum_verdict(among_all, scored_alone):
-    facts = facts_of(among_all) | facts_of(scored_alone)
-    if "sum" not in facts or "alone" not in facts:
-        return verdict("sum", among_all.error or scored_alone.error or "no facts", "")
-    total, alone = facts["sum"], facts["alone"]
-    seen = f"the score gives all values of the last token {total:.6f} together"
-    if alone > 1 + 2e-4:  # nan where it needs more targets
-        seen += f", and {alone:.6f} where it is scored alone"
-    off = not abs(total - 1) < 2e-4 or alone > 1 + 2e-4
-    return verdict("sum", seen if off else "", seen)
+def scorer_verdict(run):
+    found = note_of(run, "facts").get("late", [])
+    late = [f"of the first {n} by {gap:.2g}" for n, gap in found if not gap <= LATE]
+    fault = late and f"nats change with the tokens after them: {', '.join(late)}"
+    good = f"nats of the first {', '.join(str(n) for n, _ in found) or 'none'} targets: the same"
+    return verdict("scorer", fault, f"{good}, whatever comes after them")
+
+
+def setting_verdicts(full, runs):
+    """Which of the given settings could be left out?"""
+    without = [run for name, run in runs.items() if name.startswith("without-")]
+    same = [run.name.removeprefix("without-") for run in without if not differences(full, run)]
+    if same:
+        words = "without it all is equal, bit for bit: a default, or about speed?"
+        yield "settings", "note", f"{', '.join(same)}: {words}"
+
+
+def file_verdicts(lab, run):
+    """Which files has it opened or left that are not those of every run?"""
+    known = rf"({sys.prefix}|{sys.base_prefix}|/proc|/sys|/dev|/etc)/|.*\.pyc?(\.\d+)?$"
+    known += rf"|{lab.data}[-\w]*/(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
+    known += rf"|{run.folder}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
+    files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
+    files = [path for path in {*files, *note_of(run, "opened")} if not re.match(known, path)]
+    if files:
+        names = sorted(path.removeprefix(f"{run.folder}/") for path in files)
+        words = "files that no other run has: may it read or leave them?"
+        yield "files", "note", f"{cli.some(names)}: {words}"
+
+
+def effect(base, bare, full):
+    what = "" if bare.error else f"against {base.name} the edit changes "
+    none = "nothing on one rank, bit for bit: is its setting given here (not in the environment), "
+    none += "and large enough for 3 layers of 32 channels? is it about speed alone?"
+    return f"{what}{differences(bare, full) or none}"
+
+
+def edit_verdicts(lab, base, runs):
+    """What trains parameters that the base lacks, and lines of the edit that no run executed."""
+    bare = runs["base"]
+    trains = note_of(runs["full"], "trains")
+    new = [] if bare.error else [trains[name] for name in trains if name not in bare.weights]
+    if new:
+        yield "trains", "note", cli.some(new, sign="; ")
+    source = lab.script.read_text("utf-8")
+    lines = source.splitlines()
+    known = {*base.read_text("utf-8").splitlines()}
+    changed = {number for number, line in enumerate(lines, 1) if line not in known}
+    noted = [note_of(run, "lines", rank) for run in runs.values() for rank in run.ranks]
+    missed = (changed & code_lines(compile(source, "", "exec"))).difference(*noted)
+    if missed:
+        words = [f"{number} `{lines[number - 1].strip()}`" for number in sorted(missed)]
+        yield "lines", "note", f"of the edit that no run executed: {cli.some(words, 4)}"
+
+
+def code_lines(code):
+    """The numbers of lines with something to execute."""
+    inner = [code_lines(each) for each in code.co_consts if hasattr(each, "co_lines")]
+    return {number for _, _, number in code.co_lines() if number}.union(*inner)
 
 
 def verdicts(script, settings, base=None, quick=False, score_differs=False):
     """Yields (property, "ok", "note" or "FAULT", text); ToolError for one that does not run."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         lab = Lab(Path(folder), script, settings)
-        lab.prepare(settings)
+        base = base and find_script(base)
+        if base and base.read_bytes() == lab.script.read_bytes():
+            base = None
         yield from verify(lab, base, quick, score_differs)
 
 

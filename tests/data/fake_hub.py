@@ -1,10 +1,5 @@
-"""A local server that answers the hub's client as the hub does:
-repository info, tree, resolve, CDN, ranges.
-
-Files of 1,024 bytes and more are stored as LFS objects: resolve redirects to the CDN, which lies on
-another host name, and paths-info gives their SHA-256. Faults are planted by path and used up one a
-request, unless they stay.
-"""
+"""A local server that answers the hub's client as the hub does: files of 1,024 bytes and more are
+LFS objects on a CDN with another host name. Faults are planted by path, one a request."""
 
 from __future__ import annotations
 

@@ -110,9 +110,6 @@ def counted(said: str, what: str = "counted") -> int:
     return int(re.search(rf"^{what} +([\d,]+)", said, re.MULTILINE)[1].replace(",", ""))
 
 
-# === A RIGHT COUNT IS PROVED ======================================================================
-
-
 @pytest.mark.parametrize("name", ["nmt_nfkc", "identity", "dummy_prefix", "byte"])
 def test_a_right_split_is_proved(world, name: str) -> None:
     data = world(name)
@@ -150,9 +147,6 @@ def test_the_trainer_counts_the_same_bytes(world, tmp_path: Path, name: str) -> 
     assert code == 0
     wanted = counted(said, "predicted") * score["val_loss"] / math.log(2) / score["val_bpb"]
     assert counted(said) == pytest.approx(wanted, rel=1e-9)
-
-
-# === MISTAKES =====================================================================================
 
 
 SPLIT_MISTAKES = {  # an edit of the documents' tokens, and what is said
@@ -209,9 +203,6 @@ def test_another_tokenizer_is_found(world, models: dict[str, Path]) -> None:
     assert data.audit()[0] == 1
 
 
-# === VALIDATION DOCUMENTS IN THE TRAINING SHARDS ==================================================
-
-
 @pytest.mark.parametrize("block", [5, 1 << 20])
 @pytest.mark.parametrize("name", ["identity", "byte"])
 def test_ten_leaked_documents_are_found(world, name: str, block: int, monkeypatch) -> None:
@@ -231,9 +222,6 @@ def test_ten_leaked_documents_are_found(world, name: str, block: int, monkeypatc
     assert code == 0 and "none of them is in the first 1 of 3 training shards" in said, said
     write_split(data.folder, "train", np.concatenate(others), [first, 9])
     assert "and none of them is in the 3 training shards" in data.audit()[1]
-
-
-# === SHARDS THAT ARE NOT THOSE OF EXPORT.JSON =====================================================
 
 
 @pytest.fixture
@@ -295,16 +283,6 @@ def test_a_text_that_was_kept_together_is_proved(made, tmp_path: Path) -> None:
     assert "proved: the text of all 1 documents" in made.audit()[1]
 
 
-def test_the_first_estimate_is_made_after_the_first_share(monkeypatch, capsys) -> None:
-    """What comes before it is loading."""
-    clock = iter([90.0, 100.0, 120.0])
-    progress = dataset.cli.Progress("work")
-    monkeypatch.setattr(dataset.cli.time, "monotonic", lambda: next(clock))
-    for share in (0.001, 0.002, 0.501):
-        progress.show(share)
-    assert capsys.readouterr().err == "work: 50.1%, 30 s left\n"
-
-
 def test_shards_are_compared_with_export_json(made) -> None:
     code, said = made.audit(docs=False)
     assert code == 3 and re.search(r"^shards +\d+ are compared with export.json$", said, re.M), said
@@ -313,9 +291,6 @@ def test_shards_are_compared_with_export_json(made) -> None:
         path.write_text(damage)
         with pytest.raises(ToolError, match="export.json: damaged .* restore it, or make the set"):
             made.audit()
-
-
-# === BYTES BESIDE THE TOKENS ======================================================================
 
 
 def in_caseops(text: str) -> str:

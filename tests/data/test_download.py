@@ -29,8 +29,6 @@ TOKENIZER = ["tokenizers/fineweb_1024_bpe.model", "tokenizers/fineweb_1024_bpe.v
 DOCS = ["docs_selected.jsonl", "docs_selected.source_manifest.json"]
 ALL = [*TOKENIZER, VAL, *TRAIN]
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def shard(num_tokens: int, seed: int) -> bytes:
     tokens = np.random.default_rng(seed).integers(0, 1024, num_tokens).astype("<u2")
@@ -119,9 +117,6 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     with FakeHub(REPO, {f"datasets/{name}": content for name, content in CONTENT.items()}) as hub:
         yield Place(tmp_path, hub)
-
-
-# === A HUB WITHOUT FAULTS =========================================================================
 
 
 def test_files_come_in_the_order_of_training_and_only_once(place: Place) -> None:
@@ -226,9 +221,6 @@ def test_bytes_of_validation_come_before_training(place: Place, is_in_manifest: 
     assert not is_in_manifest or "fineweb_val_bytes_000000.bin is not on the hub" in said
 
 
-# === FAULTS THAT PASS, AND THOSE THAT STAY ========================================================
-
-
 def test_faults_that_pass_end_in_a_complete_set(place: Place) -> None:
     place.plant(VAL, Fault("status", 503), Fault("cut", 100))
     place.plant(TRAIN[0], Fault("cut", 11_000_000), Fault("cut", 10))
@@ -300,9 +292,6 @@ def test_wrong_use_and_what_the_hub_cannot_give_are_one_line(place: Place, case:
     said = place.run(*arguments, code=2, **env)
     assert words in said and said.count("\n") == 1, said
     assert not list(place.data.glob("datasets/*/*.bin"))
-
-
-# === WHAT IS ON DISK ==============================================================================
 
 
 def test_files_of_others_are_not_replaced(place: Place) -> None:

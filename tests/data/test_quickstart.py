@@ -85,9 +85,6 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tokenize_docs.make_data_set(tokenize_docs.parse_arguments(words))[0].folder
 
 
-# === DATA =========================================================================================
-
-
 @pytest.mark.slow
 def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Path) -> None:
     said = run(checkout, tmp_path, "--prepare-only")
@@ -125,9 +122,6 @@ def test_a_set_of_the_same_name_is_left_alone(checkout: Path, tmp_path: Path) ->
     said = run(clone, tmp_path, "--prepare-only", code=2)
     assert f"{folder}: quickstart.py did not make this: move it and " in said
     assert shard.read_bytes() == b"mine"
-
-
-# === TRAINING =====================================================================================
 
 
 def test_the_users_settings_win_and_run_ids_are_new(checkout: Path, own_data, tmp_path) -> None:
@@ -210,8 +204,6 @@ def test_two_that_make_the_same_data_wait_for_each_other(tmp_path: Path) -> None
     thread.join(30)
     assert order == ["first", "second"]
 
-
-# === HOW PROGRAMS ARE STARTED =====================================================================
 
 PROGRAMS = [path for path in sorted((ROOT / "data").glob("*.py")) if path.stem != "dataset"]
 

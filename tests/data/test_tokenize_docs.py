@@ -139,9 +139,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
     return out
 
 
-# === SHARDS AND THE SPLIT =========================================================================
-
-
 def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> None:
     """A tenth is validation; each shard but the last of a split has 1,000 tokens."""
     folder = exported / "datasets" / "docs_sp380"
@@ -155,16 +152,6 @@ def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> 
     assert checked.returncode == 0
     assert dataset.recorded_tokenizer(folder) == (dataset.sha256_of(tokenizer), tokenizer)
     assert not (folder / ".producing").exists()
-
-
-def test_bytes_are_tokens(tmp_path: Path, documents: Path, texts: list[str]) -> None:
-    run(documents, "--out", tmp_path, "--bytes", "--num-val-docs", 7)
-    folder = tmp_path / "datasets" / "docs_byte260"
-    found = documents_of(folder, "val") + documents_of(folder, "train")
-    assert found == [[1, *(byte + 4 for byte in text.encode())] for text in texts]
-    assert len(documents_of(folder, "val")) == 7
-    tokenizer = json.loads((tmp_path / "tokenizers" / "docs_byte260.json").read_text())
-    assert tokenizer == {"kind": "byte", "offset": 4}
 
 
 def test_threads_batches_and_files_do_not_change_the_shards(
@@ -257,9 +244,6 @@ def test_a_tokenizer_is_trained_on_a_sample(documents: Path, monkeypatch) -> Non
     assert 10_000 < len(sample) < 30_000 < documents.stat().st_size
 
 
-# === TOKENIZERS THAT DO NOT COVER THE TEXT ========================================================
-
-
 PLAIN = [f"some plain words {number} and more of them" for number in range(99)]
 
 
@@ -285,9 +269,6 @@ def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
         said = run(*arguments, "--name", name, "--model", path)
         assert "100 training documents" in said and ("WARNING: " in said) != byte_fallback
     assert "WARNING: 1 validation tokens and 2 training tokens are unknown" in said
-
-
-# === THE EXACT TEXT ===============================================================================
 
 
 @pytest.mark.parametrize("form", ["jsonl", "folder", "one file"])
@@ -373,9 +354,6 @@ def test_what_a_folder_has_besides_files_is_said(tmp_path: Path) -> None:
     assert "2 training documents" in said
     with pytest.raises(ToolError, match="gone: not a regular file"):
         run(notes / "gone", "--out", tmp_path, "--bytes")
-
-
-# === INPUT THAT CHANGES, RESTART ==================================================================
 
 
 def test_input_that_changes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import pytest
 from faults.live import Live
 from running import ROOT, SMALL_MODEL, until
 
-TOOL = ROOT / "data" / "tokenize_docs.py"
 DOCUMENTS = 90
 # One document at a time; from the 30th on, only after training has done its third step.
 SLOW = """
@@ -42,23 +41,16 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(path), "--bytes", "--shard-tokens", "500", "--num-val-docs", "5"]
 
 
-def start_tool(words: list[str], out: Path, log: Path) -> subprocess.Popen:
-    code = SLOW.format(log=str(log))
-    tool = subprocess.Popen(
-        [sys.executable, "-c", code, *words, "--out", str(out)],
-        env={**os.environ, "PYTHONPATH": str(TOOL.parent)},
-    )
-    until(lambda: list(out.glob("datasets/*/.producing")))
-    return tool
-
-
 @pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_losses_are_those_of_the_finished_set(tmp_path: Path, words: list[str], ranks: int) -> None:
     out, beside, after = tmp_path / "out", tmp_path / "beside", tmp_path / "after"
     settings = SETTINGS | {"DATA_PATH": out / "datasets" / "docs_byte260"}
     settings["TOKENIZER_PATH"] = out / "tokenizers" / "docs_byte260.json"
-    tool = start_tool(words, out, beside / "logs" / "r.jsonl")
+    code = SLOW.format(log=str(beside / "logs" / "r.jsonl"))
+    command = [sys.executable, "-c", code, *words, "--out", str(out)]
+    tool = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "data")})
     try:
+        until(lambda: list(out.glob("datasets/*/.producing")))
         first = Live(beside, ranks, **settings).finish()
         assert tool.wait(60) == 0
     finally:

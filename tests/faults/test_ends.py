@@ -56,8 +56,6 @@ def failed(run: Live, *words: str) -> str:
     return line
 
 
-# Signals
-
 IN_VALIDATION = "                if runtime.signum:\n"
 
 
@@ -123,9 +121,6 @@ def test_ctrl_c_to_torchrun_and_its_workers(tmp_path: Path, data: dict, whole: W
     assert_same_result(again, whole(2))
 
 
-# Killed
-
-
 @slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_torchrun_restarts_a_dead_rank(tmp_path: Path, data: dict, whole: Whole, rank: int) -> None:
@@ -149,9 +144,6 @@ def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
     assert again.resumed() == ([step] if step < 20 else [])  # else only the export is left
     assert_same_result(again, whole(0))
-
-
-# Numbers
 
 
 @pytest.mark.parametrize(("ranks", "late"), [(0, 0), (2, 2)])
@@ -213,9 +205,6 @@ def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, pl
     rule = "rank 0's is saved for all, so ranks must have the same"
     failed(run, f"{place}: other values on rank 1 than on rank 0", rule)
     assert not run.checkpoints() and not run.events("step")
-
-
-# Errors
 
 
 BUFFERED = "sys.stdout.reconfigure(write_through=False); "  # also with PYTHONUNBUFFERED
@@ -291,8 +280,13 @@ READER = {
 
 @pytest.mark.parametrize(("case", "ranks"), [("vocabulary", 0), ("truncated", 0), ("truncated", 2)])
 def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ranks: int) -> None:
-    """After the good batches; what was saved before stays."""
-    settings = shards_of_its_own(data, tmp_path / "data")
+    """After the good batches; what was saved before stays. Of three shards; a step takes 2,056
+    tokens, and the sixth crosses into the second shard."""
+    shutil.copytree(str(data["DATA_PATH"]), tmp_path / "data")
+    tokens = torch.randint(1, 260, (20_000,), generator=torch.Generator().manual_seed(5)).numpy()
+    write_split(tmp_path / "data", "train", tokens, [11_000, 7000])
+    settings = data | {"DATA_PATH": tmp_path / "data", "ITERATIONS": 1000}
+    settings |= {"VAL_LOSS_EVERY": 0, "CHECKPOINT_EVERY": 2}
     wait = "Path('here').touch()\n    while not Path('go').exists(): time.sleep(0.01)"
     run = Live(tmp_path / "run", ranks, at_step(2, wait), **settings)
     run.until((run.folder / "here").exists)
@@ -303,26 +297,6 @@ def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ra
     line = failed(run, f"data/{SHARD} at byte ", words)
     assert re.match(r"rank \d: ", line)
     assert run.checkpoints() == [2, 4] and run.events("step")[-1]["step"] == 5
-
-
-def test_a_read_that_never_ends_is_one_line(tmp_path: Path, data: dict) -> None:
-    settings = shards_of_its_own(data, tmp_path / "data") | {"DATA_STALL_SECONDS": 1}
-    line = "                while left:\n"
-    hang = f"                if shard.path.name == '{SHARD}': time.sleep(99)\n"
-    run = Live(tmp_path / "run", 0, {line: hang + line}, **settings)
-    failed(run, f"{SHARD} at byte ", "no answer for DATA_STALL_SECONDS=1")
-
-
-def shards_of_its_own(data: dict, folder: Path) -> dict[str, object]:
-    """Three shards; a step takes 2,056 tokens, and the sixth crosses into the second shard."""
-    shutil.copytree(str(data["DATA_PATH"]), folder)
-    tokens = torch.randint(1, 260, (20_000,), generator=torch.Generator().manual_seed(5)).numpy()
-    write_split(folder, "train", tokens, [11_000, 7000])
-    more = {"DATA_PATH": folder, "ITERATIONS": 1000, "VAL_LOSS_EVERY": 0, "CHECKPOINT_EVERY": 2}
-    return data | more
-
-
-# Disks and consoles
 
 
 def test_the_score_is_there_without_an_artifact(tmp_path: Path, data: dict, whole: Whole) -> None:

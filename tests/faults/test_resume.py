@@ -14,39 +14,14 @@ from faults.live import Live, assert_same_result
 
 Whole = Callable[[int], Live]
 
-# An edit with state of every kind: an average of the weights, a counter of late steps, AdamW on
-# the skip weights, an optimizer with row-wise state and a `k` in its groups on the embedding, and
-# random numbers of Python, numpy and torch in the model.
-OPTIMIZER = '''class Rows(torch.optim.Optimizer):
-    """Adagrad with one number for each row; the rate depends on `k`, the steps so far."""
-
-    def __init__(self, params, lr=0.01, power=0.5):
-        super().__init__(params, {"lr": lr, "power": power, "k": 0})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            group["k"] += 1
-            for p in group["params"]:
-                rows = self.state[p].setdefault("rows", torch.zeros(len(p), 1))
-                rows += p.grad.square().mean(1, keepdim=True)
-                p.sub_(group["lr"] / (1 + group["k"]) * p.grad / (rows + 1e-8) ** group["power"])
-
-
-class Trainer:
-'''
-STATE = """        self.adam, self.muon = make_optimizers(self.model, config, runtime)
-        embedding = self.model.tok_emb.weight
-        skips = self.model.skip_weights
-        self.adam.param_groups = self.adam.param_groups[1:]
-        others = self.adam.param_groups[0]["params"]
-        self.adam.param_groups[0]["params"] = [p for p in others if p is not skips]
+# An edit with state of several kinds: an average of the weights, a counter of late steps, AdamW on
+# the embedding, and random numbers of Python, numpy and torch in the model.
+MADE = "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n"
+STATE = """        self.adam.param_groups = self.adam.param_groups[1:]
+        self.adamw = torch.optim.AdamW([self.model.tok_emb.weight], lr=0.01, fused=False)
         self.ema = copy.deepcopy(self.model)
         self.late = {"steps": 0}
         self.begun = None  # from step 3 on weights
-        self.shrunk = [3, 9, 15, 99]
-        self.skip_optimizer = torch.optim.AdamW([skips], lr=0.01, fused=False)
-        self.rows = Rows([embedding])
         self.free = [print, np.random.default_rng(1), torch.Generator(), Path("x"), deque([1])]
 """
 PARTS = '"muon": self.muon, '
@@ -62,16 +37,14 @@ AFTER = """        skips = self.model.skip_weights
         self.late["steps"] += self.step >= 6
         if self.step == 2:
             self.begun = skips.detach().clone()
-        del self.shrunk[: self.step >= self.shrunk[0]]
         if self.begun is not None:
-            skips.lerp_(self.begun, 1e-3 * (self.late["steps"] + len(self.shrunk)))
+            skips.lerp_(self.begun, 1e-3 * self.late["steps"])
 """
 EDIT = {
-    "class Trainer:\n": OPTIMIZER,
-    "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n": STATE,
+    MADE: MADE + STATE,
     "        x = F.relu(self.fc(x)).square()\n": NOISE,
-    PARTS: PARTS + '"ema": self.ema, "skips": self.skip_optimizer, "rows": self.rows, ',
-    NUMBERS: NUMBERS + '"late": self.late, "begun": self.begun, "shrunk": self.shrunk, ',
+    PARTS: PARTS + '"ema": self.ema, "adamw": self.adamw, ',
+    NUMBERS: NUMBERS + '"late": self.late, "begun": self.begun, ',
     "    def after_step(self):\n": "    def after_step(self):\n" + AFTER,
 }
 
@@ -101,18 +74,13 @@ def refusal(folder: Path, **settings: object) -> str:
     return line
 
 
-# What continues
-
-
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_resume_is_exact_for_whatever_is_named(tmp_path: Path, data: dict, ranks: int) -> None:
     """Also with priming steps, which leave no trace."""
     settings = data | {"GRAD_ACCUM_STEPS": 0, "edits": EDIT}
     reference = Live(tmp_path / "whole", ranks, **settings).finish()
     parts = reference.load(20)["parts"]
-    assert parts["run"]["late"] == {"steps": 14} and parts["rows"]["param_groups"][0]["k"] == 20
-    assert parts["rows"]["state"][0]["rows"].shape == (260, 1)
-    assert parts["skips"]["state"][0]["step"] == 20
+    assert parts["run"]["late"] == {"steps": 14} and parts["adamw"]["state"][0]["step"] == 20
     once = resume(reference, tmp_path / "once", 4, ranks, **settings | {"WARMUP_STEPS": 2})
     twice = resume(once, tmp_path / "twice", 12, ranks, **settings)
     for run in (once, twice):
@@ -144,17 +112,15 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
     """And betas, and what else an optimizer is made with; counters are restored."""
     settings = data | {"edits": EDIT, "ITERATIONS": 4}
     before = Live(tmp_path / "run", **settings).finish()
-    changed = {
-        old: new.replace("Rows([embedding])", "Rows([embedding], 0.5, 0.25)")
-        for old, new in EDIT.items()
-    }
+    changed = EDIT | {MADE: MADE + STATE.replace("lr=0.01", "lr=0.5, eps=0.25")}
     other = settings | {"edits": changed, "MATRIX_LR": 0.0, "BETA1": 0.5, "ITERATIONS": 8}
     run = resume(before, tmp_path / "again", 4, **other)
     assert "WARNING: RESUME continues with another script: " in run.log
     assert "RESUME continues with another BETA1: 0.5 here, 0.9 there" in run.log
     parts = run.load(8)["parts"]
-    [group] = parts["rows"]["param_groups"]
-    assert (group["base_lr"], group["power"], group["k"]) == (0.5, 0.25, 8)
+    [group] = parts["adamw"]["param_groups"]
+    assert (group["base_lr"], group["eps"]) == (0.5, 0.25)
+    assert parts["adamw"]["state"][0]["step"] == 8
     assert parts["adam"]["param_groups"][0]["betas"] == (0.5, 0.95)
     assert parts["run"]["late"] == {"steps": 2}
     older = before.load(4)["parts"]["model"]
@@ -218,9 +184,6 @@ def test_resume_of_a_finished_run_scores_again(tmp_path: Path, data: dict, whole
     assert "is of other things: SEED: 9 here, 1337 there" in refusal(folder, **again | {"SEED": 9})
 
 
-# Saving
-
-
 def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict) -> None:
     """Files of other names are neither resumed nor removed."""
     settings = data | {"ITERATIONS": 5, "CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": 2}
@@ -248,7 +211,6 @@ def test_a_full_disk_costs_a_file_and_not_the_run(tmp_path: Path, data: dict) ->
 
 UNSAVABLE = {  # a part, and an edit
     "run": {NUMBERS: NUMBERS + '"hidden": object(), '},
-    "adam": {LINE: f"        self.adam.param_groups[0]['k'] = np.float64(1)\n{LINE}"},
     "muon": {  # from the first step on
         "    def after_step(self):\n": """    def after_step(self):
         self.muon.param_groups[0]["k"] = np.float64(1)
@@ -296,9 +258,6 @@ def test_memory_that_ends_costs_a_checkpoint(tmp_path: Path, data: dict) -> None
     run = Live(tmp_path, 0, edits, **data).finish()
     assert run.checkpoints() == [4, 12, 16, 20]
     assert run.log.count("WARNING: checkpoints/r/step_00000008.pt: [enforce fail") == 1
-
-
-# What is refused
 
 
 def test_a_run_id_that_has_files_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:

@@ -73,9 +73,6 @@ def test_the_compiler_gets_its_option(name: str, run_of: Run, inductor: Any) -> 
         assert getattr(inductor, OPTIONS[name]) is wanted and run.model._compiled_call_impl
 
 
-# --- fused_mlp --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def interpreted(script: Run, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A script whose kernel Triton's interpreter runs on the CPU, with small tiles."""

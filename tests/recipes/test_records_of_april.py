@@ -15,12 +15,8 @@ from reference import Reference, initial_state
 from tiny import config_of, module_of, settings_of, with_random_weights
 from torch import nn
 
-pytestmark = pytest.mark.timeout(300)
 MODEL = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
 Run = Callable[..., Any]
-
-
-# --- The model --------------------------------------------------------------------------------
 
 
 MODELS = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
@@ -57,9 +53,6 @@ def test_initial_matrices_are_orthogonal_in_the_order_of_draws(run_of: Run) -> N
         assert torch.equal(t, wanted[name]), name
     matrix = model.blocks[1].mlp.fc.weight
     torch.testing.assert_close(matrix.T @ matrix, torch.eye(64), rtol=0, atol=0.02)
-
-
-# --- The optimizers ---------------------------------------------------------------------------
 
 
 def three_steps(run: Any) -> list[tuple]:
@@ -170,9 +163,6 @@ def test_rates_fall_over_the_last_share_to_the_floor(script: Callable) -> None:
     for share, wanted in (0, 1), (0.4, 1), (0.7, 0.5), (0.88, 0.2), (0.94, 0.1), (1, 0.1):
         assert by_step(step=round(100 * share)) == pytest.approx(wanted)
         assert by_clock(elapsed_ms=600e3 * share) == pytest.approx(wanted)
-
-
-# --- Whole runs -------------------------------------------------------------------------------
 
 
 def test_the_loop_begins_at_its_share_with_both_graphs_primed(run_of: Run) -> None:

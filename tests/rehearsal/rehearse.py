@@ -24,7 +24,7 @@ import real_size  # noqa: E402
 import recipe  # noqa: E402
 from packed import pack  # noqa: E402
 from running import clean_environment, torchrun  # noqa: E402
-from significance import CAP_BYTES  # noqa: E402
+from samples import CAP_BYTES  # noqa: E402
 
 # What is rehearsed, and the kind of its data.
 CASES = {"root": "sp1024", "baseline_plus": "sp1024", "sp8192": "sp8192", "sp8192_ttt": "sp8192"}
@@ -42,7 +42,7 @@ class Rehearsal(NamedTuple):
 
 def script_of(name: str) -> str:
     """The text of the root or of a stack."""
-    root = recipe.root_text()
+    root = recipe.TRAINER.read_text(encoding="utf-8")
     if name == "root":
         return root
     stack = recipe.stack(name)
@@ -83,9 +83,10 @@ def wrong_scores(kind: str, folder: Path) -> list[str]:
 def package_faults(folder: Path) -> list[str]:
     """package.py makes a record's folder, which check.py accepts."""
     options = {"--track": "track_non_record_16mb", "--name": "Rehearsal", "--author": "A"}
-    options |= {"--github-id": "a", "--description": "At its own size", "--records": folder}
+    options |= {"--github-id": "a", "--description": "At its own size"}
     words = [str(word) for pair in options.items() for word in pair]
     said = io.StringIO()
+    package.RECORDS = folder
     with redirect_stdout(said), redirect_stderr(said):
         code = package.main([str(folder / "logs" / "rehearsal.txt"), *words])
     return [f"package.py: {said.getvalue()}"] if code else []

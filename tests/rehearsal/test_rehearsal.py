@@ -5,7 +5,6 @@ documents, the last batch of a split, 16,000,000 bytes.
 """
 
 import importlib.util
-import itertools
 import shutil
 import sys
 from collections.abc import Iterator
@@ -118,16 +117,3 @@ def test_eight_ranks_read_the_longest_and_the_shortest_documents(caseops: Any) -
     assert (len(documents), max(lengths), min(lengths)) == (50_000, 97_114, 27)
     wanted = sum(in_bytes[d.start + d.seq_len] - in_bytes[d.start] for d in used)
     assert found.tolist() == [sum(lengths), wanted]
-
-
-def test_documents_of_training_fit_into_micro_batches_of_any_size(caseops: Any) -> None:
-    """On one GPU: of 48 rows with 8 micro-steps, of 384 with one."""
-    module = caseops.module
-    device = module.torch.device("cpu")
-    for micro_steps, ends, refused in (1, 256, 0), (4, 256, 0), (8, 256, 0), (4, 100, 1):
-        config, data = caseops.opened(GRAD_ACCUM_STEPS=micro_steps, DOC_ENDS=ends)
-        overlap = module.Overlap.of(config, "train", device)
-        reader = module.Pipeline(data.train, module.BatchPlan.train(config), overlap, device)
-        count = real_size.WRITTEN * micro_steps // (config.train_batch_tokens + 8)
-        with closing(reader), pytest.raises(module.RunError) if refused else nullcontext():
-            assert len([*itertools.islice(reader, count)]) == count

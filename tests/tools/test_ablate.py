@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -112,27 +111,6 @@ def row_of(out: str, quantity: str) -> str:
     """The line of a quantity in the table of differences."""
     table = out.split("Differences from")[1].split("\n\n")[0]
     return next(line for line in table.splitlines() if quantity in line)
-
-
-USAGE = """
---vary SEED=1,2                         | every run has its own SEED: see --seeds
---vary KNOB=1,1                         | values are comma-separated, distinct and not empty
---vary KNOB=0,1 --seeds x               | write how many, such as 3, or which
---script fake.py,none.py -- ls {script} | 'none.py': no such file: write its path
---script fake.py,same.py                | belongs to {script} in the command: name both
---vary KNOB=0,1 -- python3 {script}     | belongs to {script} in the command: name both
-"""
-
-
-@pytest.mark.parametrize("row", USAGE.strip().splitlines())
-def test_wrong_usage_is_told_before_anything_runs(place: Place, row: str) -> None:
-    (place.folder / "same.py").write_text(FAKE)
-    given, reason = row.split("|", 1)
-    words = shlex.split(given)
-    words += [] if "--" in words else ["--", "python3", "fake.py"]
-    code, _, err = place.call(ablate.main, *words)
-    assert code == 2 and reason.strip() in err and err.count("\n") == 1
-    assert not place.starts()
 
 
 def test_a_setting_that_the_script_does_not_have_ends_it(place: Place) -> None:

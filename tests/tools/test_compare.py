@@ -44,9 +44,6 @@ def edited(path: str | Path, change: Callable[[str], str]) -> str:
     return str(path)
 
 
-# --- tables ---
-
-
 def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) -> None:
     """Runs that differ only in their seed are a group."""
     values, other = [2.05, 2.06, 2.07], {"matrix_lr": 0.02, "code": 48100}
@@ -124,9 +121,6 @@ def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call)
         ((first, second, other, none), f"Same data: NO, {at} | b0002710: 3; no data_crc: 4\n"),
     ):
         assert answer in call(compare.main, *logs)[1]
-
-
-# --- A against B ---
 
 
 def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> None:
@@ -218,9 +212,6 @@ def test_equal_runs_are_called_equal(tmp_path: Path, call: Call) -> None:
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", A, ms=43.6)
     lines = block(call(compare.main, "--a", *a, "--b", *b)[1], "A against B")
     assert lines[1] == "  A and B are equal seed by seed, to the digit (3 pairs)"
-
-
-# --- pictures ---
 
 
 @pytest.fixture
@@ -329,11 +320,6 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     assert note.endswith("and train_seed1.log has 0 validations, of 3 that it needs")
 
 
-def test_runs_whose_logs_tell_no_difference_are_arms_by_their_names() -> None:
-    """A seed that is there twice is not of one arm: these logs do not tell how slow a disk was."""
-    assert [len(arm) for arm in seed_groups(read_logs([RECORD]).runs)] == [3] * 6
-
-
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
     logs, path = three_arms(tmp_path), tmp_path / "out.png"
     assert call(compare.main, *logs, "--plot", path)[0] == 0
@@ -342,8 +328,6 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call
     assert code == 1 and err.count("\n") == 1
     assert err.startswith(f"error: {tmp_path}/none/out.png: ")
 
-
-# --- statistics ---
 
 NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
 

@@ -27,32 +27,7 @@ main()
 BASELINE = log_text(seed=1337)  # its last step is 13,790
 HEADER = log_text(script=SOURCE, smi=SMI).split("train_loader:")[0]
 SCORE = round(bpb_of(1.9), 8)
-# Each kind of line, and what it says.
-EXAMPLES = """
-Running PyTorch 2.9.1+cu128                                        | hardware torch=2.9.1+cu128
-|   0  NVIDIA H100 80GB HBM3   On  |   00000000:19:00.0 Off | 0    | hardware device=NVIDIA H100 80GB HBM3
-step:7/9 train_loss:2.5 train_time:350ms data_crc:00aa0001 eta:1s  | step step=7 train_time_ms=350.0 train_loss=2.5 data_crc=00aa0001
-step:8/9 train_loss:2.5 train_time:400ms eta:1s mean_loss:2.75     | step step=8 train_time_ms=400.0 train_loss=2.5 mean_loss=2.75
-500/20000 train_loss: 3.3800 train_time: 0.8m tok/s: 77            | step step=500 train_loss=3.38
-step:19/20 val_loss:2.4 val_bpb:1.4 train_time:79ms                | validation step=19 train_time_ms=79.0 val_loss=2.4 val_bpb=1.4
-stopping_early: wallclock_cap train_time:205ms step:5/9            | input timing_train_loop_ms=205
-final_x val_loss:2.4 val_bpb:1.43 eval_time:14ms                   | score name=final_x val_loss=2.4 val_bpb=1.43 eval_time_ms=14.0 digits=2
-ttt_sliding:done val_loss=2.30 val_bpb=1.1 elapsed=4.5s            | score name=ttt_sliding:done val_loss=2.3 val_bpb=1.1 eval_time_ms=4500.0 digits=1
-Code size: 51,200 bytes                                            | artifact code_bytes=51200
-Serialized model: 67000000 bytes                                   |
-Serialized model int8+zlib: 15700000 bytes (payload:1)             | artifact artifact_bytes=15700000
-Total submission size int8+zlib: 15,750,424 bytes                  | artifact total_bytes=15750424
-input_wait total:1.198ms share:0.004% epochs:0.027                 | input total_ms=1.198
-train_loader:dataset:mine train_shards:80                          | data dataset=mine train_shards=80
-val_loader:shards pattern=./data/fineweb_val_*.bin tokens:620      | data val_tokens=620
-settings: EMA_DECAY=0.997                                          | settings ema_decay=0.997
-resumed: step:6000 resumed_from:checkpoints/x                      | checkpoint step=6000 resumed_from=resumed_from:checkpoints/x
-train_io:prefetch:True copy_stream:False gpu_prefetch:0            | settings train_prefetch=True
-world_size:8 grad_accum_steps:1                                    | settings world_size=8 grad_accum_steps=1
-  ttt_enabled: True                                                | settings ttt_enabled=True
-ttt_progress: batch 1/782 batch_loss:2.7 batch_bpb:1.1             |
-import os                                                          |
-"""  # noqa: E501
+EXAMPLES = (ROOT / "tests/tools/corpus/lines.txt").read_text("utf-8").splitlines()[1:]
 
 
 def only(log: Logs) -> Run:
@@ -60,7 +35,7 @@ def only(log: Logs) -> Run:
     return log.runs[0]
 
 
-@pytest.mark.parametrize("row", EXAMPLES.strip("\n").splitlines())
+@pytest.mark.parametrize("row", EXAMPLES)
 def test_what_a_line_says(row: str) -> None:
     text, expected = row.rsplit("  |", 1)
     found = runs.line_event(text.rstrip()) or {"event": ""}
@@ -168,8 +143,6 @@ def test_other_encodings(tmp_path: Path) -> None:
         assert only(read_text(tmp_path, data)).result.val_bpb == SCORE
 
 
-# --- our own runs ---
-
 OWN = """settings: MATRIX_LR=0.02
 seed:7
 step:1/4 train_loss:9.0 train_time:10ms step_avg:10.00ms data_crc:00aa0001
@@ -219,9 +192,6 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     log = runs.read_log(tmp_path / "r.jsonl")
     assert (log.runs[0].status, log.runs[0].error) == ("failed", "step 4")
     assert log.problems == ["3 damaged lines left out"]
-
-
-# --- damaged files, and files that are no logs ---
 
 
 def test_a_log_that_ends_anywhere_gives_what_is_complete(tmp_path: Path) -> None:

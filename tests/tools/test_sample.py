@@ -18,7 +18,6 @@ import torch
 from packed import packed_form
 from running import ROOT, SMALL_MODEL, TRAINER, Corpus, byte_data, config_of, run_script, train_gpt
 
-pytestmark = pytest.mark.timeout(200)
 RUN = {**SMALL_MODEL, "ITERATIONS": 4, "VAL_LOSS_EVERY": 0, "RUN_ID": "r", "TRAIN_SEQ_LEN": 16}
 RUN |= {"MATRIX_LR": 0.2, "TIED_EMBED_LR": 0.5, "TRAIN_BATCH_TOKENS": 1024, "VAL_TOKENS": 64}
 Trained = tuple[Path, dict]
@@ -130,17 +129,6 @@ def put(data: bytes | None) -> Callable[[Path], None]:
     )
 
 
-def resize(logs: Path) -> None:
-    """A sparse artifact of 20 GB."""
-    with open(logs / "r.int8.ptz", "ab") as file:
-        file.truncate(20_000_000_000)
-
-
-def pipe(logs: Path) -> None:
-    (logs / "r.int8.ptz").unlink()
-    os.mkfifo(logs / "r.int8.ptz")
-
-
 def nest(logs: Path) -> None:
     """A tokenizer that Python cannot read, and a checksum that fits it."""
     tokenizer = logs.parent / "deep.json"
@@ -153,8 +141,6 @@ def nest(logs: Path) -> None:
 
 # What is named, what is done to the run, words of the error.
 FAULTS = [
-    ("logs/r.txt", resize, "r.int8.ptz: 20,000,000,000 bytes, of which 1,000,000,000 are read at "),
-    ("logs/r.txt", pipe, "logs/r.int8.ptz: not a file: the run is finished: name another"),
     ("logs/r.txt", nest, "deep.json: no usable tokenizer: set TOKENIZER_PATH"),
     (
         "logs/r.txt",

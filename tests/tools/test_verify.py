@@ -18,6 +18,11 @@ from edits import MISTAKES, RIGHT, Edits, edits_of
 from faults.live import edited
 from running import ROOT, Call, started, until
 
+FORGOTTEN = {  # what `resume` names
+    "a count in an optimizer's attribute": "Trainer.muon.seen (",
+    "a scale of the first batch": "model.scale (",
+}
+
 
 def at_end(line: str) -> Edits:
     """A line at the end of each step."""
@@ -47,7 +52,7 @@ def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatc
     verdicts = dict(line.split()[1::-1] for line in lines)
     assert [verdicts.pop("bytes"), verdicts.pop("average")] == ["note", "note"]
     assert set(verdicts.values()) == {"ok"}
-    of_mistakes = {"model", "sum", "bits", "bytes", "exported", "whole"}
+    of_mistakes = {"model", "sum", "scorer", "targets", "bytes", "exported", "whole"}
     assert verdicts.keys() == {*verify.MEANS, "steps"} - of_mistakes
 
 
@@ -97,16 +102,19 @@ def test_names_what_an_edit_breaks(name: str, tmp_path: Path) -> None:
     noted = {f"{name}?" for name, (kind, _) in found.items() if kind == "note"}
     assert faults_of(found) == {each for each in broken if not each.endswith("?")}
     assert {each for each in broken if each.endswith("?")} <= noted
+    assert FORGOTTEN.get(name, "") in found.get("resume", ("", ""))[1]
 
 
 @pytest.mark.slow
 def test_a_hang_is_named_after_a_minute(tmp_path: Path) -> None:
-    evaluate = 'self.runtime.rank == 0 == self.step % 3 and self.evaluate("own")'
+    evaluate = (
+        'self.runtime.rank == 0 == self.step % 3 and self.validation.evaluate(self.model, "own")'
+    )
     found = found_in(edited(tmp_path / "mine.py", at_end(evaluate)), {})
     kind, text = found["replicas"]
-    assert kind == "FAULT" and "nothing is computed for 60 s" in text
-    assert "rank 0 waits for all_reduce in evaluate (line " in text
-    assert "; rank 1 waits for all_gather_object in log_step (line " in text
+    assert kind == "FAULT" and "Timed out waiting 60000ms" in text
+    assert "rank 0 in all_reduce, line " in text and ", called by evaluate, line " in text
+    assert "; rank 1 in gather, line " in text and ", called by log_step, line " in text
 
 
 @pytest.mark.slow

@@ -1,0 +1,158 @@
+"""tools/verify.py: what it says of runs that are made by hand, without a run of the trainer."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import probes
+import pytest
+import torch
+import verify
+
+LATE = ["model", "clock", "sum", "scorer", "two-from-step-5", "from-step-5", "from-step-12"]
+FIRST = ["full", "again", "fast-clock", "not-primed", "validated-each-step", "other-validation"]
+FIRST += ["blind", "not-read-ahead", "two-ranks"]
+FACTS = {
+    "nats": 3.0, "targets": 64, "tensors": 2, "counted": [100.0, 64.0], "foreign": [], "kept": [],
+    "gaps": {"w": 0.1}, "untrained": [], "leaks": [], "unused": [], "shares": [1.0, 0.9],
+    "far": {"leaks": [], "blind": [], "length": 1024}, "late": [[8, 0.0], [24, 1e-6]],
+    "wide": {"blocks": [], "score": "torch.float32"},
+    "batch": {"targets": [32, 32], "loss": 3.0, "mean": 3.0},
+}  # fmt: skip
+STEP = {"crc": 1, "drawn": False, "before": [0, 0, 0], "stepped": [["adam", [0.1]]]}
+
+
+class Made:
+    """What verify.py reads of a run."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.error, self.artifact = name, "", b"artifact"
+        self.ranks = range(2 if name in ("two-ranks", "two-from-step-5", "clock") else 1)
+        self.env = {"RESUME": "file"} if "from-step" in name else {}
+        self.processes, self.folder = [None], folder / name
+        self.losses = {step: (4.0 - 0.01 * step, "rows") for step in range(1, 13)}
+        self.scores = 3.0, 3.0 * 64 / math.log(2) / 100
+        self.weights = {"w": torch.ones(2, 2)}
+        self.log = SimpleNamespace(validations=[], code_bytes=9, model_bytes=9)
+        self.noted: dict[str, Any] = {"facts": copy.deepcopy(FACTS), "values": {"Trainer.n": "1"}}
+        self.steps_noted = [STEP | {"after": [step, step, 0]} for step in range(1, 13)]
+
+    @property
+    def steps(self) -> dict[int, tuple[float, str]]:
+        return dict([*self.losses.items()][-7:]) if self.env else self.losses
+
+    def read(self) -> None:
+        """A run reads its files here."""
+
+    def text(self, name: str) -> str:
+        if name.endswith(".jsonl"):
+            return "\n".join(map(json.dumps, self.steps_noted))
+        return json.dumps(self.noted.get(name.removeprefix("notes/").removesuffix("0.json"), {}))
+
+
+def change(run: Made, what: str, value: Any) -> None:
+    if what in FACTS:
+        run.noted["facts"][what] = value
+    elif what in STEP or what == "after":
+        run.steps_noted = [step | {what: value} for step in run.steps_noted]
+    else:
+        setattr(run, what, value)
+
+
+OTHER_ROWS = {step: (4.0 - 0.01 * step, "others") for step in range(1, 13)}
+ROWS = [  # run, what of it is otherwise, the faults that are named
+    ("full", "foreign", [], ""),
+    ("again", "artifact", b"other", "repeatable"),
+    ("again", "losses", OTHER_ROWS, "repeatable"),
+    ("fast-clock", "weights", {"w": torch.zeros(2, 2)}, "time"),
+    ("not-primed", "artifact", b"other", "priming"),
+    ("validated-each-step", "artifact", b"other", "validation unseen"),
+    ("other-validation", "artifact", b"other", "unseen"),
+    ("blind", "weights", {"v": torch.ones(2, 2)}, "unseen"),
+    ("not-read-ahead", "losses", OTHER_ROWS, "overlap"),
+    ("two-ranks", "error", "RunError: no luck", "replicas resume"),
+    ("two-ranks", "scores", (3.0, 2.0), "ranks resume"),
+    ("two-from-step-5", "scores", (3.1, 1.5), "resume"),
+    ("from-step-5", "scores", (3.1, 1.5), "resume"),
+    ("from-step-12", "artifact", b"other", "resume"),
+    ("clock", "stepped", [["adam", [-0.1]]], "clock"),
+    ("full", "after", [1, 1, 1], "random"),
+    ("model", "leaks", [3], "look-ahead"),
+    ("model", "far", {"leaks": [600], "blind": [], "length": 1024}, "look-ahead"),
+    ("model", "far", {"leaks": [], "blind": [0], "length": 1024}, "own-token"),
+    ("model", "gaps", {"w": 1.4}, "stored"),
+    ("model", "untrained", ["w"], "trained"),
+    ("model", "kept", ["w"], "exported"),
+    ("model", "foreign", ["w"], "whole"),
+    ("model", "unused", ["w"], "artifact"),
+    ("model", "wide", {"blocks": [1], "score": "torch.float32"}, "dtype"),
+    ("model", "wide", {"blocks": [], "score": "torch.bfloat16"}, "dtype"),
+    ("model", "counted", [90.0, 24.0], "targets"),
+    ("model", "counted", [101.0, 64.0], "targets"),
+    ("sum", "shares", [1.001, math.nan], "sum"),
+    ("scorer", "late", [[8, 0.0], [24, 0.01]], "scorer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "what", "value", "faults"), ROWS)
+def test_each_difference_is_named(
+    name: str, what: str, value: Any, faults: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {each: Made(each, tmp_path) for each in FIRST + LATE}
+    change(runs[name], what, value)
+    monkeypatch.setattr(verify, "first_runs", lambda *_: {each: runs[each] for each in FIRST})
+    monkeypatch.setattr(verify, "late_runs", lambda *_: {each: runs[each] for each in LATE})
+    script = tmp_path / "mine.py"
+    script.write_text("pass\n")
+    lab = SimpleNamespace(steps=12, seq_len=32, val_bytes=100, script=script, data=tmp_path)
+    lab.run_all = lambda _: None
+    found = list(verify.verify(lab, None, quick=False, score_differs=True))
+    assert [each for each, kind, _ in found if kind == "FAULT"] == faults.split()
+
+
+def test_without_score_differs_the_score_is_that_of_the_logits(tmp_path: Path) -> None:
+    lab = SimpleNamespace(seq_len=32, val_bytes=100, script=Path(__file__))
+    for nats, kind in ((3.0, "ok"), (3.001, "FAULT")):
+        rows = verify.score_verdicts(lab, Made("full", tmp_path), FACTS | {"nats": nats}, False)
+        assert next(rows)[:2] == ("score", kind)
+
+
+def test_state_that_is_not_restored_is_named(tmp_path: Path) -> None:
+    full, again, resumed = (Made(name, tmp_path) for name in ("full", "again", "from-step-5"))
+    full.noted["values"] = {"Trainer.val_ms": "2.0", "Trainer.count": "12", "model.scale": "None"}
+    again.noted["values"] = full.noted["values"] | {"Trainer.val_ms": "3.0"}
+    resumed.noted["values"] = again.noted["values"] | {"Trainer.count": "7"}
+    resumed.artifact = b"other"
+    text = verify.alike("resume", full, [resumed], again)[2]
+    assert text == "from-step-5 differs: artifact, and in the end Trainer.count (7 for 12)"
+
+
+class Toy(torch.nn.Module):
+    """Logits of running means of tokens, and from `place` on also of the next token."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = tokens.float().cumsum(1)
+        x[:, self.place :] += tokens.roll(-1, 1)[:, self.place :]
+        return x[..., None] * torch.ones(5)
+
+
+def test_leaks_are_found_from_where_they_begin() -> None:
+    x = torch.randint(5, (1, 64), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    assert probes.find_leaks(Toy(64), x, range(0, 63, 7)) == []
+    found = probes.find_leaks(Toy(40), x, range(0, 63, 7))
+    assert found and set(found) <= {42, 49, 56}
+
+
+def test_gradients_differ_by_more_than_rounding() -> None:
+    ones = {"a": torch.ones(3), "b": torch.ones(3)}
+    near, far = torch.full((3,), 1 + 1e-6), torch.tensor([1.0, 1.0, 1.01])
+    assert verify.gradient_gaps(ones, {"a": near, "b": near}) == {}
+    assert [*verify.gradient_gaps(ones, {"a": near, "b": far})] == ["b"]
