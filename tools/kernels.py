@@ -89,6 +89,7 @@ def pretend():
     )  # fmt: skip
     answers = {"get_device_properties": device, "get_device_capability": (9, 0), "device_count": 1}
     answers |= {"get_device_name": "H100", "current_device": 0, "is_bf16_supported": True}
+    answers |= {"is_current_stream_capturing": False}
     for name, value in answers.items():  # before torch._dynamo, whose classes keep the functions
         setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
     torch.version.cuda = torch.version.cuda or "13.0"
@@ -426,6 +427,9 @@ def load(path):
     spec = importlib.util.spec_from_file_location("script", path)
     script = sys.modules["script"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    needed = "read_config", "Runtime", "RunLog", "Trainer", "BatchPlan", "Shards", "Data"
+    if lacking := [name for name in needed if not hasattr(script, name)]:
+        raise ToolError(f"{path}: no edited copy of today's train_gpt.py: it has no {lacking[0]}")
     return script
 
 
