@@ -213,7 +213,8 @@ def look_inside(script, look, full):
             write_note("facts", {"unpack": told(error)})
             os._exit(0)
         foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
-        facts = {"foreign": foreign, "gaps": find_gaps(stored, exported)}
+        least = getattr(module, "LEAST_SCALE", 0.0)
+        facts = {"foreign": foreign, "gaps": find_gaps(stored, exported, least)}
         last = max((full / "checkpoints" / full.name).glob("step_*.pt"))
         trained = torch.load(last, "cpu", weights_only=True)["parts"]["model"]
         facts |= find_untrained(run, begun, trained, exported)
@@ -229,13 +230,17 @@ def told(error):
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def find_gaps(stored, exported):
-    """{name: how far a stored tensor is from the exported one, relative to its norm}"""
+def find_gaps(stored, exported, least=0.0):
+    """{name: how far a stored tensor is from the exported one, relative to its norm}
+
+    Half a step of the least scale is the format's rounding: of low rates, weights are as small.
+    """
     gaps = {}
     for name, t in exported.items():
         size = t.double().norm().item()
         if size and name in stored and stored[name].shape == t.shape:
-            gaps[name] = (stored[name].double() - t.double()).norm().item() / size
+            apart = (stored[name].double() - t.double()).abs() - least / 2
+            gaps[name] = apart.clamp(min=0.0).norm().item() / size
     return gaps
 
 
