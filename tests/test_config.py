@@ -153,8 +153,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_value_is_one_line_with_the_remedy(tmp_path: Path, wrong: str) -> None:
+def test_a_wrong_value_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     name, value = wrong.split("=")
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoints").mkdir()  # of other runs
     faults = faults_of(small(tmp_path, **{name: value}))
     [fault] = [fault for fault in faults if f"{name}={value}: " in fault]
     assert WRONG[wrong] in fault and "\n" not in fault and len(faults) <= 2, faults
