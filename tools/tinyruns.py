@@ -199,13 +199,10 @@ class Run:
         if not any(process.exitcode for process in self.processes):
             return all(process.exitcode == 0 for process in self.processes)
         for process in self.processes:
-            process.join(5)  # it may say why, too
+            process.join(15)  # it may say why, too
         self.kill()
         places = "; ".join(f"rank {rank} {self.place_of(rank)}" for rank in self.ranks)
-        ends = [self.output(rank).split("\n")[-1] for rank in self.ranks]
-        # Where a rank fails, the others fail, too, because they lose it.
-        lost = "gloo", "another rank"
-        said = max(ends, key=lambda end: (bool(end) and not any(w in end for w in lost), end))
+        said = cause_of(self.output(rank).split("\n")[-1] for rank in self.ranks)
         self.error = f"{said or 'it ends without a word'} ({places})"
         return True
 
@@ -238,6 +235,18 @@ class Run:
             self.weights = torch.load(self.folder / "final_model.pt", "cpu", weights_only=True)
         except (OSError, AttributeError, ValueError) as error:
             self.error = self.error or f"its log or files are not the trainer's: {error!r}"
+
+
+def cause_of(ends):
+    """The last line that says most, of those of all ranks. Where a rank fails, the others fail, too,
+    because they lose it: gloo says so. Where both wait, one of them is the first to give up."""
+
+    def weight(end):
+        if "gloo" in end or "another rank" in end:
+            return 2 if "Timed out" in end else 1
+        return 3 if end else 0
+
+    return max(ends, key=weight)
 
 
 # === Processes ===

@@ -9,6 +9,7 @@ from typing import Any
 
 import probes
 import pytest
+import tinyruns
 import torch
 import verify
 
@@ -156,3 +157,12 @@ def test_gradients_differ_by_more_than_rounding() -> None:
     near, far = torch.full((3,), 1 + 1e-6), torch.tensor([1.0, 1.0, 1.01])
     assert verify.gradient_gaps(ones, {"a": near, "b": near}) == {}
     assert [*verify.gradient_gaps(ones, {"a": near, "b": far})] == ["b"]
+
+
+def test_the_cause_is_not_what_another_rank_makes_of_it() -> None:
+    lost = "train_gpt.py: rank 1: RuntimeError: [gloo/pair.cc] Connection closed by peer"
+    late = "train_gpt.py: rank 0: RuntimeError: [gloo/buffer.cc] Timed out waiting 60000ms"
+    own = "train_gpt.py: rank 0: ValueError: no luck"
+    for ends, cause in (([own, lost], own), ([late, lost], late), ([lost, late], late)):
+        assert tinyruns.cause_of(ends) == cause
+    assert tinyruns.cause_of(["", lost]) == lost
