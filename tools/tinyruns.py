@@ -238,8 +238,8 @@ class Run:
 
 
 def cause_of(ends):
-    """The last line that says most, of those of all ranks. Where a rank fails, the others fail, too,
-    because they lose it: gloo says so. Where both wait, one of them is the first to give up."""
+    """Of the last lines of all ranks, the one that says most. Where a rank fails, the others lose
+    it and fail, too: gloo says so. Where both wait, one is the first to give up."""
 
     def weight(end):
         if "gloo" in end or "another rank" in end:
