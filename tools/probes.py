@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import deque
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -163,16 +164,19 @@ def note_steps(module):
 
 
 def note_values(run):
-    """Notes {place: text} of numbers and texts of the Trainer, what it has, and the modules."""
-    held = {f"Trainer.{name}": thing for name, thing in vars(run).items() if name != "config"}
-    held |= {f"model.{name}".rstrip("."): module for name, module in run.model.named_modules()}
-    values = dict(held)
-    for place, thing in held.items():
-        values |= {
-            f"{place}.{name}": value for name, value in getattr(thing, "__dict__", {}).items()
-        }
-    plain = bool, int, float, str, type(None)
-    values = {place: repr(each) for place, each in values.items() if isinstance(each, plain)}
+    """Notes {place: end of its text} of plain values, and of collections of them: of the Trainer,
+    of what it has, and of the modules."""
+    things = {"Trainer": run}
+    things |= {f"Trainer.{name}": thing for name, thing in vars(run).items() if name != "config"}
+    things |= {f"model.{name}".rstrip("."): module for name, module in run.model.named_modules()}
+    kinds = bool, int, float, str, type(None), list, tuple, dict, set, deque
+    values = {}
+    for place, thing in things.items():
+        for name, value in getattr(thing, "__dict__", {}).items():
+            text = repr(value) if isinstance(value, kinds) else "tensor("
+            is_torchs = name.startswith("_") or name == "defaults"  # of a module, an optimizer
+            if not is_torchs and "tensor(" not in text:
+                values[f"{place}.{name}"] = text[-60:]
     write_note("values", values)
 
 

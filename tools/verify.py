@@ -111,13 +111,13 @@ def alike(name, full, others, again=None):
 
 
 def other_values(full, again, run):
-    """Which numbers or texts of Trainer and model a run ends with that differ from those of `full`,
-    and do not differ between two equal runs, as times do."""
+    """Which values of Trainer and model a run ends with that differ from those of `full`, and do
+    not differ between two equal runs, as times do."""
     if again is None:
         return ""
     ours, twin, theirs = (note_of(each, "values") for each in (full, again, run))
     names = [name for name in ours if name in theirs and ours[name] != theirs[name]]
-    names = [name for name in names if len(full.ranks) > 1 or ours[name] == twin.get(name)]
+    names = [name for name in names if ours[name] == twin.get(name)]
     words = [f"{name} ({theirs[name]} for {ours[name]})" for name in sorted(names, reverse=True)]
     return f", and in the end {cli.some(words, 3)}" if words else ""
 
@@ -362,8 +362,8 @@ def resume_verdict(lab, runs):
     faults = []
     for run in resumed:
         run.read()
-        whole = runs["full" if len(run.ranks) == 1 else "two-ranks"]
-        _, kind, text = alike("resume", whole, [run], runs["again"])
+        pair = (runs["full"], runs["again"]) if len(run.ranks) == 1 else (runs["two-ranks"], None)
+        _, kind, text = alike("resume", pair[0], [run], pair[1])
         faults += [text] if kind == "FAULT" else []
     if len(faults) == 1 and faults[0].startswith(f"from-step-{lab.steps} "):
         faults.append("after the last step alone, so a step sets what logits use: make it a buffer")
