@@ -100,7 +100,7 @@ def run_noted(script):
     return code
 
 
-def run_hurried(script):
+def hurry():
     """All clocks of Python run 1,000 times as fast."""
 
     def hurried(clock):
@@ -110,6 +110,10 @@ def run_hurried(script):
     for name in ("time", "monotonic", "perf_counter", "process_time"):
         for suffix in ("", "_ns"):
             setattr(time, name + suffix, hurried(getattr(time, name + suffix)))
+
+
+def run_hurried(script):
+    hurry()
     return run_noted(script)
 
 
@@ -181,7 +185,10 @@ def note_values(run):
 
 
 def run_clocked(script, pace):
-    """A step takes `pace` seconds, and longer on rank 1: a run to a cap is repeatable."""
+    """A step takes `pace` seconds, and longer on rank 1: a run to a cap is repeatable. Who looks at
+    another clock finds that rank 1's is far ahead."""
+    if rank():
+        hurry()
     module = load(script)
     begun = note_steps(module)
     module.Clock.now_ms = lambda clock: 1e3 * pace * len(begun) * (1 + 0.3 * rank())
