@@ -90,26 +90,36 @@ class Corpus:
         return {"DATA_PATH": str(self.folder), "TOKENIZER_PATH": str(self.tokenizer)}
 
 
-@dataclasses.dataclass
-class Finished:
-    """A run of the script: what it printed, what it logged, how it ended."""
+class Run:
+    """What a script printed and logged in `folder`, and its exit code, once it has ended."""
 
-    code: int
-    out: str
-    err: str
-    folder: Path
+    def __init__(self, folder: Path, run_id: str = "*", code: int | None = None) -> None:
+        self.folder, self.run_id, self.code = folder, run_id, code
+
+    def read(self, name: str) -> str:
+        """The text of a file; empty, if there is none."""
+        paths = list(self.folder.glob(name))
+        return paths[0].read_text(encoding="utf-8", errors="replace") if paths else ""
+
+    @property
+    def out(self) -> str:
+        return self.read("out")
+
+    @property
+    def err(self) -> str:
+        return self.read("err")
+
+    @property
+    def log_path(self) -> Path:
+        return next(self.folder.glob(f"logs/{self.run_id}.txt"))
 
     @property
     def text(self) -> str:
         """The text log without the script's source."""
-        return self.log_path.read_text(encoding="utf-8").split("=" * 100 + "\n", 2)[-1]
-
-    @property
-    def log_path(self) -> Path:
-        return next(path for path in (self.folder / "logs").glob("*.txt"))
+        return self.read(f"logs/{self.run_id}.txt").split("=" * 100 + "\n", 2)[-1]
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = self.log_path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+        lines = self.read(f"logs/{self.run_id}.jsonl").splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def values(self, word: str) -> list[str]:
@@ -162,7 +172,7 @@ def start_script(script: Path, folder: Path, *arguments: object, **settings: obj
 
 def run_script(
     script: Path, folder: Path, *arguments: object, timeout: float = 240, **settings: object
-) -> Finished:
+) -> Run:
     """Runs it to its end, as `python3 script arguments`."""
     pid = start_script(script, folder, *arguments, **settings)
     deadline = time.monotonic() + timeout
@@ -170,8 +180,7 @@ def run_script(
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    out, err = ((folder / name).read_text("utf-8", "replace") for name in ("out", "err"))
-    return Finished(code, out, err, folder)
+    return Run(folder, code=code)
 
 
 def torchrun(script: Path, ranks: int, *more: str) -> list[str]:
@@ -188,18 +197,14 @@ def run_trainer(
     script: Path = TRAINER,
     timeout: float = 240,
     **settings: object,
-) -> Finished:
+) -> Run:
     """Runs the script in `folder` as users do: by Python for ranks=0, else by torchrun."""
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        torchrun(script, ranks) if ranks else [sys.executable, str(script)],
-        cwd=folder,
-        text=True,
-        env=clean_environment(**settings),
-        capture_output=True,
-        timeout=timeout,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr, folder)
+    command = torchrun(script, ranks) if ranks else [sys.executable, str(script)]
+    with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
+        how = {"cwd": folder, "env": clean_environment(**settings), "timeout": timeout}
+        done = subprocess.run(command, stdout=out, stderr=err, **how)
+    return Run(folder, code=done.returncode)
 
 
 def heed_interrupts() -> None:

@@ -287,7 +287,7 @@ def test_what_a_launcher_left_behind_is_not_used(tmp_path: Path) -> None:
     """WORLD_SIZE=8 alone would train on an eighth of the data."""
     settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
     left = {"WORLD_SIZE": 8, "RANK": "", "LOCAL_RANK": 3}
-    assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().log
+    assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().text
 
 
 def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from running import (
     ROOT,
     SMALL_MODEL,
     Corpus,
-    Finished,
+    Run,
     clean_environment,
     config_of,
     run_trainer,
@@ -39,7 +39,7 @@ def pattern_of(line: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """60 steps by `python train_gpt.py` with everything at its default, and two priming steps."""
     folder = tmp_path_factory.mktemp("reference")
     settings = {**corpus.env, **SMALL_MODEL, "ITERATIONS": 60, "RUN_ID": "reference"}
@@ -49,7 +49,7 @@ def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finis
     return done
 
 
-def test_the_log_has_every_line_of_the_challenges(reference: Finished) -> None:
+def test_the_log_has_every_line_of_the_challenges(reference: Run) -> None:
     lines, position = reference.out.splitlines(), 0
     for line in LINES:
         pattern = pattern_of(line)
@@ -60,7 +60,7 @@ def test_the_log_has_every_line_of_the_challenges(reference: Finished) -> None:
     assert [int(step) for step in trained] == [*range(1, 11), 20, 40, 60]
 
 
-def test_the_file_begins_with_the_script_and_the_console_does_not(reference: Finished) -> None:
+def test_the_file_begins_with_the_script_and_the_console_does_not(reference: Run) -> None:
     script = (ROOT / "train_gpt.py").read_text(encoding="utf-8")
     text = reference.log_path.read_text(encoding="utf-8")
     assert text.startswith(script)
@@ -77,7 +77,7 @@ def test_the_file_begins_with_the_script_and_the_console_does_not(reference: Fin
     assert reference.err == "", "of a run without trouble"
 
 
-def test_events_say_what_the_lines_say(reference: Finished) -> None:
+def test_events_say_what_the_lines_say(reference: Run) -> None:
     text = reference.log_path.with_suffix(".jsonl").read_text(encoding="utf-8")
     said = [json.loads(line) for line in text.splitlines()]
     names = [event["event"] for event in said]
@@ -94,7 +94,7 @@ def test_events_say_what_the_lines_say(reference: Finished) -> None:
     assert f"{score['val_bpb']:.8f}" == reference.values("val_bpb")[-1]
 
 
-def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None:
+def test_events_and_fields_are_those_of_logs_readme(reference: Run) -> None:
     text = (ROOT / "logs" / "README.md").read_text(encoding="utf-8")
     text = text.split("## `<RUN_ID>.jsonl`")[1]
     table = re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Finished) -> None
         assert written[name] == documented[name] - optional, name
 
 
-def test_losses_fall_and_the_artifact_is_as_good(reference: Finished) -> None:
+def test_losses_fall_and_the_artifact_is_as_good(reference: Run) -> None:
     first, _, last, _, scored = (float(value) for value in reference.values("val_bpb"))
     assert last < 0.75 * first
     assert abs(scored - last) < 0.05
@@ -122,7 +122,7 @@ def test_ranks_and_micro_steps_change_only_rounding(
     """Only one rank speaks."""
     run = Live(tmp_path, ranks, **data | {"GRAD_ACCUM_STEPS": micro_steps}).finish()
     shown = micro_steps or 8 // max(1, ranks)
-    assert f"world_size:{max(1, ranks)} grad_accum_steps:{shown}\n" in run.log
+    assert f"world_size:{max(1, ranks)} grad_accum_steps:{shown}\n" in run.text
     assert run.out.count("seed:1337") == 1
     for mine, theirs in zip(run.digits(), whole(0).digits(), strict=True):
         assert (mine[0], mine[-1]) == (theirs[0], theirs[-1])  # step, data_crc
@@ -140,15 +140,15 @@ def test_replicas_are_equal_to_the_bit_though_kernels_are_not(data: dict, tmp_pa
 def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> None:
     settings = {"ITERATIONS": 2, "VAL_TOKENS": 1000, "VAL_PROGRESS_LOG_EVERY": 2}
     run = Live(tmp_path, **{**data, **settings, "VAL_BATCH_SIZE": 256}).finish()
-    scores = re.findall(r"^(?:val_loader|.*val_loss).*", run.log, re.MULTILINE)
+    scores = re.findall(r"^(?:val_loader|.*val_loss).*", run.text, re.MULTILINE)
     assert len(scores) == 5 and all(line.endswith(" partial_val:1") for line in scores)
-    assert re.search(r"^val_loader:.* tokens:992 ", run.log, re.MULTILINE)
+    assert re.search(r"^val_loader:.* tokens:992 ", run.text, re.MULTILINE)
     for event in run.events("validation") + run.events("score"):
         assert event["partial_val"] == 1
     progress = r"^val_progress:(\w+) batch (\d)/4 partial_mean_loss:\d\.\d{4} tokens_seen:(\d+)$"
     scopes = ("step_0", "step_2", "final_int8_zlib_roundtrip")
     seen = [(scope, *part) for scope in scopes for part in (("2", "512"), ("4", "992"))]
-    assert re.findall(progress, run.log, re.MULTILINE) == seen
+    assert re.findall(progress, run.text, re.MULTILINE) == seen
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -159,7 +159,7 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
     slow = in_step("time.sleep(self.step == 0)")
     run = Live(tmp_path, ranks, slow, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
-    milliseconds, steps = map(int, re.search(line, run.log, re.MULTILINE).groups())
+    milliseconds, steps = map(int, re.search(line, run.text, re.MULTILINE).groups())
     assert 2000 < milliseconds <= 2700 and steps > 10
     assert [event["step"] for event in run.events("validation")] == [steps]
     assert run.events("step")[-1]["step"] == steps, "the last loss is logged"

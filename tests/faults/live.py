@@ -4,7 +4,6 @@ A fault is an edit of the script: {text: what replaces it}.
 """
 
 import contextlib
-import json
 import os
 import signal
 import textwrap
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 from running import (
     ROOT,
+    Run,
     ask_server,
     clean_environment,
     free_port,
@@ -43,7 +43,7 @@ def edited(path: Path, edits: Iterable[tuple[str, str]], source=ROOT / "train_gp
     return path
 
 
-class Live:
+class Live(Run):
     """A run in `folder`.
 
     ranks=0: one process without a process group; else as many, each told its rank as a launcher
@@ -61,9 +61,8 @@ class Live:
         restarts: int | None = None,
         **settings: object,
     ) -> None:
+        super().__init__(folder, str(settings.get("RUN_ID", "")))
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.run_id = str(settings.get("RUN_ID", ""))
         self.launcher = None
         self.codes: dict[int, int | None] = {}
         self.script = ROOT / "train_gpt.py"
@@ -92,23 +91,6 @@ class Live:
         with open(self.folder / "out", "w") as out, open(self.folder / "err", "w") as err:
             place = {"cwd": self.folder, "env": clean_environment(**settings)}
             self.launcher = started(command, **place, stdout=out, stderr=err)
-
-    def text(self, name: str) -> str:
-        path = self.folder / name
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-    @property
-    def out(self) -> str:
-        return self.text("out")
-
-    @property
-    def err(self) -> str:
-        return self.text("err")
-
-    @property
-    def log(self) -> str:
-        """The text log without the script's source."""
-        return self.text(f"logs/{self.run_id}.txt").split("=" * 100 + "\n", 2)[-1]
 
     @property
     def said(self) -> list[str]:
@@ -163,10 +145,6 @@ class Live:
                     os.kill(pid, signal.SIGKILL)
         if self.launcher:
             self.launcher.kill()
-
-    def events(self, name: str) -> list[dict]:
-        lines = self.text(f"logs/{self.run_id}.jsonl").splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == name]
 
     @property
     def status(self) -> tuple[str, int]:

@@ -60,7 +60,7 @@ def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, 
     folder = another(data, tmp_path / "data")
     (CHANGES | MORE)[name](folder / name)
     run = refused(whole(0), tmp_path / "run", **data | paths(folder))
-    assert run.text("logs/r.jsonl") == whole(0).text("logs/r.jsonl")
+    assert run.read("logs/r.jsonl") == whole(0).read("logs/r.jsonl")
     called = {"byte.json": "tokenizer", ".producing": "growing"}.get(name, name)
     was = whole(0).load(20)["made_of"].get(called, "missing")
     start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ is of other things: "
@@ -99,7 +99,7 @@ def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole:
     scripts = (folder / "edited.py").read_bytes(), (ROOT / "train_gpt.py").read_bytes()
     hashes = [hashlib.sha256(script).hexdigest() for script in scripts]
     words = "WARNING: RESUME continues with another script: {} here, {} there"
-    assert words.format(*hashes) in run.log and run.resumed() == [8]
+    assert words.format(*hashes) in run.text and run.resumed() == [8]
     assert_same_result(run, whole(0))
 
 
@@ -127,8 +127,8 @@ def test_a_changed_script_is_logged_as_it_ran(tmp_path: Path, data: dict, whole:
     run = Live(tmp_path, 0, edits, **data).finish()
     text = edited(tmp_path / "again.py", edits.items()).read_bytes()
     assert run.script.read_text() == "another experiment"
-    assert run.text("logs/r.txt").startswith(text.decode() + "\n" + "=" * 100)
+    assert run.read("logs/r.txt").startswith(text.decode() + "\n" + "=" * 100)
     assert run.events("made_of")[0]["script"] == hashlib.sha256(text).hexdigest()
     assert run.events("artifact")[0]["code_bytes"] == len(text)
-    assert f"Code size: {len(text)} bytes" in run.log
+    assert f"Code size: {len(text)} bytes" in run.text
     assert_same_result(run, whole(0))

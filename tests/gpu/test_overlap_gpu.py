@@ -17,7 +17,7 @@ import torch
 from running import (
     SMALL_MODEL,
     Corpus,
-    Finished,
+    Run,
     config_of,
     open_pipeline,
     run_trainer,
@@ -105,21 +105,21 @@ MODEL = {
 OFF = {f"{split}_{name}": 0 for split in ("TRAIN", "VAL") for name in ("PREFETCH", "COPY_STREAM")}
 
 
-def run(folder: Path, corpus: Corpus, **settings: object) -> Finished:
+def run(folder: Path, corpus: Corpus, **settings: object) -> Run:
     done = run_trainer(folder, timeout=500, **{**MODEL, **corpus.env, **settings})
     assert done.code == 0, done.err
     return done
 
 
 @pytest.fixture(scope="module")
-def without_overlap(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def without_overlap(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tmp_path_factory.mktemp("off"), corpus, **OFF)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("copy_stream", [1, 0])
 def test_overlap_changes_no_loss(
-    tmp_path: Path, corpus: Corpus, without_overlap: Finished, copy_stream: int, depth: int
+    tmp_path: Path, corpus: Corpus, without_overlap: Run, copy_stream: int, depth: int
 ) -> None:
     """Batches read late or overwritten show from step 2 on. What remains is the order of sums."""
     streams = {"TRAIN_COPY_STREAM": copy_stream, "VAL_COPY_STREAM": copy_stream}
@@ -159,7 +159,7 @@ def test_a_trace_shows_uploads_beside_the_work_of_the_model(tmp_path: Path, corp
     assert not {event["tid"] for event in uploads} & kernels
 
 
-def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: Finished) -> None:
+def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: Run) -> None:
     """With the same batches, from the same weights; what remains is the order of sums."""
     run(tmp_path / "first", corpus, CHECKPOINT_EVERY=5, RUN_ID="r")
     path = tmp_path / "first" / "checkpoints" / "r" / "step_00000005.pt"
@@ -186,13 +186,13 @@ COMPILED = {"TORCH_COMPILE": 1, "GRAD_ACCUM_STEPS": 1}
 
 
 @pytest.fixture(scope="module")
-def compiled(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def compiled(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tmp_path_factory.mktemp("compiled"), corpus, **COMPILED)
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in FAST), FAST], ids="+".join)
 def test_a_recipe_changes_no_loss(
-    tmp_path: Path, corpus: Corpus, compiled: Finished, names: tuple[str, ...]
+    tmp_path: Path, corpus: Corpus, compiled: Run, names: tuple[str, ...]
 ) -> None:
     script = tmp_path / "with_recipes.py"
     assert recipe.main(["apply", *names, "--to", str(script)]) == 0
