@@ -271,25 +271,6 @@ def test_names_of_other_programs_are_neither_errors_nor_warnings() -> None:
     assert faults == [] and warnings == []
 
 
-def test_a_near_name_is_one_line_of_the_console_and_the_log(tmp_path: Path) -> None:
-    settings = small(tmp_path) | {"ITERATIONS": 9, "VAL_LOSS_EVERY": 0}
-    more = {"SEEDS": "1,2", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}
-    words = "ITERATIONS=1", "RUN_ID=r", "MATRIX_LR=0.5"
-    done = run_script(ROOT / "train_gpt.py", tmp_path, *words, **settings, **more)
-    assert done.code == 0, done.err
-    for text in (done.out, done.text):
-        assert text.count("SEEDS") == 1 and "VLLM" not in text
-        assert "\nWARNING: SEEDS in the environment is no setting; SEED is\n" in text
-        assert "\nstep:1/1 " in text and " MATRIX_LR=0.5" in text.split("\nval_bpb")[0]
-
-
-def test_what_a_launcher_left_behind_is_not_used(tmp_path: Path) -> None:
-    """WORLD_SIZE=8 alone would train on an eighth of the data."""
-    settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
-    left = {"WORLD_SIZE": 8, "RANK": "", "LOCAL_RANK": 3}
-    assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().text
-
-
 def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> None:
     """None of them waits, and none leaves a file, or the mended command would be refused."""
     settings = small(tmp_path / "data") | {"RUN_ID": "r", "NUM_KV_HEADS": 3}

@@ -1,6 +1,5 @@
 """GPT is the documented model: loss and gradients of a plain reference, and for a SEED, to the bit
-and in their order, the initial weights of the challenge's script; a compiled model is the eager
-one."""
+and in their order, the initial weights of the challenge's script."""
 
 import re
 from pathlib import Path
@@ -129,21 +128,3 @@ def test_a_chosen_attention_is_the_only_one_or_ends_the_run_in_one_line(
     if name == "fa3":
         with pytest.raises(tg.RunError, match="^ATTENTION_BACKEND=fa3: no such package: set auto$"):
             tg.attention_backends(config, gpu)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_compiled_model_is_the_eager_one() -> None:
-    """Compiled by the real compiler, on the CPU."""
-    config = tiny_config(NUM_LAYERS=1)
-    model, tokens = lively_model(config), random_tokens(config)
-    eager = model(*tokens)
-    eager.backward()
-    expected = [p.grad for p in model.parameters()]
-    model.compile(dynamic=False)
-    model.zero_grad()
-    loss = model(*tokens)
-    loss.backward()
-    assert loss.item() == pytest.approx(eager.item(), rel=1e-5)
-    for p, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)

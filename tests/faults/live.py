@@ -47,8 +47,8 @@ class Live(Run):
     """A run in `folder`.
 
     ranks=0: one process without a process group; else as many, each told its rank as a launcher
-    does. other: settings of rank 1 that differ, and its "edits". restarts: torchrun starts the
-    ranks, and restarts them so often.
+    does. other: settings of rank 1 that differ, its "edits" and its "folder". restarts: torchrun
+    starts the ranks, and restarts them so often.
     """
 
     def __init__(
@@ -73,17 +73,18 @@ class Live(Run):
         if restarts is not None:
             self.launch(ranks, restarts, settings)
             return
-        other = other or {}
-        other_script = self.script
-        if "edits" in other:
-            other_script = edited(folder / "other.py", other["edits"].items())
-        other_settings = {name: value for name, value in other.items() if name != "edits"}
+        other = {"folder": folder, "edits": None, **(other or {})}
+        scripts = [self.script, self.script]
+        folders = [folder, other.pop("folder")]
+        if changes := other.pop("edits"):
+            scripts[1] = edited(folder / "other.py", changes.items())
         port = free_port()
         for rank in range(max(1, ranks)):
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
-            mine = settings | (place if ranks else {}) | (other_settings if rank else {})
-            pid = start_script(other_script if rank else self.script, folder, **mine)
+            mine = settings | (place if ranks else {}) | (other if rank else {})
+            which = min(rank, 1)
+            pid = start_script(scripts[which], folders[which], **mine)
             self.codes[pid] = None
 
     def launch(self, ranks: int, restarts: int, settings: dict) -> None:
