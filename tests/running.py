@@ -3,6 +3,7 @@
 import atexit
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -205,6 +206,14 @@ def run_trainer(
         how = {"cwd": folder, "env": clean_environment(**settings), "timeout": timeout}
         done = subprocess.run(command, stdout=out, stderr=err, **how)
     return Run(folder, code=done.returncode)
+
+
+def imported(path: Path) -> ModuleType:
+    """A script as a module, which has the name of its file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def heed_interrupts() -> None:

@@ -1,5 +1,4 @@
-"""A step's one all-reduce: every rank learns what all others say, exactly. The learning rate is the
-published one, whatever the host knows late, and a run fills its time."""
+"""The learning rate is the published one, whatever the host knows late; a run fills its time."""
 
 import math
 import time
@@ -24,34 +23,6 @@ def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Trainers in this process: they hold what the tests replace in them."""
     for name in ("save", "prime"):  # what is simulated cannot be saved
         monkeypatch.setattr(tg, name, lambda run: None)
-
-
-class Summed(tg.Runtime):
-    """A rank of many: its share is added to the total so far; so the last one has the sum."""
-
-    total: torch.Tensor | float = 0.0
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        Summed.total = Summed.total + tensor
-        return tensor.copy_(Summed.total)
-
-
-@pytest.mark.parametrize("ranks", [3, 16, 1024])
-def test_what_ranks_tell_each_other_is_exact(ranks: int) -> None:
-    """Though it is added up in float32: steps and the time of rank 0, and the mean loss."""
-    Summed.total = 0.0
-    for rank in range(ranks):
-        runtime = Summed(config_of(DEVICE="cpu"), {"RANK": rank, "WORLD_SIZE": ranks})
-        runtime.signum = 15 * (rank == 1)
-        model = torch.nn.Linear(1, 2, bias=False)
-        exchange = tg.Exchange(model, runtime, tg.Clock(runtime))
-        exchange.reset(0, 0.0)
-        exchange.done_here = (19_999, 599_999.0) if rank == 0 else (20_000, 7.0)
-        exchange.all_reduce(0, torch.tensor(0.5 * rank))
-    exchange.read(1)
-    assert exchange.losses == [sum(0.5 * r for r in range(ranks))], "each sends its share"
-    assert exchange.signals == 1
-    assert exchange.elapsed_ms(19_999) == 599_999.0, "rank 0's clock, on all ranks"
 
 
 class Device:

@@ -1,8 +1,6 @@
 """Scripts with recipes as modules, and Trainers of them on tiny data."""
 
-import importlib.util
 import itertools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import recipe
+from running import imported, write_split
 from running import train_gpt as tg
-from running import write_split
 from tiny import SETTINGS, trainers
 
 NUMBERS = itertools.count()  # of runs
@@ -28,10 +26,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType
         if names not in made:
             path = folder / f"with_{'_'.join(names)}.py"
             assert recipe.main(["apply", *names, "--to", str(path)]) == 0
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            made[names] = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = made[names]
-            spec.loader.exec_module(made[names])
+            made[names] = imported(path)
         return made[names]
 
     return make

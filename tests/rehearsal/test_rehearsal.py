@@ -4,9 +4,7 @@ A test of three documents proves mathematics. What has a size fails at that size
 documents, the last batch of a split, 16,000,000 bytes.
 """
 
-import importlib.util
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import real_size
 import rehearse
-from running import ROOT, log_of
+from running import ROOT, imported, log_of
 
 STACKS = {path.stem for path in (ROOT / "records" / "stacks").glob("*.json")}
 
@@ -77,12 +75,9 @@ def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     """The stack's module, and what makes its config and data."""
     folder = tmp_path_factory.mktemp("caseops")
     given = real_size.make("caseops", folder)
-    script = folder / "frontier.py"
+    script = folder / "caseops_of_real_size.py"
     script.write_text(rehearse.script_of("caseops"))
-    spec = importlib.util.spec_from_file_location("caseops_of_real_size", script)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = imported(script)
 
     def opened(**settings: object) -> tuple[Any, Any]:
         words = [f"{name}={value}" for name, value in (given | settings).items()]
