@@ -203,6 +203,14 @@ def test_a_read_that_hangs_is_an_error_after_the_good_batches(
     assert time.monotonic() - start < 2.5 and batches.thread.is_alive()
 
 
+def test_work_on_tokens_that_were_read_is_no_stall(data: Path) -> None:
+    """As on a busy machine, or where an edit of `summarize` takes long."""
+    options = {"DATA_STALL_SECONDS": 0.2, "summarize": lambda *_: time.sleep(0.8)}
+    with closing(pipeline_of(data, **options)) as batches:
+        for number in range(2):
+            assert_batch("train", number, next(batches))
+
+
 def test_time_in_which_the_process_was_suspended_is_no_stall(
     hanging: Callable[..., train_gpt.Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:

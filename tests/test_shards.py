@@ -5,16 +5,12 @@ A truncated or corrupt one is refused before anything starts, in a line that nam
 
 import os
 import struct
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from running import (
-    byte_data,
-    config_of,
-    train_gpt,
-    write_shard,
-)
+from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of, train_gpt, write_shard
 
 TOKENS = np.arange(1, 201)  # 200 tokens: a whole file of them has 1024 + 400 = 1424 bytes
 
@@ -72,6 +68,34 @@ def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
     for name, content in (("tokenizer.sha256", b""), ("tokenizer.sha256", b"\xff\xfe \x00")):
         (tmp_path / name).write_bytes(content)
         assert f"{tmp_path / name}: not a line of sha256sum" in named_fault(tmp_path)
+
+
+def test_a_start_opens_each_shard_once_and_reads_its_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of shards of 400 KB. A start that read all would take minutes with the challenge's 16 GB."""
+    data = byte_data(tmp_path, train_tokens=200_000, val_tokens=200_001)
+    config = config_of(**{**SMALL_MODEL, **data, "RUN_ID": "r"})
+    opened, num_bytes = Counter(), Counter()
+    real_open, real_pread = os.open, os.pread
+
+    def counted_open(path: Path, *flags: int) -> int:
+        opened[Path(path).name] += 1
+        return real_open(path, *flags)
+
+    def counted_pread(descriptor: int, *where: int) -> bytes:
+        read = real_pread(descriptor, *where)
+        num_bytes[Path(os.readlink(f"/proc/self/fd/{descriptor}")).name] += len(read)
+        return read
+
+    monkeypatch.setattr(os, "open", counted_open)
+    monkeypatch.setattr(os, "pread", counted_pread)
+    monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("a batch is read"))
+    faults, opened_data = train_gpt.find_faults(config, {})
+    assert faults == [] and train_gpt.made_of(config, opened_data)
+    train_gpt.Trainer(config, runtime_of(config), log_of(), opened_data)
+    names = "fineweb_train_000000.bin", "fineweb_val_000000.bin"
+    assert opened == dict.fromkeys(names, 1) and num_bytes == dict.fromkeys(names, 2 * 65_536)
 
 
 def test_names_that_are_no_shards_are_ignored(tmp_path: Path) -> None:
