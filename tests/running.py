@@ -242,10 +242,10 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def config_of(**settings: object) -> train_gpt.Config:
-    """A Config from environment-style names, as the script would read it;
+def config_of(trainer: Any = train_gpt, /, **settings: object) -> train_gpt.Config:
+    """A Config from environment-style names, as the script (or an edited one) would read it;
     raises on values of a wrong type."""
-    config, _, faults, _ = train_gpt.read_config([], {k: str(v) for k, v in settings.items()})
+    config, _, faults, _ = trainer.read_config([], {k: str(v) for k, v in settings.items()})
     assert not faults, faults
     return config
 

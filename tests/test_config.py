@@ -8,14 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from faults.live import Live, edited
-from running import ROOT, SETTINGS, SMALL_MODEL, byte_data, config_of, run_script, train_gpt
+from running import ROOT, SETTINGS, SMALL_MODEL, Call, byte_data, config_of, run_script, train_gpt
 
 CONTROLS = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
@@ -32,37 +31,27 @@ DATASET_PATH SM_DATA_PATH CUDA_PATH PREFETCH MUON_WD MAX_ITERS LAYERS LR HISTSIZ
 """
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def faults(self) -> list[str]:
-        """The list after the error's first line."""
-        return [line.strip() for line in self.err.splitlines()[1:]]
-
-
 @pytest.fixture
-def main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
-) -> Callable[..., Said]:
+def main(monkeypatch: pytest.MonkeyPatch, call: Call, tmp_path: Path) -> Call:
     """main() in an empty folder, which must stay empty; a run that starts is a failure."""
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr(train_gpt, "execute", lambda *_: pytest.fail("a run was started"))
 
-    def call(*arguments: str, **environment: object) -> Said:
-        capsys.readouterr()
-        code = train_gpt.main(
-            list(arguments), {name: str(value) for name, value in environment.items()}
-        )
+    def run(*arguments: str, **environment: object) -> tuple[int, str, str]:
+        env = {name: str(value) for name, value in environment.items()}
+        said = call(partial(train_gpt.main, env=env), *arguments)
         assert os.listdir(".") == []
         assert not torch.distributed.is_initialized()
         assert not torch.cuda.is_initialized()
-        return Said(code, *capsys.readouterr())
+        return said
 
-    return call
+    return run
+
+
+def listed(err: str) -> list[str]:
+    """The faults, which come after the error's first line."""
+    return [line.strip() for line in err.splitlines()[1:]]
 
 
 def small(folder: Path, **more: object) -> dict[str, str]:
@@ -87,29 +76,29 @@ def test_names_and_defaults_are_the_published_ones() -> None:
     assert config.control_tensor_name_patterns == CONTROLS
 
 
-def test_print_config_says_which_values_were_given(main: Callable[..., Said]) -> None:
+def test_print_config_says_which_values_were_given(main: Call) -> None:
     """By arguments or the environment; arguments win."""
     words = "ITERATIONS=4", "--print-config", "SEED=7", "RUN_ID=a=b"
-    said = main(*words, SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
-    shown = json.loads(said.out)
-    assert (said.code, said.err) == (0, "")
+    code, out, err = main(*words, SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
+    shown = json.loads(out)
+    assert (code, err) == (0, "")
     assert {name.upper() for name in shown} == SETTINGS
     assert {tuple(entry) for entry in shown.values()} == {("value", "source")}
     given = {name: entry["value"] for name, entry in shown.items() if entry["source"] == "given"}
     other = {"tie_embeddings": False, "matrix_lr": 0.001, "device": "auto"}
     assert given == {"iterations": 4, "seed": 7, "run_id": "a=b", **other}
     assert shown["beta1"] == {"value": 0.9, "source": "default"}
-    assert main("--print-config", SEED="x").code == 2
+    assert main("--print-config", SEED="x")[0] == 2
 
 
-def test_help_shows_every_setting_with_its_default(main: Callable[..., Said]) -> None:
-    said = main("--help")
-    shown = re.findall(r"(?m)^    (\w+): .+? = (.*?)  # [^;]+; .{4,}", said.out)
+def test_help_shows_every_setting_with_its_default(main: Call) -> None:
+    code, out, err = main("--help")
+    shown = re.findall(r"(?m)^    (\w+): .+? = (.*?)  # [^;]+; .{4,}", out)
     texts = {"True": "1", "False": "0", "CONTROLS": train_gpt.CONTROLS}
     defaults = {name.upper(): texts.get(text, text.strip('"')) for name, text in shown}
-    assert (said.code, said.err) == (0, "") and defaults.keys() == SETTINGS
+    assert (code, err) == (0, "") and defaults.keys() == SETTINGS
     assert config_of(**defaults) == train_gpt.Config()
-    assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in said.out
+    assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in out
 
 
 def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
@@ -192,7 +181,7 @@ def test_remedies_help_and_without_faults_it_trains(tmp_path: Path, shape: dict[
         assert model(x, x).isfinite()
 
 
-def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_in_one_error(main: Call, tmp_path: Path) -> None:
     """Kinds, ranges, shapes, names, data, arguments; none of them hides another."""
     wrong = {"ITERATIONS": "ten", "TIE_EMBEDDINGS": "maybe", "SEED": -1, "RUN_ID": "a/b"}
     wrong |= {"MODEL_DIM": 6, "NUM_KV_HEADS": 3, "TRAIN_BATCH_TOKENS": 1000}
@@ -202,14 +191,15 @@ def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: 
     (tmp_path / "data" / "fineweb_val_000000.bin").unlink()
     arguments = {"TRAIN_PREFTECH=1": "TRAIN_PREFETCH", "iterations=5": "ITERATIONS"}
     arguments |= {"--seed=1": "SEED", "VOCAB_SIZE": "VOCAB_SIZE", "xyz": "--help"}
-    said = main(*arguments, **environment)
-    assert (said.code, said.out) == (2, "")
+    code, out, err = main(*arguments, **environment)
+    faults = listed(err)
+    assert (code, out) == (2, "")
     for word, near in arguments.items():
-        assert [near in fault for fault in said.faults if fault.startswith(f"{word}: ")] == [True]
+        assert [near in fault for fault in faults if fault.startswith(f"{word}: ")] == [True]
     starts = [f"{name}={value}: " for name, value in wrong.items()]
     starts += [str(tmp_path / "data" / "fineweb_train_000000.bin"), "DATA_PATH="]
-    assert [s for s in starts if sum(fault.startswith(s) for fault in said.faults) != 1] == []
-    assert len(said.faults) == len(starts) + len(arguments), said.err
+    assert [s for s in starts if sum(fault.startswith(s) for fault in faults) != 1] == []
+    assert len(faults) == len(starts) + len(arguments), err
 
 
 def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> None:
@@ -224,15 +214,15 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
     assert re.fullmatch(rf"\S+train_gpt.py: {remedy}\n", done.stderr)
 
 
-def test_missing_data_comes_with_scripts_that_exist(main: Callable[..., Said]) -> None:
-    said = main(DATA_PTH="elsewhere")
-    folder, tokenizer, near = said.faults
-    assert said.code == 2 and ": no such folder: python3 data/" in folder
+def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
+    code, _, err = main(DATA_PTH="elsewhere")
+    folder, tokenizer, near = listed(err)
+    assert code == 2 and ": no such folder: python3 data/" in folder
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
     assert near == "DATA_PTH in the environment is no setting; DATA_PATH is"
-    shown = main("--print-config", DATA_PTH="elsewhere")
-    assert (shown.code, shown.err) == (0, f"WARNING: {near}\n") and json.loads(shown.out)
+    code, out, err = main("--print-config", DATA_PTH="elsewhere")
+    assert (code, err) == (0, f"WARNING: {near}\n") and json.loads(out)
 
 
 def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

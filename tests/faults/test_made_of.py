@@ -21,11 +21,6 @@ FIXED |= {"ROPE_BASE": 5000.0, "LOGIT_SOFTCAP": 20.0, "VOCAB_SIZE": 270}
 FIXED |= {"CONTROL_TENSOR_NAME_PATTERNS": "q_gain,resid_mix"}
 
 
-def another(data: dict, folder: Path) -> Path:
-    """A copy of the data in another place."""
-    return shutil.copytree(str(data["DATA_PATH"]), folder)
-
-
 def paths(folder: Path) -> dict[str, object]:
     return {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json"}
 
@@ -57,7 +52,7 @@ MORE = {  # past the end of the shorter set the batches are others
 
 @pytest.mark.parametrize("name", CHANGES | MORE)
 def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, name: str) -> None:
-    folder = another(data, tmp_path / "data")
+    folder = shutil.copytree(data["DATA_PATH"], tmp_path / "data")
     (CHANGES | MORE)[name](folder / name)
     run = refused(whole(0), tmp_path / "run", **data | paths(folder))
     assert run.read("logs/r.jsonl") == whole(0).read("logs/r.jsonl")
@@ -90,7 +85,7 @@ def test_resume_names_each_other_fixed_setting(tmp_path: Path, data: dict, whole
 
 def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole: Whole) -> None:
     """And data that has moved is the same."""
-    moved = another(data, tmp_path / ("long" * 50) / "data")
+    moved = shutil.copytree(data["DATA_PATH"], tmp_path / ("long" * 50) / "data")
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     for step in (12, 16, 20):
         (folder / "checkpoints" / "r" / f"step_{step:08d}.pt").unlink()
@@ -105,7 +100,7 @@ def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole:
 
 def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict) -> None:
     """As on two machines of which one was not updated. One line names all that differs."""
-    folder = another(data, tmp_path / "data")
+    folder = shutil.copytree(data["DATA_PATH"], tmp_path / "data")
     for name, change in CHANGES.items():
         change(folder / name)
     edits = {'"""Train a small GPT': '"""Train another small GPT'}

@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 import torch
 from reference import Reference
-from running import log_of, write_split
+from running import config_of, log_of, write_split
 from tiny import (
     SETTINGS,
     STACK,
     attend_by_mask,
-    config_of,
     everywhere,
     module_of,
     settings_of,

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import recipe
 import torch
-from running import SMALL_MODEL
-from tiny import artifact, config_of, everywhere, finish, module_of
+from running import SMALL_MODEL, config_of
+from tiny import artifact, everywhere, finish, module_of
 from torch import Tensor
 from torch.nn import functional as F
 

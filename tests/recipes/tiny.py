@@ -9,7 +9,7 @@ from typing import Any
 import recipe
 import torch
 import verify
-from running import SMALL_MODEL, SimulatedRanks, log_of, runtime_of
+from running import SMALL_MODEL, SimulatedRanks, config_of, log_of, runtime_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -94,14 +94,6 @@ def everywhere(runs: Any, work: Any) -> tuple[list[Any], list[Any]]:
     if not isinstance(runs, tuple):
         return [runs], [work(runs)]
     return runs[0], runs[1].run(lambda rank: work(runs[0][rank]))
-
-
-def config_of(module: ModuleType, **settings: object) -> Any:
-    """A Config of the script, which may have more settings than the root."""
-    given = [f"{name}={value}" for name, value in settings.items()]
-    config, _, faults, _ = module.read_config(given, {})
-    assert not faults, faults
-    return config
 
 
 def trainers(module: ModuleType, ranks: int, **settings: object) -> tuple[list[Any], Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import real_size
 import rehearse
-from running import ROOT, imported, log_of
+from running import ROOT, config_of, imported, log_of
 
 STACKS = {path.stem for path in (ROOT / "records" / "stacks").glob("*.json")}
 
@@ -80,8 +80,7 @@ def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     module = imported(script)
 
     def opened(**settings: object) -> tuple[Any, Any]:
-        words = [f"{name}={value}" for name, value in (given | settings).items()]
-        config = module.read_config(words, {})[0]
+        config = config_of(module, **given, **settings)
         return config, module.find_faults(config, {"WORLD_SIZE": "1"})[1]
 
     yield SimpleNamespace(module=module, opened=opened, folder=folder)
