@@ -20,8 +20,7 @@ SHORT |= {"CHECKPOINT_KEEP": 9, "VAL_BATCH_SIZE": 1024}
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Real text (modules of the standard library), a 300-piece tokenizer,
-    three uneven train shards, one val shard."""
+    """Real text, a tokenizer of 300 pieces, three uneven train shards, one val shard."""
     folder = tmp_path_factory.mktemp("corpus")
     lines = [
         line

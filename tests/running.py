@@ -49,8 +49,7 @@ SMALL_MODEL = {
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> Path:
-    """A shard in the challenge's format: 256 little-endian int32 words,
-    then the tokens as uint16."""
+    """In the challenge's format: 256 little-endian int32 words, then the tokens as uint16."""
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(tokens)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +184,6 @@ def run_script(
 
 
 def torchrun(script: Path, ranks: int, *more: str) -> list[str]:
-    """The command that runs a script on so many ranks of this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", *more]
     return [*command, str(script)]
@@ -229,7 +227,6 @@ def started(command: list[object], **options: Any) -> subprocess.Popen[str]:
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Returns when it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen within {seconds} s"
@@ -243,8 +240,7 @@ def free_port() -> int:
 
 
 def config_of(trainer: Any = train_gpt, /, **settings: object) -> train_gpt.Config:
-    """A Config from environment-style names, as the script (or an edited one) would read it;
-    raises on values of a wrong type."""
+    """A Config of settings in capitals, as the script (or an edited one) would read them."""
     config, _, faults, _ = trainer.read_config([], {k: str(v) for k, v in settings.items()})
     assert not faults, faults
     return config
@@ -266,8 +262,7 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
 def runtime_of(
     config: train_gpt.Config, rank: int = 0, world_size: int = 1, trainer: Any = train_gpt
 ) -> train_gpt.Runtime:
-    """A rank's Runtime, without signals and a process group. `trainer`: whose, the script's or an
-    edited one's."""
+    """A rank's Runtime, without signals and a process group."""
     return trainer.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
 
 

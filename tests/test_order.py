@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from order import crc_of, rank_batches, step_rows
+from reference import crc_of, rank_batches, step_rows
 from running import ROOT, config_of, open_pipeline, run_script, runtime_of, train_gpt, write_split
 
 DISTINCT = np.random.default_rng(7).permutation(2**16)

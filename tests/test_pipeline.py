@@ -36,7 +36,6 @@ def nothing_stays() -> Iterator[None]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """One shard of either split."""
     write_split(tmp_path, "train", TOKENS, [])
     write_split(tmp_path, "val", TOKENS[: 20 * SEQ_LEN + 1], [])
     return tmp_path

@@ -14,7 +14,6 @@ ROWS = (ROOT / "tests/wrong_use.txt").read_text("utf-8").splitlines()[1:]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a user works."""
     (tmp_path / "novel.txt").write_text("word " * 5000 + "\n\n" + "text " * 3000)
     (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9")
     (tmp_path / "docs.jsonl").write_text('{"text": "good"}\n' * 30 + "{text: 1}\n")

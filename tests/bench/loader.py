@@ -181,7 +181,6 @@ def conduct(repeats, job, scripts):
 
 # === Reporting ===
 def figures(waits, job):
-    """Of one run."""
     waits = np.array(waits)
     crossings = [waits[k - 1 : k + 1].max() for k in job.boundaries()]
     return {

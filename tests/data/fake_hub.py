@@ -62,7 +62,6 @@ class FakeHub:
         return f"http://127.0.0.1:{self.port}"
 
     def description(self, path: str) -> dict[str, object]:
-        """A file's entry in the tree."""
         content = self.files[path]
         entry = {"type": "file", "path": path, "size": len(content)}
         if len(content) < 1024:

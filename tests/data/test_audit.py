@@ -52,7 +52,6 @@ DOCUMENTS = [" begins with a space", "", *make_documents(25), "ends in an emoji 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tokenizer files by name."""
     folder = tmp_path_factory.mktemp("models")
     sentences = make_documents(300, seed=7) + ["    indented    text        here"] * 40
     models = {"byte": folder / "byte.json"}
@@ -82,7 +81,6 @@ class World:
         self.write()
 
     def write(self) -> None:
-        """The shards, cut somewhere."""
         tokens = np.array([token for ids in self.ids for token in ids], dtype=np.uint16)
         write_split(self.folder, "val", tokens, [len(tokens) // 3, len(tokens) // 2])
 

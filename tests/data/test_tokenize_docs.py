@@ -154,13 +154,14 @@ def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> 
     assert not (folder / ".producing").exists()
 
 
-def test_threads_batches_and_files_do_not_change_the_shards(
+def test_threads_batches_files_and_byte_order_marks_change_no_shard(
     tmp_path: Path, exported: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenize_docs, "BATCH_BYTES", 700)
     inputs = [tmp_path / "a.jsonl", tmp_path / "none.jsonl", tmp_path / "b.json"]
     for path, part in zip(inputs, (texts[:150], [], texts[150:]), strict=True):
         write_jsonl(path, part)
+    inputs[2].write_bytes(b"\xef\xbb\xbf" + inputs[2].read_bytes())
     run(*inputs, "--out", tmp_path / "out", "--workers", 3, *OPTIONS)
     assert files_of(tmp_path / "out") == files_of(exported)
 
@@ -200,15 +201,6 @@ def test_json_lines_with_the_name_of_a_text_are_refused(
     assert "360 training documents" in run(path.rename(tmp_path / better), *arguments)
     (tmp_path / "b.txt").write_bytes(b"\n" + documents.read_bytes())
     assert "b_byte260: " in run(tmp_path / "b.txt", *arguments, "--name", "b")
-
-
-def test_a_byte_order_mark_before_json_is_left_out(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "docs.jsonl", make_texts(30))
-    run(path, "--bytes", "--out", tmp_path / "plain")
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    run(path, "--bytes", "--out", tmp_path / "marked")
-    plain, marked = (sorted((tmp_path / n).rglob("*.bin")) for n in ("plain", "marked"))
-    assert [shard.read_bytes() for shard in plain] == [shard.read_bytes() for shard in marked]
 
 
 def test_validation_never_appears_in_training(tmp_path: Path) -> None:

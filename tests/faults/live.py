@@ -101,7 +101,6 @@ class Live(Run):
         return [line.removeprefix(start) for line in lines if line.startswith(start)]
 
     def poll(self) -> bool:
-        """Has all of it ended?"""
         if self.launcher:
             return self.launcher.poll() is not None
         for pid, code in self.codes.items():
@@ -153,14 +152,12 @@ class Live(Run):
         return last["status"], last["exit_code"]
 
     def resumed(self) -> list[int]:
-        """The steps at which this run was resumed."""
         return [event["step"] for event in self.events("checkpoint") if "resumed_from" in event]
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / self.run_id / f"step_{step:08d}.pt"
 
     def checkpoints(self) -> list[int]:
-        """The steps of the checkpoints."""
         paths = (self.folder / "checkpoints" / self.run_id).glob(f"step_{8 * '[0-9]'}.pt")
         return sorted(int(path.stem.split("_")[1]) for path in paths)
 

@@ -65,7 +65,6 @@ def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, 
 
 
 def test_resume_names_each_other_fixed_setting(tmp_path: Path, data: dict, whole: Whole) -> None:
-    """Up to five of them."""
     (tmp_path / "other.json").write_text('{"kind": "byte", "offset": 14}')
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     was = whole(0).load(20)["made_of"]

@@ -57,7 +57,6 @@ class SessionError(Exception):
 
 
 def environment(quick: bool, settings: dict[str, Any]) -> dict[str, str]:
-    """What a script is run with."""
     data = {name: Path(os.environ.get(name) or path).resolve() for name, path in CORPUS.items()}
     for name, path in data.items():
         if not path.exists():
@@ -68,9 +67,8 @@ def environment(quick: bool, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def launched(script: Path, ranks: int) -> list[str]:
-    """The command that runs a script on all devices."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [sys.executable, *(torchrun if ranks > 1 else []), str(script)]
+    return [sys.executable, *(torchrun if ranks > 1 else []), str(script.resolve())]
 
 
 def end(process: subprocess.Popen) -> None:
@@ -135,7 +133,6 @@ def trace(options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, fl
 
 
 def run_tests() -> str:
-    """tests/gpu, in pytest's words."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests/gpu"]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(done.stdout, file=sys.stderr)
@@ -207,10 +204,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             parser.error(f"{path}: no such file")
     if not MARKED.search(options.into.read_text("utf-8")):
         parser.error(f"{options.into}: it has no lines <!-- gpu --> and <!-- /gpu -->")
-    options.ours, options.against = (
-        options.ours.resolve(),
-        options.against and options.against.resolve(),
-    )
     return options
 
 

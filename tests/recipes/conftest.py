@@ -18,7 +18,6 @@ NUMBERS = itertools.count()  # of runs
 
 @pytest.fixture(scope="session")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
-    """The root's script with some recipes, as a module."""
     folder = tmp_path_factory.mktemp("scripts")
     made: dict[tuple[str, ...], ModuleType] = {(): tg}
 

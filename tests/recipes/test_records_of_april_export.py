@@ -29,7 +29,6 @@ TTT = {"EVAL_STRIDE": 8, "TTT_EPOCHS": 2, "TTT_CHUNK_TOKENS": 96, "TTT_LR": 0.5}
 
 @pytest.fixture
 def trainer(run_of: Callable) -> Callable:
-    """A Trainer with some recipes; several ranks: (a list of them, the ranks)."""
 
     def make(*names: str, ranks: int = 1, **settings: Any) -> Any:
         settings = SETTINGS | {"GRAD_ACCUM_STEPS": 2 // ranks} | settings

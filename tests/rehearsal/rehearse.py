@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,6 @@ class Rehearsal(NamedTuple):
 
 
 def script_of(name: str) -> str:
-    """The text of the root or of a stack."""
     root = recipe.TRAINER.read_text(encoding="utf-8")
     if name == "root":
         return root
@@ -92,16 +90,13 @@ def package_faults(folder: Path) -> list[str]:
     return [f"package.py: {said.getvalue()}"] if code else []
 
 
-def rehearse(
-    name: str, folder: Path, settings: dict[str, Any], edit: Callable[[str], str] | None = None
-) -> Rehearsal:
+def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
     """A run of the root or a stack, a record of it, and a resumed run on one rank. At full width
     (MODEL_DIM is not among the settings of NARROW), a run without steps on one rank."""
     is_narrow = settings.keys() >= NARROW.keys()
     given = COMMON | real_size.make(CASES[name], folder / "data") | settings
     script = folder / "packed.py"
-    text = script_of(name)
-    script.write_bytes(pack((edit(text) if edit else text).encode()))
+    script.write_bytes(pack(script_of(name).encode()))
     faults = run(script, 2 if is_narrow else 1, given)
     stages = [json.loads(line) for line in (folder / "stages.jsonl").read_text().splitlines()]
     if faults:

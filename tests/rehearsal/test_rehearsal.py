@@ -47,29 +47,6 @@ def test_what_is_submitted_at_full_width_is_within_the_cap(name: str, folder: Pa
     assert rehearse.rehearse(name, folder, rehearse.FULL_WIDTH).faults == []
 
 
-def without_last_batch(script: str) -> str:
-    whole = "return math.ceil((self.end_row - self.first_row) / self.stride)"
-    assert script.count(whole) == 1
-    return script.replace(whole, "return (self.end_row - self.first_row) // self.stride")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    ("name", "settings", "edit", "words"),
-    [
-        ("caseops", {"DOC_ENDS": 40}, None, "DOC_ENDS=40: rows 0 to 31, which are one"),
-        ("root", {"MLP_MULT": 150}, None, "over the cap"),
-        ("root", {}, without_last_batch, "validation: nats and bits"),
-    ],
-)
-def test_faults_of_size_are_found(
-    name: str, settings: dict, edit: Any, words: str, folder: Path
-) -> None:
-    faults = rehearse.rehearse(name, folder, rehearse.NARROW | settings, edit).faults
-    assert any(words in fault for fault in faults), faults
-
-
 @pytest.fixture(scope="module")
 def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """The stack's module, and what makes its config and data."""
