@@ -1,9 +1,11 @@
 """What tests share: a small model, shards, train_gpt.py run as users do, several ranks."""
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import io
 import json
 import os
 import re
@@ -21,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import sentencepiece
 
 import train_gpt
@@ -214,16 +217,22 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def heed_interrupts() -> None:
-    """For a child's start: what a background job starts ignores SIGINT, and Python keeps that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def started(command: list[object], **options: Any) -> subprocess.Popen[str]:
     """In a session of its own, with pipes for what it prints."""
     pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    pipes |= {"preexec_fn": heed_interrupts, "start_new_session": True}
+    # What a background job starts ignores SIGINT, and Python keeps that.
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    pipes["start_new_session"] = True
     return subprocess.Popen([*map(str, command)], **pipes | options)
+
+
+def call_tool(main: Callable[[], int | None], *arguments: object) -> tuple[int | None, str]:
+    """Calls the main of a program of data/; (its exit code, what it printed)"""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(sys, "argv", [main.__module__, *map(str, arguments)])
+        code = main()
+    return code, said.getvalue()
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:

@@ -1,13 +1,11 @@
 """The audit proves a right count and names each mistake, with SentencePiece models trained here."""
 
-import io
 import json
 import math
 import os
 import random
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import audit
@@ -17,7 +15,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import SMALL_MODEL, TRAINER, run_script, train_tokenizer, write_split
+from running import SMALL_MODEL, TRAINER, call_tool, run_script, train_tokenizer, write_split
 
 SPACE, BOS = "\u2581", 1
 TEXT = (
@@ -88,12 +86,7 @@ class World:
         """(exit code, what it printed)"""
         words = ["--tokenizer", self.model, "--data", self.folder, "--seq-len", seq_len, *more]
         words += ["--docs", self.docs] if docs else []
-        printed = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["audit.py", *map(str, words)])
-            patch.setattr(sys, "stdout", printed)
-            code = audit.main()
-        said = printed.getvalue()
+        code, said = call_tool(audit.main, *words)
         last_line = said.splitlines()[-1]
         assert last_line.startswith({0: "proved", 1: "mistake", 3: "not proved"}[code])
         return code, said

@@ -1,7 +1,5 @@
 """Documents to shards: order, format, the split, the exact text, faults by file and line."""
 
-import contextlib
-import io
 import json
 import lzma
 import os
@@ -21,7 +19,7 @@ import pytest
 import sentencepiece
 import tokenize_docs
 from cli import ToolError
-from running import ROOT, train_tokenizer
+from running import ROOT, call_tool, train_tokenizer
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
@@ -71,16 +69,13 @@ def write_as(path: Path, documents: Path) -> Path:
 
 
 def run(*arguments: object) -> str:
-    """The command in this process; returns what it printed. Raises DataError."""
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        tokenize_docs.main()
-    return said.getvalue()
+    """The command in this process; returns what it printed. Raises ToolError."""
+    return call_tool(tokenize_docs.main, *arguments)[1]
 
 
-def read_split(folder: Path, split: str) -> np.ndarray:
-    """The tokens of a split; header and exact size of each shard are checked by hand."""
+def documents_of(folder: Path, split: str) -> list[list[int]]:
+    """Each begins with BOS, which appears nowhere else. Header and exact size of each shard are
+    checked by hand."""
     parts = []
     for number, path in enumerate(sorted(folder.glob(f"fineweb_{split}_*.bin"))):
         assert path.name == f"fineweb_{split}_{number:06d}.bin"
@@ -88,12 +83,7 @@ def read_split(folder: Path, split: str) -> np.ndarray:
         words = np.frombuffer(content[:1024], "<i4").tolist()
         assert words == [20240520, 1, (len(content) - 1024) // 2] + [0] * 253
         parts.append(np.frombuffer(content[1024:], "<u2"))
-    return np.concatenate(parts)
-
-
-def documents_of(folder: Path, split: str) -> list[list[int]]:
-    """Each begins with BOS, which appears nowhere else."""
-    tokens = read_split(folder, split)
+    tokens = np.concatenate(parts)
     starts = np.flatnonzero(tokens == 1)
     assert starts[0] == 0
     return [part.tolist() for part in np.split(tokens, starts[1:])]

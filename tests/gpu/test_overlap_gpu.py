@@ -38,11 +38,8 @@ STALL_CYCLES = 300_000_000  # 0.15 s or more: an upload of a few kilobytes is ov
 
 
 def batches_of(folder: Path, split: str, stalls: bool, **settings: object) -> list[np.ndarray]:
-    """x and y of the first batches, as they are on the device after their backward pass.
-
-    Where the host runs ahead of a stalled device, the uploads of the batches that follow are issued
-    while the compute stream stands.
-    """
+    """x and y of the first batches, as they are on the device after their backward pass. On a
+    stalled device the uploads of the next batches are issued while the compute stream stands."""
     for name in ("train", "val"):
         write_split(folder, name, TOKENS, [3 * SPAN + 100])
     config = config_of(
