@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults.live import Live, assert_same_result, in_step
-from running import (
-    ROOT,
-    SMALL_MODEL,
-    Corpus,
-    Run,
-    config_of,
-    run_trainer,
-    train_gpt,
-)
+from running import ROOT, SMALL_MODEL, Corpus, Run, config_of, run_trainer, train_gpt
 
 Whole = Callable[[int], Live]
 # Whole lines in their order; the file says what stands in brackets.

@@ -5,8 +5,8 @@ A truncated or corrupt one is refused before anything starts, in a line that nam
 
 import os
 import struct
-from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,26 +76,16 @@ def test_a_start_opens_each_shard_once_and_reads_its_ends(
     """Of shards of 400 KB. A start that read all would take minutes with the challenge's 16 GB."""
     data = byte_data(tmp_path, train_tokens=200_000, val_tokens=200_001)
     config = config_of(**{**SMALL_MODEL, **data, "RUN_ID": "r"})
-    opened, num_bytes = Counter(), Counter()
-    real_open, real_pread = os.open, os.pread
-
-    def counted_open(path: Path, *flags: int) -> int:
-        opened[Path(path).name] += 1
-        return real_open(path, *flags)
-
-    def counted_pread(descriptor: int, *where: int) -> bytes:
-        read = real_pread(descriptor, *where)
-        num_bytes[Path(os.readlink(f"/proc/self/fd/{descriptor}")).name] += len(read)
-        return read
-
-    monkeypatch.setattr(os, "open", counted_open)
-    monkeypatch.setattr(os, "pread", counted_pread)
+    opened, read = Mock(wraps=os.open), Mock(wraps=os.pread)
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "pread", read)
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("a batch is read"))
-    faults, opened_data = train_gpt.find_faults(config, {})
-    assert faults == [] and train_gpt.made_of(config, opened_data)
-    train_gpt.Trainer(config, runtime_of(config), log_of(), opened_data)
-    names = "fineweb_train_000000.bin", "fineweb_val_000000.bin"
-    assert opened == dict.fromkeys(names, 1) and num_bytes == dict.fromkeys(names, 2 * 65_536)
+    faults, shards = train_gpt.find_faults(config, {})
+    assert faults == [] and train_gpt.made_of(config, shards)
+    train_gpt.Trainer(config, runtime_of(config), log_of(), shards)
+    names = sorted(Path(call.args[0]).name for call in opened.call_args_list)
+    assert names == ["fineweb_train_000000.bin", "fineweb_val_000000.bin"]
+    assert [call.args[1] for call in read.call_args_list] == 4 * [65_536]
 
 
 def test_names_that_are_no_shards_are_ignored(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import write_split
-
 from faults.live import Live, assert_same_result, in_step
+from running import write_split
 
 Whole = Callable[[int], Live]
 slow = pytest.mark.slow

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import ROOT, write_shard
-
 from faults.live import Live, assert_same_result, edited
+from running import ROOT, write_shard
 
 Whole = Callable[[int], Live]
 # Each fixed setting, and another value of it.

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import Command
-
 from faults.live import Live, assert_same_result
+from running import Command
 
 Whole = Callable[[int], Live]
 

@@ -22,7 +22,7 @@ import package  # noqa: E402
 import real_size  # noqa: E402
 import recipe  # noqa: E402
 from packed import pack  # noqa: E402
-from running import clean_environment, torchrun  # noqa: E402
+from running import Run, clean_environment, torchrun  # noqa: E402
 from samples import CAP_BYTES  # noqa: E402
 
 # What is rehearsed, and the kind of its data.
@@ -59,19 +59,16 @@ def run(script: Path, ranks: int, settings: dict[str, Any]) -> list[str]:
     return (said or lines[-1:]) if done.returncode else []
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "logs" / "rehearsal.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def wrong_scores(kind: str, folder: Path) -> list[str]:
     """The last ones of a log, if they are not what the shards say, to the last digits."""
-    last = {event["event"]: event for event in events(folder)}
-    config, row = last["config"], last["config"]["train_seq_len"]
+    log = Run(folder)
+    config = log.events("config")[-1]
+    row = config["train_seq_len"]
     last_row = 1 if config.get("lora_rank") else row  # of documents, all targets are scored
     faults = []
     for name, length in (("validation", row), ("score", last_row)):
-        found = last[name]["val_loss"], last[name]["val_bpb"]
+        last = log.events(name)[-1]
+        found = last["val_loss"], last["val_bpb"]
         wanted = real_size.score(kind, folder / "data", length, config["val_tokens"])
         if any(abs(one - other) > 1e-11 for one, other in zip(found, wanted, strict=True)):
             faults.append(f"{name}: nats and bits {found}, computed from the shards {wanted}")
@@ -102,7 +99,7 @@ def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
     if faults:
         return Rehearsal(faults, stages)
     faults += wrong_scores(CASES[name], folder)
-    sizes = next(event for event in events(folder) if event["event"] == "artifact")
+    [sizes] = Run(folder).events("artifact")
     total = sizes["artifact_bytes"] + sizes["code_bytes"]
     if total > CAP_BYTES:
         faults.append(f"{total:,} bytes: over the cap of {CAP_BYTES:,}")
