@@ -97,7 +97,9 @@ class Run:
     """What a script printed and logged in `folder`, and its exit code, once it has ended."""
 
     def __init__(self, folder: Path, run_id: str = "*", code: int | None = None) -> None:
-        self.folder, self.run_id, self.code = folder, run_id, code
+        self.folder = folder
+        self.run_id = run_id
+        self.code = code
 
     def read(self, name: str) -> str:
         """The text of a file; empty, if there is none."""
@@ -212,7 +214,8 @@ def run_trainer(
 def imported(path: Path) -> ModuleType:
     """A script as a module, which has the name of its file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 

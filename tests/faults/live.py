@@ -73,18 +73,20 @@ class Live(Run):
         if restarts is not None:
             self.launch(ranks, restarts, settings)
             return
-        other = {"folder": folder, "edits": None, **(other or {})}
-        scripts = [self.script, self.script]
-        folders = [folder, other.pop("folder")]
-        if changes := other.pop("edits"):
-            scripts[1] = edited(folder / "other.py", changes.items())
+        other = dict(other or {})
+        other_folder = other.pop("folder", folder)
+        other_script = self.script
+        if "edits" in other:
+            other_script = edited(folder / "other.py", other.pop("edits").items())
         port = free_port()
         for rank in range(max(1, ranks)):
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
-            mine = settings | (place if ranks else {}) | (other if rank else {})
-            which = min(rank, 1)
-            pid = start_script(scripts[which], folders[which], **mine)
+            mine = settings | (place if ranks else {})
+            if rank == 0:
+                pid = start_script(self.script, folder, **mine)
+            else:
+                pid = start_script(other_script, other_folder, **mine | other)
             self.codes[pid] = None
 
     def launch(self, ranks: int, restarts: int, settings: dict) -> None:
