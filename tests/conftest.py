@@ -39,7 +39,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     train = np.concatenate(ids[val_count:])
     write_split(folder / "data", "val", val, [])
     write_split(folder / "data", "train", train, [len(train) // 5, len(train) // 3])
-    return Corpus(folder / "data", tokenizer, train, val)
+    return Corpus(folder / "data", tokenizer, val)
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,6 @@ def train_tokenizer(path: Path, texts: list[str], **options: object) -> Path:
 class Corpus:
     folder: Path
     tokenizer: Path
-    train: np.ndarray
     val: np.ndarray
 
     @property
