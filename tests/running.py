@@ -174,12 +174,10 @@ def start_script(script: Path, folder: Path, *arguments: object, **settings: obj
     )
 
 
-def run_script(
-    script: Path, folder: Path, *arguments: object, timeout: float = 240, **settings: object
-) -> Run:
+def run_script(script: Path, folder: Path, *arguments: object, **settings: object) -> Run:
     """Runs it to its end, as `python3 script arguments`."""
     pid = start_script(script, folder, *arguments, **settings)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + 240
     while (code := ask_server(pid=pid)) is None:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
@@ -355,10 +353,10 @@ class SimulatedRanks:
             return list(pool.map(attempt, range(len(self.runtimes))))
 
 
-def data_of(config: train_gpt.Config, trainer: Any = train_gpt) -> train_gpt.Data:
+def data_of(config: train_gpt.Config) -> train_gpt.Data:
     """What a run with these settings reads."""
-    shards = (trainer.Shards(config, split) for split in ("train", "val"))
-    return trainer.Data(*shards, *trainer.read_tokenizer(config))
+    shards = (train_gpt.Shards(config, split) for split in ("train", "val"))
+    return train_gpt.Data(*shards, *train_gpt.read_tokenizer(config))
 
 
 def log_of(module: ModuleType = train_gpt) -> train_gpt.RunLog:

@@ -39,8 +39,8 @@ def settings(monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path) ->
     monkeypatch.setattr(session, "FACTS", 'print(\'{"devices": [], "torch": "2", "cuda": null}\')')
 
 
-def script(folder: Path, name: str, ms: int, text: str = SCRIPT) -> Path:
-    (folder / f"{name}.py").write_text(f"NAME, MS = {name!r}, {ms}\n{text}")
+def script(folder: Path, name: str, ms: int) -> Path:
+    (folder / f"{name}.py").write_text(f"NAME, MS = {name!r}, {ms}\n{SCRIPT}")
     return folder / f"{name}.py"
 
 

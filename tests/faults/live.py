@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from running import (
-    ROOT,
+    TRAINER,
     Run,
     ask_server,
     clean_environment,
@@ -32,11 +32,11 @@ def in_step(code: str) -> dict[str, str]:
     return {line: textwrap.indent(code, " " * 8) + "\n" + line}
 
 
-def edited(path: Path, edits: Iterable[tuple[str, str]], source=ROOT / "train_gpt.py") -> Path:
+def edited(path: Path, edits: Iterable[tuple[str, str]]) -> Path:
     """Writes an edited copy of the script to `path`."""
-    text = source.read_text(encoding="utf-8")
+    text = TRAINER.read_text(encoding="utf-8")
     for old, new in edits:
-        assert text.count(old) == 1, f"{text.count(old)} times in {source}: {old}"
+        assert text.count(old) == 1, f"{text.count(old)} times in {TRAINER}: {old}"
         text = text.replace(old, new)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -65,7 +65,7 @@ class Live(Run):
         folder.mkdir(parents=True, exist_ok=True)
         self.launcher = None
         self.codes: dict[int, int | None] = {}
-        self.script = ROOT / "train_gpt.py"
+        self.script = TRAINER
         if edits:
             self.script = edited(folder / "edited.py", edits.items())
         for name in ("out", "err"):

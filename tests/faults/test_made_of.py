@@ -24,14 +24,6 @@ def paths(folder: Path) -> dict[str, object]:
     return {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json"}
 
 
-def refused(before: Live, folder: Path, edits: dict | None = None, **settings: object) -> Live:
-    """A run that RESUME refuses in one line, in a copy of another's folder."""
-    more = {"RESUME": "auto", "ITERATIONS": 24}
-    run = Live(shutil.copytree(before.folder, folder), 0, edits, **settings | more)
-    assert run.end() == [1] and "Traceback" not in run.err and len(run.said) == 1
-    return run
-
-
 def change_last_token(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
@@ -53,7 +45,9 @@ MORE = {  # past the end of the shorter set the batches are others
 def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, name: str) -> None:
     folder = shutil.copytree(data["DATA_PATH"], tmp_path / "data")
     (CHANGES | MORE)[name](folder / name)
-    run = refused(whole(0), tmp_path / "run", **data | paths(folder))
+    before = shutil.copytree(whole(0).folder, tmp_path / "run")
+    run = Live(before, **data | paths(folder) | {"RESUME": "auto", "ITERATIONS": 24})
+    assert run.end() == [1] and "Traceback" not in run.err and len(run.said) == 1
     assert run.read("logs/r.jsonl") == whole(0).read("logs/r.jsonl")
     called = {"byte.json": "tokenizer", ".producing": "growing"}.get(name, name)
     was = whole(0).load(20)["made_of"].get(called, "missing")
