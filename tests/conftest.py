@@ -20,8 +20,7 @@ SHORT |= {"CHECKPOINT_KEEP": 9, "VAL_BATCH_SIZE": 1024}
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Real text (modules of the standard library), a 300-piece tokenizer,
-    three uneven train shards, one val shard."""
+    """Real text, a tokenizer of 300 pieces, three uneven train shards, one val shard."""
     folder = tmp_path_factory.mktemp("corpus")
     lines = [
         line
@@ -40,7 +39,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     train = np.concatenate(ids[val_count:])
     write_split(folder / "data", "val", val, [])
     write_split(folder / "data", "train", train, [len(train) // 5, len(train) // 3])
-    return Corpus(folder / "data", tokenizer, train, val)
+    return Corpus(folder / "data", tokenizer, val)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,13 @@
-"""The model as the challenge and its records describe it, written in the plainest way: what the
-trainer's model, and those of recipes, are compared with."""
+"""The model as the challenge and its records describe it, and the order of tokens by its rules,
+written in the plainest way: what the trainer's, and those of recipes, are compared with."""
 
+import binascii
 import math
 import re
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -180,3 +182,25 @@ def initial_state(config: Any) -> OrderedDict[str, Tensor]:
     return OrderedDict(
         (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
     )
+
+
+def step_rows(stream: np.ndarray, batch_tokens: int, seq_len: int, step: int) -> np.ndarray:
+    """The rows of a step (rows, seq_len + 1), of 8 consecutive spans of the endless stream."""
+    span = batch_tokens // 8 + 1
+    endless = np.arange(step * 8 * span, (step + 1) * 8 * span) % len(stream)
+    spans = stream[endless].reshape(8, span)
+    x, y = (part.reshape(-1, seq_len) for part in (spans[:, :-1], spans[:, 1:]))
+    return np.concatenate([x, y[:, -1:]], axis=1)
+
+
+def rank_batches(rows: np.ndarray, rank: int, ranks: int, micro_steps: int) -> list[np.ndarray]:
+    """In micro-step m a rank takes the (m * ranks + rank)-th of equal parts of a step's rows."""
+    parts = np.split(rows, ranks * micro_steps)
+    return [parts[m * ranks + rank] for m in range(micro_steps)]
+
+
+def crc_of(stream: np.ndarray, batch_tokens: int, seq_len: int, steps: int) -> int:
+    """The data_crc of a run's first `steps` steps."""
+    rows = [row for step in range(steps) for row in step_rows(stream, batch_tokens, seq_len, step)]
+    texts = [row.astype("<u2").tobytes() for row in rows]
+    return sum(binascii.crc32(text, number) for number, text in enumerate(texts)) % 2**32

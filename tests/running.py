@@ -1,8 +1,11 @@
 """What tests share: a small model, shards, train_gpt.py run as users do, several ranks."""
 
 import atexit
+import contextlib
 import dataclasses
 import functools
+import importlib.util
+import io
 import json
 import os
 import re
@@ -20,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import sentencepiece
 
 import train_gpt
@@ -48,8 +52,7 @@ SMALL_MODEL = {
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> Path:
-    """A shard in the challenge's format: 256 little-endian int32 words,
-    then the tokens as uint16."""
+    """In the challenge's format: 256 little-endian int32 words, then the tokens as uint16."""
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(tokens)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +85,6 @@ def train_tokenizer(path: Path, texts: list[str], **options: object) -> Path:
 class Corpus:
     folder: Path
     tokenizer: Path
-    train: np.ndarray
     val: np.ndarray
 
     @property
@@ -90,26 +92,38 @@ class Corpus:
         return {"DATA_PATH": str(self.folder), "TOKENIZER_PATH": str(self.tokenizer)}
 
 
-@dataclasses.dataclass
-class Finished:
-    """A run of the script: what it printed, what it logged, how it ended."""
+class Run:
+    """What a script printed and logged in `folder`, and its exit code, once it has ended."""
 
-    code: int
-    out: str
-    err: str
-    folder: Path
+    def __init__(self, folder: Path, run_id: str = "*", code: int | None = None) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self.code = code
+
+    def read(self, name: str) -> str:
+        """The text of a file; empty, if there is none."""
+        paths = list(self.folder.glob(name))
+        return paths[0].read_text(encoding="utf-8", errors="replace") if paths else ""
+
+    @property
+    def out(self) -> str:
+        return self.read("out")
+
+    @property
+    def err(self) -> str:
+        return self.read("err")
+
+    @property
+    def log_path(self) -> Path:
+        return next(self.folder.glob(f"logs/{self.run_id}.txt"))
 
     @property
     def text(self) -> str:
         """The text log without the script's source."""
-        return self.log_path.read_text(encoding="utf-8").split("=" * 100 + "\n", 2)[-1]
-
-    @property
-    def log_path(self) -> Path:
-        return next(path for path in (self.folder / "logs").glob("*.txt"))
+        return self.read(f"logs/{self.run_id}.txt").split("=" * 100 + "\n", 2)[-1]
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = self.log_path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+        lines = self.read(f"logs/{self.run_id}.jsonl").splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def values(self, word: str) -> list[str]:
@@ -160,22 +174,18 @@ def start_script(script: Path, folder: Path, *arguments: object, **settings: obj
     )
 
 
-def run_script(
-    script: Path, folder: Path, *arguments: object, timeout: float = 240, **settings: object
-) -> Finished:
+def run_script(script: Path, folder: Path, *arguments: object, **settings: object) -> Run:
     """Runs it to its end, as `python3 script arguments`."""
     pid = start_script(script, folder, *arguments, **settings)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + 240
     while (code := ask_server(pid=pid)) is None:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    out, err = ((folder / name).read_text("utf-8", "replace") for name in ("out", "err"))
-    return Finished(code, out, err, folder)
+    return Run(folder, code=code)
 
 
 def torchrun(script: Path, ranks: int, *more: str) -> list[str]:
-    """The command that runs a script on so many ranks of this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", *more]
     return [*command, str(script)]
@@ -188,34 +198,44 @@ def run_trainer(
     script: Path = TRAINER,
     timeout: float = 240,
     **settings: object,
-) -> Finished:
+) -> Run:
     """Runs the script in `folder` as users do: by Python for ranks=0, else by torchrun."""
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        torchrun(script, ranks) if ranks else [sys.executable, str(script)],
-        cwd=folder,
-        text=True,
-        env=clean_environment(**settings),
-        capture_output=True,
-        timeout=timeout,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr, folder)
+    command = torchrun(script, ranks) if ranks else [sys.executable, str(script)]
+    with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
+        how = {"cwd": folder, "env": clean_environment(**settings), "timeout": timeout}
+        done = subprocess.run(command, stdout=out, stderr=err, **how)
+    return Run(folder, code=done.returncode)
 
 
-def heed_interrupts() -> None:
-    """For a child's start: what a background job starts ignores SIGINT, and Python keeps that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def imported(path: Path) -> ModuleType:
+    """A script as a module, which has the name of its file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def started(command: list[object], **options: Any) -> subprocess.Popen[str]:
     """In a session of its own, with pipes for what it prints."""
     pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    pipes |= {"preexec_fn": heed_interrupts, "start_new_session": True}
+    # What a background job starts ignores SIGINT, and Python keeps that.
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    pipes["start_new_session"] = True
     return subprocess.Popen([*map(str, command)], **pipes | options)
 
 
+def call_tool(main: Callable[[], int | None], *arguments: object) -> tuple[int | None, str]:
+    """Calls the main of a program of data/; (its exit code, what it printed)"""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(sys, "argv", [main.__module__, *map(str, arguments)])
+        code = main()
+    return code, said.getvalue()
+
+
 def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Returns when it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen within {seconds} s"
@@ -228,10 +248,9 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def config_of(**settings: object) -> train_gpt.Config:
-    """A Config from environment-style names, as the script would read it;
-    raises on values of a wrong type."""
-    config, _, faults, _ = train_gpt.read_config([], {k: str(v) for k, v in settings.items()})
+def config_of(trainer: Any = train_gpt, /, **settings: object) -> train_gpt.Config:
+    """A Config of settings in capitals, as the script (or an edited one) would read them."""
+    config, _, faults, _ = trainer.read_config([], {k: str(v) for k, v in settings.items()})
     assert not faults, faults
     return config
 
@@ -252,8 +271,7 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
 def runtime_of(
     config: train_gpt.Config, rank: int = 0, world_size: int = 1, trainer: Any = train_gpt
 ) -> train_gpt.Runtime:
-    """A rank's Runtime, without signals and a process group. `trainer`: whose, the script's or an
-    edited one's."""
+    """A rank's Runtime, without signals and a process group."""
     return trainer.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
 
 
@@ -335,10 +353,10 @@ class SimulatedRanks:
             return list(pool.map(attempt, range(len(self.runtimes))))
 
 
-def data_of(config: train_gpt.Config, trainer: Any = train_gpt) -> train_gpt.Data:
+def data_of(config: train_gpt.Config) -> train_gpt.Data:
     """What a run with these settings reads."""
-    shards = (trainer.Shards(config, split) for split in ("train", "val"))
-    return trainer.Data(*shards, *trainer.read_tokenizer(config))
+    shards = (train_gpt.Shards(config, split) for split in ("train", "val"))
+    return train_gpt.Data(*shards, *train_gpt.read_tokenizer(config))
 
 
 def log_of(module: ModuleType = train_gpt) -> train_gpt.RunLog:

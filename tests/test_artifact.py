@@ -31,9 +31,12 @@ CONTROL_NAMES = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weights
 
 
 def random_state() -> dict[str, Tensor]:
+    """Rows of a matrix are zero, tiny, and as large as float16 scales reach."""
     torch.manual_seed(3)
     model = tg.GPT(config_of(**SHAPE), torch.float32)
-    return {name: t + 0.1 * torch.randn_like(t) for name, t in model.state_dict().items()}
+    state = {name: t + 0.1 * torch.randn_like(t) for name, t in model.state_dict().items()}
+    state["blocks.1.mlp.fc.weight"][:4] *= torch.tensor([[0.0], [1e-30], [1e3], [1e7]])
+    return state
 
 
 def opened(data: bytes) -> dict[str, Any]:
@@ -43,26 +46,6 @@ def opened(data: bytes) -> dict[str, Any]:
 def artifact_of(content: object) -> bytes:
     torch.save(content, buffer := io.BytesIO())
     return zlib.compress(buffer.getvalue(), 1)
-
-
-@pytest.mark.parametrize(
-    "t",
-    [
-        torch.zeros(3, 4),
-        torch.tensor([[8e6, -8e6], [1e-3, 0.0]]),  # float16 scales reach values of about 8e6
-        torch.linspace(-1, 1, 45).view(5, 9) * torch.tensor([0.0, 1e-30, 1e-3, 7.5, 1e3])[:, None],
-    ],
-)
-def test_a_matrix_comes_back_within_half_a_scale_a_row(t: Tensor) -> None:
-    q, scale = tg.quantize(t)
-    assert q.dtype == torch.int8 and q.shape == t.shape and q.min() >= -127
-    assert scale.dtype == torch.float16 and scale.shape == (len(t),)
-    values, scale = t.double(), scale.double()[:, None]
-    clip = torch.tensor(np.quantile(values.abs().numpy(), 0.9999984, axis=1))[:, None]
-    exact = (clip / 127).clamp(min=1 / 127)
-    assert torch.allclose(scale, exact, rtol=2**-10, atol=0)
-    error = (q * scale - values.clamp(-clip, clip)).abs()
-    assert (error <= exact / 2 * (1 + 1e-5) + 127 * (scale - exact).abs()).all()
 
 
 def test_the_outlier_of_a_long_row_is_clipped() -> None:

@@ -8,14 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from faults.live import Live, edited
-from running import ROOT, SETTINGS, SMALL_MODEL, byte_data, config_of, run_script, train_gpt
+from running import ROOT, SETTINGS, SMALL_MODEL, Call, byte_data, config_of, run_script, train_gpt
 
 CONTROLS = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
@@ -32,37 +31,27 @@ DATASET_PATH SM_DATA_PATH CUDA_PATH PREFETCH MUON_WD MAX_ITERS LAYERS LR HISTSIZ
 """
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def faults(self) -> list[str]:
-        """The list after the error's first line."""
-        return [line.strip() for line in self.err.splitlines()[1:]]
-
-
 @pytest.fixture
-def main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
-) -> Callable[..., Said]:
+def main(monkeypatch: pytest.MonkeyPatch, call: Call, tmp_path: Path) -> Call:
     """main() in an empty folder, which must stay empty; a run that starts is a failure."""
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr(train_gpt, "execute", lambda *_: pytest.fail("a run was started"))
 
-    def call(*arguments: str, **environment: object) -> Said:
-        capsys.readouterr()
-        code = train_gpt.main(
-            list(arguments), {name: str(value) for name, value in environment.items()}
-        )
+    def run(*arguments: str, **environment: object) -> tuple[int, str, str]:
+        env = {name: str(value) for name, value in environment.items()}
+        said = call(partial(train_gpt.main, env=env), *arguments)
         assert os.listdir(".") == []
         assert not torch.distributed.is_initialized()
         assert not torch.cuda.is_initialized()
-        return Said(code, *capsys.readouterr())
+        return said
 
-    return call
+    return run
+
+
+def listed(err: str) -> list[str]:
+    """The faults, which come after the error's first line."""
+    return [line.strip() for line in err.splitlines()[1:]]
 
 
 def small(folder: Path, **more: object) -> dict[str, str]:
@@ -87,29 +76,29 @@ def test_names_and_defaults_are_the_published_ones() -> None:
     assert config.control_tensor_name_patterns == CONTROLS
 
 
-def test_print_config_says_which_values_were_given(main: Callable[..., Said]) -> None:
+def test_print_config_says_which_values_were_given(main: Call) -> None:
     """By arguments or the environment; arguments win."""
     words = "ITERATIONS=4", "--print-config", "SEED=7", "RUN_ID=a=b"
-    said = main(*words, SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
-    shown = json.loads(said.out)
-    assert (said.code, said.err) == (0, "")
+    code, out, err = main(*words, SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
+    shown = json.loads(out)
+    assert (code, err) == (0, "")
     assert {name.upper() for name in shown} == SETTINGS
     assert {tuple(entry) for entry in shown.values()} == {("value", "source")}
     given = {name: entry["value"] for name, entry in shown.items() if entry["source"] == "given"}
     other = {"tie_embeddings": False, "matrix_lr": 0.001, "device": "auto"}
     assert given == {"iterations": 4, "seed": 7, "run_id": "a=b", **other}
     assert shown["beta1"] == {"value": 0.9, "source": "default"}
-    assert main("--print-config", SEED="x").code == 2
+    assert main("--print-config", SEED="x")[0] == 2
 
 
-def test_help_shows_every_setting_with_its_default(main: Callable[..., Said]) -> None:
-    said = main("--help")
-    shown = re.findall(r"(?m)^    (\w+): .+? = (.*?)  # [^;]+; .{4,}", said.out)
+def test_help_shows_every_setting_with_its_default(main: Call) -> None:
+    code, out, err = main("--help")
+    shown = re.findall(r"(?m)^    (\w+): .+? = (.*?)  # [^;]+; .{4,}", out)
     texts = {"True": "1", "False": "0", "CONTROLS": train_gpt.CONTROLS}
     defaults = {name.upper(): texts.get(text, text.strip('"')) for name, text in shown}
-    assert (said.code, said.err) == (0, "") and defaults.keys() == SETTINGS
+    assert (code, err) == (0, "") and defaults.keys() == SETTINGS
     assert config_of(**defaults) == train_gpt.Config()
-    assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in said.out
+    assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in out
 
 
 def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
@@ -120,48 +109,6 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "given"}
     done = run_script(script, tmp_path, "MY_RATES=3")
     assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE=" in done.err
-
-
-# What is wrong -> what its line says besides the name and the value. Each is the only fault.
-WRONG = {
-    "TIE_EMBEDDINGS=true": "0 or 1",
-    "ITERATIONS=ten": "set a whole number from 0 on",
-    "SEED=1.5": "set a whole number from 0 on",
-    "SEED=18446744073709551616": "set",
-    "MATRIX_LR=fast": "set a number >= 0",
-    "MATRIX_LR=nan": "set a number >= 0",
-    "MAX_WALLCLOCK_SECONDS=inf": "set a number",
-    "NUM_LAYERS=0": "from 1 on",
-    "BETA1=1.0": "a number >= 0, < 1",
-    "LOGIT_SOFTCAP=0.0": "a number > 0",
-    "DEVICE=gpu": "auto or cuda or cpu",
-    "TORCH_COMPILE=yes": "auto or 0 or 1",
-    "VAL_BYTECOUNT_DEVICE=cuda": "set cpu",
-    "RUN_ID=a/b": "letters",
-    "RUN_ID=..": "letters",
-    "RUN_ID=" + 100 * "\u4e2d": "at most 100 bytes",
-    "RESUME=auto": "set RUN_ID",
-    "MODEL_DIM=30": "NUM_HEADS=2: set a multiple of 4",
-    "NUM_KV_HEADS=3": "set a divisor of NUM_HEADS=2",
-    "TRAIN_BATCH_TOKENS=2080": "set a multiple of 256",
-    "VOCAB_SIZE=65537": "set 1 to 65536: shards hold 16 bits per token",
-    "TOKENIZER_PATH=/nowhere/of.model": "No such file or directory: set that of the shards",
-    f"TOKENIZER_PATH={__file__}": "no known kind of tokenizer: set that of the shards",
-    "VOCAB_SIZE=259": "set 260",
-    "GRAD_ACCUM_STEPS=3": "must divide 8, or be a multiple of 8: set 8",
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_value_is_one_line_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
-    name, value = wrong.split("=")
-    monkeypatch.chdir(tmp_path)
-    Path("checkpoints").mkdir()  # of other runs
-    faults = faults_of(small(tmp_path, **{name: value}))
-    [fault] = [fault for fault in faults if f"{name}={value}: " in fault]
-    assert WRONG[wrong] in fault and "\n" not in fault and len(faults) <= 2, faults
 
 
 def test_a_line_end_of_windows_is_not_a_part_of_a_value() -> None:
@@ -195,7 +142,7 @@ def test_remedies_help_and_without_faults_it_trains(tmp_path: Path, shape: dict[
         assert model(x, x).isfinite()
 
 
-def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_in_one_error(main: Call, tmp_path: Path) -> None:
     """Kinds, ranges, shapes, names, data, arguments; none of them hides another."""
     wrong = {"ITERATIONS": "ten", "TIE_EMBEDDINGS": "maybe", "SEED": -1, "RUN_ID": "a/b"}
     wrong |= {"MODEL_DIM": 6, "NUM_KV_HEADS": 3, "TRAIN_BATCH_TOKENS": 1000}
@@ -205,14 +152,15 @@ def test_all_that_is_wrong_is_in_one_error(main: Callable[..., Said], tmp_path: 
     (tmp_path / "data" / "fineweb_val_000000.bin").unlink()
     arguments = {"TRAIN_PREFTECH=1": "TRAIN_PREFETCH", "iterations=5": "ITERATIONS"}
     arguments |= {"--seed=1": "SEED", "VOCAB_SIZE": "VOCAB_SIZE", "xyz": "--help"}
-    said = main(*arguments, **environment)
-    assert (said.code, said.out) == (2, "")
+    code, out, err = main(*arguments, **environment)
+    faults = listed(err)
+    assert (code, out) == (2, "")
     for word, near in arguments.items():
-        assert [near in fault for fault in said.faults if fault.startswith(f"{word}: ")] == [True]
+        assert [near in fault for fault in faults if fault.startswith(f"{word}: ")] == [True]
     starts = [f"{name}={value}: " for name, value in wrong.items()]
     starts += [str(tmp_path / "data" / "fineweb_train_000000.bin"), "DATA_PATH="]
-    assert [s for s in starts if sum(fault.startswith(s) for fault in said.faults) != 1] == []
-    assert len(said.faults) == len(starts) + len(arguments), said.err
+    assert [s for s in starts if sum(fault.startswith(s) for fault in faults) != 1] == []
+    assert len(faults) == len(starts) + len(arguments), err
 
 
 def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> None:
@@ -227,15 +175,15 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
     assert re.fullmatch(rf"\S+train_gpt.py: {remedy}\n", done.stderr)
 
 
-def test_missing_data_comes_with_scripts_that_exist(main: Callable[..., Said]) -> None:
-    said = main(DATA_PTH="elsewhere")
-    folder, tokenizer, near = said.faults
-    assert said.code == 2 and ": no such folder: python3 data/" in folder
+def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
+    code, _, err = main(DATA_PTH="elsewhere")
+    folder, tokenizer, near = listed(err)
+    assert code == 2 and ": no such folder: python3 data/" in folder
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
     assert near == "DATA_PTH in the environment is no setting; DATA_PATH is"
-    shown = main("--print-config", DATA_PTH="elsewhere")
-    assert (shown.code, shown.err) == (0, f"WARNING: {near}\n") and json.loads(shown.out)
+    code, out, err = main("--print-config", DATA_PTH="elsewhere")
+    assert (code, err) == (0, f"WARNING: {near}\n") and json.loads(out)
 
 
 def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,25 +217,6 @@ def test_a_misspelt_name_is_a_warning_that_names_the_setting() -> None:
 def test_names_of_other_programs_are_neither_errors_nor_warnings() -> None:
     _, _, faults, warnings = train_gpt.read_config([], dict.fromkeys(OTHERS.split(), "1"))
     assert faults == [] and warnings == []
-
-
-def test_a_near_name_is_one_line_of_the_console_and_the_log(tmp_path: Path) -> None:
-    settings = small(tmp_path) | {"ITERATIONS": 9, "VAL_LOSS_EVERY": 0}
-    more = {"SEEDS": "1,2", "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}
-    words = "ITERATIONS=1", "RUN_ID=r", "MATRIX_LR=0.5"
-    done = run_script(ROOT / "train_gpt.py", tmp_path, *words, **settings, **more)
-    assert done.code == 0, done.err
-    for text in (done.out, done.text):
-        assert text.count("SEEDS") == 1 and "VLLM" not in text
-        assert "\nWARNING: SEEDS in the environment is no setting; SEED is\n" in text
-        assert "\nstep:1/1 " in text and " MATRIX_LR=0.5" in text.split("\nval_bpb")[0]
-
-
-def test_what_a_launcher_left_behind_is_not_used(tmp_path: Path) -> None:
-    """WORLD_SIZE=8 alone would train on an eighth of the data."""
-    settings = small(tmp_path) | {"ITERATIONS": 1, "RUN_ID": "r"}
-    left = {"WORLD_SIZE": 8, "RANK": "", "LOCAL_RANK": 3}
-    assert "world_size:1 " in Live(tmp_path / "alone", **settings, **left).finish().log
 
 
 def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> None:

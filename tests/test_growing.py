@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults.live import Live, assert_same_result
-from order import crc_of
+from reference import crc_of
 from running import SMALL_MODEL, byte_data, config_of, write_shard, write_split
 from running import train_gpt as tg
 
@@ -113,7 +113,6 @@ def test_a_signal_is_heard_during_a_wait_for_shards(tmp_path: Path, ranks: int, 
 
 
 def two_machines(tmp_path: Path) -> tuple[Producer, Producer]:
-    """The same set, made on each."""
     producers = Producer(tmp_path / "a" / "data"), Producer(tmp_path / "b" / "data")
     for producer in producers:
         producer.deliver(0)

@@ -44,7 +44,7 @@ def breakdown(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Live:
 
 
 def test_the_breakdown_has_the_published_lines(breakdown: Live, plain: Live) -> None:
-    lines = [line for line in breakdown.log.splitlines() if line.startswith("timing_breakdown")]
+    lines = [line for line in breakdown.text.splitlines() if line.startswith("timing_breakdown")]
     found = [BREAKDOWN.fullmatch(line) for line in lines]
     assert all(found), lines
     assert [int(line["step"]) for line in found] == [*range(1, 11), 12]
@@ -58,14 +58,14 @@ def test_the_breakdown_has_the_published_lines(breakdown: Live, plain: Live) -> 
     shares = [float(found[i]["val"]) / ms for i, ms in zip((0, 8), before, strict=False)]
     assert max(shares) < 1.01, "the phase is a part of the stage"
     assert max(shares) > 0.5, "and most of it, but where the machine did something else"
-    assert "timing_breakdown" not in plain.log
+    assert "timing_breakdown" not in plain.text
 
 
 def test_phases_are_averaged_over_micro_steps_and_add_up(breakdown: Live) -> None:
     """To the time of the first ten steps, but for what is in no phase; they never overlap, and
     priming is not in them."""
     total = 0.0
-    for line in BREAKDOWN.finditer(breakdown.log):
+    for line in BREAKDOWN.finditer(breakdown.text):
         if int(line["step"]) <= 10:
             times = {name: float(value or 0) for name, value in line.groupdict().items()}
             total += 2 * sum(times[name] for name in ("read", "upload", "forward", "backward"))
@@ -76,7 +76,7 @@ def test_phases_are_averaged_over_micro_steps_and_add_up(breakdown: Live) -> Non
 
 def test_the_breakdown_turns_overlap_off_and_changes_no_digit(breakdown: Live, plain: Live) -> None:
     off = "prefetch:False copy_stream:False prefetch_queue:0 gpu_prefetch:0"
-    assert f"\ntrain_io:{off}\nval_io:overlap:False {off} " in breakdown.log
+    assert f"\ntrain_io:{off}\nval_io:overlap:False {off} " in breakdown.text
     assert breakdown.digits() == plain.digits()
 
 
@@ -89,7 +89,7 @@ def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_
     run = Live(tmp_path, **data | {"TRACE_STEPS": 3}).finish()
     marks = {e["name"] for e in trace_of(run) if e.get("cat") == "user_annotation"}
     assert sum(name.startswith("ProfilerStep") for name in marks) == 3
-    assert "trace: logs/r.trace.json.gz\n" in run.log
+    assert "trace: logs/r.trace.json.gz\n" in run.text
     assert run.digits() == plain.digits()
     names = [event["name"] for event in trace_of(run)]
     assert names.count("forward") >= 3 * 2 and names.count("optimizer") == 3
@@ -114,7 +114,7 @@ def test_a_wait_for_input_is_reported(data: dict, tmp_path: Path, settings: dict
     slow = "        time.sleep(rows.start == 13 * 32 and self.plan.first_row == 0)\n"
     run = Live(tmp_path, 0, {line: slow + line}, **data | settings).finish()
     words = r"(?m)^input_wait total:(\S+)ms share:(\S+)% read_bytes:\d+ "
-    total, share = map(float, re.search(words, run.log).groups())
+    total, share = map(float, re.search(words, run.text).groups())
     assert total > 700
     [event] = run.events("input")
     assert share == pytest.approx(100 * total / event["timing_train_loop_ms"], abs=0.1)

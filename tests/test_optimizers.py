@@ -14,19 +14,14 @@ from running import SMALL_MODEL, SimulatedRanks, byte_data, config_of, data_of, 
 from running import train_gpt as tg
 from torch import nn
 
-SHAPE = SMALL_MODEL | {"NUM_LAYERS": 3, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "TRAIN_SEQ_LEN": 8}
+SHAPE = {"NUM_LAYERS": 3, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "TRAIN_SEQ_LEN": 8}
 SHAPE |= {"TRAIN_BATCH_TOKENS": 64, "GRAD_ACCUM_STEPS": 0}
 # Rates fall from the third step on, and momentum rises up to the fourth.
 SCHEDULE = {"ITERATIONS": 5, "WARMDOWN_ITERS": 3, "MUON_MOMENTUM_WARMUP_STEPS": 4}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return byte_data(tmp_path_factory.mktemp("optimizers"))
-
-
 def config_with(data: dict[str, str], **more: object) -> tg.Config:
-    return config_of(**{**SHAPE, **SCHEDULE, **data, **more})
+    return config_of(**data | SHAPE | SCHEDULE | more)
 
 
 def gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,7 +37,6 @@ def nothing_stays() -> Iterator[None]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """One shard of either split."""
     write_split(tmp_path, "train", TOKENS, [])
     write_split(tmp_path, "val", TOKENS[: 20 * SEQ_LEN + 1], [])
     return tmp_path
@@ -117,10 +117,6 @@ def test_a_rank_reads_what_it_uses_and_no_more(tmp_path: Path, rank: int, ranks:
         assert batches.bytes_read == 2 * tokens * 11 // 10
 
 
-def fail_to_read() -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
 def break_reads(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard, act: Callable) -> None:
     """Calls `act` for each read of the shard, as a disk that breaks or hangs would."""
     read = os.preadv
@@ -140,7 +136,8 @@ def test_the_error_comes_after_the_good_batches(
     good = first_token(split, 4) + (split == "val")  # batches share a token in validation
     write_split(tmp_path, split, TOKENS[: 20 * SEQ_LEN + 1], [good])
     shards = train_gpt.Shards(config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16), split)
-    break_reads(monkeypatch, shards.shards[1], fail_to_read)
+    broken = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    break_reads(monkeypatch, shards.shards[1], broken)
     with closing(pipeline_of(tmp_path, split, prefetch, shards=shards)) as batches:
         for number in range(4):
             assert_batch(split, number, next(batches))
@@ -201,6 +198,14 @@ def test_a_read_that_hangs_is_an_error_after_the_good_batches(
     start = time.monotonic()
     batches.close()
     assert time.monotonic() - start < 2.5 and batches.thread.is_alive()
+
+
+def test_work_on_tokens_that_were_read_is_no_stall(data: Path) -> None:
+    """As on a busy machine, or where an edit of `summarize` takes long."""
+    options = {"DATA_STALL_SECONDS": 0.2, "summarize": lambda *_: time.sleep(0.8)}
+    with closing(pipeline_of(data, **options)) as batches:
+        for number in range(2):
+            assert_batch("train", number, next(batches))
 
 
 def test_time_in_which_the_process_was_suspended_is_no_stall(

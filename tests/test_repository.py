@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import check
 import pytest
-from running import ROOT
+from running import ROOT, Call
 
 BANNER = "\n# ===== MACHINERY: "
 MOST = {"to the banner": 900, "in all": 2_600, "tuple assignments": 30}
@@ -83,6 +84,13 @@ def test_tools_have_four_floors() -> None:
 
 def test_the_top_folder_holds_what_is_listed() -> None:
     assert {name.split("/")[0] for name in files("")} == TOP
+
+
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("records/track_*/*/")), ids=lambda f: f.name)
+def test_a_frozen_record_is_accepted_but_for_its_small_split(folder: Path, call: Call) -> None:
+    code, out, _ = call(check.main, folder)
+    [warning] = re.findall(r"^  (?:refused|warned) +(.*)", out, re.MULTILINE)
+    assert code == 0 and re.match("it scored 193,... tokens: every published split has", warning)
 
 
 def test_the_trainer_imports_the_packages_that_requirements_pin() -> None:

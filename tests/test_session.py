@@ -1,11 +1,10 @@
 """tests/gpu/session.py on a CPU, with scripts that print what a trainer prints."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from running import ROOT, Call, Corpus, clean_environment
+import session
+from running import Call, Corpus, clean_environment
 
 # It notes how it was run, prints the step lines, and writes what a trace run of ours leaves.
 SCRIPT = """
@@ -24,6 +23,7 @@ os.makedirs("logs")
 with open("logs/run.jsonl", "w") as log:
     print(json.dumps({"event": "step", "input_wait_percent": 9.0 if off else 0.5}), file=log)
 copy = {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 10, "dur": 10}
+copy["args"] = {"bytes": 4096}
 starts = [40] if off else [8, 9, 15]
 kernels = [{"cat": "kernel", "name": "k", "ts": ts, "dur": 4} for ts in starts]
 with gzip.open("logs/run.trace.json.gz", "wt") as file:
@@ -31,25 +31,21 @@ with gzip.open("logs/run.trace.json.gz", "wt") as file:
 """
 
 
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path) -> ModuleType:
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path) -> None:
     for name, value in clean_environment(**corpus.env, NOTES=tmp_path / "notes").items():
         monkeypatch.setenv(name, value)
-    spec = importlib.util.spec_from_file_location("session", ROOT / "tests/gpu/session.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "run_tests", lambda: "3 passed, 0 failed, 1 skipped")
-    monkeypatch.setattr(module, "FACTS", 'print(\'{"devices": [], "torch": "2", "cuda": null}\')')
-    return module
+    monkeypatch.setattr(session, "run_tests", lambda: "3 passed, 0 failed, 1 skipped")
+    monkeypatch.setattr(session, "FACTS", 'print(\'{"devices": [], "torch": "2", "cuda": null}\')')
 
 
-def script(folder: Path, name: str, ms: int, text: str = SCRIPT) -> Path:
-    (folder / f"{name}.py").write_text(f"NAME, MS = {name!r}, {ms}\n{text}")
+def script(folder: Path, name: str, ms: int) -> Path:
+    (folder / f"{name}.py").write_text(f"NAME, MS = {name!r}, {ms}\n{SCRIPT}")
     return folder / f"{name}.py"
 
 
 def test_the_scripts_are_measured_in_turns_and_the_table_is_written(
-    session: ModuleType, tmp_path: Path, call: Call
+    tmp_path: Path, call: Call
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("Before.\n<!-- gpu -->\nstale\n<!-- /gpu -->\nAfter.\n")
@@ -72,7 +68,7 @@ def test_the_scripts_are_measured_in_turns_and_the_table_is_written(
 
 @pytest.mark.slow
 def test_the_trainer_is_measured(
-    session: ModuleType, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"VOCAB_SIZE": 300, "DEVICE": "cpu"}.items():
         monkeypatch.setenv(name, str(value))

@@ -6,15 +6,11 @@ A truncated or corrupt one is refused before anything starts, in a line that nam
 import os
 import struct
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from running import (
-    byte_data,
-    config_of,
-    train_gpt,
-    write_shard,
-)
+from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of, train_gpt, write_shard
 
 TOKENS = np.arange(1, 201)  # 200 tokens: a whole file of them has 1024 + 400 = 1424 bytes
 
@@ -72,6 +68,24 @@ def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
     for name, content in (("tokenizer.sha256", b""), ("tokenizer.sha256", b"\xff\xfe \x00")):
         (tmp_path / name).write_bytes(content)
         assert f"{tmp_path / name}: not a line of sha256sum" in named_fault(tmp_path)
+
+
+def test_a_start_opens_each_shard_once_and_reads_its_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of shards of 400 KB. A start that read all would take minutes with the challenge's 16 GB."""
+    data = byte_data(tmp_path, train_tokens=200_000, val_tokens=200_001)
+    config = config_of(**{**SMALL_MODEL, **data, "RUN_ID": "r"})
+    opened, read = Mock(wraps=os.open), Mock(wraps=os.pread)
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "pread", read)
+    monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("a batch is read"))
+    faults, shards = train_gpt.find_faults(config, {})
+    assert faults == [] and train_gpt.made_of(config, shards)
+    train_gpt.Trainer(config, runtime_of(config), log_of(), shards)
+    names = sorted(Path(call.args[0]).name for call in opened.call_args_list)
+    assert names == ["fineweb_train_000000.bin", "fineweb_val_000000.bin"]
+    assert [call.args[1] for call in read.call_args_list] == 4 * [65_536]
 
 
 def test_names_that_are_no_shards_are_ignored(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import cli
@@ -13,7 +14,6 @@ ROWS = (ROOT / "tests/wrong_use.txt").read_text("utf-8").splitlines()[1:]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a user works."""
     (tmp_path / "novel.txt").write_text("word " * 5000 + "\n\n" + "text " * 3000)
     (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9")
     (tmp_path / "docs.jsonl").write_text('{"text": "good"}\n' * 30 + "{text: 1}\n")
@@ -43,6 +43,16 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
     assert words in done.err and done.err.count("\n") == 1, done.err
     made = {*folder.rglob("*")} - before
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made)
+
+
+def test_the_first_estimate_does_not_count_loading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = cli.Progress("work")
+    for second, share in ((100, 0.10), (105, 0.15), (111, 0.21)):
+        monkeypatch.setattr(cli.time, "monotonic", partial(float, second))
+        progress.show(share)
+    assert capsys.readouterr().err == "work: 21.0%, 79 s left\n"
 
 
 def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,23 +18,25 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
-import importlib.util
 import itertools
-import json
+import multiprocessing
 import os
 import platform
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import zlib
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+os.environ["OMP_NUM_THREADS"] = "1"
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from document_loader import DocumentLoader  # noqa: E402
+from running import imported, write_shard  # noqa: E402
+
 SPANS_PER_STEP, RANKS = 8, 8
 MEGABYTE = bytes(1 << 20)
 DOCUMENT_ROW = 2048  # tokens; a longer document is cut
@@ -72,26 +74,15 @@ class Job:
 
     def write(self):
         """Random tokens, on the disk for certain: only clean pages can be evicted."""
-        header = np.zeros(256, dtype="<i4")
-        header[:3] = 20240520, 1, self.shard_tokens
         for number, path in enumerate(self.paths):
             generator = np.random.default_rng(number)
             tokens = generator.integers(2, 1024, self.shard_tokens, dtype=np.uint16)
             tokens[::DOCUMENT_TOKENS] = BOS
-            with open(path, "wb") as file:
-                file.write(header.tobytes() + tokens.astype("<u2").tobytes())
-                os.fsync(file.fileno())
+            write_shard(path, tokens)
+        os.sync()
 
 
 # === The arms: context managers over a loader, which give (x, y), each (rows, seq_len) ===
-def imported(path):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location("measured", path)
-    module = sys.modules["measured"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @contextlib.contextmanager
 def ours(job, script):
     """The training pipeline, built as the trainer builds it."""
@@ -99,7 +90,7 @@ def ours(job, script):
     settings = {"TRAIN_BATCH_TOKENS": job.step_tokens, "TRAIN_SEQ_LEN": job.seq_len}
     settings |= {"DATA_PATH": job.folder, "DEVICE": "cpu"}
     config, *_ = trainer.read_config([f"{name}={value}" for name, value in settings.items()], {})
-    device = sys.modules["torch"].device("cpu")
+    device = torch.device("cpu")
     shards = trainer.Shards(config, "train")
     plan = trainer.BatchPlan.train(config, rank=0, ranks=job.ranks)
     overlap = trainer.Overlap.of(config, "train", device)
@@ -111,7 +102,7 @@ def ours(job, script):
 def challenge(job, script):
     """The challenge's loader, as its own loop calls it; its uploads are copies here."""
     loader = imported(script).DistributedTokenLoader(
-        f"{job.folder}/fineweb_train_*.bin", 0, job.ranks, sys.modules["torch"].device("cpu")
+        f"{job.folder}/fineweb_train_*.bin", 0, job.ranks, torch.device("cpu")
     )
     step = job.step_tokens, job.seq_len, SPANS_PER_STEP // job.ranks
     yield ([part.clone() for part in loader.next_batch(*step)] for _ in itertools.count())
@@ -120,8 +111,6 @@ def challenge(job, script):
 @contextlib.contextmanager
 def documents(job, script):
     """The loader of packed documents; only x and y are compared."""
-    from document_loader import DocumentLoader
-
     paths = itertools.cycle(job.paths)
     loader = DocumentLoader(
         paths, rank=0, ranks=job.ranks, tokens=job.span - 1, max_tokens=job.seq_len
@@ -165,46 +154,26 @@ def checksums(arm, job, script):
     return sums
 
 
-def serve(order):
-    """One arm, measured and then checked; the answer is the last line."""
-    import torch
-
-    torch.set_num_threads(1)
-    arm, job, script = ARMS[order["arm"]], Job(**order["job"]), order["script"]
-    waits = measure(arm, job, script)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    answer = {"waits_ms": waits, "memory": memory, "checksums": checksums(arm, job, script)}
-    print("\n" + json.dumps(answer))
+def answer(name, job, script):
+    """One arm, measured and then checked: (figures, checksums)"""
+    waits = measure(ARMS[name], job, script)
+    memory = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+    return figures(waits, job) | {"memory": memory}, checksums(ARMS[name], job, script)
 
 
 # === Conducting: in the first process ===
-def ask(**order):
-    """What an arm's own process answers; it ends the bench where it fails."""
-    command = [sys.executable, __file__, "--serve", json.dumps(order)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        sys.exit(f"loader.py: arm {order['arm']} failed: {said[-1][:300]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def warm(job):
-    """Every shard into the page cache."""
-    for path in job.paths:
-        path.read_bytes()
-
-
 def conduct(repeats, job, scripts):
     """{arm: [figures, ...]}"""
     found = {name: [] for name in scripts}
     for _ in range(repeats):
         seen = []
         for name, script in scripts.items():
-            warm(job)
-            answer = ask(arm=name, job=dataclasses.asdict(job), script=str(script))
-            found[name].append(figures(answer["waits_ms"], job) | {"memory": answer["memory"]})
-            seen.append(answer["checksums"])
+            for path in job.paths:
+                path.read_bytes()  # into the page cache
+            with multiprocessing.get_context("spawn").Pool(1) as process:
+                measured, sums = process.apply(answer, (name, job, script))
+            found[name].append(measured)
+            seen.append(sums)
         if seen[0] != seen[1]:
             sys.exit("loader.py: the two loaders yield different tokens")
     return found
@@ -212,7 +181,6 @@ def conduct(repeats, job, scripts):
 
 # === Reporting ===
 def figures(waits, job):
-    """Of one run."""
     waits = np.array(waits)
     crossings = [waits[k - 1 : k + 1].max() for k in job.boundaries()]
     return {
@@ -260,7 +228,7 @@ def main():
         parser.error("name a script, or --documents")
     if options.script and not options.script.is_file():
         parser.error(f"{options.script}: no such file")
-    other = {"documents": ""} if options.documents else {"challenge": options.script}
+    other = {"documents": None} if options.documents else {"challenge": options.script}
     scripts = {"ours": ROOT / "train_gpt.py", **other}
     with tempfile.TemporaryDirectory(prefix="loader-bench-") as folder:
         jobs = jobs_of(options, folder)
@@ -272,7 +240,4 @@ def main():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        serve(json.loads(sys.argv[2]))
-    else:
-        main()
+    main()

@@ -10,6 +10,7 @@ import socket
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -29,13 +30,11 @@ class Fault:
     event: threading.Event = field(default_factory=threading.Event)
 
 
-@dataclass
-class Transfer:
+class Transfer(NamedTuple):
     """One request for a file's bytes, as the server saw it."""
 
     path: str
     start: int  # first byte of the range that was asked for
-    sent: int = 0
 
 
 @dataclass
@@ -62,7 +61,6 @@ class FakeHub:
         return f"http://127.0.0.1:{self.port}"
 
     def description(self, path: str) -> dict[str, object]:
-        """A file's entry in the tree."""
         content = self.files[path]
         entry = {"type": "file", "path": path, "size": len(content)}
         if len(content) < 1024:
@@ -91,11 +89,7 @@ class HubHandler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
+        self.wfile.write(body)
 
     def do_GET(self) -> None:
         path, api = unquote(urlsplit(self.path).path), f"/api/datasets/{self.hub.repo}"
@@ -120,24 +114,15 @@ class HubHandler(BaseHTTPRequestHandler):
         if path not in self.hub.files:
             self.answer(404, X_Error_Code="EntryNotFound")
             return
-        entry = self.hub.description(path)
-        if "lfs" not in entry:
+        if "lfs" in self.hub.description(path):
+            self.answer(302, Location=f"http://localhost:{self.hub.port}/cdn/{path}")
+        else:
             self.send_file(path)
-            return
-        self.answer(
-            302,
-            Location=f"http://localhost:{self.hub.port}/cdn/{path}",
-            X_Xet_Hash=entry["lfs"]["oid"],
-            X_Xet_Refresh_Route=f"{self.hub.endpoint}/no-xet-here",
-            X_Repo_Commit=COMMIT,
-            X_Linked_Size=str(entry["size"]),
-            X_Linked_ETag=f'"{entry["lfs"]["oid"]}"',
-        )
 
     def send_file(self, path: str) -> None:
         """The bytes, or the range of them that was asked for, with the planted fault."""
         content = self.hub.files[path]
-        planted = self.hub.faults.get(path) if self.command == "GET" else None
+        planted = self.hub.faults.get(path)
         fault = planted.pop(0) if planted else Fault("none")
         start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
         if fault.kind == "status":
@@ -148,25 +133,19 @@ class HubHandler(BaseHTTPRequestHandler):
             content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("ETag", f'"{sha256(self.hub.files[path])}"')
-        self.send_header("X-Repo-Commit", COMMIT)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.end_headers()
-        if self.command == "GET":
-            transfer = Transfer(path, start)
-            self.hub.transfers.append(transfer)
-            self.send_body(content[start:], transfer, fault)
+        self.hub.transfers.append(Transfer(path, start))
+        self.send_body(content[start:], fault)
 
-    def send_body(self, body: bytes, transfer: Transfer, fault: Fault) -> None:
+    def send_body(self, body: bytes, fault: Fault) -> None:
         end = min(fault.value, len(body)) if fault.kind in ("cut", "wait") else len(body)
         self.wfile.write(body[:end])
-        transfer.sent = end
         self.wfile.flush()
         if fault.kind == "wait":
             fault.event.wait()
             self.wfile.write(body[end:])
-            transfer.sent = len(body)
         elif fault.kind == "cut":
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True

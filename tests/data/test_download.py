@@ -70,7 +70,6 @@ class Place:
         self.producing = self.data / "datasets" / NAME / ".producing"
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """As a user does."""
         tool = self.data / "cached_challenge_fineweb.py"
         return started([sys.executable, tool, *arguments], env=self.env)
 

@@ -4,7 +4,6 @@ A fault is an edit of the script: {text: what replaces it}.
 """
 
 import contextlib
-import json
 import os
 import signal
 import textwrap
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import torch
 from running import (
-    ROOT,
+    TRAINER,
+    Run,
     ask_server,
     clean_environment,
     free_port,
@@ -32,23 +32,23 @@ def in_step(code: str) -> dict[str, str]:
     return {line: textwrap.indent(code, " " * 8) + "\n" + line}
 
 
-def edited(path: Path, edits: Iterable[tuple[str, str]], source=ROOT / "train_gpt.py") -> Path:
+def edited(path: Path, edits: Iterable[tuple[str, str]]) -> Path:
     """Writes an edited copy of the script to `path`."""
-    text = source.read_text(encoding="utf-8")
+    text = TRAINER.read_text(encoding="utf-8")
     for old, new in edits:
-        assert text.count(old) == 1, f"{text.count(old)} times in {source}: {old}"
+        assert text.count(old) == 1, f"{text.count(old)} times in {TRAINER}: {old}"
         text = text.replace(old, new)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
-class Live:
+class Live(Run):
     """A run in `folder`.
 
     ranks=0: one process without a process group; else as many, each told its rank as a launcher
-    does. other: settings of rank 1 that differ, and its "edits". restarts: torchrun starts the
-    ranks, and restarts them so often.
+    does. other: settings of rank 1 that differ, its "edits" and its "folder". restarts: torchrun
+    starts the ranks, and restarts them so often.
     """
 
     def __init__(
@@ -61,12 +61,11 @@ class Live:
         restarts: int | None = None,
         **settings: object,
     ) -> None:
+        super().__init__(folder, str(settings.get("RUN_ID", "")))
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.run_id = str(settings.get("RUN_ID", ""))
         self.launcher = None
         self.codes: dict[int, int | None] = {}
-        self.script = ROOT / "train_gpt.py"
+        self.script = TRAINER
         if edits:
             self.script = edited(folder / "edited.py", edits.items())
         for name in ("out", "err"):
@@ -74,17 +73,20 @@ class Live:
         if restarts is not None:
             self.launch(ranks, restarts, settings)
             return
-        other = other or {}
+        other = dict(other or {})
+        other_folder = other.pop("folder", folder)
         other_script = self.script
         if "edits" in other:
-            other_script = edited(folder / "other.py", other["edits"].items())
-        other_settings = {name: value for name, value in other.items() if name != "edits"}
+            other_script = edited(folder / "other.py", other.pop("edits").items())
         port = free_port()
         for rank in range(max(1, ranks)):
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost"}
-            mine = settings | (place if ranks else {}) | (other_settings if rank else {})
-            pid = start_script(other_script if rank else self.script, folder, **mine)
+            mine = settings | (place if ranks else {})
+            if rank == 0:
+                pid = start_script(self.script, folder, **mine)
+            else:
+                pid = start_script(other_script, other_folder, **mine | other)
             self.codes[pid] = None
 
     def launch(self, ranks: int, restarts: int, settings: dict) -> None:
@@ -92,23 +94,6 @@ class Live:
         with open(self.folder / "out", "w") as out, open(self.folder / "err", "w") as err:
             place = {"cwd": self.folder, "env": clean_environment(**settings)}
             self.launcher = started(command, **place, stdout=out, stderr=err)
-
-    def text(self, name: str) -> str:
-        path = self.folder / name
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-    @property
-    def out(self) -> str:
-        return self.text("out")
-
-    @property
-    def err(self) -> str:
-        return self.text("err")
-
-    @property
-    def log(self) -> str:
-        """The text log without the script's source."""
-        return self.text(f"logs/{self.run_id}.txt").split("=" * 100 + "\n", 2)[-1]
 
     @property
     def said(self) -> list[str]:
@@ -118,7 +103,6 @@ class Live:
         return [line.removeprefix(start) for line in lines if line.startswith(start)]
 
     def poll(self) -> bool:
-        """Has all of it ended?"""
         if self.launcher:
             return self.launcher.poll() is not None
         for pid, code in self.codes.items():
@@ -164,24 +148,18 @@ class Live:
         if self.launcher:
             self.launcher.kill()
 
-    def events(self, name: str) -> list[dict]:
-        lines = self.text(f"logs/{self.run_id}.jsonl").splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == name]
-
     @property
     def status(self) -> tuple[str, int]:
         last = self.events("end")[-1]
         return last["status"], last["exit_code"]
 
     def resumed(self) -> list[int]:
-        """The steps at which this run was resumed."""
         return [event["step"] for event in self.events("checkpoint") if "resumed_from" in event]
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / self.run_id / f"step_{step:08d}.pt"
 
     def checkpoints(self) -> list[int]:
-        """The steps of the checkpoints."""
         paths = (self.folder / "checkpoints" / self.run_id).glob(f"step_{8 * '[0-9]'}.pt")
         return sorted(int(path.stem.split("_")[1]) for path in paths)
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import write_split
-
 from faults.live import Live, assert_same_result, in_step
+from running import write_split
 
 Whole = Callable[[int], Live]
 slow = pytest.mark.slow
@@ -51,7 +50,7 @@ def failed(run: Live, *words: str) -> str:
     [end] = run.events("end")
     assert (end["status"], end["exit_code"]) == ("failed", 1)
     assert end["error"] and (len(codes) > 1 or line == f"rank 0: {end['error']}")
-    assert run.log.endswith(f"failed: {end['error']}\n")
+    assert run.text.endswith(f"failed: {end['error']}\n")
     assert not list(run.folder.rglob("*.tmp"))
     return line
 
@@ -225,11 +224,11 @@ def test_an_error_keeps_its_traceback(tmp_path: Path, data: dict, case: str, ran
     assert run.end() == [1] * max(1, ranks) and time.monotonic() - start < 60
     assert words in run.err and run.err.count("Traceback") == 1, run.err
     assert run.checkpoints() == [4] and run.status == ("failed", 1)
-    assert f"{'rank 1 ' * (ranks > 0)}failed: {words}" in run.log, "the cause, whoever has it"
+    assert f"{'rank 1 ' * (ranks > 0)}failed: {words}" in run.text, "the cause, whoever has it"
     assert ("before the crash" in run.out) == (case == "a print")
     [end] = run.events("end")
     if not ranks:
-        assert end["traceback"] in run.log and run.log.endswith(f"\nfailed: {end['error']}\n")
+        assert end["traceback"] in run.text and run.text.endswith(f"\nfailed: {end['error']}\n")
         assert words in end["traceback"] and end["traceback"].startswith("Traceback ")
 
 
@@ -238,7 +237,7 @@ def test_out_of_memory_is_one_line_with_the_setting_that_helps(tmp_path: Path, d
     run = Live(tmp_path, 0, edits, **data)
     line = failed(run, "out of memory: CUDA out of memory", "a larger GRAD_ACCUM_STEPS")
     assert run.said == [line] and "Traceback" not in run.err
-    assert "Traceback" in run.log and "Traceback" in run.events("end")[0]["traceback"]
+    assert "Traceback" in run.text and "Traceback" in run.events("end")[0]["traceback"]
     assert run.checkpoints() == [4]
 
 
@@ -310,7 +309,7 @@ def test_the_score_is_there_without_an_artifact(tmp_path: Path, data: dict, whol
         assert run.out.count(f"WARNING: {name}: Is a directory\n") == 1
         (tmp_path / name).rmdir()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
-    assert "no step is left: packs and scores" in again.log
+    assert "no step is left: packs and scores" in again.text
     assert_same_result(again, whole(0))
 
 
@@ -345,7 +344,7 @@ def test_a_bad_console_costs_its_text(
     edit = code + line if console == "ascii" else line + code
     settings = data | {"DATA_PATH": folder, "RUN_ID": "\u4e2d" * 33}
     run = Live(tmp_path / "run", 0, {line: edit}, **settings).finish()
-    assert "final_int8_zlib_roundtrip_exact" in run.log and "d\u00e4ta \\udce4" in run.log
+    assert "final_int8_zlib_roundtrip_exact" in run.text and "d\u00e4ta \\udce4" in run.text
     shown = "train_loader:dataset:d\\xe4ta \\udce4 train_shards:1\n"
     assert shown in run.out if console == "ascii" else run.out == ""
     assert run.digits() == whole(0).digits()

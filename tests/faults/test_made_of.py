@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import ROOT, write_shard
-
 from faults.live import Live, assert_same_result, edited
+from running import ROOT, write_shard
 
 Whole = Callable[[int], Live]
 # Each fixed setting, and another value of it.
@@ -21,21 +20,8 @@ FIXED |= {"ROPE_BASE": 5000.0, "LOGIT_SOFTCAP": 20.0, "VOCAB_SIZE": 270}
 FIXED |= {"CONTROL_TENSOR_NAME_PATTERNS": "q_gain,resid_mix"}
 
 
-def another(data: dict, folder: Path) -> Path:
-    """A copy of the data in another place."""
-    return shutil.copytree(str(data["DATA_PATH"]), folder)
-
-
 def paths(folder: Path) -> dict[str, object]:
     return {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json"}
-
-
-def refused(before: Live, folder: Path, edits: dict | None = None, **settings: object) -> Live:
-    """A run that RESUME refuses in one line, in a copy of another's folder."""
-    more = {"RESUME": "auto", "ITERATIONS": 24}
-    run = Live(shutil.copytree(before.folder, folder), 0, edits, **settings | more)
-    assert run.end() == [1] and "Traceback" not in run.err and len(run.said) == 1
-    return run
 
 
 def change_last_token(path: Path) -> None:
@@ -57,10 +43,12 @@ MORE = {  # past the end of the shorter set the batches are others
 
 @pytest.mark.parametrize("name", CHANGES | MORE)
 def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, name: str) -> None:
-    folder = another(data, tmp_path / "data")
+    folder = shutil.copytree(data["DATA_PATH"], tmp_path / "data")
     (CHANGES | MORE)[name](folder / name)
-    run = refused(whole(0), tmp_path / "run", **data | paths(folder))
-    assert run.text("logs/r.jsonl") == whole(0).text("logs/r.jsonl")
+    before = shutil.copytree(whole(0).folder, tmp_path / "run")
+    run = Live(before, **data | paths(folder) | {"RESUME": "auto", "ITERATIONS": 24})
+    assert run.end() == [1] and "Traceback" not in run.err and len(run.said) == 1
+    assert run.read("logs/r.jsonl") == whole(0).read("logs/r.jsonl")
     called = {"byte.json": "tokenizer", ".producing": "growing"}.get(name, name)
     was = whole(0).load(20)["made_of"].get(called, "missing")
     start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ is of other things: "
@@ -70,7 +58,6 @@ def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, 
 
 
 def test_resume_names_each_other_fixed_setting(tmp_path: Path, data: dict, whole: Whole) -> None:
-    """Up to five of them."""
     (tmp_path / "other.json").write_text('{"kind": "byte", "offset": 14}')
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     was = whole(0).load(20)["made_of"]
@@ -90,7 +77,7 @@ def test_resume_names_each_other_fixed_setting(tmp_path: Path, data: dict, whole
 
 def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole: Whole) -> None:
     """And data that has moved is the same."""
-    moved = another(data, tmp_path / ("long" * 50) / "data")
+    moved = shutil.copytree(data["DATA_PATH"], tmp_path / ("long" * 50) / "data")
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     for step in (12, 16, 20):
         (folder / "checkpoints" / "r" / f"step_{step:08d}.pt").unlink()
@@ -99,13 +86,13 @@ def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole:
     scripts = (folder / "edited.py").read_bytes(), (ROOT / "train_gpt.py").read_bytes()
     hashes = [hashlib.sha256(script).hexdigest() for script in scripts]
     words = "WARNING: RESUME continues with another script: {} here, {} there"
-    assert words.format(*hashes) in run.log and run.resumed() == [8]
+    assert words.format(*hashes) in run.text and run.resumed() == [8]
     assert_same_result(run, whole(0))
 
 
 def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict) -> None:
     """As on two machines of which one was not updated. One line names all that differs."""
-    folder = another(data, tmp_path / "data")
+    folder = shutil.copytree(data["DATA_PATH"], tmp_path / "data")
     for name, change in CHANGES.items():
         change(folder / name)
     edits = {'"""Train a small GPT': '"""Train another small GPT'}
@@ -127,8 +114,8 @@ def test_a_changed_script_is_logged_as_it_ran(tmp_path: Path, data: dict, whole:
     run = Live(tmp_path, 0, edits, **data).finish()
     text = edited(tmp_path / "again.py", edits.items()).read_bytes()
     assert run.script.read_text() == "another experiment"
-    assert run.text("logs/r.txt").startswith(text.decode() + "\n" + "=" * 100)
+    assert run.read("logs/r.txt").startswith(text.decode() + "\n" + "=" * 100)
     assert run.events("made_of")[0]["script"] == hashlib.sha256(text).hexdigest()
     assert run.events("artifact")[0]["code_bytes"] == len(text)
-    assert f"Code size: {len(text)} bytes" in run.log
+    assert f"Code size: {len(text)} bytes" in run.text
     assert_same_result(run, whole(0))

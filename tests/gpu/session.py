@@ -11,7 +11,6 @@ all scripts get the same. The data is DATA_PATH and TOKENIZER_PATH, or what `dat
 """
 
 import argparse
-import gzip
 import json
 import os
 import re
@@ -26,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import timeline  # noqa: E402
+
 MARKED = re.compile(r"(<!-- gpu -->\n).*?(<!-- /gpu -->)", re.DOTALL)
 SHAPE = {"VOCAB_SIZE": 1024, "NUM_LAYERS": 9, "MODEL_DIM": 512, "NUM_HEADS": 8, "NUM_KV_HEADS": 4}
 SHAPE |= {"MLP_MULT": 2, "TIE_EMBEDDINGS": 1, "TRAIN_SEQ_LEN": 1024, "TRAIN_BATCH_TOKENS": 524_288}
@@ -55,7 +57,6 @@ class SessionError(Exception):
 
 
 def environment(quick: bool, settings: dict[str, Any]) -> dict[str, str]:
-    """What a script is run with."""
     data = {name: Path(os.environ.get(name) or path).resolve() for name, path in CORPUS.items()}
     for name, path in data.items():
         if not path.exists():
@@ -66,9 +67,8 @@ def environment(quick: bool, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def launched(script: Path, ranks: int) -> list[str]:
-    """The command that runs a script on all devices."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [sys.executable, *(torchrun if ranks > 1 else []), str(script)]
+    return [sys.executable, *(torchrun if ranks > 1 else []), str(script.resolve())]
 
 
 def end(process: subprocess.Popen) -> None:
@@ -123,27 +123,16 @@ def trace(options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, fl
         events = Path(folder, "logs/run.jsonl").read_text("utf-8").splitlines()
         found = {event["event"]: event for event in map(json.loads, events)}
         [path] = Path(folder, "logs").glob("*.trace.json.gz")
-        records = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        spans = timeline.spans_in(path)
+    kernels = timeline.merged(spans["kernels"] + spans["NCCL"])
+    uploads = timeline.merged(spans["copy"])
+    covered = timeline.length(timeline.common(uploads, kernels))
+    under = 100 * covered / timeline.length(uploads) if uploads else None
     # The last line's share is of the steps after those that were traced.
-    return {"wait": found["step"]["input_wait_percent"], "under": uploads_under_kernels(records)}
-
-
-def uploads_under_kernels(records: list[dict[str, Any]]) -> float | None:
-    """Percent of the time of host-to-device copies; None: there is none."""
-    kernels = sorted((r["ts"], r["ts"] + r["dur"]) for r in records if r.get("cat") == "kernel")
-    uploads = [r for r in records if r.get("cat") == "gpu_memcpy" and "HtoD" in r["name"]]
-    whole = sum(upload["dur"] for upload in uploads)
-    covered = 0.0
-    for upload in uploads:
-        at, stop = upload["ts"], upload["ts"] + upload["dur"]
-        for begin, finish in kernels:
-            covered += max(0.0, min(stop, finish) - max(at, begin))
-            at = max(at, min(stop, finish))  # kernels of several streams may run at once
-    return 100 * covered / whole if whole else None
+    return {"wait": found["step"]["input_wait_percent"], "under": under}
 
 
 def run_tests() -> str:
-    """tests/gpu, in pytest's words."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests/gpu"]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(done.stdout, file=sys.stderr)
@@ -215,10 +204,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             parser.error(f"{path}: no such file")
     if not MARKED.search(options.into.read_text("utf-8")):
         parser.error(f"{options.into}: it has no lines <!-- gpu --> and <!-- /gpu -->")
-    options.ours, options.against = (
-        options.ours.resolve(),
-        options.against and options.against.resolve(),
-    )
     return options
 
 

@@ -17,7 +17,7 @@ import torch
 from running import (
     SMALL_MODEL,
     Corpus,
-    Finished,
+    Run,
     config_of,
     open_pipeline,
     run_trainer,
@@ -38,11 +38,8 @@ STALL_CYCLES = 300_000_000  # 0.15 s or more: an upload of a few kilobytes is ov
 
 
 def batches_of(folder: Path, split: str, stalls: bool, **settings: object) -> list[np.ndarray]:
-    """x and y of the first batches, as they are on the device after their backward pass.
-
-    Where the host runs ahead of a stalled device, the uploads of the batches that follow are issued
-    while the compute stream stands.
-    """
+    """x and y of the first batches, as they are on the device after their backward pass. On a
+    stalled device the uploads of the next batches are issued while the compute stream stands."""
     for name in ("train", "val"):
         write_split(folder, name, TOKENS, [3 * SPAN + 100])
     config = config_of(
@@ -105,21 +102,21 @@ MODEL = {
 OFF = {f"{split}_{name}": 0 for split in ("TRAIN", "VAL") for name in ("PREFETCH", "COPY_STREAM")}
 
 
-def run(folder: Path, corpus: Corpus, **settings: object) -> Finished:
+def run(folder: Path, corpus: Corpus, **settings: object) -> Run:
     done = run_trainer(folder, timeout=500, **{**MODEL, **corpus.env, **settings})
     assert done.code == 0, done.err
     return done
 
 
 @pytest.fixture(scope="module")
-def without_overlap(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def without_overlap(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tmp_path_factory.mktemp("off"), corpus, **OFF)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("copy_stream", [1, 0])
 def test_overlap_changes_no_loss(
-    tmp_path: Path, corpus: Corpus, without_overlap: Finished, copy_stream: int, depth: int
+    tmp_path: Path, corpus: Corpus, without_overlap: Run, copy_stream: int, depth: int
 ) -> None:
     """Batches read late or overwritten show from step 2 on. What remains is the order of sums."""
     streams = {"TRAIN_COPY_STREAM": copy_stream, "VAL_COPY_STREAM": copy_stream}
@@ -159,7 +156,7 @@ def test_a_trace_shows_uploads_beside_the_work_of_the_model(tmp_path: Path, corp
     assert not {event["tid"] for event in uploads} & kernels
 
 
-def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: Finished) -> None:
+def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: Run) -> None:
     """With the same batches, from the same weights; what remains is the order of sums."""
     run(tmp_path / "first", corpus, CHECKPOINT_EVERY=5, RUN_ID="r")
     path = tmp_path / "first" / "checkpoints" / "r" / "step_00000005.pt"
@@ -186,13 +183,13 @@ COMPILED = {"TORCH_COMPILE": 1, "GRAD_ACCUM_STEPS": 1}
 
 
 @pytest.fixture(scope="module")
-def compiled(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def compiled(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tmp_path_factory.mktemp("compiled"), corpus, **COMPILED)
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in FAST), FAST], ids="+".join)
 def test_a_recipe_changes_no_loss(
-    tmp_path: Path, corpus: Corpus, compiled: Finished, names: tuple[str, ...]
+    tmp_path: Path, corpus: Corpus, compiled: Run, names: tuple[str, ...]
 ) -> None:
     script = tmp_path / "with_recipes.py"
     assert recipe.main(["apply", *names, "--to", str(script)]) == 0

@@ -1,8 +1,6 @@
 """Scripts with recipes as modules, and Trainers of them on tiny data."""
 
-import importlib.util
 import itertools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import recipe
+from running import SimulatedRanks, config_of, imported, log_of, runtime_of, write_split
 from running import train_gpt as tg
-from running import write_split
-from tiny import SETTINGS, trainers
+from tiny import SETTINGS
 
 NUMBERS = itertools.count()  # of runs
 
 
 @pytest.fixture(scope="session")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
-    """The root's script with some recipes, as a module."""
     folder = tmp_path_factory.mktemp("scripts")
     made: dict[tuple[str, ...], ModuleType] = {(): tg}
 
@@ -28,10 +25,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType
         if names not in made:
             path = folder / f"with_{'_'.join(names)}.py"
             assert recipe.main(["apply", *names, "--to", str(path)]) == 0
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            made[names] = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = made[names]
-            spec.loader.exec_module(made[names])
+            made[names] = imported(path)
         return made[names]
 
     return make
@@ -55,14 +49,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def run_of(
     script: Callable, data: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Makes a Trainer of the root with some recipes; more than one rank: a list of Trainers."""
+    """Makes a Trainer of the root with some recipes, begun as its main does it, without files of a
+    log; more than one rank: (a list of Trainers, the SimulatedRanks that they are)"""
     monkeypatch.chdir(tmp_path)
 
     def make(names: tuple[str, ...] = (), ranks: int = 1, **settings: object) -> Any:
         module = script(*names)
         monkeypatch.setattr(module, "SMALL", 500)  # in so small a model tensors are quantized, too
         env = SETTINGS | data.env | {"RUN_ID": f"r{next(NUMBERS)}"} | settings
-        runs, together = trainers(module, ranks, **env)
+        config = config_of(module, **env)
+        together = SimulatedRanks(config, ranks, module) if ranks > 1 else None
+        runtimes = together.runtimes if together else [runtime_of(config, trainer=module)]
+        runs = []
+        for runtime in runtimes:  # one after the other: random numbers are of the process
+            faults, data_of_run = module.find_faults(config, {"WORLD_SIZE": "1"})
+            assert not faults, faults
+            run = module.Trainer(config, runtime, log_of(module), data_of_run)
+            run.log.open = lambda is_new: ""  # it opens nothing, and says so
+            module.restore_or_start(run, {}, [])
+            runs.append(run)
         return (runs, together) if together else runs[0]
 
     return make

@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 import torch
 from reference import Reference
-from running import log_of, write_split
+from running import config_of, log_of, write_split
 from tiny import (
     SETTINGS,
     STACK,
     attend_by_mask,
-    config_of,
     everywhere,
     module_of,
     settings_of,
@@ -177,16 +176,6 @@ def test_too_many_documents_are_named_and_never_joined(
         for count in most, most + 1:
             tokens[0, 1 : count + 1] = 1
             assert run.model.logits(tokens).isnan().all() == (count > most)
-
-
-def test_room_for_documents_grows_with_the_micro_batch(script: Callable) -> None:
-    """(parts that are there in any case, room for more): of spans, of rows, of cut rows"""
-    module = script("documents")
-    shapes = (1, 98_304), (2, 98_304), (1, 12_288), (32, 2048), (64, 200)
-    for longest, wanted in (2048, [1, 2, 1, 32, 64]), (512, [1, 2, 1, 128, 64]):
-        config = module.Config(train_seq_len=2048, doc_token=1, doc_max=longest)
-        rooms = [module.Segments(config).room(*shape) for shape in shapes]
-        assert rooms == list(zip(wanted, (256, 512, 256, 256, 256), strict=True))
 
 
 def test_the_log_says_how_documents_are_attended_and_where_there_are_none(run_of: Run) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from reference import Reference, initial_state
-from tiny import config_of, module_of, settings_of, with_random_weights
+from running import config_of
+from tiny import module_of, settings_of, with_random_weights
 from torch import nn
 
 MODEL = {"NUM_LAYERS": 5, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}

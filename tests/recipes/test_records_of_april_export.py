@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import recipe
 import torch
-from running import SMALL_MODEL
-from tiny import artifact, config_of, everywhere, finish, module_of
+from running import SMALL_MODEL, config_of
+from tiny import artifact, everywhere, finish, module_of
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +29,6 @@ TTT = {"EVAL_STRIDE": 8, "TTT_EPOCHS": 2, "TTT_CHUNK_TOKENS": 96, "TTT_LR": 0.5}
 
 @pytest.fixture
 def trainer(run_of: Callable) -> Callable:
-    """A Trainer with some recipes; several ranks: (a list of them, the ranks)."""
 
     def make(*names: str, ranks: int = 1, **settings: Any) -> Any:
         settings = SETTINGS | {"GRAD_ACCUM_STEPS": 2 // ranks} | settings

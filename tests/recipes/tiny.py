@@ -1,5 +1,4 @@
-"""Trainers of a script with recipes, begun as its main does it, without files of a log; what
-switches recipes on in a tiny model, and what comes out of a run."""
+"""What switches recipes on in a tiny model, and what comes out of a run."""
 
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import recipe
 import torch
 import verify
-from running import SMALL_MODEL, SimulatedRanks, log_of, runtime_of
+from running import SMALL_MODEL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -94,30 +93,6 @@ def everywhere(runs: Any, work: Any) -> tuple[list[Any], list[Any]]:
     if not isinstance(runs, tuple):
         return [runs], [work(runs)]
     return runs[0], runs[1].run(lambda rank: work(runs[0][rank]))
-
-
-def config_of(module: ModuleType, **settings: object) -> Any:
-    """A Config of the script, which may have more settings than the root."""
-    given = [f"{name}={value}" for name, value in settings.items()]
-    config, _, faults, _ = module.read_config(given, {})
-    assert not faults, faults
-    return config
-
-
-def trainers(module: ModuleType, ranks: int, **settings: object) -> tuple[list[Any], Any]:
-    """(a Trainer for each rank, the SimulatedRanks that they are; None for one rank)"""
-    config = config_of(module, **settings)
-    together = SimulatedRanks(config, ranks, module) if ranks > 1 else None
-    runtimes = together.runtimes if together else [runtime_of(config, trainer=module)]
-    runs = []
-    for runtime in runtimes:  # one after the other: random numbers are of the process
-        faults, data = module.find_faults(config, {"WORLD_SIZE": "1"})
-        assert not faults, faults
-        run = module.Trainer(config, runtime, log_of(module), data)
-        run.log.open = lambda is_new: ""  # it opens nothing, and says so
-        module.restore_or_start(run, {}, [])
-        runs.append(run)
-    return runs, together
 
 
 def attend_by_mask(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int) -> Tensor:

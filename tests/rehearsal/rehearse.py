@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import package  # noqa: E402
 import real_size  # noqa: E402
 import recipe  # noqa: E402
 from packed import pack  # noqa: E402
-from running import clean_environment, torchrun  # noqa: E402
+from running import Run, clean_environment, torchrun  # noqa: E402
 from samples import CAP_BYTES  # noqa: E402
 
 # What is rehearsed, and the kind of its data.
@@ -41,7 +40,6 @@ class Rehearsal(NamedTuple):
 
 
 def script_of(name: str) -> str:
-    """The text of the root or of a stack."""
     root = recipe.TRAINER.read_text(encoding="utf-8")
     if name == "root":
         return root
@@ -61,19 +59,16 @@ def run(script: Path, ranks: int, settings: dict[str, Any]) -> list[str]:
     return (said or lines[-1:]) if done.returncode else []
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "logs" / "rehearsal.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def wrong_scores(kind: str, folder: Path) -> list[str]:
     """The last ones of a log, if they are not what the shards say, to the last digits."""
-    last = {event["event"]: event for event in events(folder)}
-    config, row = last["config"], last["config"]["train_seq_len"]
+    log = Run(folder)
+    config = log.events("config")[-1]
+    row = config["train_seq_len"]
     last_row = 1 if config.get("lora_rank") else row  # of documents, all targets are scored
     faults = []
     for name, length in (("validation", row), ("score", last_row)):
-        found = last[name]["val_loss"], last[name]["val_bpb"]
+        last = log.events(name)[-1]
+        found = last["val_loss"], last["val_bpb"]
         wanted = real_size.score(kind, folder / "data", length, config["val_tokens"])
         if any(abs(one - other) > 1e-11 for one, other in zip(found, wanted, strict=True)):
             faults.append(f"{name}: nats and bits {found}, computed from the shards {wanted}")
@@ -92,22 +87,19 @@ def package_faults(folder: Path) -> list[str]:
     return [f"package.py: {said.getvalue()}"] if code else []
 
 
-def rehearse(
-    name: str, folder: Path, settings: dict[str, Any], edit: Callable[[str], str] | None = None
-) -> Rehearsal:
+def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
     """A run of the root or a stack, a record of it, and a resumed run on one rank. At full width
     (MODEL_DIM is not among the settings of NARROW), a run without steps on one rank."""
     is_narrow = settings.keys() >= NARROW.keys()
     given = COMMON | real_size.make(CASES[name], folder / "data") | settings
     script = folder / "packed.py"
-    text = script_of(name)
-    script.write_bytes(pack((edit(text) if edit else text).encode()))
+    script.write_bytes(pack(script_of(name).encode()))
     faults = run(script, 2 if is_narrow else 1, given)
     stages = [json.loads(line) for line in (folder / "stages.jsonl").read_text().splitlines()]
     if faults:
         return Rehearsal(faults, stages)
     faults += wrong_scores(CASES[name], folder)
-    sizes = next(event for event in events(folder) if event["event"] == "artifact")
+    [sizes] = Run(folder).events("artifact")
     total = sizes["artifact_bytes"] + sizes["code_bytes"]
     if total > CAP_BYTES:
         faults.append(f"{total:,} bytes: over the cap of {CAP_BYTES:,}")

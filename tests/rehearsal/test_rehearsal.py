@@ -4,9 +4,7 @@ A test of three documents proves mathematics. What has a size fails at that size
 documents, the last batch of a split, 16,000,000 bytes.
 """
 
-import importlib.util
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import real_size
 import rehearse
-from running import ROOT, log_of
+from running import ROOT, config_of, imported, log_of
 
 STACKS = {path.stem for path in (ROOT / "records" / "stacks").glob("*.json")}
 
@@ -49,44 +47,17 @@ def test_what_is_submitted_at_full_width_is_within_the_cap(name: str, folder: Pa
     assert rehearse.rehearse(name, folder, rehearse.FULL_WIDTH).faults == []
 
 
-def without_last_batch(script: str) -> str:
-    whole = "return math.ceil((self.end_row - self.first_row) / self.stride)"
-    assert script.count(whole) == 1
-    return script.replace(whole, "return (self.end_row - self.first_row) // self.stride")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    ("name", "settings", "edit", "words"),
-    [
-        ("caseops", {"DOC_ENDS": 40}, None, "DOC_ENDS=40: rows 0 to 31, which are one"),
-        ("root", {"MLP_MULT": 150}, None, "over the cap"),
-        ("root", {}, without_last_batch, "validation: nats and bits"),
-    ],
-)
-def test_faults_of_size_are_found(
-    name: str, settings: dict, edit: Any, words: str, folder: Path
-) -> None:
-    faults = rehearse.rehearse(name, folder, rehearse.NARROW | settings, edit).faults
-    assert any(words in fault for fault in faults), faults
-
-
 @pytest.fixture(scope="module")
 def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """The stack's module, and what makes its config and data."""
     folder = tmp_path_factory.mktemp("caseops")
     given = real_size.make("caseops", folder)
-    script = folder / "frontier.py"
+    script = folder / "caseops_of_real_size.py"
     script.write_text(rehearse.script_of("caseops"))
-    spec = importlib.util.spec_from_file_location("caseops_of_real_size", script)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = imported(script)
 
     def opened(**settings: object) -> tuple[Any, Any]:
-        words = [f"{name}={value}" for name, value in (given | settings).items()]
-        config = module.read_config(words, {})[0]
+        config = config_of(module, **given, **settings)
         return config, module.find_faults(config, {"WORLD_SIZE": "1"})[1]
 
     yield SimpleNamespace(module=module, opened=opened, folder=folder)
