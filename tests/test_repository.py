@@ -86,8 +86,9 @@ def test_the_top_folder_holds_what_is_listed() -> None:
     assert {name.split("/")[0] for name in files("")} == TOP
 
 
-@pytest.mark.parametrize("folder", sorted(ROOT.glob("records/track_*/*/")), ids=lambda f: f.name)
-def test_a_frozen_record_is_accepted_but_for_its_small_split(folder: Path, call: Call) -> None:
+@pytest.mark.parametrize("name", ["LeakyReLU2_LegalTTT_ParallelMuon_Pipeline", "OverlapAblation"])
+def test_a_frozen_record_is_accepted_but_for_its_small_split(name: str, call: Call) -> None:
+    [folder] = ROOT.glob(f"records/track_*/2026-11-2?_{name}")
     code, out, _ = call(check.main, folder)
     [warning] = re.findall(r"^  (?:refused|warned) +(.*)", out, re.MULTILINE)
     assert code == 0 and re.match("it scored 193,... tokens: every published split has", warning)
