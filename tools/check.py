@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
 from record import TRACKS, check_folder, lines
 

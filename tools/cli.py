@@ -30,30 +30,14 @@ class ToolError(Exception):
     """What is wrong, for people: one line, with the remedy."""
 
 
-class Once(argparse.Action):
-    """Keeps the value of an option. It may be given once: argparse would keep the last value."""
-
-    given = False
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        if option and self.given:
-            parser.error(f"{option} is given twice")
-        self.given = True
-        setattr(namespace, self.dest, values)
-
-
 class Parser(argparse.ArgumentParser):
     """Its help shows a description with its line ends; wrong usage is one line."""
 
     def __init__(self, **more: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
-        self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
-        hint = "--help lists the options"
-        if re.search(r"unrecognized arguments: -*[A-Z0-9_]+=", message):
-            hint = "settings are NAME=value without dashes, in recipe.py after --set"
-        self.exit(2, f"error: {one_line(message)}: {hint}\n")
+        self.exit(2, f"error: {one_line(message)}: --help lists the options\n")
 
 
 def number(

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
 from cli import some
 from report import plot, report

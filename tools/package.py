@@ -30,6 +30,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
 from cli import ToolError
 from packed import is_ours, pack

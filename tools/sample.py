@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 from cli import Parser, ToolError, number, plain, run
 from runs import Run, read_file, read_log
 
