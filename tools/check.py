@@ -3,9 +3,9 @@
     python3 tools/check.py FOLDER...       records/<track>/<YYYY-MM-DD>_<Description>, or anywhere
     python3 tools/check.py FOLDER --track track_10min_16mb     judge it by that track's rules
 
-refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. note: for your
-information. not checked: what no log can show. The runs that are judged are those whose mean is the
-stated val_bpb: other arms and earlier stages in the folder do not count.
+refused: it breaks a rule of the challenge. warned: a maintainer will ask about it. not checked:
+what no log can show. The runs that are judged are those whose mean is the stated val_bpb: other
+arms and earlier stages in the folder do not count.
 Whether it is better than another record is asked by compare.py --a FOLDER --b OTHER.
 
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.

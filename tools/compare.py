@@ -31,11 +31,10 @@ from samples import (
     BITS,
     Test,
     arm_names,
-    conditions,
-    faults_of_group,
     faults_of_split,
     paired,
     pairs_by_seed,
+    places,
     rates,
     seed_groups,
     telling,
@@ -54,22 +53,28 @@ Runs = Sequence[Run]
 
 def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
     """Why A and B are not compared."""
-    unit = unit_of([*a, *b])
-    if {trace(run) for run in a} & {trace(run) for run in b} - {None}:
-        yield "A and B share a run (equal to the digit): each run belongs to one of them"
+    runs = [*a, *b]
+    unit = unit_of(runs)
     for name, group in (("A", a), ("B", b)):
-        yield from faults_of_group(name, group, allow)
+        if mixed := telling(group, allow):
+            options = " ".join(f"--allow {word}" for word in mixed[:3])
+            remedy = f"name the runs of one, or say that it does not matter: {options}"
+            yield f"{name} mixes configurations: {some(mixed)} differ: {remedy}"
         if len(group) < 2:
             count = f"{len(group)} run{'s' * (len(group) != 1)}"
             yield f"{name} has {count}: a test needs two per group at least, better three"
-        for run in group:
-            if value_of(run, unit) is None:
-                state = f"{run.name} ({run.status}, step {run.last_step})"
-                yield f"{state} has no result to compare: leave it out, or let it end"
+    for run in runs:
+        if run.status in ("failed", "interrupted") or value_of(run, unit) is None:
+            state = f"{run.name} ({run.error or run.status}, step {run.last_step})"
+            yield f"{state} has no result to compare: leave it out, or let it end"
+    for known, numbers in places(map(trace, runs)).items():
+        if known and numbers[1:]:
+            names = " and ".join(runs[number].name for number in numbers)
+            yield f"{names} are the same run, to the digit: it counts once, in A or in B"
     different = [len({value_of(run, unit) for run in group}) for group in (a, b)]
     if max(different) < 2 <= min(len(a), len(b)):
         yield "the results of each group are equal to the digit: how seeds differ is not known"
-    yield from faults_of_split([*a, *b], allow)
+    yield from faults_of_split(runs, allow)
 
 
 def notes(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
@@ -142,9 +147,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
     options = parser.parse_intermixed_args(arguments)
     options.allow = [name for text in options.allow for name in text.split(",")]
-    for path in (*options.logs, *(options.a or ()), *(options.b or ())):
-        if "," in path and not Path(path).exists():
-            parser.error(f"{path}: no such file: separate logs by blanks")
     if bool(options.a) != bool(options.b):
         parser.error("--a and --b belong together: name the logs of both groups")
     if bool(options.logs) == bool(options.a):
@@ -157,7 +159,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check_allowed(allow: Sequence[str], runs: Runs) -> None:
-    known = {name for run in runs for name in (*conditions(run), *run.config)}
+    known = {name for run in runs for name in (*run.conditions, *run.config)}
     if unknown := [name for name in allow if name.lower() not in known]:
         near = difflib.get_close_matches(unknown[0].lower(), known, 1)
         remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"

@@ -3,7 +3,6 @@
 Nothing of the folder is run.
 """
 
-import datetime
 import json
 import math
 import os
@@ -17,12 +16,12 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from cli import plain, some
-from packed import MAX_SOURCE, difference, is_ours, parsed, unpacked
+from packed import MAX_SOURCE, difference, parsed
 from runs import SUBMITTED, Run, read_log
 from samples import CAP_BYTES, SAME_TEXT, bytes_scored, seed_groups, telling, trace
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
-LEVELS = ("refused", "warned", "note", "not checked")
+LEVELS = ("refused", "warned", "not checked")
 SCRIPT = "train_gpt.py"
 SCHEMA = Path(__file__).resolve().parent / "submission.schema.json"
 SCORES = ("val_bpb", "val_loss")
@@ -133,11 +132,6 @@ class Facts:
         total = self.model_bytes + self.code_bytes
         self.too_large_unpacked = bool(self.model_bytes) and total > CAP_BYTES
 
-    def results(self, key: str) -> list[float]:
-        """val_bpb or val_loss of each judged run; empty where one does not say it."""
-        values = [getattr(run.result, key) for run in self.judged.values()]
-        return values if all(map(is_number, values)) else []
-
 
 def track_named(text: object) -> str | None:
     """A track of TRACKS from how people write it; None: another, or none."""
@@ -213,7 +207,6 @@ CAP_MS = 600_000.0  # of training, and of evaluation
 LATE_STEPS = 2  # by which a run that stops itself may miss the cap
 TEXT_BYTES = 151_080_362  # of the challenge's validation split, as published
 SAME_BYTES = 1.01  # times: tokenizers, and rows that are left out, change less
-LEAST_SPLIT = 40_000_000  # tokens: every published validation split has more
 OF_SCRIPTS = ("code", "code_bytes", "device")  # conditions that other rules judge
 TODO = "TODO: "  # begins what package.py leaves to be written by hand
 USUAL = re.compile(r"(requirements.*\.txt|license|.*\.(md|json|log|png|svg|jpe?g|gif|pdf))")
@@ -228,11 +221,7 @@ def required_files(facts: Facts) -> Said:
         yield "refused", f"{link} is a link that leads out of the folder: copy the file"
     for name in sorted(facts.files.keys() - {*facts.runs, *facts.no_logs, facts.script}):
         if not USUAL.fullmatch(PurePosixPath(name).name.lower()):
-            other = start_of(facts.root / name) if name.endswith(".py") else b""
-            if facts.source and other and not difference(other, facts.source):
-                yield "note", f"{name} is the readable form of {facts.script}"
-            else:
-                yield "not checked", f"{name}: what {facts.script} needs counts as code"
+            yield "not checked", f"{name}: what {facts.script} needs counts as code"
 
 
 def shipped_script(facts: Facts) -> Said:
@@ -240,8 +229,6 @@ def shipped_script(facts: Facts) -> Said:
         yield facts.serious, "train_gpt.py is missing or empty: add the script that ran"
     elif facts.script != SCRIPT:
         yield "warned", f"train_gpt.py is missing: is it {facts.script}? Rename that"
-    if is_ours(facts.source) and unpacked(facts.source) is None:
-        yield "refused", f"{facts.script}: a packed script that is damaged: pack it again"
     try:
         parsed(facts.source)
     except ValueError as error:
@@ -252,18 +239,9 @@ def place_and_submission(facts: Facts) -> Said:
     given = facts.stated.get("track")
     if track_named(given) not in (facts.track, None):
         yield "warned", f"submission.json says track {given!r:.60}: it is {facts.track}"
-    date, _, description = facts.root.name.partition("_")
-    if not parsed_date(date) or not description:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d_.+", facts.root.name):
         yield "warned", f"{facts.root.name}: name the folder YYYY-MM-DD_Description"
     yield from facts.said
-
-
-def parsed_date(text: str) -> datetime.date | None:
-    try:
-        day = datetime.date.fromisoformat(text)
-    except ValueError:
-        return None
-    return day if str(day) == text else None
 
 
 # --- runs ---
@@ -287,16 +265,10 @@ def finished_runs(facts: Facts) -> Said:
 def seeds(facts: Facts) -> Said:
     """Several seeds of one configuration, each once, the same everywhere."""
     runs = facts.judged
-    misnamed = [
-        name for name, run in runs.items() if run.seed_in_name not in (run.known_seed, None)
-    ]
     numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
     given = facts.stated.get("seeds")
     named = sorted(n for n in given if type(n) is int) if isinstance(given, list) else []
-    if misnamed:
-        logs = some([f"{name} says seed {runs[name].seed}" for name in misnamed])
-        yield "warned", f"the names of logs have other seeds than the logs: {logs}"
-    elif named and numbers and named != numbers:
+    if named and numbers and named != numbers:
         stated, logged = (", ".join(map(str, part)) for part in (named, numbers))
         yield "warned", f"submission.json names the seeds {stated}, the logs have {logged}"
     if 0 < len(runs) < 3 and facts.track == RECORD:
@@ -390,19 +362,10 @@ def script_of_run(facts: Facts, run: Run) -> Said:
 # --- time, machine and data ---
 
 
-def time_kept_free(facts: Facts, run: Run) -> Said:
-    """Of the ten minutes of training, for GPTQ: it may have taken more."""
-    for text in run.warnings:
-        if text.startswith("GPTQ_RESERVE_SECONDS"):
-            yield "warned", f"the log says: {text}"
-
-
-def time_and_machine(facts: Facts, run: Run) -> Said:
-    """Ten minutes of training and ten of evaluation, on 8 H100s."""
-    if facts.track != RECORD:
-        return
-    times = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
-    trained = max(filter(is_number, times), default=0.0)
+def times(facts: Facts, run: Run) -> Said:
+    """Ten minutes of training and ten of evaluation."""
+    known = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
+    trained = max(filter(is_number, known), default=0.0)
     late = LATE_STEPS * trained / max(1, run.last_step)  # a run that stops itself is late
     if trained > CAP_MS + late:
         yield "refused", f"trained for {trained / 1e3:,.1f} s, not 600"
@@ -418,6 +381,13 @@ def time_and_machine(facts: Facts, run: Run) -> Said:
     elif sum(passes) > CAP_MS:
         words = f"its {len(passes)} evaluations took {sum(passes) / 1e3:,.1f} s together"
         yield "warned", f"{words}, and 600 are allowed: which of them are needed for the score?"
+    for text in run.warnings:
+        if text.startswith("GPTQ_RESERVE_SECONDS"):  # it trained for longer than its clock says
+            yield "warned", f"the log says: {text}"
+
+
+def machine(facts: Facts, run: Run) -> Said:
+    """8 H100s."""
     device, count = str(run.machine.get("device") or ""), run.world_size
     remedy = f": --track {OPEN} has no such rule"
     if count not in (None, 8):
@@ -430,15 +400,12 @@ def time_and_machine(facts: Facts, run: Run) -> Said:
 
 def validation_data(facts: Facts, run: Run) -> Said:
     """The whole validation split was scored, and each of its bytes was counted once."""
-    tokens, size = run.val_tokens, bytes_scored(run)
+    size = bytes_scored(run)
     counted = f"it counted {size or 0:,.0f} bytes of text, the challenge's split has {TEXT_BYTES:,}"
     if run.partial_val:
         yield "refused", "it scored a part of the validation split: run it with VAL_TOKENS=0"
-    elif tokens is None:
+    elif run.val_tokens is None:
         yield "not checked", "the size of the validation split"
-    elif tokens < LEAST_SPLIT:
-        words = f"it scored {tokens:,} tokens: every published split has {LEAST_SPLIT:,} or more"
-        yield facts.serious, words
     elif size is None:
         yield "not checked", "the bytes that it counted: run data/audit.py"
     elif size > TEXT_BYTES * SAME_TEXT:
@@ -451,7 +418,8 @@ def validation_data(facts: Facts, run: Run) -> Said:
 
 RULES = (required_files, shipped_script, place_and_submission, finished_runs, seeds)
 RULES += (stated_results, sizes)
-RUN_RULES = (script_of_run, time_kept_free, time_and_machine, validation_data)
+RUN_RULES = (script_of_run, validation_data)
+RECORD_RULES = (times, machine)  # of each run, too, in the record track
 
 # --- the verdict ---
 
@@ -484,7 +452,8 @@ def check_folder(folder: Path, track: str | None = None) -> Report:
     found: dict[tuple[str, str], list[str]] = {}
     for one in (one for rule in RULES for one in rule(facts)):
         found.setdefault(one, [])
-    for rule, (log, run) in product(RUN_RULES, facts.judged.items()):
+    of_runs = [*RUN_RULES, *(RECORD_RULES if facts.track == RECORD else ())]
+    for rule, (log, run) in product(of_runs, facts.judged.items()):
         for one in rule(facts, run):
             found.setdefault(one, []).append(log)
     findings = [Finding(*one, logs) for one, logs in found.items()]
@@ -497,18 +466,17 @@ def lines(report: Report, shown: object) -> list[str]:
     result = [f"{plain(str(shown))}: {report.verdict} as {facts.track}"]
     scores = []
     for key in SCORES:
-        if values := facts.results(key):
+        values = [getattr(run.result, key) for run in facts.judged.values()]
+        if values and all(map(is_number, values)):
             spread = f" +- {stdev(values):.5f}" if len(values) > 1 else ""
             scores.append(f"{key} {fmean(values):.5f}{spread}")
     if scores:
         seeds = sorted(str(run.known_seed) for run in facts.judged.values())
         result.append(f"  {', '.join(scores)}, seeds {', '.join(seeds)}")
     if facts.model_bytes and facts.source:
-        code = facts.code_bytes
-        total = facts.model_bytes + code
-        left = f"{abs(CAP_BYTES - total):,} {'left' if total <= CAP_BYTES else 'too many'}"
-        parts = f"code {code:,} + model {facts.model_bytes:,} = {total:,} bytes"
-        result.append(f"  {parts}, {left}")
+        total = facts.model_bytes + facts.code_bytes
+        parts = f"code {facts.code_bytes:,} + model {facts.model_bytes:,} = {total:,} bytes"
+        result.append(f"  {parts}, {CAP_BYTES - total:,} left")
     for finding in report.findings:
         logs = finding.logs if len(finding.logs) < len(facts.judged) or not facts.judged else ()
         subject = f"{some(logs)}: " if logs else ""

@@ -187,10 +187,23 @@ def settings_event(split: str | None, text: str) -> Event:
 
 MAX_BYTES = 50_000_000  # of a log; those of the field have 200,000
 MAX_LINE = 1 << 12  # characters of one line
+# Names of the run, its files and its processes: no part of a configuration.
+NOT_CONFIGURATION = re.compile(
+    r"run_id|seed|resume|device|rank|local_rank|distributed|is_main_process|warning|logfile|"
+    r".*(_|log)(dir|path|file|files)"
+)
+MADE_OF = {  # conditions that are checksums: the names of what they are made of
+    "tokenizer": "tokenizer",
+    "validation_shards": r"fineweb_val_\d+\.bin",
+    "training_shards": r"fineweb_train_\d+\.bin",
+}
+# Files that decide what is trained on: compared by their names, wherever they lie.
+DATA_FILES = {"data_path", "data_dir", "datasets_dir", "tokenizer_path"}
+CONDITIONS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
+CONDITIONS += ("partial_val",)
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
 # They quote lines of logs, or lie beside them.
 NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
-CUT = re.compile(r"[:=][ ]?\d*\.?\d{0,3}\Z")  # the end of a log that ends inside a number
 FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
 # The first line of a script: an import, a comment or a string.
@@ -204,6 +217,8 @@ class Run:
     path: str
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)  # settings: lower-case name, typed value
+    # Settings, code, versions, devices, data: all that may change a result, but for the seed.
+    conditions: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] | None = None  # those that were given, as text
     made_of: dict[str, str] = field(default_factory=dict)  # script, tokenizer, shards: checksums
     machine: dict[str, Any] = field(default_factory=dict)  # device, cpus, torch, python
@@ -402,10 +417,6 @@ def read_run(path: Path, text: str, problems: list[str]) -> Run:
     """The last run that a log describes, without events that are damaged."""
     run, damaged, own = Run(os.fspath(path)), 0, path.suffix == ".jsonl"
     text = text if own else without_fronts(text)
-    last = text[text.rfind("\n") + 1 :]
-    if not own and CUT.search(last):
-        text = text.removesuffix(last)
-        problems.append("the last line is cut off")
     for event in json_events(text) if own else text_events(text):
         try:
             take_event(run, event)
@@ -504,3 +515,31 @@ def settle(run: Run) -> None:
         run.model_bytes = run.total_bytes - run.code_bytes
     if run.total_bytes is None and None not in (run.model_bytes, run.code_bytes):
         run.total_bytes = run.model_bytes + run.code_bytes
+    run.conditions = conditions(run)
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in run.config.items():
+        if name in DATA_FILES and isinstance(value, str):
+            values[name] = Path(value).name
+        elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
+            values[name] = value
+    if run.micro_steps is not None:  # what GRAD_ACCUM_STEPS has led to
+        values.pop("grad_accum_steps", None)
+    values |= {
+        "code": run.scripts[-1][:12] if run.scripts else None,
+        "code_bytes": None if run.scripts else run.code_bytes,
+        **{name: getattr(run, name) for name in CONDITIONS},
+        **run.machine,
+        **{name: checksum(run.made_of, pattern) for name, pattern in MADE_OF.items()},
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def checksum(made_of: dict[str, str], pattern: str) -> str | None:
+    """Eight digits that stand for all the files of a kind."""
+    parts = {name: value for name, value in made_of.items() if re.fullmatch(pattern, name)}
+    text = json.dumps(parts, sort_keys=True)
+    shards = f"{len(parts)} shards, " if len(parts) > 1 else ""
+    return shards + hashlib.sha256(text.encode()).hexdigest()[:8] if parts else None

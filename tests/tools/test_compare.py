@@ -157,8 +157,8 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     for ours, theirs, *reasons in (
         (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
         (a[:1], b, "A has 1 run: a test needs two per group at least, better three"),
-        ([*a, copy], b, "A: copy.log repeats another run's seed and result: one run counts once"),
-        (a, [*b, a[0]], "A and B share a run (equal to the digit): each run belongs to one of th"),
+        ([*a, copy], b, "a_seed1.log and copy.log are the same run, to the digit: it counts once"),
+        (a, [*b, a[0]], "a_seed1.log and a_seed1.log are the same run, to the digit"),
         ([*a, cut], b, "cut_seed1.log (unfinished, step 1000) has no result to compare"),
         ([a[0], a[2], gone], b, f"no run was read from {gone}"),
         (a, [*b, diverged], "n_seed1.log (finished, step 13790) has no result to compare"),

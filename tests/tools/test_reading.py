@@ -10,7 +10,6 @@ import runs
 from made_logs import SMI, bpb_of, event_lines, log_text, read_text
 from running import ROOT
 from runs import Logs, Result, Run
-from samples import conditions
 
 SOURCE = '''"""A trainer. Its log looks like this:
 step:7/100 train_loss:1.0000 train_time:7ms step_avg:1.00ms
@@ -162,7 +161,7 @@ def test_our_runs_are_read_from_their_events_alone(tmp_path: Path) -> None:
     assert (run.code_bytes, run.model_bytes, run.total_bytes) == (900, 3000, 3900)
     assert (run.train_time_ms, run.val_total_ms, run.input_wait_ms) == (160, 70, 4)
     assert run.made_of["fineweb_val_000000.bin"] == "5000 tokens, 0000beef"
-    known = conditions(run)
+    known = run.conditions
     said = {"model_params": 1000, "dataset": "mine", "train_shards": 3, "val_tokens": 1984}
     assert known.items() >= (said | {"world_size": 2, "micro_steps": 4}).items()
     assert "grad_accum_steps" not in known, "one number, one name"
@@ -192,16 +191,6 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     log = runs.read_log(tmp_path / "r.jsonl")
     assert (log.runs[0].status, log.runs[0].error) == ("failed", "step 4")
     assert log.problems == ["3 damaged lines left out"]
-
-
-def test_a_log_that_ends_anywhere_gives_what_is_complete(tmp_path: Path) -> None:
-    """A number at the end may have lost digits."""
-    log = read_text(tmp_path, BASELINE[: AT_LAST + 31])
-    assert log.runs[0].last_step == 10_000 and log.runs[0].status == "unfinished"
-    assert log.problems == ["the last line is cut off"]
-    last = BASELINE.rstrip()
-    assert only(read_text(tmp_path, last)).result.digits == 8, "a missing line end is not damage"
-    assert read_text(tmp_path, last[:-6]).runs[0].result.digits == 4
 
 
 def test_what_is_no_log_is_named(tmp_path: Path) -> None:
