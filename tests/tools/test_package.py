@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,9 +88,9 @@ VERSIONS = f"{RULE}\nRunning Python 3.12.3\n{RULE}\n"
 # The words, and a change of the third log.
 REFUSED = {
     ": unfinished: name a finished run": lambda text: text.split("Serialized model i")[0],
-    "does not say its seed": lambda text: text.replace("seed:1337\n", ""),
+    "seed None is not its own: run it": lambda text: text.replace("seed:1337\n", ""),
     "no training log": lambda text: "",
-    "run it with another SEED, or leave": lambda text: text.replace("seed:1337\n", "seed:1\n"),
+    "seed 1 is not its own: run it with": lambda text: text.replace("seed:1337\n", "seed:1\n"),
 }
 
 
@@ -119,6 +120,30 @@ def test_the_readme_has_the_settings_that_were_given(tmp_path: Path, make: Make)
     readme = (make(*logs)[3] / "README.md").read_text()
     assert "  MLP_MULT=3 \\\n  NAMES='a b' \\\n  torchrun " in readme
     assert "does not say all settings" not in readme
+
+
+def test_the_readme_has_the_changes_of_the_script(
+    tmp_path: Path, make: Make, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long diff is named by its size and the command that prints it."""
+    trainer, logs = tmp_path / "trainer.py", seeds(tmp_path)
+    monkeypatch.setattr(package, "TRAINER", trainer)
+    trainer.write_text(SCRIPT.replace("import os\n", ""))
+    folder = make(*logs)[3]
+    readme = (folder / "README.md").read_text()
+    assert "\n````diff\n--- train_gpt.py\n+++ the record\n" in readme
+    assert '"""A trainer."""\n+import os\n import torch\n' in readme
+    trainer.write_text("".join(f"x{n} = {n}\n" for n in range(500)))
+    shutil.rmtree(folder)
+    readme = (make(*logs)[3] / "README.md").read_text()
+    said = re.search(r"The diff has (\d+) lines; .*: `python3 tools/package.py (.*)`", readme)
+    code, out, _ = call(package.main, *said[2].split())
+    assert code == 0 and out.count("\n") == int(said[1]) and out.endswith("+main()\n")
+    packed = tmp_path / "packed.py"
+    script = "import y\n" + trainer.read_text().replace("x7 = 7", "x7 = 7  # seven")
+    packed.write_bytes(package.pack(script.encode()))
+    lines = call(package.main, "--diff", packed)[1].splitlines()
+    assert [line for line in lines[2:] if line[0] in "+-"] == ["+import y"]
 
 
 def test_no_folder_is_overwritten_or_half_written(tmp_path: Path, make: Make) -> None:
