@@ -20,6 +20,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -36,11 +37,34 @@ from cli import ToolError
 TRAINER = cli.ROOT / "train_gpt.py"
 FOLDER = cli.ROOT / "records" / "recipes"
 STACKS = cli.ROOT / "records" / "stacks"
-STACK_KEYS = {"recipes", "settings", "data", "launch", "verify", "source", "score"}
-NEEDED = "source", "effect"
+STACK_KEYS = {"recipes", "settings", "packages", "data", "gigabytes", "launch", "minutes", "verify"}
+STACK_KEYS |= {"source", "score"}
 TODO = "TODO"
 EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
+# What makes a record of a stack: `gigabytes` of data, `minutes` of one run with its evaluation.
+STEPS = """
+From here to a record, in {root}:
+
+# packages
+python3 -m pip install -r requirements.txt -r tools/requirements.txt {packages}
+# data: {gigabytes} GB, {download} minutes at 100 MB/s
+{data}
+# is the script right? On a CPU, before GPUs cost anything
+python3 tools/verify.py {script} --score-differs {verify}
+# the form that is submitted
+python3 tools/package.py --pack {script}
+# three seeds on 8 H100s: 3 x {minutes} minutes, about {dollars} dollars at 24 an hour
+for seed in 42 314 1337; do
+  RUN_ID={stem}_seed$seed SEED=$seed {launch} {packed} || break
+done
+# the record's folder, if git knows your name and your GitHub login
+python3 tools/package.py logs/{stem}_seed*.txt --track track_10min_16mb --name "Stack {name}" \\
+  --author "$(git config user.name)" --github-id "$(git config github.user)" \\
+  --description "Stack {name}: {recipes}"
+# would it be accepted? Ask again when its README.md has no TODO
+python3 tools/check.py records/track_10min_16mb/*_Stack{title}
+"""
 # A line that a diff adds to Config.
 ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILINE)
 # git's conflict: what ours, the base and theirs have
@@ -93,15 +117,14 @@ class Recipe:
 
     def faults(self) -> list[str]:
         """What is missing in its header."""
-        faults = [f"its header has no `# {name}:`" for name in NEEDED if not self.field(name)]
+        faults = [f"its header has no `# {n}:`" for n in ("source", "effect") if not self.field(n)]
         if TODO in self.header:
             faults.append(f"its header has a {TODO}")
-        if len(self.settings) != len(self.field("setting")):
-            faults.append("a setting's line is not `# setting: NAME=default, on: NAME=value`")
-        if all(default == on for default, on in self.settings.values()):
-            faults.append("it has no setting whose value `on` differs from its default")
         if self.settings.keys() != self.added.keys():
-            faults.append("its header's settings are not those that it adds to Config")
+            words = (
+                "`# setting: NAME=default, on: NAME=value` for each setting that it adds to Config"
+            )
+            faults.append(f"its header has not a line {words}")
         if unknown := [name for name in self.not_with if name not in names()]:
             faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
         return faults
@@ -328,10 +351,23 @@ def apply_recipes(options: argparse.Namespace) -> None:
             print(f"  {recipe.name} is off until you set {settings}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
-        packed = target.with_name(f"{target.stem}_packed.py")
-        print(f"data:  {chosen['data']}\npack:  python3 tools/package.py --pack {target}")
-        print(f"run:   {chosen['launch']} {packed}")
-        print(f"prove: python3 tools/verify.py {target} --score-differs {chosen['verify']}")
+        print(steps(options.stack, chosen, target))
+
+
+def steps(name: str, chosen: dict[str, Any], target: Path) -> str:
+    """The commands that make a record of a stack, with what they cost."""
+    script = os.path.relpath(target, cli.ROOT)
+    values = chosen | {
+        "packages": " ".join(chosen["packages"]),
+        "download": round(chosen["gigabytes"] / 6),
+        "dollars": round(3 * chosen["minutes"] * 24 / 60),
+        "recipes": ", ".join(chosen["recipes"]),
+        "script": shlex.quote(script),
+        "packed": shlex.quote(script.removesuffix(".py") + "_packed.py"),
+    }
+    return STEPS.format(
+        root=cli.ROOT, name=name, title=name.capitalize(), stem=target.stem, **values
+    )
 
 
 def new_recipe(options: argparse.Namespace) -> None:

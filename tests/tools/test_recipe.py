@@ -1,6 +1,7 @@
 """tools/recipe.py: recipes are merged, shown where they cannot be, made and made again; stacks."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -118,9 +119,8 @@ HEADERS = {
     "its header has no `# source:`": ("# source: none\n", ""),
     "its header has no `# effect:`": ("# effect: none\n", ""),
     "its header has a TODO": ("It does this", "TODO"),
-    "a setting's line is not `# setting: NAME=default": ("CAP_MORE=0, on", "CAP_MORE: 0, on"),
-    "it has no setting whose value `on` differs": ("on: CAP_MORE=1", "on: CAP_MORE=0"),
-    "its header's settings are not those that it adds": (SETTING, SETTING.replace("CAP", "CUP")),
+    "not a line `# setting: NAME=default, on": ("CAP_MORE=0, on", "CAP_MORE: 0, on"),
+    "for each setting that it adds to Config": (SETTING, SETTING.replace("CAP", "CUP")),
     "`# not with: none_such`, and there is no such": (SETTING, SETTING + "# not with: none_such\n"),
 }
 
@@ -153,7 +153,7 @@ STACK = {
     "recipes": ["caps", "one"], "settings": {"CAP_MORE": 1, "LOGIT_SOFTCAP": 15},
     "data": "python3 data/cached_challenge_fineweb.py", "verify": "CAPS=1",
     "launch": "torchrun --standalone --nproc_per_node=8",
-    "source": "PR 1", "score": "1.2 bits per byte",
+    "packages": ["brotli"], "gigabytes": 24, "minutes": 20, "source": "PR 1", "score": "1.2 bits per byte",
 }  # fmt: skip
 
 
@@ -164,13 +164,25 @@ def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
     make("two", HEAD, HEAD + "    # two\n")
     (own / "stacks" / "first.json").write_text(json.dumps(STACK))
     code, out, err = call(recipe.main, "apply", "--stack", "first", "--to", own / "x.py")
-    assert (code, err) == (0, "") and out.splitlines()[1:] == [
-        "  1.2 bits per byte (PR 1)",
-        "data:  python3 data/cached_challenge_fineweb.py",
-        f"pack:  python3 tools/package.py --pack {own / 'x.py'}",
-        f"run:   torchrun --standalone --nproc_per_node=8 {own / 'x_packed.py'}",
-        f"prove: python3 tools/verify.py {own / 'x.py'} --score-differs CAPS=1",
+    assert (code, err) == (0, "")
+    told, paste = out.split(f"From here to a record, in {recipe.cli.ROOT}:\n")
+    assert told.splitlines()[1:] == ["  1.2 bits per byte (PR 1)", ""]
+    for costs in ("24 GB, 4 minutes", "3 x 20 minutes, about 24 dollars"):
+        assert costs in paste
+    assert subprocess.run(["bash", "-n", "-c", paste]).returncode == 0
+    path = os.path.relpath(own, recipe.cli.ROOT)
+    commands = [line for line in paste.splitlines() if not line.startswith("#")]
+    wanted = [
+        "pip install -r requirements.txt -r tools/requirements.txt brotli",
+        "python3 data/cached_challenge_fineweb.py",
+        f"python3 tools/verify.py {path}/x.py --score-differs CAPS=1",
+        f"python3 tools/package.py --pack {path}/x.py",
+        f"SEED=$seed torchrun --standalone --nproc_per_node=8 {path}/x_packed.py || break",
+        'python3 tools/package.py logs/x_seed*.txt --track track_10min_16mb --name "Stack first"',
+        "python3 tools/check.py records/track_10min_16mb/*_StackFirst",
     ]
+    found = [command for command in wanted for line in commands if command in line]
+    assert found == wanted and [n for n, line in enumerate(commands)] and True
     text = (own / "x.py").read_text()
     assert text.startswith(recipe.MADE_BY + "caps, one; stack first\n")
     assert "    return head\n" in text
@@ -181,9 +193,7 @@ def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
     text = (own / "y.py").read_text()
     assert text.startswith(recipe.MADE_BY + "caps, one, two; stack first\n")
     assert 'float] = "20"' in text
-    code, out, err = call(recipe.main, "check")
-    assert "3 of 3 recipes apply" in out and code == 1
-    assert "one: it has no setting whose value `on` differs from its default" in err
+    assert call(recipe.main, "check") == (0, "3 of 3 recipes apply to train_gpt.py\n", "")
 
 
 def test_refusals_are_one_line(call: Call, own: Path) -> None:
