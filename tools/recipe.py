@@ -44,8 +44,9 @@ EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, an
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
 # What makes a record of a stack: `gigabytes` of data, `minutes` of one run with its evaluation.
 STEPS = """
-From here to a record, in {root}:
+From here to a record:
 
+cd {root}
 # packages
 python3 -m pip install -r requirements.txt -r tools/requirements.txt {packages}
 # data: {gigabytes} GB, {download} minutes at 100 MB/s
@@ -61,7 +62,7 @@ done
 # the record's folder, if git knows your name and your GitHub login
 python3 tools/package.py logs/{stem}_seed*.txt --track track_10min_16mb --name "Stack {name}" \\
   --author "$(git config user.name)" --github-id "$(git config github.user)" \\
-  --description "Stack {name}: {recipes}"
+  --description "The recipes and values of records/stacks/{name}.json."
 # would it be accepted? Ask again when its README.md has no TODO
 python3 tools/check.py records/track_10min_16mb/*_Stack{title}
 """
@@ -361,12 +362,15 @@ def steps(name: str, chosen: dict[str, Any], target: Path) -> str:
         "packages": " ".join(chosen["packages"]),
         "download": round(chosen["gigabytes"] / 6),
         "dollars": round(3 * chosen["minutes"] * 24 / 60),
-        "recipes": ", ".join(chosen["recipes"]),
         "script": shlex.quote(script),
         "packed": shlex.quote(script.removesuffix(".py") + "_packed.py"),
     }
     return STEPS.format(
-        root=cli.ROOT, name=name, title=name.capitalize(), stem=target.stem, **values
+        root=shlex.quote(str(cli.ROOT)),
+        name=name,
+        title=name.capitalize(),
+        stem=target.stem,
+        **values,
     )
 
 
