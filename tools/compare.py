@@ -24,25 +24,11 @@ from statistics import fmean, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
+import samples
 from cli import some
 from report import plot, report
 from runs import NO_LOGS, Logs, Run, read_logs
-from samples import (
-    BITS,
-    Test,
-    arm_names,
-    faults_of_split,
-    paired,
-    pairs_by_seed,
-    places,
-    rates,
-    seed_groups,
-    telling,
-    trace,
-    unit_of,
-    value_of,
-    welch,
-)
+from samples import BITS, Test, pairs_by_seed, places, telling, trace, unit_of, value_of
 
 MARGIN = 0.005  # nats per token: what the challenge asks of a record
 ALPHA = 0.01
@@ -74,7 +60,7 @@ def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
     different = [len({value_of(run, unit) for run in group}) for group in (a, b)]
     if max(different) < 2 <= min(len(a), len(b)):
         yield "the results of each group are equal to the digit: how seeds differ is not known"
-    yield from faults_of_split(runs, allow)
+    yield from samples.faults_of_split(runs, allow)
 
 
 def notes(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
@@ -98,11 +84,12 @@ def notes(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
 def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str]) -> list[str]:
     """The test of two groups that can be compared: a claim, and what was measured."""
     unit = unit_of([*a, *b])
+    results = [[value_of(run, unit) for run in group] for group in (a, b)]
     if margin is None and unit == BITS:  # as many as MARGIN nats are in the first run of B
-        margin = float(f"{MARGIN / math.log(2) / rates([*b, *a])[0]:.2g}")
-    samples, by_seed = [[value_of(run, unit) for run in group] for group in (a, b)], None
-    margin = MARGIN if margin is None else margin
-    test = welch(*samples, margin)
+        margin = float(f"{MARGIN / math.log(2) / samples.rates([*b, *a])[0]:.2g}")
+    elif margin is None:
+        margin = MARGIN
+    test = samples.welch(*results, margin)
     claim = f"A is better than B by more than {margin:g} {unit}: p = {test.p:.2g}"
     shown = test.p < ALPHA
     lines = [f"{claim} < {ALPHA:g}" if shown else f"not shown that {claim}, not below {ALPHA:g}"]
@@ -112,12 +99,13 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str
         lines.append(f"A and B are equal seed by seed, to the digit ({len(pairs)} pairs)")
     else:
         lines.append(measured(test, unit, ""))
+        measurable = test.measurable
         if len({round(theirs - ours, 9) for ours, theirs in pairs}) > 1:
-            by_seed = paired(*zip(*pairs, strict=True))
+            by_seed = samples.paired(*zip(*pairs, strict=True))
             lines.append(measured(by_seed, unit, f"paired by seed ({len(pairs)} pairs): "))
-        tested = by_seed or test
-        lines += [] if tested.measurable or shown else ["no measurable difference"]
-    for name, values in zip("AB", samples, strict=True):
+            measurable = by_seed.measurable
+        lines += [] if measurable or shown else ["no measurable difference"]
+    for name, values in zip("AB", results, strict=True):
         mean = f"{fmean(values):.5f} {unit}, std {stdev(values):.5f}"
         lines.append(f"{name}: {len(values)} runs, {mean}")
     figures = f"t = {test.t:.3f}, {test.df:.2f} degrees of freedom, p = {test.p:.3g}"
@@ -167,8 +155,7 @@ def check_allowed(allow: Sequence[str], runs: Runs) -> None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    logs, answer, refused = read_logs(options.logs), [], []
-    arms = [[logs.runs[i] for i in group] for group in seed_groups(logs.runs, options.allow)]
+    answer, refused = [], []
     if options.a:
         a, b = read_logs(options.a), read_logs(options.b)
         logs = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
@@ -176,14 +163,18 @@ def compare(options: argparse.Namespace) -> int:
         check_allowed(options.allow, logs.runs)
         named = [path for path in (*options.a, *options.b) if Path(path).suffix not in NO_LOGS]
         refused = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
-        refused = dict.fromkeys([*refused, *refusals(a.runs, b.runs, options.allow)])
+        refused += refusals(a.runs, b.runs, options.allow)
         answer = [f"refused: {reason}" for reason in refused]
         answer = answer or comparison_lines(a.runs, b.runs, options.margin, options.allow)
         answer = ["A against B", *(f"  {line}" for line in answer), ""]
-    if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
-        plot(arms, arm_names(arms), options.plot)
+    else:
+        logs = read_logs(options.logs)
+        groups = samples.seed_groups(logs.runs, options.allow)
+        arms = [[logs.runs[number] for number in group] for group in groups]
     if not logs.runs:
         raise cli.ToolError("\n".join(logs.problems))
+    if options.plot:  # first: a reader of the tables may close the pipe
+        plot(arms, samples.arm_names(arms), options.plot)
     print("\n".join([*answer, *report(logs, options.allow)]))
     return int(bool(refused))
 

@@ -9,25 +9,10 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+import samples
 from cli import ToolError, cell, counted, some, table
 from runs import Logs, Run
-from samples import (
-    BITS,
-    CAP_BYTES,
-    Places,
-    all_conditions,
-    differences,
-    faults_of_split,
-    is_harmless,
-    labels,
-    paired,
-    pairs_by_seed,
-    places,
-    seed_groups,
-    trace,
-    unit_of,
-    value_of,
-)
+from samples import BITS, CAP_BYTES, Places, pairs_by_seed, places, unit_of, value_of
 
 # --- tables ---
 
@@ -45,11 +30,11 @@ def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
-    known = all_conditions(runs)
+    known = samples.all_conditions(runs)
     equal = sum(len(values) == 1 for values in known.values())
     rows = [("seed", value_words(places(run.known_seed for run in runs)))]
-    for name in differences(known):
-        rows.append((name + " (harmless)" * is_harmless(name), value_words(known[name])))
+    for name in samples.differences(known):
+        rows.append((name + " (harmless)" * samples.is_harmless(name), value_words(known[name])))
     lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
@@ -98,14 +83,14 @@ RESULT: Columns = {
 
 
 def table_of(runs: Sequence[Run], columns: Columns) -> list[str]:
-    names = enumerate(zip(labels(runs), runs, strict=True), 1)
+    names = enumerate(zip(samples.labels(runs), runs, strict=True), 1)
     rows = [[str(n), name, *(show(run) for show in columns.values())] for n, (name, run) in names]
     return table(["#", "log", *columns], rows)
 
 
 def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     lines = []
-    for numbers in seed_groups(runs, allow):
+    for numbers in samples.seed_groups(runs, allow):
         parts = []
         for unit in ("nats", "bits per byte"):
             values = [value_of(runs[i], unit) for i in numbers]
@@ -136,7 +121,7 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
     for index, run in enumerate(runs):
         for remark in remarks_on(run):
             remarks.setdefault(remark, []).append(index)
-    for known, numbers in places(map(trace, runs)).items():
+    for known, numbers in places(map(samples.trace, runs)).items():
         if known and numbers[1:]:
             remarks["the same run, to the digit"] = numbers
     lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
@@ -166,7 +151,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#5
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "DosD^vX"
 FEW = 3  # points that each run needs for a curve
-LINE = 72  # characters of an arm's name
+NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
 LATE = 0.2  # the range of y shows an arm from this share of its run on
 QUANTITIES = {  # of a curve: its lines and the axis
     "val_bpb": ("validations", "validation, bits per byte"),
@@ -195,16 +180,16 @@ def plot(
 
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
     drawn = [
-        Arm(name[:LINE], runs, style_of(place))
+        Arm(name[:72], runs, style_of(place))
         for place, (name, runs) in enumerate(zip(names, kept, strict=True))
     ]
-    quantity, lacking = quantity_of([run for runs in kept for run in runs])
+    quantity = quantity_of([run for runs in kept for run in runs])
     values, words = dots_of(drawn, by_seed=bool(verdicts))
     panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)
     panels += [partial(draw_dots, arms=drawn, values=values, words=words)] * any(map(any, values))
     if not panels:
-        raise ToolError(f"--plot {path}: no run has a result or a curve: {lacking}")
-    notes = notes_on(arms, kept) + [lacking] * (not quantity)
+        raise ToolError(f"--plot {path}: no run has a result; {NO_CURVES}")
+    notes = notes_on(arms, kept) + [NO_CURVES] * (not quantity)
     runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
     title = verdicts or [f"{names[0] if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"]
     width = 12 if len(panels) > 1 else 9
@@ -237,7 +222,7 @@ def style_of(place: int) -> dict[str, str]:
 def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
     left_out = sum(map(len, arms)) - sum(map(len, kept))
     notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
-    notes += faults_of_split([run for arm in kept for run in arm])
+    notes += samples.faults_of_split([run for arm in kept for run in arm])
     scored = [[run for run in arm if run.result] for arm in kept]
     scores = [{(run.known_seed, run.result.val_bpb) for run in arm} for arm in scored if arm]
     if (most := max(map(scores.count, scores), default=0)) > 1:
@@ -248,18 +233,12 @@ def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> li
 # --- curves ---
 
 
-def quantity_of(runs: Sequence[Run]) -> tuple[str, str]:
-    """The first quantity of which all runs have enough points; none: empty, and why."""
-    names, lacking = list(QUANTITIES), ""
-    if unit_of(runs) == BITS:
-        names, lacking = ["val_bpb"], "nats of other bytes per token are not drawn together, and "
-    for name in names:
-        few = [run for run in runs if len(points_of(run, name)) < FEW]
-        if not few:
-            return name, ""
-    kind = "validations" if name == "val_bpb" else "training lines"
-    count = f"{few[0].name} has {len(points_of(few[0], name))} {kind}"
-    return "", f"no curves: {lacking}{count}, of {FEW} that it needs"
+def quantity_of(runs: Sequence[Run]) -> str:
+    """The first quantity of which all runs have enough points; none: empty."""
+    for name in QUANTITIES if unit_of(runs) != BITS else ["val_bpb"]:
+        if all(len(points_of(run, name)) >= FEW for run in runs):
+            return name
+    return ""
 
 
 def points_of(run: Run, quantity: str) -> dict[int, float]:
@@ -319,7 +298,7 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
         mean, reach = fmean(given), 0.0
         style = {"color": arm.style["color"]}
         if len(given) > 1:
-            reach = paired([0.0] * len(given), given).high - mean
+            reach = samples.paired([0.0] * len(given), given).high - mean
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
             axis.scatter(places, given, s=16, alpha=0.55, **style)
         axis.errorbar(place, mean, reach or None, capsize=6, fmt=arm.style["marker"], **style)

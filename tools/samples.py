@@ -27,7 +27,6 @@ SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 
 # --- what differs ---
 
-
 Places = dict[Any, list[int]]  # values with the numbers (from 0) of those that have them
 
 
@@ -57,8 +56,8 @@ def is_harmless(name: str) -> bool:
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    names = [name for name in differences(all_conditions(runs)) if not is_harmless(name)]
-    return [name for name in names if name.lower() not in allowed]
+    names = differences(all_conditions(runs))
+    return [name for name in names if not is_harmless(name) and name.lower() not in allowed]
 
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
