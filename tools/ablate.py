@@ -72,7 +72,6 @@ class Planned(NamedTuple):
     seed: int
     run_id: str
     command: Sequence[str]
-    settings: dict[str, str]  # its variables
 
     @property
     def log(self) -> Path:
@@ -172,8 +171,7 @@ class Ablation:
         words += [value for _, value in arm.settings]
         readable = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:40]
         run_id = f"{self.folder.name}-{readable}-{made_of.hexdigest()[:8]}-seed{seed}"
-        own = {"SEED": str(seed), "RUN_ID": run_id}
-        return Planned(arm, seed, run_id, command, dict(arm.settings) | own)
+        return Planned(arm, seed, run_id, command)
 
     def result(self, run: Planned) -> Run | None:
         """What the run's log says, if it is finished."""
@@ -219,7 +217,8 @@ class Ablation:
         for path in Path("logs").glob(f"{run.run_id}.*"):
             path.unlink()
         shutil.rmtree(Path("checkpoints", run.run_id), ignore_errors=True)
-        code = run_child(run.command, run.settings, self.folder / f"{run.run_id}.out")
+        settings = dict(run.arm.settings) | {"SEED": str(run.seed), "RUN_ID": run.run_id}
+        code = run_child(run.command, settings, self.folder / f"{run.run_id}.out")
         return code, self.result(run)
 
 
@@ -305,17 +304,13 @@ class Difference(NamedTuple):
         return self.test.low == self.test.high == 0
 
     @property
-    def size(self) -> str:
-        return f"{self.test.difference:+.4g} {self.unit}"
-
-    @property
-    def interval(self) -> str:
-        return f"{self.test.low:+.4g} to {self.test.high:+.4g}"
+    def words(self) -> str:
+        interval = f"{self.test.low:+.4g} to {self.test.high:+.4g}"
+        return f"{self.test.difference:+.4g} {self.unit} ({interval})"
 
     def cells(self) -> list[str]:
-        judged = "measurable" if self.measurable else "not measurable"
-        judged = "equal" if self.equal else judged
-        return [self.arm.label, self.metric, str(self.pairs), self.size, self.interval, judged]
+        judged = "equal" if self.equal else "measurable" if self.measurable else "not measurable"
+        return [self.arm.label, self.metric, str(self.pairs), self.words, judged]
 
 
 METRICS: dict[str, tuple[str, Callable[[Run], float | None]]] = {  # beside the loss
@@ -363,13 +358,11 @@ def verdict(runs: Runs, arm: Arm, changes: Sequence[Difference]) -> str:
         return text + f"not an ablation: {'; '.join(why)}"
     if not changes:
         return text + "one seed cannot tell a difference from chance: add --seeds 3"
-    clear = [f"{d.metric} {d.size} ({d.interval})" for d in changes if d.measurable]
-    rest = ", ".join(d.metric for d in changes if not d.measurable)
-    said = [", ".join(clear) or "nothing is measurable"]
-    said += [f"not measurable: {rest}"] * bool(clear and rest)
+    said = ", ".join(f"{d.metric} {d.words}" for d in changes if d.measurable)
+    text += said or "nothing is measurable"
     if changes[0].metric == "loss" and changes[0].equal:
-        said.append("the losses are equal to the digit: what was varied computes the same")
-    return text + "; ".join(said)
+        text += "; the losses are equal to the digit: what was varied computes the same"
+    return text
 
 
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
@@ -383,7 +376,7 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         return 1
     first, *others = runs
     found = differences(runs)
-    head = ["arm", "quantity", "pairs", "difference", "95 % interval", "verdict"]
+    head = ["arm", "quantity", "pairs", "difference (95 % interval)", "verdict"]
     rows = [one.cells() for arm in others for one in found if one.arm == arm]
     verdicts = [verdict(runs, arm, [one for one in found if one.arm == arm]) for arm in others]
     title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05 for all losses "

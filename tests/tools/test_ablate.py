@@ -157,11 +157,11 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     code, out, _ = place(*TWO, "--seeds", ",".join(map(str, seeds)), FAKE_DRIFT="0")
     test = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
     assert "a lower loss is better; measurable: p < 0.05 for all losses together, and for " in out
-    figures = f"{test.difference:+.4g} ms", f"{test.low:+.4g} to {test.high:+.4g}", "measurable"
-    assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-3:] == [*figures]
+    figures = f"{test.difference:+.4g} ms ({test.low:+.4g} to {test.high:+.4g})"
+    assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-2:] == [figures, "measurable"]
+    assert row_of(out, "validation time").endswith("  equal")
     verdict = verdict_of(out)
-    assert verdict.startswith(f"KNOB=1 against KNOB=0: step time {figures[0]} ({figures[1]})")
-    assert "; not measurable: loss, " in verdict
+    assert verdict.startswith(f"KNOB=1 against KNOB=0: step time {figures}")
     assert verdict.endswith("losses are equal to the digit: what was varied computes the same")
     out = place("--vary", "TRAIN_PREFETCH=1,0", "--out", "other")[1]
     assert "input wait +11 ms per step" in verdict_of(out)
