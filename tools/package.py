@@ -34,9 +34,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
+from check import SCORES, TODO, TRACKS, check_folder, lines
 from cli import ToolError
 from packed import is_ours, pack, plain_form, unpacked
-from record import SCORES, TODO, TRACKS, check_folder, lines
 from runs import Run, read_log
 
 RECORDS = Path(os.path.relpath(cli.ROOT / "records"))

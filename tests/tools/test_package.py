@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import check
 import package
 import pytest
-import record
+from check import OPEN, RECORD
 from made_logs import ARTIFACT, NAME, RULE, SCRIPT, event_lines, record_log
 from packed import packed_form, plain_form, unpacked
-from record import OPEN, RECORD
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, run_trainer
 
 Make = Callable[..., tuple[int, str, str, Path]]
@@ -57,7 +57,7 @@ def test_a_record_is_made_whole_and_accepted(tmp_path: Path, make: Make) -> None
     readme = (folder / "README.md").read_text()
     assert "TODO: the log does not say all settings" in readme
     (folder / "README.md").write_text(readme.replace(package.TODO, "Done: "))
-    report = record.check_folder(folder)
+    report = check.check_folder(folder)
     assert report.findings == []
     found = json.loads((folder / "submission.json").read_text())
     results = found.pop("seed_results")
