@@ -204,6 +204,7 @@ CONDITIONS += ("partial_val",)
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
 # They quote lines of logs, or lie beside them.
 NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
+FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
 # The first line of a script: an import, a comment or a string.
 START = re.compile(r"^(?:import \w|from [\w.]+ import |#|[rRuU]?[\"'])", re.MULTILINE)
@@ -361,6 +362,14 @@ def json_events(text: str) -> Iterator[Event | None]:
             yield None
 
 
+def without_fronts(text: str) -> str:
+    """The text without what a launcher or a container has put in front of every line."""
+    lines = text.splitlines(keepends=True)
+    if any(line.strip() and not FRONT.match(line) for line in lines):
+        return text
+    return "".join(FRONT.sub("", line, 1) for line in lines)
+
+
 def scripts_in(log: str) -> Iterator[tuple[int, int]]:
     """Begin and end of each script in a log: it stands in front of a rule and the versions."""
     at = 0
@@ -407,6 +416,7 @@ KEPT = ("path", "steps", "validations", "scripts", "resumed_at")  # when a run s
 def read_run(path: Path, text: str, problems: list[str]) -> Run:
     """The last run that a log describes, without events that are damaged."""
     run, damaged, own = Run(os.fspath(path)), 0, path.suffix == ".jsonl"
+    text = text if own else without_fronts(text)
     for event in json_events(text) if own else text_events(text):
         try:
             take_event(run, event)

@@ -128,6 +128,13 @@ def test_the_last_run_of_a_file_is_read(tmp_path: Path, kind: str) -> None:
     assert (run.status == "no steps") == (steps == "")
 
 
+@pytest.mark.parametrize("front", ["[default0]:", "1776144154.79{n} ", "2026-04-01T12:00:0{n}Z "])
+def test_what_stands_in_front_of_every_line_is_taken_off(tmp_path: Path, front: str) -> None:
+    plain = only(read_text(tmp_path, HEADER + BASELINE))
+    text = [front.format(n=n % 10) + line for n, line in enumerate((HEADER + BASELINE).split("\n"))]
+    assert only(read_text(tmp_path, "\n".join(text))) == plain
+
+
 def test_other_encodings(tmp_path: Path) -> None:
     log = read_text(tmp_path, BASELINE.encode("utf-16"))
     assert log.runs == [] and "a binary file or UTF-16, no log in UTF-8" in log.problems[0]
