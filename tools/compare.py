@@ -34,8 +34,6 @@ MARGIN = 0.005  # nats per token: what the challenge asks of a record
 ALPHA = 0.01
 Runs = Sequence[Run]
 
-# --- A against B ---
-
 
 def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
     """Why A and B are not compared."""
@@ -117,9 +115,6 @@ def measured(test: Test, unit: str, how: str) -> str:
     interval = f"95 % interval of the difference {test.low:+.5f} to {test.high:+.5f}"
     side = "lower" if test.difference >= 0 else "higher"
     return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
-
-
-# --- the program ---
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -24,9 +24,8 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
-import unicodedata
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -48,12 +47,8 @@ OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # writ
 
 def slug(name: str) -> str:
     """A folder's Description from a title: its words joined."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", plain)
+    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name)
     return "".join(word[0].upper() + word[1:] for word in words)[:80]
-
-
-# --- the logs ---
 
 
 def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
@@ -70,9 +65,6 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
             raise ToolError(f"{path}: seed {run.known_seed} is not its own: {words}")
         runs[run.known_seed] = run
     return runs
-
-
-# --- the files ---
 
 
 def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes) -> dict[str, Any]:
@@ -181,9 +173,8 @@ def make(options: argparse.Namespace) -> None:
         "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
         "README.md": "\n".join(text).encode(),
     }
-    temporary = RECORDS / f".{os.getpid()}.tmp"
-    folder = temporary / options.track / target.name
-    try:
+    with tempfile.TemporaryDirectory(dir=RECORDS, prefix=".package") as temporary:
+        folder = Path(temporary, options.track, target.name)
         folder.mkdir(parents=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)
@@ -193,8 +184,6 @@ def make(options: argparse.Namespace) -> None:
             raise ToolError(f"{target} was not made: see what was refused above")
         target.parent.mkdir(exist_ok=True)
         os.rename(folder, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     print(f"made {target}: write its README's TODO, then: git add {target}")
 
 

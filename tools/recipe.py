@@ -37,35 +37,12 @@ from cli import ToolError
 TRAINER = cli.ROOT / "train_gpt.py"
 FOLDER = cli.ROOT / "records" / "recipes"
 STACKS = cli.ROOT / "records" / "stacks"
+COMMANDS = STACKS / "commands.txt"
 STACK_KEYS = {"recipes", "settings", "packages", "data", "gigabytes", "launch", "minutes", "verify"}
 STACK_KEYS |= {"source", "score"}
 TODO = "TODO"
 EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
-# What makes a record of a stack: `gigabytes` of data, `minutes` of one run with its evaluation.
-STEPS = """
-From here to a record:
-
-cd {root}
-# packages
-python3 -m pip install -r requirements.txt -r tools/requirements.txt {packages}
-# data: {gigabytes} GB, {download} minutes at 100 MB/s
-{data}
-# is the script right? On a CPU, before GPUs cost anything
-python3 tools/verify.py {script} --score-differs {verify}
-# the form that is submitted
-python3 tools/package.py --pack {script}
-# three seeds on 8 H100s: 3 x {minutes} minutes, about {dollars} dollars at 24 an hour
-for seed in 42 314 1337; do
-  RUN_ID={stem}_seed$seed SEED=$seed {launch} {packed} || break
-done
-# the record's folder, if git knows your name and your GitHub login
-python3 tools/package.py logs/{stem}_seed*.txt --track track_10min_16mb --name "Stack {name}" \\
-  --author "$(git config user.name)" --github-id "$(git config github.user)" \\
-  --description "The recipes and values of records/stacks/{name}.json."
-# would it be accepted? Ask again when its README.md has no TODO
-python3 tools/check.py records/track_10min_16mb/*_Stack{title}
-"""
 # A line that a diff adds to Config.
 ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILINE)
 # git's conflict: what ours, the base and theirs have
@@ -122,10 +99,8 @@ class Recipe:
         if TODO in self.header:
             faults.append(f"its header has a {TODO}")
         if self.settings.keys() != self.added.keys():
-            words = (
-                "`# setting: NAME=default, on: NAME=value` for each setting that it adds to Config"
-            )
-            faults.append(f"its header has not a line {words}")
+            line = "# setting: NAME=default, on: NAME=value"
+            faults.append(f"its header has not one `{line}` for each setting of its own")
         if unknown := [name for name in self.not_with if name not in names()]:
             faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
         return faults
@@ -157,9 +132,6 @@ def stack(name: str) -> dict[str, Any]:
         wrong = ", ".join(sorted(differ))
         raise ToolError(f"{path}: missing, or not a key of a stack: {wrong}")
     return values
-
-
-# What git does
 
 
 def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
@@ -309,9 +281,6 @@ def assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-# The commands
-
-
 def list_recipes(options: argparse.Namespace) -> None:
     for name in names():
         recipe = load(name)
@@ -352,26 +321,24 @@ def apply_recipes(options: argparse.Namespace) -> None:
             print(f"  {recipe.name} is off until you set {settings}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
-        print(steps(options.stack, chosen, target))
+        print("\n" + steps(options.stack, chosen, target))
 
 
 def steps(name: str, chosen: dict[str, Any], target: Path) -> str:
-    """The commands that make a record of a stack, with what they cost."""
+    """The commands of records/stacks/commands.txt, which make a record of a stack."""
     script = os.path.relpath(target, cli.ROOT)
     values = chosen | {
+        "root": shlex.quote(str(cli.ROOT)),
+        "name": name,
+        "title": name.capitalize(),
+        "stem": target.stem,
         "packages": " ".join(chosen["packages"]),
         "download": round(chosen["gigabytes"] / 6),
         "dollars": round(3 * chosen["minutes"] * 24 / 60),
         "script": shlex.quote(script),
         "packed": shlex.quote(script.removesuffix(".py") + "_packed.py"),
     }
-    return STEPS.format(
-        root=shlex.quote(str(cli.ROOT)),
-        name=name,
-        title=name.capitalize(),
-        stem=target.stem,
-        **values,
-    )
+    return COMMANDS.read_text(encoding="utf-8").format(**values)
 
 
 def new_recipe(options: argparse.Namespace) -> None:

@@ -14,8 +14,6 @@ from cli import ToolError, cell, counted, some, table
 from runs import Logs, Run
 from samples import BITS, CAP_BYTES, Places, pairs_by_seed, places, unit_of, value_of
 
-# --- tables ---
-
 
 def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
     """What differs, times, results, data and remarks, in blocks."""
@@ -144,8 +142,6 @@ def remarks_on(run: Run) -> Iterator[str]:
         yield f"resumed at step {some(run.resumed_at)}{other}"
 
 
-# --- pictures ---
-
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 DASHES = ("-", "--", ":", "-.")
@@ -230,9 +226,6 @@ def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> li
     return notes
 
 
-# --- curves ---
-
-
 def quantity_of(runs: Sequence[Run]) -> str:
     """The first quantity of which all runs have enough points; none: empty."""
     for name in QUANTITIES if unit_of(runs) != BITS else ["val_bpb"]:
@@ -274,9 +267,6 @@ def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
     room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
     axis.set_ylim(low - room, high + room)
     axis.set_xlim(left=0)
-
-
-# --- dots ---
 
 
 def dots_of(arms: Sequence[Arm], by_seed: bool) -> tuple[list[list[float]], str]:

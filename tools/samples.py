@@ -24,9 +24,6 @@ SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less
 SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 
-
-# --- what differs ---
-
 Places = dict[Any, list[int]]  # values with the numbers (from 0) of those that have them
 
 
@@ -82,9 +79,6 @@ def trace(run: Run) -> tuple[Any, ...] | None:
     return run.seed, run.last_step, round(run.train_time_ms), times, scores
 
 
-# --- why runs are not compared ---
-
-
 def bytes_scored(run: Run) -> float | None:
     """The bytes of text of which the score is the mean; None: the log does not say it."""
     rate = run.result and run.result.bytes_per_token
@@ -111,9 +105,6 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
         yield f"other validation texts: {scored} scored: validate all runs on one text"
 
 
-# --- names ---
-
-
 def labels(runs: Sequence[Run]) -> list[str]:
     """Names of the logs; with their folders where some are alike."""
     names = [run.name for run in runs]
@@ -135,8 +126,6 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
     return short if len(set(short)) == len(short) else names
 
-
-# --- statistics ---
 
 CAP_BYTES = 16_000_000  # script and model, decimal
 SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
@@ -198,9 +187,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(places) - rank) * p_values[place]))
         result[place] = least
     return result
-
-
-# --- results ---
 
 
 def pairs_by_seed(

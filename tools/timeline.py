@@ -180,17 +180,16 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
 
 
 def draw_rows(axes: Any, trace: Trace, end: float) -> None:
-    said, pixel = trace.said(), end / 560
+    said = trace.said()
     axes.barh(range(len(trace.rows)), trace.end, 0.7, color="#f0f0f0")
     for row, (name, spans) in enumerate(trace.rows.items()):
         if name == "input wait":
             spans = [span for span in spans if span[1] - span[0] >= SHORT * end]
-        least = 3 * pixel if name == "reader" else pixel  # a short read is seen, too
-        wide = merged((min(a, trace.end - least), max(b, a + least)) for a, b in spans)
-        bars = [(a, b - a) for a, b in wide]
-        axes.broken_barh(bars, (row - 0.35, 0.7), lw=0, color=COLOURS[name])
+        bars = [(begin, stop - begin) for begin, stop in spans]
+        edge = {"lw": 0.8, "ec": COLOURS[name]}  # a short read is seen, too
+        axes.broken_barh(bars, (row - 0.35, 0.7), fc=COLOURS[name], **edge)
         axes.text(1.01 * end, row, said[name].replace(", ", "\n", 1), size=9, va="center")
-    for begin, number in trace.steps[:: 1 + len(trace.steps) // 40]:
+    for begin, number in trace.steps:
         axes.axvline(begin, color="#606060", lw=1, ls="--")
         axes.text(begin, -0.6, f"step {number}", size=9)
     axes.set(xlim=(0, end), ylim=(len(trace.rows) - 0.5, -0.5))

@@ -27,6 +27,7 @@ BY_HAND = "--name|Wider MLP|--author|Ada|--github-id|ada|--description|Wider.|--
 def make(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> Make:
     """package.py, called with logs: exit code, output, errors, and the folder that was to be."""
     records = tmp_path / "records"
+    records.mkdir()
     monkeypatch.setattr(package, "RECORDS", records)
 
     def run(*arguments: object, track: str = RECORD) -> tuple[int, str, str, Path]:
@@ -100,7 +101,7 @@ def test_what_cannot_be_packaged(expected: str, tmp_path: Path, make: Make) -> N
     logs[2].write_text(wrong(logs[2].read_text()))
     done, out, err, _ = make(*logs)
     assert (done, out) == (1, "") and expected in err and err.count("\n") == 1
-    assert not (tmp_path / "records").exists()
+    assert [*(tmp_path / "records").iterdir()] == []
 
 
 def test_what_check_refuses_is_not_made(tmp_path: Path, make: Make) -> None:
