@@ -11,7 +11,6 @@ Whether it is better than another record is asked by compare.py --a FOLDER --b O
 Exit code: 0 no folder was refused, 1 a folder was refused, 2 wrong usage.
 """
 
-import argparse
 import json
 import math
 import os
@@ -39,6 +38,14 @@ SCHEMA = Path(__file__).resolve().parent / "submission.schema.json"
 SCORES = ("val_bpb", "val_loss")
 CLOSE = 1e-4  # nats or bits: the same result, rounded elsewhere
 MAX_GROUPS = 1000  # of logs, one of each seed
+CAP_MS = 600_000.0  # of training, and of evaluation
+LATE_STEPS = 2  # by which a run that stops itself may miss the cap
+TEXT_BYTES = 151_080_362  # of the challenge's validation split, as published
+SAME_BYTES = 1.01  # times: tokenizers, and rows that are left out, change less
+OF_SCRIPTS = ("code", "code_bytes", "device")  # conditions that other rules judge
+TODO = "TODO: "  # begins what package.py leaves to be written by hand
+USUAL = re.compile(r"(requirements.*\.txt|license|.*\.(md|json|log|png|svg|jpe?g|gif|pdf))")
+UNSEEN = "what the script computes: read it, and run it"
 LOG = re.compile(r"(?!requirements|readme|license).*\.(log|txt|out)", re.IGNORECASE)
 
 
@@ -56,9 +63,6 @@ def start_of(path: Path) -> bytes:
     """The file, without what is too much for a script, a README or submission.json."""
     with open(path, "rb") as file:
         return file.read(MAX_SOURCE + 1)
-
-
-# --- submission.json ---
 
 
 def read_submission(data: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -81,9 +85,6 @@ def read_submission(data: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]
 
 def is_number(value: object) -> bool:
     return type(value) in (int, float, Decimal) and -1e18 < value < 1e18  # not nan
-
-
-# --- logs ---
 
 
 def read_runs(root: Path, files: Iterable[str]) -> tuple[dict[str, Run], dict[str, str]]:
@@ -114,8 +115,16 @@ def is_scored(run: Run) -> bool:
     return run.result is not None and is_number(run.result.val_bpb) and run.result.val_bpb > 0
 
 
-class Facts:
-    """All that rules judge a folder by."""
+class Finding(NamedTuple):
+    """What a rule has to say, in one sentence, about `logs` or the folder."""
+
+    level: str  # one of LEVELS
+    message: str
+    logs: Sequence[str] = ()
+
+
+class Record:
+    """All that rules judge a folder by, and what they say."""
 
     def __init__(self, folder: Path, track: str | None = None) -> None:
         root = self.root = Path(os.path.abspath(folder))  # its name and its parent's count
@@ -138,6 +147,12 @@ class Facts:
         # Are model and script, as it is, too large together?
         total = self.model_bytes + self.code_bytes
         self.too_large_unpacked = bool(self.model_bytes) and total > CAP_BYTES
+        self.findings: list[Finding] = []  # the worst first
+
+    @property
+    def verdict(self) -> str:
+        worst = self.findings[0].level if self.findings else ""
+        return worst if worst in ("refused", "warned") else "accepted"
 
 
 def track_named(text: object) -> str | None:
@@ -146,9 +161,6 @@ def track_named(text: object) -> str | None:
     if name in ("10min_16mb", "record_16mb", "10min"):
         return RECORD
     return OPEN if re.match(r"non_?record", name) else None
-
-
-# --- of which runs the score is ---
 
 
 def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Run]:
@@ -207,90 +219,75 @@ def gap_of(stated: Mapping[str, Any], key: str, runs: Collection[Run]) -> float:
     return gap if gap > rounding else 0.0
 
 
-# --- the rules: each says levels and sentences, of a folder or of each run that is judged ---
-
-Said = Iterator[tuple[str, str]]
-CAP_MS = 600_000.0  # of training, and of evaluation
-LATE_STEPS = 2  # by which a run that stops itself may miss the cap
-TEXT_BYTES = 151_080_362  # of the challenge's validation split, as published
-SAME_BYTES = 1.01  # times: tokenizers, and rows that are left out, change less
-OF_SCRIPTS = ("code", "code_bytes", "device")  # conditions that other rules judge
-TODO = "TODO: "  # begins what package.py leaves to be written by hand
-USUAL = re.compile(r"(requirements.*\.txt|license|.*\.(md|json|log|png|svg|jpe?g|gif|pdf))")
+Said = Iterator[tuple[str, str]]  # levels and sentences
 
 
-def required_files(facts: Facts) -> Said:
-    if "README.md" not in facts.files:
+def required_files(record: Record) -> Said:
+    if "README.md" not in record.files:
         yield "refused", "no README.md: write what was done and how to run it"
-    elif TODO.encode() in start_of(facts.root / "README.md"):
+    elif TODO.encode() in start_of(record.root / "README.md"):
         yield "warned", "README.md still has a TODO: write what was done"
-    for name in sorted(facts.files.keys() - {*facts.runs, *facts.no_logs, facts.script}):
+    for name in sorted(record.files.keys() - {*record.runs, *record.no_logs, record.script}):
         if not USUAL.fullmatch(PurePosixPath(name).name.lower()):
-            yield "not checked", f"{name}: what {facts.script} needs counts as code"
+            yield "not checked", f"{name}: what {record.script} needs counts as code"
 
 
-def shipped_script(facts: Facts) -> Said:
-    if not facts.source:
-        yield facts.serious, "train_gpt.py is missing or empty: add the script that ran"
-    elif facts.script != SCRIPT:
-        yield "warned", f"train_gpt.py is missing: is it {facts.script}? Rename that"
+def shipped_script(record: Record) -> Said:
+    if not record.source:
+        yield record.serious, "train_gpt.py is missing or empty: add the script that ran"
+    elif record.script != SCRIPT:
+        yield "warned", f"train_gpt.py is missing: is it {record.script}? Rename that"
     try:
-        parsed(facts.source)
+        parsed(record.source)
     except ValueError as error:
-        yield "warned", f"{facts.script}: {error}"
+        yield "warned", f"{record.script}: {error}"
 
 
-def place_and_submission(facts: Facts) -> Said:
-    given = facts.stated.get("track")
-    if track_named(given) not in (facts.track, None):
-        yield "warned", f"submission.json says track {given!r:.60}: it is {facts.track}"
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d_.+", facts.root.name):
-        yield "warned", f"{facts.root.name}: name the folder YYYY-MM-DD_Description"
-    yield from facts.said
+def place_and_submission(record: Record) -> Said:
+    given = record.stated.get("track")
+    if track_named(given) not in (record.track, None):
+        yield "warned", f"submission.json says track {given!r:.60}: it is {record.track}"
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d_.+", record.root.name):
+        yield "warned", f"{record.root.name}: name the folder YYYY-MM-DD_Description"
+    yield from record.said
 
 
-# --- runs ---
-
-
-def finished_runs(facts: Facts) -> Said:
-    if not facts.judged:
+def finished_runs(record: Record) -> Said:
+    if not record.judged:
         words = "no log has a result of the artifact: add train_seed<N>.log of each seed"
-        yield facts.serious, words
-    for name, problem in facts.no_logs.items():
+        yield record.serious, words
+    for name, problem in record.no_logs.items():
         if is_submitted(name):
             yield "warned", f"{name}: {problem}"
-    for name, run in facts.runs.items():
+    for name, run in record.runs.items():
         if not is_scored(run) and "/" not in name:
             yield "warned", f"{name}: {run.status} at step {run.last_step:,}, without a result"
-    others = len(facts.runs) - len(facts.judged)
-    if others > 0 and facts.judged:
-        yield "not checked", f"{others} other runs than those of {some([*facts.judged])}"
+    others = len(record.runs) - len(record.judged)
+    if others > 0 and record.judged:
+        yield "not checked", f"{others} other runs than those of {some([*record.judged])}"
 
 
-def seeds(facts: Facts) -> Said:
+def seeds(record: Record) -> Said:
     """Several seeds of one configuration, each once, the same everywhere."""
-    runs = facts.judged
+    runs = record.judged
     numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
-    given = facts.stated.get("seeds")
+    given = record.stated.get("seeds")
     named = sorted(n for n in given if type(n) is int) if isinstance(given, list) else []
     if named and numbers and named != numbers:
         stated, logged = (", ".join(map(str, part)) for part in (named, numbers))
         yield "warned", f"submission.json names the seeds {stated}, the logs have {logged}"
-    if 0 < len(runs) < 3 and facts.track == RECORD:
+    if 0 < len(runs) < 3 and record.track == RECORD:
         yield "warned", f"runs: {len(runs)}; three seeds are usual"
     if apart := telling([*runs.values()], allow=OF_SCRIPTS):
         yield "warned", f"the runs differ in configuration: {some(apart)}"
 
 
-# --- score ---
-
-
-def stated_results(facts: Facts) -> Said:
+def stated_results(record: Record) -> Said:
     """val_bpb and val_loss are the means of the results."""
     for key in SCORES:
-        if gap_of(facts.stated, key, facts.judged.values()):
-            given = facts.stated[key]
-            found = meanings(key, [*facts.judged.values()])
+        if gap_of(record.stated, key, record.judged.values()):
+            given = record.stated[key]
+            found = meanings(key, [*record.judged.values()])
             level, words, value = min(found, key=lambda one: abs(one[2] - float(given)))
             if abs(value - float(given)) > CLOSE:
                 level, words = "refused", f"in no result line: the nearest is {words}"
@@ -314,72 +311,55 @@ def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
             yield "refused", f"validation {line.step:,} of {run.name}", getattr(line, key)
 
 
-# --- size ---
-
-
-def sizes(facts: Facts) -> Said:
+def sizes(record: Record) -> Said:
     """Code and model are at most 16,000,000 bytes, and are what submission.json says."""
-    model, size, allowed = facts.model_bytes, facts.code_bytes, f": {CAP_BYTES:,} are allowed"
-    totals = [run.total_bytes for run in facts.judged.values() if run.total_bytes]
-    counted = max([0, *(run.code_bytes or 0 for run in facts.judged.values())]) or size
-    stated = facts.stated.get("bytes_total")
+    model, size, allowed = record.model_bytes, record.code_bytes, f": {CAP_BYTES:,} are allowed"
+    totals = [run.total_bytes for run in record.judged.values() if run.total_bytes]
+    counted = max([0, *(run.code_bytes or 0 for run in record.judged.values())]) or size
+    stated = record.stated.get("bytes_total")
     stated = stated if is_number(stated) else 0
     if size > CAP_BYTES:
-        yield "refused", f"{facts.script} has {size:,} bytes{allowed}"
+        yield "refused", f"{record.script} has {size:,} bytes{allowed}"
     if stated > CAP_BYTES:
         yield "refused", f"bytes_total is {stated:,}{allowed}"
     if max(totals, default=0) > CAP_BYTES:
         yield "refused", f"a log's total is {max(totals):,} bytes{allowed}"
-    elif facts.too_large_unpacked and counted < size:
-        words = f"model and {facts.script} are {model + size:,} bytes{allowed}"
+    elif record.too_large_unpacked and counted < size:
+        words = f"model and {record.script} are {model + size:,} bytes{allowed}"
         yield "warned", f"{words}; the logs count {counted:,} of code: ship that form, packed"
-    elif facts.too_large_unpacked:
+    elif record.too_large_unpacked:
         yield "refused", f"model and code are {model + size:,} bytes{allowed}: pack the script"
     totals.append(model + size)
-    if not model:
-        yield "not checked", "the size of the compressed model"
-    elif stated and not min(totals) - 1 <= stated <= max(totals):
+    if model and stated and not min(totals) - 1 <= stated <= max(totals):
         yield "warned", f"bytes_total is {stated:,}: model and code are {model + size:,}"
 
 
-# --- script ---
-
-
-def script_of_run(facts: Facts, run: Run) -> Said:
+def script_of_run(record: Record, run: Run) -> Said:
     """One script trained it: the shipped one, readable or packed, by its text or by its bytes."""
-    size = facts.code_bytes
+    size = record.code_bytes
     if len({*run.scripts}) > 1:
         yield "refused", "it was resumed with another script: which one is submitted?"
     elif run.resumed_at:
-        yield facts.serious, f"resumed at step {run.resumed_at[-1]:,}"
-    if facts.source and run.source is not None:
-        if words := difference(run.source, facts.source):
-            yield "warned", f"holds another script than {facts.script}: {words}"
-    elif facts.source and run.code_bytes not in (None, size) and not facts.too_large_unpacked:
-        words = f"counts {run.code_bytes:,} bytes of code, {facts.script} has {size:,}"
+        yield record.serious, f"resumed at step {run.resumed_at[-1]:,}"
+    if record.source and run.source is not None:
+        if words := difference(run.source, record.source):
+            yield "warned", f"holds another script than {record.script}: {words}"
+    elif record.source and run.code_bytes not in (None, size) and not record.too_large_unpacked:
+        words = f"counts {run.code_bytes:,} bytes of code, {record.script} has {size:,}"
         yield "warned", f"{words}: which one ran?"
-    elif facts.source:
-        yield "not checked", "the script that ran"
 
 
-# --- time, machine and data ---
-
-
-def times(facts: Facts, run: Run) -> Said:
+def times(record: Record, run: Run) -> Said:
     """Ten minutes of training and ten of evaluation."""
     known = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
     trained = max(filter(is_number, known), default=0.0)
     late = LATE_STEPS * trained / max(1, run.last_step)  # a run that stops itself is late
     if trained > CAP_MS + late:
         yield "refused", f"trained for {trained / 1e3:,.1f} s, not 600"
-    elif not trained:
-        yield "not checked", "the training time"
     # One pass may be printed twice; what is diagnostic is no part of the evaluation.
     kept = [one for one in run.results if one.kind in SUBMITTED and one.eval_ms]
     passes = [*{round(one.val_bpb, 4): one.eval_ms for one in kept}.values()]
-    if not passes:
-        yield "not checked", "the evaluation time"
-    elif max(passes) > CAP_MS:
+    if max(passes, default=0) > CAP_MS:
         yield "refused", f"evaluated for {max(passes) / 1e3:,.1f} s, not 600"
     elif sum(passes) > CAP_MS:
         words = f"its {len(passes)} evaluations took {sum(passes) / 1e3:,.1f} s together"
@@ -389,7 +369,7 @@ def times(facts: Facts, run: Run) -> Said:
             yield "warned", f"the log says: {text}"
 
 
-def machine(facts: Facts, run: Run) -> Said:
+def machine(record: Record, run: Run) -> Said:
     """8 H100s."""
     device, count = str(run.machine.get("device") or ""), run.world_size
     remedy = f": --track {OPEN} has no such rule"
@@ -397,18 +377,14 @@ def machine(facts: Facts, run: Run) -> Said:
         yield "refused", f"ran on {count} x {device or 'a device'}, not on 8 H100s{remedy}"
     elif device and "H100" not in device:
         yield "warned", f"ran on {count or '?'} x {device}, not on 8 H100s{remedy}"
-    elif not device:
-        yield "not checked", "the GPU"
 
 
-def validation_data(facts: Facts, run: Run) -> Said:
+def validation_data(record: Record, run: Run) -> Said:
     """The whole validation split was scored, and each of its bytes was counted once."""
     size = bytes_scored(run)
     counted = f"it counted {size or 0:,.0f} bytes of text, the challenge's split has {TEXT_BYTES:,}"
     if run.partial_val:
         yield "refused", "it scored a part of the validation split: run it with VAL_TOKENS=0"
-    elif run.val_tokens is None:
-        yield "not checked", "the size of the validation split"
     elif size is None:
         yield "not checked", "the bytes that it counted: run data/audit.py"
     elif size > TEXT_BYTES * SAME_TEXT:
@@ -416,78 +392,68 @@ def validation_data(facts: Facts, run: Run) -> Said:
     elif size > TEXT_BYTES * SAME_BYTES:
         yield "warned", f"{counted}: run data/audit.py"
     elif size < TEXT_BYTES / SAME_BYTES:
-        yield facts.serious, f"{counted}: score the whole of it"
+        yield record.serious, f"{counted}: score the whole of it"
+
+
+def unknown(record: Record, run: Run) -> Said:
+    """What the log does not say."""
+    known = {
+        "the script that ran": run.source,
+        "the size of the compressed model": run.model_bytes,
+        "the training time": run.train_time_ms,
+        "the evaluation time": run.eval_ms,
+        "the GPU": run.machine.get("device"),
+    }
+    for name, value in known.items():
+        if not value:
+            yield "not checked", name
 
 
 RULES = (required_files, shipped_script, place_and_submission, finished_runs, seeds)
 RULES += (stated_results, sizes)
-RUN_RULES = (script_of_run, validation_data)
+RUN_RULES = (script_of_run, validation_data, unknown)
 RECORD_RULES = (times, machine)  # of each run, too, in the record track
 
-# --- the verdict ---
 
-UNSEEN = "what the script computes: read it, and run it"
-
-
-class Finding(NamedTuple):
-    """What a rule has to say, in one sentence, about `logs` or the folder."""
-
-    level: str  # one of LEVELS
-    message: str
-    logs: Sequence[str] = ()
-
-
-class Report(NamedTuple):
-    """A folder's facts, and what the rules say about them, the worst first."""
-
-    facts: Facts
-    findings: Sequence[Finding]
-
-    @property
-    def verdict(self) -> str:
-        worst = self.findings[0].level if self.findings else ""
-        return worst if worst in ("refused", "warned") else "accepted"
-
-
-def check_folder(folder: Path, track: str | None = None) -> Report:
+def check_folder(folder: Path, track: str | None = None) -> Record:
     """Judges a folder. The same finding about several logs is one finding."""
-    facts = Facts(folder, track)
+    record = Record(folder, track)
     found: dict[tuple[str, str], list[str]] = {}
-    for one in (one for rule in RULES for one in rule(facts)):
+    for one in (one for rule in RULES for one in rule(record)):
         found.setdefault(one, [])
-    of_runs = [*RUN_RULES, *(RECORD_RULES if facts.track == RECORD else ())]
-    for rule, (log, run) in product(of_runs, facts.judged.items()):
-        for one in rule(facts, run):
+    of_runs = [*RUN_RULES, *(RECORD_RULES if record.track == RECORD else ())]
+    for rule, (log, run) in product(of_runs, record.judged.items()):
+        for one in rule(record, run):
             found.setdefault(one, []).append(log)
     findings = [Finding(*one, logs) for one, logs in found.items()]
-    return Report(facts, sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
+    record.findings = sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+    return record
 
 
-def lines(report: Report, shown: object) -> list[str]:
-    """The report as text."""
-    facts = report.facts
-    result = [f"{plain(str(shown))}: {report.verdict} as {facts.track}"]
+def lines(record: Record, shown: object) -> list[str]:
+    """The verdict and what it rests on, as text."""
+    result = [f"{plain(str(shown))}: {record.verdict} as {record.track}"]
     scores = []
     for key in SCORES:
-        values = [getattr(run.result, key) for run in facts.judged.values()]
+        values = [getattr(run.result, key) for run in record.judged.values()]
         if values and all(map(is_number, values)):
             spread = f" +- {stdev(values):.5f}" if len(values) > 1 else ""
             scores.append(f"{key} {fmean(values):.5f}{spread}")
     if scores:
-        seeds = sorted(str(run.known_seed) for run in facts.judged.values())
+        seeds = sorted(str(run.known_seed) for run in record.judged.values())
         result.append(f"  {', '.join(scores)}, seeds {', '.join(seeds)}")
-    if facts.model_bytes and facts.source:
-        total = facts.model_bytes + facts.code_bytes
-        parts = f"code {facts.code_bytes:,} + model {facts.model_bytes:,} = {total:,} bytes"
+    if record.model_bytes and record.source:
+        total = record.model_bytes + record.code_bytes
+        parts = f"code {record.code_bytes:,} + model {record.model_bytes:,} = {total:,} bytes"
         result.append(f"  {parts}, {CAP_BYTES - total:,} left")
-    for finding in report.findings:
-        logs = finding.logs if len(finding.logs) < len(facts.judged) or not facts.judged else ()
+    for finding in record.findings:
+        logs = finding.logs if len(finding.logs) < len(record.judged) or not record.judged else ()
         subject = f"{some(logs)}: " if logs else ""
         result.append(plain(f"  {finding.level:11}  {subject}{finding.message}"))
     return [*result, f"  not checked  {UNSEEN}"]
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a record's folder")
@@ -496,18 +462,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for folder in options.folders:
         if not folder.is_dir():
             parser.error(f"{folder}: no such folder: name the folder of a record")
-        if not (folder / "submission.json").exists() and list(folder.glob("*/submission.json")):
-            parser.error(f"{folder}: holds records: name one of its folders")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
     refused = False
     for number, folder in enumerate(options.folders):
-        report = check_folder(folder, options.track)
-        refused |= report.verdict == "refused"
-        print("\n" * (number > 0) + "\n".join(lines(report, folder)))
+        record = check_folder(folder, options.track)
+        refused |= record.verdict == "refused"
+        print("\n" * (number > 0) + "\n".join(lines(record, folder)))
     return int(refused)
 
 

@@ -27,7 +27,7 @@ import cli
 import samples
 from cli import some
 from report import plot, report
-from runs import NO_LOGS, Logs, Run, read_logs
+from runs import Logs, Run, read_logs
 from samples import BITS, Test, pairs_by_seed, places, telling, trace, unit_of, value_of
 
 MARGIN = 0.005  # nats per token: what the challenge asks of a record
@@ -156,7 +156,7 @@ def compare(options: argparse.Namespace) -> int:
         logs = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
         arms = [arm for arm in (a.runs, b.runs) if arm]
         check_allowed(options.allow, logs.runs)
-        named = [path for path in (*options.a, *options.b) if Path(path).suffix not in NO_LOGS]
+        named = [*options.a, *options.b]
         refused = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
         refused += refusals(a.runs, b.runs, options.allow)
         answer = [f"refused: {reason}" for reason in refused]

@@ -178,9 +178,9 @@ def make(options: argparse.Namespace) -> None:
         folder.mkdir(parents=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)
-        report = check_folder(folder)
-        print("\n".join(lines(report, target)))
-        if report.verdict == "refused":
+        record = check_folder(folder)
+        print("\n".join(lines(record, target)))
+        if record.verdict == "refused":
             raise ToolError(f"{target} was not made: see what was refused above")
         target.parent.mkdir(exist_ok=True)
         os.rename(folder, target)

@@ -148,7 +148,7 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = "DosD^vX"
 FEW = 3  # points that each run needs for a curve
 NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
-LATE = 0.2  # the range of y shows an arm from this share of its run on
+LATE = 0.2  # curves begin at this share of their run, after the fall of the first steps
 QUANTITIES = {  # of a curve: its lines and the axis
     "val_bpb": ("validations", "validation, bits per byte"),
     "mean_loss": ("steps", "training loss, mean since the line before, nats per token"),
@@ -244,12 +244,12 @@ def points_of(run: Run, quantity: str) -> dict[int, float]:
 def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
     import pandas  # slow to import
 
-    late = []
     for arm in arms:
         columns = [pandas.Series(points_of(run, quantity), dtype=float) for run in arm.runs]
         points = pandas.concat(columns, axis=1).sort_index()
         # All runs at all steps, between their own points and never beyond them.
         curve = points.interpolate("index", limit_area="inside").dropna()
+        curve = curve[curve.index >= LATE * curve.index.max()]
         mean = curve.mean(axis=1)
         style = arm.style | {"marker": "o" if len(curve) < 25 else None}
         axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)
@@ -257,16 +257,9 @@ def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
             style = {"color": arm.style["color"], "alpha": 0.2, "linewidth": 0}
             axis.fill_between(curve.index, low, high, **style)
-        late.append(curve[curve.index >= LATE * curve.index.max()].to_numpy().ravel())
     band = any(len(arm.runs) > 1 for arm in arms)
     axis.set_title("mean over seeds, band: one standard deviation" if band else "", fontsize=9)
     axis.set(xlabel="training step", ylabel=QUANTITIES[quantity][1])
-    # The range of y shows how each curve ends, not the fall of the first steps.
-    values = np.concatenate(late)
-    low, high = values.min(), np.quantile(values, 0.98)
-    room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
-    axis.set_ylim(low - room, high + room)
-    axis.set_xlim(left=0)
 
 
 def dots_of(arms: Sequence[Arm], by_seed: bool) -> tuple[list[list[float]], str]:

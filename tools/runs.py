@@ -76,7 +76,6 @@ Event = dict[str, Any]  # a line of a .jsonl, or what a line of text says in the
 
 # Lengths are bounded, so that no line takes more time than its length.
 NUMBER = r"-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
-TIME_MS = {"ms": 1.0, "s": 1e3}
 
 
 def figure(name: str, text: str) -> float | None:
@@ -88,7 +87,7 @@ def figure(name: str, text: str) -> float | None:
 def time_ms(names: str, text: str) -> float | None:
     """The time after one of `names`. Minutes are too coarse to be used."""
     match = re.search(rf"\b(?:{names})[:=]\s?({NUMBER})(ms|s)\b", text)
-    return float(match[1]) * TIME_MS[match[2]] if match else None
+    return float(match[1]) * (1 if match[2] == "ms" else 1e3) if match else None
 
 
 def typed(value: Any) -> Any:
@@ -202,8 +201,6 @@ DATA_FILES = {"data_path", "data_dir", "datasets_dir", "tokenizer_path"}
 CONDITIONS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
 CONDITIONS += ("partial_val",)
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
-# They quote lines of logs, or lie beside them.
-NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
 FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
 # The first line of a script: an import, a comment or a string.
@@ -293,30 +290,25 @@ class Logs:
 def read_logs(paths: Iterable[str | os.PathLike[str]]) -> Logs:
     """Files and folders of logs. Each run once: a .txt and the .jsonl beside it are one log."""
     result, distinct_runs = Logs(), {}
-    for path in expanded(paths, result.problems):
-        log = read_log(path)
-        distinct_runs |= {os.path.realpath(run.path): run for run in log.runs}
-        result.problems += [f"{path}: {problem}" for problem in log.problems]
+    for path in map(Path, paths):
+        files = [path]
+        if path.is_dir():
+            files = [file for file in sorted(path.iterdir()) if file.suffix in LOG_SUFFIXES]
+            files = [file for file in files if file.name != "requirements.txt"]
+        if not files:
+            words = "a folder without .txt, .log or .jsonl files: name the logs"
+            result.problems.append(f"{path}: {words}")
+        for file in files:
+            log = read_log(file)
+            distinct_runs |= {os.path.realpath(run.path): run for run in log.runs}
+            result.problems += [f"{file}: {problem}" for problem in log.problems]
     result.runs = [*distinct_runs.values()]
     return result
-
-
-def expanded(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Iterator[Path]:
-    for path in map(Path, paths):
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        if path.is_dir():
-            files = [f for f in files if f.suffix in LOG_SUFFIXES and f.name != "requirements.txt"]
-        if not files:
-            problems.append(f"{path}: a folder without .txt, .log or .jsonl files: name the logs")
-        yield from files
 
 
 def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     """One file, or the .jsonl beside it if `events`. Raises nothing: its problems say it."""
     log, path = Logs(), Path(path)
-    if path.suffix.lower() in NO_LOGS:
-        log.problems.append("no log by its name: name the .jsonl, .txt or .log file of a run")
-        return log
     beside = path.with_suffix(".jsonl")
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside

@@ -199,8 +199,7 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.log").touch()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "README.md").write_text(BASELINE)
-    names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty", "README.md"]
+    names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty"]
     logs = runs.read_logs([tmp_path / name for name in names])
     problems = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
     assert problems == [
@@ -208,6 +207,5 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
         "pipe: cannot be read: not a file",
         "none.log: cannot be read: No such file or directory",
         "empty: a folder without .txt, .log or .jsonl files: name the logs",
-        "README.md: no log by its name: name the .jsonl, .txt or .log file of a run",
     ]
     assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)
