@@ -228,10 +228,8 @@ def check(run: Planned, log: Run) -> None:
         had = log.config.get(name.lower()) if name.isupper() else None
         if had is None and (SURROUNDINGS.match(name) or name == "SEED"):
             continue
-        if had is None:
-            raise ToolError(f"--vary {name}: {run.log} has no such setting: see --help")
         if not is_value(had, text):
-            words = "the command sets it itself: take it out"
+            words = "no such setting, or the command sets it itself: take it out"
             raise ToolError(f"{name}={text}: the run had {had}: {words}")
 
 

@@ -40,7 +40,6 @@ from runs import Run, read_log
 
 RECORDS = Path(os.path.relpath(cli.ROOT / "records"))
 TRAINER = cli.ROOT / "train_gpt.py"
-TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
 MOST, SHOWN = 200, 40  # lines of a diff that is shown whole; those shown of a longer one
 OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # written otherwise
 
@@ -200,29 +199,23 @@ def write_packed(script: Path) -> None:
     print(f"{target}: {len(text):,} bytes became {len(result):,}, {words}")
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    needed = not any(word.startswith(("--pack", "--diff")) for word in words)
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
+    text = "logs/<RUN_ID>.txt of each seed"
+    add("logs", nargs="+" if needed else "*", type=Path, metavar="LOG", help=text)
     add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
     add("--diff", type=Path, metavar="SCRIPT", help="print its changes of train_gpt.py")
-    add("--track", choices=TRACKS, help="the track's folder below records/")
-    add("--name", help="the title; its words make the folder's name")
-    add("--author", help="your name as it will be shown")
-    add("--github-id", help="your GitHub login")
-    add("--description", help="a sentence or two")
+    add("--track", choices=TRACKS, required=needed, help="the track's folder below records/")
+    add("--name", required=needed, help="the title; its words make the folder's name")
+    add("--author", required=needed, help="your name as it will be shown")
+    add("--github-id", required=needed, help="your GitHub login")
+    add("--description", required=needed, help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)", default=str(datetime.date.today()))
     add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
     options = parser.parse_args(arguments)
-    lacking = [name for name in TYPED if not (getattr(options, name) or "").strip()]
-    lacking = [f"--{name.replace('_', '-')}" for name in lacking]
-    if not (options.pack or options.diff or options.logs and not lacking):
-        parser.error(f"needed: logs/<RUN_ID>.txt of each seed, {', '.join(lacking)}")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
     if options.diff:
         return cli.run(lambda: print("\n".join(changes(options.diff.read_bytes())))) or 0
     if options.pack:

@@ -38,8 +38,6 @@ TRAINER = cli.ROOT / "train_gpt.py"
 FOLDER = cli.ROOT / "records" / "recipes"
 STACKS = cli.ROOT / "records" / "stacks"
 COMMANDS = STACKS / "commands.txt"
-STACK_KEYS = {"recipes", "settings", "packages", "data", "gigabytes", "launch", "minutes", "verify"}
-STACK_KEYS |= {"source", "score"}
 TODO = "TODO"
 EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
@@ -114,9 +112,7 @@ def load(name: str) -> Recipe:
     path = FOLDER / f"{name}.diff"
     if not path.is_file():
         near = difflib.get_close_matches(name.lower(), names(), 1, 0.75)
-        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
-        if (STACKS / f"{name}.json").is_file():
-            remedy = f"it is a stack: --stack {name}"
+        remedy = f"did you mean {near[0]}?" if near else "recipe.py list shows all, and stacks"
         raise ToolError(f"{name}: no such recipe in {FOLDER}: {remedy}")
     header, _, diff = path.read_text(encoding="utf-8").partition("\n--- ")
     return Recipe(name, header + "\n", "--- " + diff)
@@ -127,11 +123,7 @@ def stack(name: str) -> dict[str, Any]:
     path = STACKS / f"{name}.json"
     if not path.is_file():
         raise ToolError(f"{name}: no such stack in {STACKS}: recipe.py list shows all")
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if differ := STACK_KEYS ^ set(values):
-        wrong = ", ".join(sorted(differ))
-        raise ToolError(f"{path}: missing, or not a key of a stack: {wrong}")
-    return values
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
@@ -387,7 +379,7 @@ def check_recipes(options: argparse.Namespace) -> None:
         raise ToolError("\n".join(faults))
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_subparsers(required=True, metavar="COMMAND").add_parser
     text = "list name, lines, sentence and settings of each recipe"
@@ -405,11 +397,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     command.set_defaults(run=new_recipe)
     text = "do all recipes apply to today's train_gpt.py?"
     add("check", help=text).set_defaults(run=check_recipes)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parsed(arguments)
+    options = parser.parse_args(arguments)
     return cli.run(lambda: options.run(options) or 0)
 
 

@@ -127,10 +127,8 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def remarks_on(run: Run) -> Iterator[str]:
-    if not run.steps:
-        yield "no step was read: in what it differs, and whether it is finished, is not known"
-    elif run.status != "finished":
-        yield f"{run.status} at step {run.last_step}" + (f": {run.error}" if run.error else "")
+    if run.error:
+        yield f"{run.status} at step {run.last_step}: {run.error}"
     if run.crc_at() and not run.path.endswith(".jsonl"):
         yield "read from its text, as another trainer's: there is no .jsonl beside it"
     if run.seed is not None and run.seed_in_name not in (None, run.seed):

@@ -29,9 +29,6 @@ KINDS = {
 SUBMITTED = ("ttt", "sliding", "roundtrip", "other")  # measured on the decoded artifact
 
 
-# --- events ---
-
-
 class Step(NamedTuple):
     """A training line."""
 
@@ -71,9 +68,6 @@ class Result(NamedTuple):
 
 Event = dict[str, Any]  # a line of a .jsonl, or what a line of text says in the same words
 
-
-# --- values ---
-
 # Lengths are bounded, so that no line takes more time than its length.
 NUMBER = r"-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
 
@@ -101,8 +95,6 @@ def typed(value: Any) -> Any:
         return int(text.replace(",", ""))
     return float(text) if re.fullmatch(NUMBER, text) else text
 
-
-# --- what a line of text says ---
 
 # The first pattern that matches reads a line. tests/tools/test_reading.py has an example of each.
 STEP = re.compile(r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)")
@@ -181,8 +173,6 @@ def settings_event(split: str | None, text: str) -> Event:
         result[f"{split}_{name}" if split else name.lower()] = typed(value)
     return result
 
-
-# --- a run, and its files ---
 
 MAX_BYTES = 50_000_000  # of a log; those of the field have 200,000
 MAX_LINE = 1 << 12  # characters of one line
@@ -342,9 +332,6 @@ def text_of(data: bytes) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-# --- the events of a log ---
-
-
 def json_events(text: str) -> Iterator[Event | None]:
     """Those of a .jsonl. None: a damaged line."""
     for line in text.splitlines():
@@ -385,8 +372,6 @@ def text_events(text: str) -> Iterator[Event]:
             yield {"event": "source", "source": source}
         at = end
 
-
-# --- from events to a run ---
 
 # What events say of the run: their names, and its fields.
 FIELDS = {

@@ -124,7 +124,7 @@ def write(model: Any, tokens: list[int], config: Any, options: argparse.Namespac
     return tokens
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("log", type=Path, nargs="?", help="logs/<RUN_ID>.txt or .jsonl (default: the newest one)")
@@ -135,11 +135,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.prompt != options.prompt.encode("utf-8", "replace").decode():
         parser.error("--prompt: not UTF-8: write it in UTF-8")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
     log = run_of(options.log)
     model, config = load(log)
     encode, decode, bos = coder_of(log, Path(config.tokenizer_path))

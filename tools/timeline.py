@@ -11,7 +11,6 @@ the host asks for a batch or an upload runs. A lane in which nothing ran is not 
 shows the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -198,7 +197,7 @@ def draw_rows(axes: Any, trace: Trace, end: float) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="a file that TRACE_STEPS wrote")
@@ -206,11 +205,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.picture and options.picture.suffix not in (".svg", ".png"):
         parser.error(f"--picture {options.picture}: must end in .svg or .png")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
     traces = [read_trace(path, few=bool(options.picture)) for path in options.files]
     if options.picture:
         draw(traces, options.picture)

@@ -128,7 +128,7 @@ def test_a_setting_that_the_script_does_not_have_ends_it(place: Place) -> None:
         (
             ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting: did you mean KN"),
             ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting: did you"),
-            ("knob=0,1", ("bash", "run.sh"), 1, "has no such setting: see --help"),
+            ("knob=0,1", ("bash", "run.sh"), 1, "knob=0: the run had None: no such setting"),
             ("KNOB=99,0", ("python3", "fake.py"), 1, "refuses what it is given (above): nothing"),
         )
     ):
@@ -315,9 +315,9 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
 def test_a_command_that_sets_the_variable_itself_is_named(place: Place, call: Call) -> None:
     for number, (own, words) in enumerate(
         (
-            ("KNOB=1", "KNOB=2: the run had 1.0: the command sets it itself"),
-            ("NAMES=c", "NAMES=x: the run had c: the command sets it itself"),
-            ("SEED=5", "SEED=1337: the run had 5: the command sets it itself"),
+            ("KNOB=1", "KNOB=2: the run had 1.0: no such setting, or the command sets it"),
+            ("NAMES=c", "NAMES=x: the run had c: no such setting, or the command sets it"),
+            ("SEED=5", "SEED=1337: the run had 5: no such setting, or the command sets it"),
             ("RUN_ID=x", "was not written: train, and set no RUN_ID"),
         )
     ):
