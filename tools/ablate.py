@@ -131,8 +131,6 @@ class Ablation:
             raise ToolError("nothing varies: name two values, such as MLP_MULT=2,4, or scripts")
         self.varied = [*(["script"] if options.script else []), *self.vary]
         self.folder = options.out or Path("logs", f"ablate-{'-'.join(self.varied).lower()}"[:80])
-        if not re.fullmatch(r"\w[\w.-]*", self.folder.name, re.ASCII):
-            raise ToolError(f"--out {self.folder}: its name begins each RUN_ID: use a-z 0-9 . _ -")
         known = self.known_settings()
         self.runs = [  # each round begins one arm further, so that no arm always comes first
             self.planned(self.arms[(turn + place) % len(self.arms)], seed, known)
@@ -320,25 +318,22 @@ Runs = dict[Arm, list[Run]]  # the finished ones of each arm, the first arm firs
 
 
 def differences(runs: Runs) -> list[Difference]:
-    """Of each arm from the first one where both have two seeds, the losses first, each kind judged
-    together."""
+    """Of each arm from the first one where both have two seeds: the losses, and then the others.
+    Which of a kind are measurable says Holm's rule for all of them together."""
     first, *others = runs
     unit = unit_of([run for arm in runs.values() for run in arm])
-    metrics = {"loss": (unit, lambda run: value_of(run, unit))} | METRICS
     found = []
-    for (metric, (of, value)), arm in itertools.product(metrics.items(), others):
-        pairs = pairs_by_seed(runs[first], runs[arm], value)
-        if len(pairs) > 1:
-            test = paired(*zip(*pairs, strict=True))
-            found.append(Difference(arm, metric, of, len(pairs), test))
-    losses = [one for one in found if one.metric == "loss"]
-    return [*judged(losses), *judged([one for one in found if one.metric != "loss"])]
-
-
-def judged(differences: Sequence[Difference]) -> list[Difference]:
-    """Which of them are measurable, by Holm's rule for all of them together."""
-    pairs = zip(differences, holm([one.test.p_of_none for one in differences]), strict=True)
-    return [one._replace(measurable=p < 0.05) for one, p in pairs]
+    for metrics in ({"loss": (unit, lambda run: value_of(run, unit))}, METRICS):
+        kind = []
+        for (metric, (of, value)), arm in itertools.product(metrics.items(), others):
+            pairs = pairs_by_seed(runs[first], runs[arm], value)
+            if len(pairs) > 1:
+                test = paired(*zip(*pairs, strict=True))
+                kind.append(Difference(arm, metric, of, len(pairs), test))
+        p_values = holm([one.test.p_of_none for one in kind])
+        pairs = zip(kind, p_values, strict=True)
+        found += [one._replace(measurable=p < 0.05) for one, p in pairs]
+    return found
 
 
 def refusals(ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:

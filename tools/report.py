@@ -87,15 +87,12 @@ def table_of(runs: Sequence[Run], columns: Columns) -> list[str]:
 
 
 def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
-    lines = []
+    lines, unit = [], unit_of(runs)
     for numbers in samples.seed_groups(runs, allow):
-        parts = []
-        for unit in ("nats", "bits per byte"):
-            values = [value_of(runs[i], unit) for i in numbers]
-            if len(numbers) > 1 and None not in values:
-                parts.append(f"{unit} {fmean(values):.5f} std {stdev(values):.5f}")
-        if parts:
-            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {', '.join(parts)}")
+        values = [value_of(runs[number], unit) for number in numbers]
+        if len(numbers) > 1 and None not in values:
+            mean = f"{unit} {fmean(values):.5f} std {stdev(values):.5f}"
+            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {mean}")
     return lines
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MAX_VALUE = 400  # characters of a value
 # What a result is, by the first pattern that is found in its name.
 KINDS = {
     "before": r"diagnostic|pre.?quant|un.?quant|(post.?)?ema\b|\bswa\b|\braw\b",
@@ -29,23 +28,16 @@ KINDS = {
 SUBMITTED = ("ttt", "sliding", "roundtrip", "other")  # measured on the decoded artifact
 
 
-class Step(NamedTuple):
-    """A training line."""
+class Line(NamedTuple):
+    """A training line, or a validation while training."""
 
     step: int
-    train_loss: float  # nats per token
     train_time_ms: float | None = None  # training since its start
-    data_crc: str | None = None
+    train_loss: float | None = None  # nats per token
     mean_loss: float | None = None  # of the steps since the line before
-
-
-class Validation(NamedTuple):
-    """A validation while training."""
-
-    step: int
-    val_loss: float  # nats per token
-    val_bpb: float
-    train_time_ms: float | None = None
+    val_loss: float | None = None  # nats per token
+    val_bpb: float | None = None
+    data_crc: str | None = None
 
 
 class Result(NamedTuple):
@@ -88,7 +80,7 @@ def typed(value: Any) -> Any:
     """A setting's printed value as bool, int, float or str."""
     if not isinstance(value, str):
         return value
-    text = value.strip()[:MAX_VALUE]
+    text = value.strip()
     if text in ("True", "False"):
         return text == "True"
     if re.fullmatch(r"-?\d{1,18}|\d{1,3}(,\d{3}){1,5}", text):
@@ -189,7 +181,6 @@ MADE_OF = {  # conditions that are checksums: the names of what they are made of
 # Files that decide what is trained on: compared by their names, wherever they lie.
 DATA_FILES = {"data_path", "data_dir", "datasets_dir", "tokenizer_path"}
 CONDITIONS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
-CONDITIONS += ("partial_val",)
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
 FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
@@ -215,8 +206,8 @@ class Run:
     dataset: str | None = None
     train_shards: int | None = None
     val_tokens: int | None = None  # predicted tokens of the validation split
-    steps: list[Step] = field(default_factory=list)
-    validations: list[Validation] = field(default_factory=list)
+    steps: list[Line] = field(default_factory=list)
+    validations: list[Line] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)  # all after the last training step
     result: Result | None = None  # the one that counts
     code_bytes: int | None = None  # of the script as it is
@@ -380,9 +371,8 @@ FIELDS = {
     "total_ms": "input_wait_ms",
     "artifact_bytes": "model_bytes",
 }
-FIELDS |= {name: name for name in ("model_params", "dataset", "train_shards", "val_tokens")}
-FIELDS |= {name: name for name in ("world_size", "micro_steps", "settings", "source")}
-FIELDS |= {name: name for name in ("code_bytes", "total_bytes", "status", "error")}
+FIELDS |= {name: name for name in (*CONDITIONS, "settings", "source", "status", "error")}
+FIELDS |= {name: name for name in ("code_bytes", "total_bytes")}
 OF_KIND = dict.fromkeys(("run", "data", "input", "artifact", "end", "source"), FIELDS)
 OF_KIND["config"] = {"seed": "seed"}
 OF_KIND["settings"] = {"seed": "seed", "grad_accum_steps": "micro_steps"}
@@ -441,13 +431,12 @@ def take_event(run: Run, event: Event) -> None:
 def take_step(run: Run, event: Event) -> None:
     """Results before it were printed while training. If it goes back, the run was resumed there,
     or another one starts."""
-    step, time, last = int(event["step"]), event.get("train_time_ms"), last_line(run)
-    if event["event"] == "validation":
-        losses = float(event["val_loss"]), float(event["val_bpb"])
-        kept, line = run.validations, Validation(step, *losses, time)
-    else:
-        rest = time, event.get("data_crc"), event.get("mean_loss")
-        kept, line = run.steps, Step(step, float(event["train_loss"]), *rest)
+    step, last = int(event["step"]), last_line(run)
+    validated = event["event"] == "validation"
+    kept = run.validations if validated else run.steps
+    losses = ("val_loss", "val_bpb") if validated else ("train_loss",)
+    values = {name: event.get(name) for name in Line._fields}
+    line = Line(**values | {"step": step} | {name: float(event[name]) for name in losses})
     if step < last:
         drop_from(run, step)
         run.total_bytes = run.train_time_ms = None
@@ -507,6 +496,7 @@ def conditions(run: Run) -> dict[str, Any]:
     values |= {
         "code": run.scripts[-1][:12] if run.scripts else None,
         "code_bytes": None if run.scripts else run.code_bytes,
+        "partial_val": run.partial_val,
         **{name: getattr(run, name) for name in CONDITIONS},
         **run.machine,
         **{name: checksum(run.made_of, pattern) for name, pattern in MADE_OF.items()},

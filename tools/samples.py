@@ -19,7 +19,8 @@ HARMLESS = re.compile(
     r"python|cpus|platform|data_dir|val_progress_log_every"
 )
 # Not settings: they have no value that one could set.
-FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *CONDITIONS, *MADE_OF}
+FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", "partial_val"}
+FACTS |= {*CONDITIONS, *MADE_OF}
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name

@@ -15,6 +15,7 @@ from unittest import mock
 import ablate
 import pytest
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, started, until
+from runs import Result, Run
 from samples import paired
 
 TOOL = ROOT / "tools" / "ablate.py"
@@ -169,12 +170,17 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     assert "one seed cannot tell a difference from chance: add --seeds 3" in verdict_of(out)
 
 
-def test_differences_are_judged_together() -> None:
-    """Of two with p = 0.03 none is measurable, one alone is."""
+def test_losses_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two with p = 0.03 none is measurable, one alone is; other quantities do not count."""
     test = dataclasses.replace(paired([0.0] * 3, [1.0, 2.0, 4.0]), p_of_none=0.03)
-    one = ablate.Difference(ablate.Arm((("KNOB", "1"),)), "loss", "nats", 3, test)
-    assert [each.measurable for each in ablate.judged([one])] == [True]
-    assert [each.measurable for each in ablate.judged([one, one])] == [False, False]
+    monkeypatch.setattr(ablate, "paired", lambda *_: test)
+    result = Result("roundtrip", "score", 2.0, 1.0)
+    runs = [Run("x", seed=seed, result=result, val_total_ms=1.0) for seed in (1, 2)]
+    for others, measurable in ((1, [True]), (2, [False, False])):
+        arms = {ablate.Arm((("KNOB", str(n)),)): runs for n in range(1 + others)}
+        found = ablate.differences(arms)
+        assert [one.measurable for one in found if one.metric == "loss"] == measurable
+        assert len(found) == 2 * others
 
 
 def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:

@@ -54,7 +54,7 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
     lrs, sizes = "matrix_lr 0.04: 1, 2, 3 | 0.02: 4, 5", "code_bytes 48000: 1, 2, 3 | 48100: 4, 5"
     assert rows == ["seed 1: 1, 4 | 2: 2, 5 | 3: 3", lrs, sizes]
     mean, std = statistics.fmean(values), statistics.stdev(values)
-    said = f"equal but for the seed: nats {mean:.5f} std {std:.5f}, bits per byte "
+    said = f"equal but for the seed: nats {mean:.5f} std {std:.5f}\n"
     assert f"\nRuns 1, 2, 3, {said}" in out and "\nRuns 4, 5, equal but for the seed" in out
 
 
