@@ -185,10 +185,6 @@ class Ablation:
         failures = []
         if kept := len(self.runs) - len(todo):
             print(f"{kept} of {len(self.runs)} runs are finished and kept")
-        logs = {*Path("logs").glob(f"{self.folder.name}-*.jsonl")} - {run.log for run in self.runs}
-        if logs:
-            words = "another command, script, setting or seed"
-            print(f"{len(logs)} other runs are in logs/{self.folder.name}-*: not used ({words})")
         began = time.monotonic()
         for number, run in enumerate(todo, 1):
             label = f"{run.arm.label} seed {run.seed}"
@@ -409,7 +405,7 @@ def ablate(options: argparse.Namespace) -> int:
     return conclude(ablation, failures)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(
         description=__doc__,
         usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
@@ -431,11 +427,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
     if shutil.which(options.command[0]) is None:
         parser.error(f"{options.command[0]}: no such program: settings stand in front of ablate.py")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # as Ctrl-C
     return cli.run(lambda: ablate(options), refused=2)
 

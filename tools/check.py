@@ -22,7 +22,7 @@ from decimal import Decimal
 from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
@@ -115,14 +115,6 @@ def is_scored(run: Run) -> bool:
     return run.result is not None and is_number(run.result.val_bpb) and run.result.val_bpb > 0
 
 
-class Finding(NamedTuple):
-    """What a rule has to say, in one sentence, about `logs` or the folder."""
-
-    level: str  # one of LEVELS
-    message: str
-    logs: Sequence[str] = ()
-
-
 class Record:
     """All that rules judge a folder by, and what they say."""
 
@@ -147,11 +139,12 @@ class Record:
         # Are model and script, as it is, too large together?
         total = self.model_bytes + self.code_bytes
         self.too_large_unpacked = bool(self.model_bytes) and total > CAP_BYTES
-        self.findings: list[Finding] = []  # the worst first
+        # What rules say, the worst first: a level, a sentence, and the logs that it is about.
+        self.findings: list[tuple[str, str, list[str]]] = []
 
     @property
     def verdict(self) -> str:
-        worst = self.findings[0].level if self.findings else ""
+        worst = self.findings[0][0] if self.findings else ""
         return worst if worst in ("refused", "warned") else "accepted"
 
 
@@ -222,7 +215,8 @@ def gap_of(stated: Mapping[str, Any], key: str, runs: Collection[Run]) -> float:
 Said = Iterator[tuple[str, str]]  # levels and sentences
 
 
-def required_files(record: Record) -> Said:
+def folder(record: Record) -> Said:
+    """Its name and its files."""
     if "README.md" not in record.files:
         yield "refused", "no README.md: write what was done and how to run it"
     elif TODO.encode() in start_of(record.root / "README.md"):
@@ -230,9 +224,6 @@ def required_files(record: Record) -> Said:
     for name in sorted(record.files.keys() - {*record.runs, *record.no_logs, record.script}):
         if not USUAL.fullmatch(PurePosixPath(name).name.lower()):
             yield "not checked", f"{name}: what {record.script} needs counts as code"
-
-
-def shipped_script(record: Record) -> Said:
     if not record.source:
         yield record.serious, "train_gpt.py is missing or empty: add the script that ran"
     elif record.script != SCRIPT:
@@ -241,9 +232,6 @@ def shipped_script(record: Record) -> Said:
         parsed(record.source)
     except ValueError as error:
         yield "warned", f"{record.script}: {error}"
-
-
-def place_and_submission(record: Record) -> Said:
     given = record.stated.get("track")
     if track_named(given) not in (record.track, None):
         yield "warned", f"submission.json says track {given!r:.60}: it is {record.track}"
@@ -409,8 +397,7 @@ def unknown(record: Record, run: Run) -> Said:
             yield "not checked", name
 
 
-RULES = (required_files, shipped_script, place_and_submission, finished_runs, seeds)
-RULES += (stated_results, sizes)
+RULES = (folder, finished_runs, seeds, stated_results, sizes)
 RUN_RULES = (script_of_run, validation_data, unknown)
 RECORD_RULES = (times, machine)  # of each run, too, in the record track
 
@@ -425,8 +412,8 @@ def check_folder(folder: Path, track: str | None = None) -> Record:
     for rule, (log, run) in product(of_runs, record.judged.items()):
         for one in rule(record, run):
             found.setdefault(one, []).append(log)
-    findings = [Finding(*one, logs) for one, logs in found.items()]
-    record.findings = sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+    findings = [(*one, logs) for one, logs in found.items()]
+    record.findings = sorted(findings, key=lambda finding: LEVELS.index(finding[0]))
     return record
 
 
@@ -446,10 +433,10 @@ def lines(record: Record, shown: object) -> list[str]:
         total = record.model_bytes + record.code_bytes
         parts = f"code {record.code_bytes:,} + model {record.model_bytes:,} = {total:,} bytes"
         result.append(f"  {parts}, {CAP_BYTES - total:,} left")
-    for finding in record.findings:
-        logs = finding.logs if len(finding.logs) < len(record.judged) or not record.judged else ()
+    for level, message, found_in in record.findings:
+        logs = found_in if len(found_in) < len(record.judged) else ()
         subject = f"{some(logs)}: " if logs else ""
-        result.append(plain(f"  {finding.level:11}  {subject}{finding.message}"))
+        result.append(plain(f"  {level:11}  {subject}{message}"))
     return [*result, f"  not checked  {UNSEEN}"]
 
 

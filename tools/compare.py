@@ -113,30 +113,6 @@ def measured(test: Test, unit: str, how: str) -> str:
     return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__)
-    add = parser.add_argument
-    add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs")
-    add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
-    add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
-    help_text = "by how much A must be better, in the unit compared (default: 0.005 nats)"
-    add("--margin", type=cli.number(float, 0), help=help_text)
-    help_text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
-    add("--allow", action="append", default=[], metavar="NAME", help=help_text)
-    add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
-    options = parser.parse_intermixed_args(arguments)
-    options.allow = [name for text in options.allow for name in text.split(",")]
-    if bool(options.a) != bool(options.b):
-        parser.error("--a and --b belong together: name the logs of both groups")
-    if bool(options.logs) == bool(options.a):
-        parser.error("name logs, such as logs/*.txt, or two groups with --a and --b, not both")
-    if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
-        parser.error(f"--plot {options.plot}: name a file that ends in .png or .svg")
-    if options.margin is not None and not options.a:
-        parser.error("--margin does nothing without --a and --b: give them, or leave it out")
-    return options
-
-
 def check_allowed(allow: Sequence[str], runs: Runs) -> None:
     known = {name for run in runs for name in (*run.conditions, *run.config)}
     if unknown := [name for name in allow if name.lower() not in known]:
@@ -171,7 +147,26 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    parser = cli.Parser(description=__doc__)
+    add = parser.add_argument
+    add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs")
+    add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
+    add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
+    help_text = "by how much A must be better, in the unit compared (default: 0.005 nats)"
+    add("--margin", type=cli.number(float, 0), help=help_text)
+    help_text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
+    add("--allow", action="append", default=[], metavar="NAME", help=help_text)
+    add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
+    options = parser.parse_intermixed_args(arguments)
+    options.allow = [name for text in options.allow for name in text.split(",")]
+    if bool(options.a) != bool(options.b):
+        parser.error("--a and --b belong together: name the logs of both groups")
+    if bool(options.logs) == bool(options.a):
+        parser.error("name logs, such as logs/*.txt, or two groups with --a and --b, not both")
+    if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
+        parser.error(f"--plot {options.plot}: name a file that ends in .png or .svg")
+    if options.margin is not None and not options.a:
+        parser.error("--margin does nothing without --a and --b: give them, or leave it out")
     return cli.run(lambda: compare(options))
 
 

@@ -28,7 +28,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
@@ -68,8 +68,6 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
 
 def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes) -> dict[str, Any]:
     """submission.json from the logs."""
-    first = [*runs.values()][0]
-    device = first.machine.get("device")
     models = [run.model_bytes for run in runs.values() if run.model_bytes]
     values = {
         "author": options.author.strip(),
@@ -82,13 +80,10 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
         "bytes_code": len(source),
         "seeds": [*runs],
         "seed_results": {str(seed): results_of(run) for seed, run in runs.items()},
-        "hardware": device and f"{first.world_size or 1}x {device}",
-        "pytorch_version": first.machine.get("torch"),
     }
     for key in SCORES:
         numbers = [getattr(run.result, key) for run in runs.values()]
         values[key] = round(fmean(numbers), 8)
-        values[f"{key}_std"] = round(stdev(numbers), 8) if numbers[1:] else None
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -323,15 +323,6 @@ def text_of(data: bytes) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def json_events(text: str) -> Iterator[Event | None]:
-    """Those of a .jsonl. None: a damaged line."""
-    for line in text.splitlines():
-        try:
-            yield json.loads(line)
-        except (ValueError, RecursionError):
-            yield None
-
-
 def without_fronts(text: str) -> str:
     """The text without what a launcher or a container has put in front of every line."""
     lines = text.splitlines(keepends=True)
@@ -384,10 +375,10 @@ def read_run(path: Path, text: str, problems: list[str]) -> Run:
     """The last run that a log describes, without events that are damaged."""
     run, damaged, own = Run(os.fspath(path)), 0, path.suffix == ".jsonl"
     text = text if own else without_fronts(text)
-    for event in json_events(text) if own else text_events(text):
+    for event in text.splitlines() if own else text_events(text):
         try:
-            take_event(run, event)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            take_event(run, json.loads(event) if own else event)
+        except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
             damaged += 1
     if damaged:
         problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")

@@ -32,7 +32,8 @@ def place(tmp_path: Path) -> Path:
 def said(report: check.Record) -> list[str]:
     """Each finding as `level: logs: sentence`."""
     return [
-        f"{f.level}: {''.join(f'{log}: ' for log in f.logs)}{f.message}" for f in report.findings
+        f"{level}: {''.join(f'{log}: ' for log in logs)}{message}"
+        for level, message, logs in report.findings
     ]
 
 
@@ -163,7 +164,7 @@ def test_a_fault_is_named_in_one_sentence(expected: str, place: Path) -> None:
     """Also without the names of the logs in front of the sentence."""
     report = check.check_folder(FAULTS[expected](place))
     found = said(report)
-    found += [f"{finding.level}: {finding.message}" for finding in report.findings]
+    found += [f"{level}: {message}" for level, message, _ in report.findings]
     assert any(line.startswith(expected) for line in found), found
 
 
