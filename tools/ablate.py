@@ -42,7 +42,7 @@ import cli
 from cli import ToolError
 from packed import unpacked
 from report import plot, report
-from runs import Logs, Run, read_log
+from runs import Logs, Run, read_log, typed
 from samples import Test, faults_of_split, holm, paired, pairs_by_seed, telling, unit_of, value_of
 
 OURS = ("RUN_ID", "SEED")  # set for each run
@@ -197,7 +197,9 @@ class Ablation:
                 continue
             reason = f"exit code {code}" + f", but {run.log} has no end" * (code == 0)
             print(f"{place}: FAILED ({reason})")
-            print(last_lines(self.folder / f"{run.run_id}.out"), flush=True)
+            printed = (self.folder / f"{run.run_id}.out").read_bytes()[-20_000:]
+            lines = printed.decode("utf-8", "replace").splitlines()[-12:]
+            print("\n".join(f"      {line[:300]}" for line in lines), flush=True)
             failures.append(f"{label}: {reason}")
             if code == 0 and not run.log.exists():
                 raise ToolError(f"{run.log} was not written: train, and set no RUN_ID")
@@ -222,19 +224,10 @@ def check(run: Planned, log: Run) -> None:
         had = log.config.get(name.lower()) if name.isupper() else None
         if had is None and (SURROUNDINGS.match(name) or name == "SEED"):
             continue
-        if not is_value(had, text):
+        # A path may be another one of the same file.
+        if had != typed(text) and Path(str(had)).name != Path(text).name:
             words = "no such setting, or the command sets it itself: take it out"
             raise ToolError(f"{name}={text}: the run had {had}: {words}")
-
-
-def is_value(had: object, text: str) -> bool:
-    """Is a setting that a run had what the text says?"""
-    try:
-        if isinstance(had, str):  # a path may be another one of the same file
-            return Path(had).name == Path(text).name
-        return had == float(text)
-    except ValueError:
-        return False
 
 
 def settings_of(script: Path) -> set[str]:
@@ -273,12 +266,6 @@ def end(child: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             child.wait(PATIENCE_S)
             return
-
-
-def last_lines(output: Path) -> str:
-    """The end of what a run printed, indented."""
-    lines = output.read_bytes()[-20_000:].decode("utf-8", "replace").splitlines()
-    return "\n".join(f"      {line[:300]}" for line in lines[-12:]) or "      it printed nothing"
 
 
 class Difference(NamedTuple):

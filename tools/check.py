@@ -131,7 +131,7 @@ class Record:
         self.script = others[0] if SCRIPT not in self.files and len(others) == 1 else SCRIPT
         self.source = start_of(root / self.script) if self.script in self.files else b""
         own = root.parent.name if root.parent.name in TRACKS else None
-        self.track = track or own or track_named(self.stated.get("track")) or RECORD
+        self.track = track or own or track_named(self.stated.get("track"))
         # The level of what refuses a record, and is asked about in the other track.
         self.serious = "refused" if self.track == RECORD else "warned"
         self.code_bytes = self.files.get(self.script, 0)
@@ -148,12 +148,9 @@ class Record:
         return worst if worst in ("refused", "warned") else "accepted"
 
 
-def track_named(text: object) -> str | None:
-    """A track of TRACKS from how people write it; None: another, or none."""
-    name = re.sub(r"[-\s]", "_", str(text).lower()).removeprefix("track_")
-    if name in ("10min_16mb", "record_16mb", "10min"):
-        return RECORD
-    return OPEN if re.match(r"non_?record", name) else None
+def track_named(text: object) -> str:
+    """A track of TRACKS from how people write it."""
+    return OPEN if "non" in str(text).lower().replace("none", "") else RECORD
 
 
 def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Run]:
@@ -233,7 +230,7 @@ def folder(record: Record) -> Said:
     except ValueError as error:
         yield "warned", f"{record.script}: {error}"
     given = record.stated.get("track")
-    if track_named(given) not in (record.track, None):
+    if given is not None and track_named(given) != record.track:
         yield "warned", f"submission.json says track {given!r:.60}: it is {record.track}"
     if not re.fullmatch(r"\d{4}-\d\d-\d\d_.+", record.root.name):
         yield "warned", f"{record.root.name}: name the folder YYYY-MM-DD_Description"

@@ -22,7 +22,6 @@ if sys.version_info < (3, 10):  # noqa: UP036 - what follows does not run there
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"  # as the README makes it
 OWN = VENV / "bin" / "python"
-PROGRESS_SECONDS = 10.0
 PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
 
@@ -149,7 +148,7 @@ class Progress:
         now = time.monotonic()
         if not self.began:
             self.first, self.began, self.told = share, now, now
-        elif now - self.told > PROGRESS_SECONDS and share > self.first:
+        elif now - self.told > 10 and share > self.first:
             self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
             print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
 
@@ -167,11 +166,6 @@ def one_line(text: object) -> str:
 
 def cell(value: Any, form: str = "") -> str:
     return "-" if value is None else format(value, form)
-
-
-def setting(name: str, value: Any) -> str:
-    """As it is set: TRAIN_PREFETCH=1."""
-    return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -159,9 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
     options = parser.parse_intermixed_args(arguments)
     options.allow = [name for text in options.allow for name in text.split(",")]
-    if bool(options.a) != bool(options.b):
-        parser.error("--a and --b belong together: name the logs of both groups")
-    if bool(options.logs) == bool(options.a):
+    if bool(options.a) != bool(options.b) or bool(options.logs) == bool(options.a):
         parser.error("name logs, such as logs/*.txt, or two groups with --a and --b, not both")
     if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
         parser.error(f"--plot {options.plot}: name a file that ends in .png or .svg")

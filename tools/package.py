@@ -44,12 +44,6 @@ MOST, SHOWN = 200, 40  # lines of a diff that is shown whole; those shown of a l
 OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # written otherwise
 
 
-def slug(name: str) -> str:
-    """A folder's Description from a title: its words joined."""
-    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name)
-    return "".join(word[0].upper() + word[1:] for word in words)[:80]
-
-
 def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
     """The run of each seed. Raises ToolError for a log without a seed or a result of its own."""
     runs: dict[int, Run] = {}
@@ -154,7 +148,9 @@ def make(options: argparse.Namespace) -> None:
         words = "it does not hold the script that ran: add --script FILE"
         raise ToolError(f"{options.logs[0]}: {words}")
     source = options.script.read_bytes() if options.script else sources[0]
-    target = RECORDS / options.track / f"{options.date}_{slug(options.name)}"
+    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", options.name)
+    title = "".join(word[0].upper() + word[1:] for word in words)[:80]
+    target = RECORDS / options.track / f"{options.date}_{title}"
     if os.path.lexists(target):
         raise ToolError(f"{target}: exists: remove it, or give another --name or --date")
     values = submission(options, runs, source)

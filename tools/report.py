@@ -171,7 +171,15 @@ def plot(
 
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
     drawn = [
-        Arm(name[:72], runs, style_of(place))
+        Arm(
+            name[:72],
+            runs,
+            {
+                "color": COLOURS[place % len(COLOURS)],
+                "linestyle": DASHES[place % len(DASHES)],
+                "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
+            },
+        )
         for place, (name, runs) in enumerate(zip(names, kept, strict=True))
     ]
     quantity = quantity_of([run for runs in kept for run in runs])
@@ -200,14 +208,6 @@ def plot(
     legend.get_title().set_color("#a00000")
     figure.suptitle("\n".join(lines), fontsize=11)
     figure.savefig(path, dpi=150)
-
-
-def style_of(place: int) -> dict[str, str]:
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": DASHES[place % len(DASHES)],
-        "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
-    }
 
 
 def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
@@ -288,7 +288,6 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     axis.margins(y=0.15)
     axis.set_xlim(-0.6, len(arms) - 0.2)
     axis.set_xticks([])
-    axis.locator_params(axis="y", nbins=6)
     axis.set_ylabel(words)
     several = any(len(given) > 1 for given in values)
     axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)

@@ -35,8 +35,7 @@ def run_of(log: Path | None) -> Run:
     """What the log says, or the newest one in a folder: logs/, if none is named."""
     log = log or Path("logs")
     if log.is_dir():
-        logs = sorted(log.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        log = logs[-1] if logs else log
+        log = max(log.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=log)
     if not log.is_file():
         raise ToolError(f"{log}: no such file: train first, or name a log; text needs --prompt")
     text = read_log(log.with_suffix(".txt"), events=False)  # has the script

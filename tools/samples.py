@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cli import setting
 from runs import CONDITIONS, MADE_OF, Run
 
 # Shown where they differ, but no reason why results would: periods of lines, surroundings.
@@ -120,7 +119,7 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     firsts = [group[0] for group in groups]
     different = telling(firsts)
     if 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}:
-        named = [" ".join(setting(n, r.conditions.get(n)) for n in different) for r in firsts]
+        named = [" ".join(f"{n.upper()}={r.conditions.get(n)}" for n in different) for r in firsts]
         if len({*named}) == len(named):
             return named
     names = labels(firsts)

@@ -162,9 +162,8 @@ def lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[str, li
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:
-    """The timelines, one above the other on one time axis; the same traces give the same file."""
-    import matplotlib  # optional, and slow to import
-    from matplotlib.figure import Figure
+    """The timelines, one above the other on one time axis."""
+    from matplotlib.figure import Figure  # slow to import
 
     end = max(trace.end for trace in traces)
     heights = [len(trace.rows) + 1.6 for trace in traces]
@@ -174,8 +173,7 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         draw_rows(axes, trace, end)
         axes.set_title(trace.name, loc="left", weight="bold", pad=18)
     axes.set_xlabel(f"milliseconds (waits below {SHORT * end:.2f} ms are not drawn)")
-    with matplotlib.rc_context({"svg.hashsalt": "timeline"}):
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+    figure.savefig(path)
 
 
 def draw_rows(axes: Any, trace: Trace, end: float) -> None:
