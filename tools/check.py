@@ -150,7 +150,7 @@ class Record:
 
 def track_named(text: object) -> str:
     """A track of TRACKS from how people write it."""
-    return OPEN if "non" in str(text).lower().replace("none", "") else RECORD
+    return OPEN if re.search("non.?record", str(text), re.IGNORECASE) else RECORD
 
 
 def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Run]:

@@ -1,7 +1,6 @@
 """What the commands of tools/ and data/ share: options, errors of one line, tables as text."""
 
 import argparse
-import math
 import os
 import re
 import shlex
@@ -39,13 +38,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {one_line(message)}: --help lists the options\n")
 
 
-def number(
-    kind: type, lowest: float = -math.inf, highest: float = 2**63 - 1
-) -> Callable[[str], Any]:
+def number(kind: type, lowest: float, highest: float = 2**63 - 1) -> Callable[[str], Any]:
     """The type of an option that is a number of this kind, from `lowest` to `highest`."""
-    most = f"to {highest}" if highest < 2**63 - 1 else "on"
-    limits = f" from {lowest:g} {most}" if lowest > -math.inf else ""
-    wanted = f"a whole number{limits}" if kind is int else f"a number{limits}, such as 0.5"
+    limits = f"from {lowest:g} to {highest}" if highest < 2**63 - 1 else f"from {lowest:g} on"
+    wanted = f"a whole number {limits}" if kind is int else f"a number {limits}, such as 0.5"
 
     def parse(text: str) -> Any:
         with suppress(ValueError):

@@ -113,21 +113,17 @@ def measured(test: Test, unit: str, how: str) -> str:
     return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
 
 
-def check_allowed(allow: Sequence[str], runs: Runs) -> None:
-    known = {name for run in runs for name in (*run.conditions, *run.config)}
-    if unknown := [name for name in allow if name.lower() not in known]:
-        near = difflib.get_close_matches(unknown[0].lower(), known, 1)
-        remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
-        raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
-
-
 def compare(options: argparse.Namespace) -> int:
     answer, refused = [], []
     if options.a:
         a, b = read_logs(options.a), read_logs(options.b)
         logs = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
         arms = [arm for arm in (a.runs, b.runs) if arm]
-        check_allowed(options.allow, logs.runs)
+        known = {name for run in logs.runs for name in (*run.conditions, *run.config)}
+        if unknown := [name for name in options.allow if name.lower() not in known]:
+            near = difflib.get_close_matches(unknown[0].lower(), known, 1)
+            remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
+            raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
         named = [*options.a, *options.b]
         refused = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
         refused += refusals(a.runs, b.runs, options.allow)

@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,14 +199,15 @@ def combined(base: str, recipes: Sequence[Recipe]) -> str:
     except SyntaxError as error:
         reason = f"line {error.lineno} of what they make: {error.msg}"
         raise ToolError(f"{done}: {reason}") from error
-    if faults := [*defined_twice(tree), *never_reached(tree)]:
+    if faults := faults_of_merge(tree):
         remedy = "leave one out" if recipes[1:] else "mend the recipe"
         raise ToolError(f"{done}: {cli.some(faults)}: {remedy}")
     return text
 
 
-def defined_twice(tree: ast.Module) -> list[str]:
-    """Functions, classes and settings that one scope defines twice: the last one would win."""
+def faults_of_merge(tree: ast.Module) -> list[str]:
+    """Functions, classes and settings that one scope defines twice, for the last one would win, and
+    statements behind one that leaves their block."""
     found = []
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
         names = [
@@ -218,20 +220,13 @@ def defined_twice(tree: ast.Module) -> list[str]:
         ]
         twice = sorted({name for name in names if names.count(name) > 1})
         found += [f"{name} is defined twice" for name in twice]
-    return found
-
-
-def never_reached(tree: ast.Module) -> list[str]:
-    """Statements behind one that leaves their block."""
     blocks = [getattr(node, name, []) for node in ast.walk(tree) for name in ("body", "orelse")]
-    leaves = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-    return [
-        f"line {after.lineno} of what they make is behind a {type(node).__name__.lower()}"
-        for block in blocks
-        if isinstance(block, list)
-        for node, after in zip(block, block[1:], strict=False)
-        if isinstance(node, leaves)
-    ]
+    for block in filter(None, blocks):
+        for node, after in pairwise(block) if isinstance(block, list) else ():
+            if isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+                word = type(node).__name__.lower()
+                found.append(f"line {after.lineno} of what they make is behind a {word}")
+    return found
 
 
 def with_defaults(text: str, assigned: dict[str, str]) -> str:
@@ -261,15 +256,6 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
     return text
 
 
-def assignment(text: str) -> tuple[str, str]:
-    """NAME=VALUE of --set."""
-    if not re.fullmatch(r"[A-Z0-9_]+=.+", text):
-        words = "write NAME=VALUE with a name in capital letters; recipes stand before --to"
-        raise argparse.ArgumentTypeError(f"{text}: {words}")
-    name, _, value = text.partition("=")
-    return name, value
-
-
 def list_recipes(options: argparse.Namespace) -> None:
     for name in names():
         recipe = load(name)
@@ -296,7 +282,9 @@ def apply_recipes(options: argparse.Namespace) -> None:
         raise ToolError(f"{target} exists, {words}")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
-    assigned |= dict(options.set or [])
+    for text in options.set:
+        setting, _, value = text.partition("=")
+        assigned[setting] = value
     text = with_defaults(combined(TRAINER.read_text(encoding="utf-8"), recipes), assigned)
     made_by = f"{MADE_BY}{', '.join(wanted)}" + f"; stack {options.stack}" * bool(options.stack)
     target.write_text(f"{made_by}\n{text}", encoding="utf-8")
@@ -385,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
     command.add_argument("--stack", metavar="NAME", help="recipes and values of records/stacks")
     command.add_argument("--to", required=True, metavar="FILE", help="file to write")
-    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", type=assignment)
+    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", default=[])
     command.set_defaults(run=apply_recipes)
     command = add("new", help="make a recipe from an edited copy of train_gpt.py")
     command.add_argument("name", metavar="NAME", help="the recipe's name")

@@ -91,8 +91,7 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
     parts = {bool(run.partial_val) for run in runs}
     if True in parts and (False in parts or "partial_val" not in allowed):
         which = "some runs" if False in parts else "all runs"
-        say = "" if False in parts else ", or say that a part is enough: --allow partial_val"
-        yield f"{which} scored a part of the validation split: run again without VAL_TOKENS{say}"
+        yield f"{which} scored a part of the validation split: run again without VAL_TOKENS"
     tokenizers = {run.conditions.get("tokenizer") for run in runs} - {None}
     splits = {run.conditions.get("validation_shards") for run in runs} - {None}
     same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
@@ -114,7 +113,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """TRAIN_PREFETCH=1 for each arm; where settings are not all that differs, its log's name,
+    """MATRIX_LR=0.04 for each arm; where settings are not all that differs, its log's name,
     without the seed where that tells them apart."""
     firsts = [group[0] for group in groups]
     different = telling(firsts)
