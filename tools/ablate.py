@@ -48,7 +48,6 @@ from samples import Test, faults_of_split, holm, paired, pairs_by_seed, telling,
 OURS = ("RUN_ID", "SEED")  # set for each run
 SCRIPT = "{script}"  # in the command: a script of --script
 TRAINER, QUICKSTART = cli.ROOT / "train_gpt.py", cli.ROOT / "data" / "quickstart.py"
-PATIENCE_S = 20.0  # for a run to end after each signal
 # Variables that a trainer need not name, and that change its runs.
 SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
 
@@ -72,10 +71,7 @@ class Planned(NamedTuple):
     seed: int
     run_id: str
     command: Sequence[str]
-
-    @property
-    def log(self) -> Path:
-        return Path("logs", f"{self.run_id}.jsonl")
+    log: Path
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -169,7 +165,7 @@ class Ablation:
         words += [value for _, value in arm.settings]
         readable = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:40]
         run_id = f"{self.folder.name}-{readable}-{made_of.hexdigest()[:8]}-seed{seed}"
-        return Planned(arm, seed, run_id, command)
+        return Planned(arm, seed, run_id, command, Path("logs", f"{run_id}.jsonl"))
 
     def result(self, run: Planned) -> Run | None:
         """What the run's log says, if it is finished."""
@@ -264,7 +260,7 @@ def end(child: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            child.wait(PATIENCE_S)
+            child.wait(timeout=20)
             return
 
 

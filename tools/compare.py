@@ -124,8 +124,8 @@ def compare(options: argparse.Namespace) -> int:
             near = difflib.get_close_matches(unknown[0].lower(), known, 1)
             remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
             raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
-        named = [*options.a, *options.b]
-        refused = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
+        paths = [*options.a, *options.b]
+        refused = [f"no run was read from {path}" for path in paths if not read_logs([path]).runs]
         refused += refusals(a.runs, b.runs, options.allow)
         answer = [f"refused: {reason}" for reason in refused]
         answer = answer or comparison_lines(a.runs, b.runs, options.margin, options.allow)

@@ -221,8 +221,9 @@ def faults_of_merge(tree: ast.Module) -> list[str]:
         twice = sorted({name for name in names if names.count(name) > 1})
         found += [f"{name} is defined twice" for name in twice]
     blocks = [getattr(node, name, []) for node in ast.walk(tree) for name in ("body", "orelse")]
-    for block in filter(None, blocks):
-        for node, after in pairwise(block) if isinstance(block, list) else ():
+    for block in blocks:
+        pairs = pairwise(block) if isinstance(block, list) else ()
+        for node, after in pairs:
             if isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
                 word = type(node).__name__.lower()
                 found.append(f"line {after.lineno} of what they make is behind a {word}")

@@ -104,10 +104,9 @@ def data_line(runs: Sequence[Run]) -> str:
     if not common:
         return "Same data: not known (no common step with a data_crc)"
     crcs = places(own.get(max(common)) for own in known)
-    missing = f"; no data_crc: {counted(crcs.pop(None))}" if None in crcs else ""
-    answer = "yes" if len(crcs) == 1 else "NO"
+    answer = "yes" if len(crcs.keys() - {None}) == 1 else "NO"
     at = f"data_crc at step {max(common)} (the last common one)"
-    return f"Same data: {answer}, {at}: {value_words(crcs)}{missing}"
+    return f"Same data: {answer}, {at}: {value_words(crcs)}"
 
 
 def remark_lines(runs: Sequence[Run]) -> list[str]:
@@ -143,7 +142,6 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = "DosD^vX"
 FEW = 3  # points that each run needs for a curve
 NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
-LATE = 0.2  # curves begin at this share of their run, after the fall of the first steps
 QUANTITIES = {  # of a curve: its lines and the axis
     "val_bpb": ("validations", "validation, bits per byte"),
     "mean_loss": ("steps", "training loss, mean since the line before, nats per token"),
@@ -244,7 +242,7 @@ def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
         points = pandas.concat(columns, axis=1).sort_index()
         # All runs at all steps, between their own points and never beyond them.
         curve = points.interpolate("index", limit_area="inside").dropna()
-        curve = curve[curve.index >= LATE * curve.index.max()]
+        curve = curve[curve.index >= 0.2 * curve.index.max()]  # after the fall of the first steps
         mean = curve.mean(axis=1)
         style = arm.style | {"marker": "o" if len(curve) < 25 else None}
         axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)
@@ -252,8 +250,7 @@ def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
             style = {"color": arm.style["color"], "alpha": 0.2, "linewidth": 0}
             axis.fill_between(curve.index, low, high, **style)
-    band = any(len(arm.runs) > 1 for arm in arms)
-    axis.set_title("mean over seeds, band: one standard deviation" if band else "", fontsize=9)
+    axis.set_title("mean over seeds, band: one standard deviation", fontsize=9)
     axis.set(xlabel="training step", ylabel=QUANTITIES[quantity][1])
 
 
@@ -289,5 +286,4 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     axis.set_xlim(-0.6, len(arms) - 0.2)
     axis.set_xticks([])
     axis.set_ylabel(words)
-    several = any(len(given) > 1 for given in values)
-    axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
+    axis.set_title("mean, 95 % interval, one dot per seed", fontsize=9)

@@ -240,7 +240,8 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max(0, last_line(self))
+        """That of the last training line or validation."""
+        return max([0, *(line.step for line in (*self.steps[-1:], *self.validations[-1:]))])
 
     @property
     def step_ms(self) -> float | None:
@@ -422,7 +423,7 @@ def take_event(run: Run, event: Event) -> None:
 def take_step(run: Run, event: Event) -> None:
     """Results before it were printed while training. If it goes back, the run was resumed there,
     or another one starts."""
-    step, last = int(event["step"]), last_line(run)
+    step, last = int(event["step"]), run.last_step
     validated = event["event"] == "validation"
     kept = run.validations if validated else run.steps
     losses = ("val_loss", "val_bpb") if validated else ("train_loss",)
@@ -445,11 +446,6 @@ def add_script(run: Run, sha256: str) -> None:
         run.scripts.clear()
     if sha256 and sha256 not in run.scripts[-1:]:
         run.scripts.append(sha256)
-
-
-def last_line(run: Run) -> int:
-    """The step of the last training line or validation; -1: there is none."""
-    return max([-1, *(line.step for line in (*run.steps[-1:], *run.validations[-1:]))])
 
 
 def drop_from(run: Run, step: int) -> None:

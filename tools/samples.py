@@ -21,7 +21,6 @@ HARMLESS = re.compile(
 FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", "partial_val"}
 FACTS |= {*CONDITIONS, *MADE_OF}
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
-SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 
 Places = dict[Any, list[int]]  # values with the numbers (from 0) of those that have them
@@ -117,7 +116,7 @@ def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
     without the seed where that tells them apart."""
     firsts = [group[0] for group in groups]
     different = telling(firsts)
-    if 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}:
+    if different and not FACTS & {*different}:
         named = [" ".join(f"{n.upper()}={r.conditions.get(n)}" for n in different) for r in firsts]
         if len({*named}) == len(named):
             return named

@@ -115,7 +115,7 @@ def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call)
     at = "data_crc at step 10000 (the last common one): a0002710: 1, 2"
     for logs, answer in (
         ((first, second), f"Same data: yes, {at}\n"),
-        ((first, second, other, none), f"Same data: NO, {at} | b0002710: 3; no data_crc: 4\n"),
+        ((first, second, other, none), f"Same data: NO, {at} | b0002710: 3 | not known: 4\n"),
     ):
         assert answer in call(compare.main, *logs)[1]
 

@@ -148,7 +148,7 @@ FAULTS = [
         "No such file or directory: the run is fin",
     ),
     ("logs/r.txt", put(None), "logs/r.txt: its script does not build logs/r.int8.ptz: "),
-    ("logs", put(b"another model"), "damaged, or another run's: 13 bytes, its log says "),
+    ("logs", put(b"another model"), "logs/r.txt: its script does not build logs/r.int8.ptz: "),
 ]
 
 
