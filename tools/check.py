@@ -34,7 +34,6 @@ from samples import CAP_BYTES, SAME_TEXT, bytes_scored, seed_groups, telling, tr
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
 LEVELS = ("refused", "warned", "not checked")
 SCRIPT = "train_gpt.py"
-SCHEMA = Path(__file__).resolve().parent / "submission.schema.json"
 SCORES = ("val_bpb", "val_loss")
 CLOSE = 1e-4  # nats or bits: the same result, rounded elsewhere
 CAP_MS = 600_000.0  # of training, and of evaluation
@@ -74,7 +73,7 @@ def read_submission(data: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]
     except (ValueError, ArithmeticError, RecursionError, AttributeError) as error:
         where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         return {}, [("refused", f"submission.json: it is not a JSON object{where}")]
-    rules = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    rules = json.loads((cli.ROOT / "tools/submission.schema.json").read_text(encoding="utf-8"))
     found = jsonschema.Draft202012Validator(rules).iter_errors(values)
     named = {str([*one.absolute_path, one.message][0]): one.message[:200] for one in found}
     faults = [text if text.startswith(name) else f"{name}: {text}" for name, text in named.items()]
@@ -237,8 +236,7 @@ def folder(record: Record) -> Said:
 
 def finished_runs(record: Record) -> Said:
     if not record.judged:
-        words = "no log has a result of the artifact: add train_seed<N>.log of each seed"
-        yield record.serious, words
+        yield record.serious, "no log has a result: add train_seed<N>.log of each seed"
     for name, problem in record.no_logs.items():
         if is_submitted(name):
             yield "warned", f"{name}: {problem}"

@@ -45,8 +45,7 @@ def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
             remedy = f"name the runs of one, or say that it does not matter: {options}"
             yield f"{name} mixes configurations: {some(mixed)} differ: {remedy}"
         if len(group) < 2:
-            count = f"{len(group)} run{'s' * (len(group) != 1)}"
-            yield f"{name} has {count}: a test needs two per group at least, better three"
+            yield f"{name} has {len(group)} of the two runs that a test needs; three are better"
     for run in runs:
         if run.status in ("failed", "interrupted") or value_of(run, unit) is None:
             state = f"{run.name} ({run.error or run.status}, step {run.last_step})"
@@ -148,10 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs")
     add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
     add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
-    help_text = "by how much A must be better, in the unit compared (default: 0.005 nats)"
-    add("--margin", type=cli.number(float, 0), help=help_text)
-    help_text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
-    add("--allow", action="append", default=[], metavar="NAME", help=help_text)
+    add("--margin", type=cli.number(float, 0), help="by how much A must be better (default: 0.005)")
+    text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
+    add("--allow", action="append", default=[], metavar="NAME", help=text)
     add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
     options = parser.parse_intermixed_args(arguments)
     options.allow = [name for text in options.allow for name in text.split(",")]

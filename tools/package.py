@@ -195,8 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     needed = not any(word.startswith(("--pack", "--diff")) for word in words)
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    text = "logs/<RUN_ID>.txt of each seed"
-    add("logs", nargs="+" if needed else "*", type=Path, metavar="LOG", help=text)
+    add("logs", nargs="+" if needed else "*", type=Path, metavar="LOG", help="log of each seed")
     add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
     add("--diff", type=Path, metavar="SCRIPT", help="print its changes of train_gpt.py")
     add("--track", choices=TRACKS, required=needed, help="the track's folder below records/")

@@ -98,8 +98,7 @@ class Recipe:
         if TODO in self.header:
             faults.append(f"its header has a {TODO}")
         if self.settings.keys() != self.added.keys():
-            line = "# setting: NAME=default, on: NAME=value"
-            faults.append(f"its header has not one `{line}` for each setting of its own")
+            faults.append("its header has not one `# setting: NAME=0, on: NAME=1` for each setting")
         if unknown := [name for name in self.not_with if name not in names()]:
             faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
         return faults

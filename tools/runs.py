@@ -181,6 +181,7 @@ MADE_OF = {  # conditions that are checksums: the names of what they are made of
 # Files that decide what is trained on: compared by their names, wherever they lie.
 DATA_FILES = {"data_path", "data_dir", "datasets_dir", "tokenizer_path"}
 CONDITIONS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
+CONDITIONS += ("partial_val",)
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
 FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
@@ -428,7 +429,8 @@ def take_step(run: Run, event: Event) -> None:
     kept = run.validations if validated else run.steps
     losses = ("val_loss", "val_bpb") if validated else ("train_loss",)
     values = {name: event.get(name) for name in Line._fields}
-    line = Line(**values | {"step": step} | {name: float(event[name]) for name in losses})
+    values |= {name: float(event[name]) for name in losses}
+    line = Line(**values | {"step": step})
     if step < last:
         drop_from(run, step)
         run.total_bytes = run.train_time_ms = None
@@ -483,7 +485,6 @@ def conditions(run: Run) -> dict[str, Any]:
     values |= {
         "code": run.scripts[-1][:12] if run.scripts else None,
         "code_bytes": None if run.scripts else run.code_bytes,
-        "partial_val": run.partial_val,
         **{name: getattr(run, name) for name in CONDITIONS},
         **run.machine,
         **{name: checksum(run.made_of, pattern) for name, pattern in MADE_OF.items()},

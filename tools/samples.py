@@ -18,8 +18,7 @@ HARMLESS = re.compile(
     r"python|cpus|platform|data_dir|val_progress_log_every"
 )
 # Not settings: they have no value that one could set.
-FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", "partial_val"}
-FACTS |= {*CONDITIONS, *MADE_OF}
+FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *CONDITIONS, *MADE_OF}
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 

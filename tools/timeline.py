@@ -27,7 +27,6 @@ import cli
 from cli import ToolError
 
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
-PICTURE_STEPS = 3  # so few that single reads are seen
 MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
 PARTS = ("forward", "backward", "optimizer")  # of compute
 LANES = {"disk_read": "reader", "input_wait": "asked", "reduce": "all-reduce"}
@@ -131,7 +130,7 @@ def read_trace(path: Path, few: bool = False) -> Trace:
     ended = [marks[f"ProfilerStep#{number}"] for _, number in steps]
     end = max(stop for _, stop in [*ended, *found["kernels"], *found["NCCL"]])
     rows = lanes(found, device, end)
-    shown = steps[1 : 1 + PICTURE_STEPS] if few and len(steps) > 1 else steps
+    shown = steps[1:4] if few and len(steps) > 1 else steps  # so few that single reads are seen
     first, last = shown[0], shown[-1]
     end = min((begin for begin, _ in steps if begin > last[0]), default=end)
     for name, spans in rows.items():

@@ -111,7 +111,7 @@ FAULTS: dict[str, Build] = {
     "warned: train_seed7.log: no training log": add("train_seed7.log", "pip install\n"),
     "warned: train_seed7.log: it is a copy of train_seed1.log": add("train_seed7.log", COPY),
     "warned: train_seed1.log: unfinished at step 13,790, without": add(LOG, UNFINISHED),
-    "refused: no log has a result of the artifact": drop(r"(?s)Serialized model.*"),
+    "refused: no log has a result": drop(r"(?s)Serialized model.*"),
     "not checked: 1 other runs than those of": add("other.log", record_log(nats=1.7)),
     "warned: submission.json names the seeds 1, 42, the logs": says(seeds=[1, 42]),
     "warned: runs: 1; three seeds are usual": edit(results={1: 1.9}),

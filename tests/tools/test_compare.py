@@ -153,7 +153,7 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
     for ours, theirs, *reasons in (
         (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
-        (a[:1], b, "A has 1 run: a test needs two per group at least, better three"),
+        (a[:1], b, "A has 1 of the two runs that a test needs; three are better"),
         ([*a, copy], b, "a_seed1.log and copy.log are the same run, to the digit: it counts once"),
         (a, [*b, a[0]], "a_seed1.log and a_seed1.log are the same run, to the digit"),
         ([*a, cut], b, "cut_seed1.log (unfinished, step 1000) has no result to compare"),

@@ -119,8 +119,8 @@ HEADERS = {
     "its header has no `# source:`": ("# source: none\n", ""),
     "its header has no `# effect:`": ("# effect: none\n", ""),
     "its header has a TODO": ("It does this", "TODO"),
-    "has not one `# setting: NAME=default, on": ("CAP_MORE=0, on", "CAP_MORE: 0, on"),
-    "=value` for each setting of its own": (SETTING, SETTING.replace("CAP", "CUP")),
+    "has not one `# setting: NAME=0, on": ("CAP_MORE=0, on", "CAP_MORE: 0, on"),
+    "NAME=1` for each setting": (SETTING, SETTING.replace("CAP", "CUP")),
     "`# not with: none_such`, and there is no such": (SETTING, SETTING + "# not with: none_such\n"),
 }
 
