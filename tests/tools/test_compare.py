@@ -97,13 +97,11 @@ def test_what_may_change_a_result(tmp_path: Path) -> None:
 def test_logs_without_steps_or_events_are_remarked(tmp_path: Path, call: Call) -> None:
     """A log from which no step was read is never finished, nor without difference."""
     for name in "ab":
-        text = log_text(seed=1, nats=2.0)
+        text = log_text(seed=1, nats=2.0, crc=1)
         (tmp_path / f"{name}.log").write_text(re.sub(r"(?m)^(step|seed|tie).*\n", "", text))
-    write_log(tmp_path / "c.log", crc=1)
-    logs = [tmp_path / f"{name}.log" for name in "abc"]
-    _, out, _ = call(compare.main, *logs[:2])
+    _, out, _ = call(compare.main, tmp_path)
     assert block(out, "Time")[1].split()[2:4] == ["no", "steps"] and "nothing else" not in out
-    _, out, _ = call(compare.main, logs[2])
+    _, out, _ = call(compare.main, write_log(tmp_path / "c.log", crc=1))
     assert "  1: read from its text, as another trainer's: there is no .jsonl beside it" in out
 
 
@@ -307,23 +305,13 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     tmp_path: Path, drawn: list[Any], call: Call
 ) -> None:
     """By the names of their logs. Losses of two tokenizers are not drawn together."""
-    changed = [{"code": n, "nats": 2 + n, "factor": 1 + n} for n in (1, 2)]
-    logs = [write_log(tmp_path / f"train_seed{c['code']}.log", **c) for c in changed]
-    for path in logs:
+    for n in (1, 2):
+        path = write_log(tmp_path / f"train_seed{n}.log", code=n, nats=2 + n, factor=1 + n)
         edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
-    assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
+    assert call(compare.main, tmp_path, "--plot", "x.png")[0] == 0
     names, note = legend_of(drawn[0])
     assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
     assert note.endswith("not all runs have 3 validations, or training losses of one tokenizer")
-
-
-def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
-    logs, path = three_arms(tmp_path), tmp_path / "out.png"
-    assert call(compare.main, *logs, "--plot", path)[0] == 0
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
-    code, _, err = call(compare.main, *logs, "--plot", tmp_path / "none" / "out.png")
-    assert code == 1 and err.count("\n") == 1
-    assert err.startswith(f"error: {tmp_path}/none/out.png: ")
 
 
 NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
@@ -342,16 +330,6 @@ def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None
     worse = samples.welch(NATS_B, NATS_A)
     assert worse.difference == pytest.approx(-better.difference) and worse.p > 0.99
     assert worse.low == pytest.approx(-better.high)
-
-
-def test_runs_without_spread_decide_by_their_means() -> None:
-    for test in (samples.welch, samples.paired):
-        outcomes = [test([2.0, 2.0], [2.0 + x, 2.0 + x], margin=0.25) for x in (0.5, 0.0)]
-        assert [outcome.p for outcome in outcomes] == [0.0, 1.0]
-        assert [(outcome.low, outcome.high) for outcome in outcomes] == [(0.5, 0.5), (0.0, 0.0)]
-        assert not test([2.0, 2.0], [2.25, 2.25], margin=0.25).p < 0.01
-    one_varies = samples.welch([2.0, 2.0], [2.1, 2.2])
-    assert one_varies.df == 1 and one_varies.low < 0.15 < one_varies.high
 
 
 def test_pairs_take_out_what_both_share() -> None:
