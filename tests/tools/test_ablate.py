@@ -261,12 +261,9 @@ def test_scripts_take_turns_as_settings_do(place: Place) -> None:
     code, out, err = place.call(ablate.main, *words, *command)
     ids = [f"out-{name}-seed1337" for name in ("fake-0", "fake-1", "ema-0", "ema-1")]
     assert (code, err) == (0, "") and place.started()[:4] == ids
-    assert [start["script"] for start in place.starts()[:3:2]] == ["fake.py", "ema.py"]
     verdicts = [line.strip() for line in verdict_of(out).splitlines()]
-    assert [line.split(" against ")[0] for line in verdicts] == [
-        *("fake.py KNOB=1", "ema.py KNOB=0", "ema.py KNOB=1")
-    ]
-    assert "step time +20 ms" in verdicts[1]
+    assert verdicts[1].startswith("ema.py KNOB=0 against fake.py KNOB=0: step time +20 ms")
+    assert len(verdicts) == 3
 
 
 def test_no_two_arms_share_a_run(place: Place) -> None:

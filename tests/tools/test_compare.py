@@ -276,20 +276,6 @@ def test_differences_of_equal_seeds_are_drawn_under_their_verdict(
     assert (low, high) == pytest.approx((samples.paired(A, B).low, samples.paired(A, B).high))
 
 
-def test_training_losses_are_drawn_as_means_where_logs_have_them(
-    tmp_path: Path, drawn: list[Any], call: Call
-) -> None:
-    """Single batches look like a loss that rises."""
-    logs = arm(tmp_path, "a", A)
-    for path in logs:
-        edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
-        edited(path, lambda log: re.sub(r"(?m)(train_loss.*)$", r"\1 mean_loss:2.5", log))
-    assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
-    curves = drawn[0].axes[0]
-    assert curves.get_ylabel().startswith("training loss, mean since the line before")
-    assert [*curves.lines[0].get_ydata()] == [2.5] * 2
-
-
 def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], call: Call) -> None:
     """Parts of the split, runs that are left out, in lines that fit."""
     a, b = arm(tmp_path, "a", A, partial=" partial_val:1"), arm(tmp_path, "b", B, matrix_lr=0.2)
@@ -308,6 +294,11 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     for n in (1, 2):
         path = write_log(tmp_path / f"train_seed{n}.log", code=n, nats=2 + n, factor=1 + n)
         edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
+        edited(path, lambda log: re.sub(r"(?m)(train_loss.*)$", r"\1 mean_loss:2.5", log))
+    assert call(compare.main, path, "--plot", "x.png")[0] == 0
+    curve = drawn.pop().axes[0]
+    assert curve.get_ylabel().startswith("training loss, mean since the line before")
+    assert [*curve.lines[0].get_ydata()] == [2.5] * 2, "single batches look like a loss that rises"
     assert call(compare.main, tmp_path, "--plot", "x.png")[0] == 0
     names, note = legend_of(drawn[0])
     assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
