@@ -137,30 +137,32 @@ class Ablation:
     def command_of(self, arm: Arm) -> list[str]:
         return [word.replace(SCRIPT, arm.script or SCRIPT) for word in self.command]
 
-    def known_settings(self) -> set[str]:
-        """The names of the trainer's settings. What is varied must be one of each script that can
-        be asked."""
+    def known_settings(self) -> dict[str, set[str]]:
+        """Scripts with the names of their settings. What is varied must be one of each script that
+        can be asked; where none can be, they are those of train_gpt.py."""
         words = dict.fromkeys(word for arm in self.arms for word in self.command_of(arm))
         known = {word: names for word in words if (names := settings_of(Path(word)))}
         if not known:
             known = {str(TRAINER): settings_of(TRAINER)}
             if all(Path(word).resolve() != QUICKSTART for word in words):
-                return known[str(TRAINER)]  # nothing in the command can be asked
+                return known  # another trainer may have other names
         for (script, names), name in itertools.product(known.items(), self.vary):
             if name not in names and not SURROUNDINGS.match(name):
                 near = difflib.get_close_matches(name, names, 1)
                 remedy = f"did you mean {near[0]}?" if near else "its --help lists them"
                 raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
-        return set().union(*known.values())
+        return known
 
-    def planned(self, arm: Arm, seed: int, known: set[str]) -> Planned:
+    def planned(self, arm: Arm, seed: int, known: dict[str, set[str]]) -> Planned:
         """Its RUN_ID has a checksum of what decides its result, so that no other run has it: the
-        command, the files that it names, and the settings that are given."""
+        command, the files that it names, train_gpt.py, and the settings that are given."""
         command = self.command_of(arm)
-        files = [Path(word).read_bytes() for word in command if os.path.isfile(word)]
-        given = {name: os.environ[name] for name in known & os.environ.keys() - {*OURS}}
-        settings = given | dict(arm.settings)
-        made_of = hashlib.sha256(repr((command, files, sorted(settings.items()))).encode())
+        files = [*command, arm.script or "", *(known.keys() & {str(TRAINER)})]
+        contents = [Path(file).read_bytes() for file in files if os.path.isfile(file)]
+        names = set().union(*known.values()) - {*OURS}
+        settings = {name: os.environ[name] for name in names & os.environ.keys()}
+        settings |= dict(arm.settings)
+        made_of = hashlib.sha256(repr((command, contents, sorted(settings.items()))).encode())
         words = [arm.script.removesuffix(".py")] if arm.script else []
         words += [value for _, value in arm.settings]
         readable = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:40]

@@ -212,7 +212,9 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     assert sorted(place.started()[begun + 1 :]) == sorted(new)
 
 
-def test_runs_that_were_made_otherwise_are_not_mixed_in(place: Place) -> None:
+def test_runs_that_were_made_otherwise_are_not_mixed_in(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a setting or a script; each way keeps its own runs, and no log is touched that is not
     the tool's."""
     foreign = place.folder / "logs" / "out-0-seed1337.jsonl"
@@ -232,6 +234,16 @@ def test_runs_that_were_made_otherwise_are_not_mixed_in(place: Place) -> None:
         assert code == 0 and len(place.starts()) == begun + starts
         assert ("2 of 2 runs are finished and kept" in out) == (starts == 0)
     assert foreign.read_text() == "precious"
+    quick = place.folder / "quick.py"
+    quick.write_text("import runpy\nrunpy.run_path('fake.py')\n")
+    monkeypatch.setattr(ablate, "QUICKSTART", quick)
+    monkeypatch.setattr(ablate, "TRAINER", place.script)
+    for number, script in enumerate((FAKE, FAKE + "# edited\n"), 1):
+        place.script.write_text(script)
+        begun = len(place.starts())
+        words = (*TWO, "--seeds", "1", "--", "python3", str(quick))
+        assert place.call(ablate.main, *words)[0] == 0
+        assert len(place.starts()) == begun + 2, f"the trainer behind it: {number}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

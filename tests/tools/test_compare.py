@@ -178,19 +178,6 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     assert code == 1 and "refused: the results of each group are equal to the digit" in out
 
 
-def test_runs_on_other_validation_shards_are_not_compared(tmp_path: Path, call: Call) -> None:
-    """made_of knows them by checksums."""
-    other = {"made_of": {"fineweb_val_000000.bin": "5000 tokens, 0000dead"}, "matrix_lr": 0.02}
-    for name, changed in ("a", {}), ("b", other):
-        for seed in 1, 2:
-            text = event_lines(seed, score=1.2 + seed / 100, ms=ord(name), **changed)
-            (tmp_path / f"{name}{seed}.jsonl").write_text(text)
-    groups = [["--" + name, *tmp_path.glob(f"{name}?.jsonl")] for name in "ab"]
-    code, out, _ = call(compare.main, *groups[0], *groups[1])
-    assert code == 1 and "refused: the validation shards differ (checksums in made_of)" in out
-    assert "validation_shards" in "".join(block(out, "What differs"))
-
-
 def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -> None:
     """Also where no log tells its tokens: the bytes a token follow from the results."""
     a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
