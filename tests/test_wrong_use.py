@@ -1,6 +1,8 @@
 """Wrong use of each program, as users meet it: one line with the remedy, an exit code, no files."""
 
+import os
 import re
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 from running import ROOT, run_script
 
 ROWS = (ROOT / "tests/wrong_use.txt").read_text("utf-8").splitlines()[1:]
+SOURCES = [path for folder in ("data", "tools") for path in sorted((ROOT / folder).glob("*.py"))]
+PROGRAMS = [path for path in SOURCES if '__name__ == "__main__"' in path.read_text("utf-8")]
 
 
 @pytest.fixture
@@ -72,3 +76,12 @@ def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) ->
     assert cli.missing("torch").endswith(f" install {trainer} {tools}")
     monkeypatch.setattr(cli, "VENV", ROOT)
     assert f": run it with {cli.OWN}, or {sys.executable}" in cli.missing("torch")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_programs_start_without_their_folder_on_the_path(program: Path, tmp_path: Path) -> None:
+    """As with python3 -P, or where PYTHONSAFEPATH is set."""
+    streams = {"cwd": tmp_path, "capture_output": True, "text": True}
+    environ = {**os.environ, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, program, "--help"], env=environ, **streams)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")

@@ -1,7 +1,6 @@
 """What the commands of tools/ and data/ share: options, errors of one line, tables as text."""
 
 import argparse
-import math
 import os
 import re
 import shlex
@@ -22,7 +21,6 @@ if sys.version_info < (3, 10):  # noqa: UP036 - what follows does not run there
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"  # as the README makes it
 OWN = VENV / "bin" / "python"
-PROGRESS_SECONDS = 10.0
 PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
 
@@ -30,39 +28,20 @@ class ToolError(Exception):
     """What is wrong, for people: one line, with the remedy."""
 
 
-class Once(argparse.Action):
-    """Keeps the value of an option. It may be given once: argparse would keep the last value."""
-
-    given = False
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        if option and self.given:
-            parser.error(f"{option} is given twice")
-        self.given = True
-        setattr(namespace, self.dest, values)
-
-
 class Parser(argparse.ArgumentParser):
     """Its help shows a description with its line ends; wrong usage is one line."""
 
     def __init__(self, **more: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
-        self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
-        hint = "--help lists the options"
-        if re.search(r"unrecognized arguments: -*[A-Z0-9_]+=", message):
-            hint = "settings are NAME=value without dashes, in recipe.py after --set"
-        self.exit(2, f"error: {one_line(message)}: {hint}\n")
+        self.exit(2, f"error: {one_line(message)}: --help lists the options\n")
 
 
-def number(
-    kind: type, lowest: float = -math.inf, highest: float = 2**63 - 1
-) -> Callable[[str], Any]:
+def number(kind: type, lowest: float, highest: float = 2**63 - 1) -> Callable[[str], Any]:
     """The type of an option that is a number of this kind, from `lowest` to `highest`."""
-    most = f"to {highest}" if highest < 2**63 - 1 else "on"
-    limits = f" from {lowest:g} {most}" if lowest > -math.inf else ""
-    wanted = f"a whole number{limits}" if kind is int else f"a number{limits}, such as 0.5"
+    limits = f"from {lowest:g} to {highest}" if highest < 2**63 - 1 else f"from {lowest:g} on"
+    wanted = f"a whole number {limits}" if kind is int else f"a number {limits}, such as 0.5"
 
     def parse(text: str) -> Any:
         with suppress(ValueError):
@@ -165,7 +144,7 @@ class Progress:
         now = time.monotonic()
         if not self.began:
             self.first, self.began, self.told = share, now, now
-        elif now - self.told > PROGRESS_SECONDS and share > self.first:
+        elif now - self.told > 10 and share > self.first:
             self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
             print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
 
@@ -183,11 +162,6 @@ def one_line(text: object) -> str:
 
 def cell(value: Any, form: str = "") -> str:
     return "-" if value is None else format(value, form)
-
-
-def setting(name: str, value: Any) -> str:
-    """As it is set: TRAIN_PREFETCH=1."""
-    return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

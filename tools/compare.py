@@ -22,53 +22,42 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
+import samples
 from cli import some
 from report import plot, report
-from runs import NO_LOGS, Logs, Run, read_logs
-from samples import (
-    BITS,
-    Test,
-    arm_names,
-    conditions,
-    faults_of_group,
-    faults_of_split,
-    paired,
-    pairs_by_seed,
-    rates,
-    seed_groups,
-    telling,
-    trace,
-    unit_of,
-    value_of,
-    welch,
-)
+from runs import Logs, Run, read_logs
+from samples import BITS, Test, pairs_by_seed, places, telling, trace, unit_of, value_of
 
 MARGIN = 0.005  # nats per token: what the challenge asks of a record
 ALPHA = 0.01
 Runs = Sequence[Run]
 
-# --- A against B ---
-
 
 def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
     """Why A and B are not compared."""
-    unit = unit_of([*a, *b])
-    if {trace(run) for run in a} & {trace(run) for run in b} - {None}:
-        yield "A and B share a run (equal to the digit): each run belongs to one of them"
+    runs = [*a, *b]
+    unit = unit_of(runs)
     for name, group in (("A", a), ("B", b)):
-        yield from faults_of_group(name, group, allow)
+        if mixed := telling(group, allow):
+            options = " ".join(f"--allow {word}" for word in mixed[:3])
+            remedy = f"name the runs of one, or say that it does not matter: {options}"
+            yield f"{name} mixes configurations: {some(mixed)} differ: {remedy}"
         if len(group) < 2:
-            count = f"{len(group)} run{'s' * (len(group) != 1)}"
-            yield f"{name} has {count}: a test needs two per group at least, better three"
-        for run in group:
-            if value_of(run, unit) is None:
-                state = f"{run.name} ({run.status}, step {run.last_step})"
-                yield f"{state} has no result to compare: leave it out, or let it end"
+            yield f"{name} has {len(group)} of the two runs that a test needs; three are better"
+    for run in runs:
+        if run.status in ("failed", "interrupted") or value_of(run, unit) is None:
+            state = f"{run.name} ({run.error or run.status}, step {run.last_step})"
+            yield f"{state} has no result to compare: leave it out, or let it end"
+    for known, numbers in places(map(trace, runs)).items():
+        if known and numbers[1:]:
+            names = " and ".join(runs[number].name for number in numbers)
+            yield f"{names} are the same run, to the digit: it counts once, in A or in B"
     different = [len({value_of(run, unit) for run in group}) for group in (a, b)]
     if max(different) < 2 <= min(len(a), len(b)):
         yield "the results of each group are equal to the digit: how seeds differ is not known"
-    yield from faults_of_split([*a, *b], allow)
+    yield from samples.faults_of_split(runs, allow)
 
 
 def notes(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
@@ -83,20 +72,17 @@ def notes(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
         yield f"--allow: the runs of a group may differ in {some(allow)}"
     if apart := telling(runs):
         yield f"A and B differ in {some(apart)}: which is better is tested, not why"
-    elif stepless := [run.name for run in runs if not run.steps]:
-        yield f"no step was read from {some(stepless)}: in what it differs is not known"
-    else:
-        yield "the logs show no difference in configuration between A and B"
 
 
 def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str]) -> list[str]:
     """The test of two groups that can be compared: a claim, and what was measured."""
     unit = unit_of([*a, *b])
+    results = [[value_of(run, unit) for run in group] for group in (a, b)]
     if margin is None and unit == BITS:  # as many as MARGIN nats are in the first run of B
-        margin = float(f"{MARGIN / math.log(2) / rates([*b, *a])[0]:.2g}")
-    samples, by_seed = [[value_of(run, unit) for run in group] for group in (a, b)], None
-    margin = MARGIN if margin is None else margin
-    test = welch(*samples, margin)
+        margin = float(f"{MARGIN / math.log(2) / samples.rates([*b, *a])[0]:.2g}")
+    elif margin is None:
+        margin = MARGIN
+    test = samples.welch(*results, margin)
     claim = f"A is better than B by more than {margin:g} {unit}: p = {test.p:.2g}"
     shown = test.p < ALPHA
     lines = [f"{claim} < {ALPHA:g}" if shown else f"not shown that {claim}, not below {ALPHA:g}"]
@@ -106,12 +92,13 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None, allow: Sequence[str
         lines.append(f"A and B are equal seed by seed, to the digit ({len(pairs)} pairs)")
     else:
         lines.append(measured(test, unit, ""))
+        measurable = test.measurable
         if len({round(theirs - ours, 9) for ours, theirs in pairs}) > 1:
-            by_seed = paired(*zip(*pairs, strict=True))
+            by_seed = samples.paired(*zip(*pairs, strict=True))
             lines.append(measured(by_seed, unit, f"paired by seed ({len(pairs)} pairs): "))
-        tested = by_seed or test
-        lines += [] if tested.measurable or shown else ["no measurable difference"]
-    for name, values in zip("AB", samples, strict=True):
+            measurable = by_seed.measurable
+        lines += [] if measurable or shown else ["no measurable difference"]
+    for name, values in zip("AB", results, strict=True):
         mean = f"{fmean(values):.5f} {unit}, std {stdev(values):.5f}"
         lines.append(f"{name}: {len(values)} runs, {mean}")
     figures = f"t = {test.t:.3f}, {test.df:.2f} degrees of freedom, p = {test.p:.3g}"
@@ -125,68 +112,53 @@ def measured(test: Test, unit: str, how: str) -> str:
     return f"{how}A is {abs(test.difference):.5f} {unit} {side} ({interval})"
 
 
-# --- the program ---
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__)
-    add = parser.add_argument
-    add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs")
-    add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
-    add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
-    help_text = "by how much A must be better, in the unit compared (default: 0.005 nats)"
-    add("--margin", type=cli.number(float, 0), help=help_text)
-    help_text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
-    add("--allow", action="append", default=[], metavar="NAME", help=help_text)
-    add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
-    options = parser.parse_intermixed_args(arguments)
-    options.allow = [name for text in options.allow for name in text.split(",")]
-    for path in (*options.logs, *(options.a or ()), *(options.b or ())):
-        if "," in path and not Path(path).exists():
-            parser.error(f"{path}: no such file: separate logs by blanks")
-    if bool(options.a) != bool(options.b):
-        parser.error("--a and --b belong together: name the logs of both groups")
-    if bool(options.logs) == bool(options.a):
-        parser.error("name logs, such as logs/*.txt, or two groups with --a and --b, not both")
-    if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
-        parser.error(f"--plot {options.plot}: name a file that ends in .png or .svg")
-    if options.margin is not None and not options.a:
-        parser.error("--margin does nothing without --a and --b: give them, or leave it out")
-    return options
-
-
-def check_allowed(allow: Sequence[str], runs: Runs) -> None:
-    known = {name for run in runs for name in (*conditions(run), *run.config)}
-    if unknown := [name for name in allow if name.lower() not in known]:
-        near = difflib.get_close_matches(unknown[0].lower(), known, 1)
-        remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
-        raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
-
-
 def compare(options: argparse.Namespace) -> int:
-    logs, answer, refused = read_logs(options.logs), [], []
-    arms = [[logs.runs[i] for i in group] for group in seed_groups(logs.runs, options.allow)]
+    answer, refused = [], []
     if options.a:
         a, b = read_logs(options.a), read_logs(options.b)
         logs = Logs([*a.runs, *b.runs], [*a.problems, *b.problems])
         arms = [arm for arm in (a.runs, b.runs) if arm]
-        check_allowed(options.allow, logs.runs)
-        named = [path for path in (*options.a, *options.b) if Path(path).suffix not in NO_LOGS]
-        refused = [f"no run was read from {path}" for path in named if not read_logs([path]).runs]
-        refused = dict.fromkeys([*refused, *refusals(a.runs, b.runs, options.allow)])
+        known = {name for run in logs.runs for name in (*run.conditions, *run.config)}
+        if unknown := [name for name in options.allow if name.lower() not in known]:
+            near = difflib.get_close_matches(unknown[0].lower(), known, 1)
+            remedy = f"did you mean {near[0]}?" if near else "the table names those that differ"
+            raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
+        paths = [*options.a, *options.b]
+        refused = [f"no run was read from {path}" for path in paths if not read_logs([path]).runs]
+        refused += refusals(a.runs, b.runs, options.allow)
         answer = [f"refused: {reason}" for reason in refused]
         answer = answer or comparison_lines(a.runs, b.runs, options.margin, options.allow)
         answer = ["A against B", *(f"  {line}" for line in answer), ""]
-    if options.plot and logs.runs:  # first: a reader of the tables may close the pipe
-        plot(arms, arm_names(arms), options.plot)
+    else:
+        logs = read_logs(options.logs)
+        groups = samples.seed_groups(logs.runs, options.allow)
+        arms = [[logs.runs[number] for number in group] for group in groups]
     if not logs.runs:
         raise cli.ToolError("\n".join(logs.problems))
+    if options.plot:  # first: a reader of the tables may close the pipe
+        plot(arms, samples.arm_names(arms), options.plot)
     print("\n".join([*answer, *report(logs, options.allow)]))
     return int(bool(refused))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    parser = cli.Parser(description=__doc__)
+    add = parser.add_argument
+    add("logs", nargs="*", metavar="LOG", help="a log, or a folder of logs")
+    add("--a", nargs="+", metavar="LOG", help="runs of A, which may be better: several seeds")
+    add("--b", nargs="+", metavar="LOG", help="runs of B, with which A is compared")
+    add("--margin", type=cli.number(float, 0), help="by how much A must be better (default: 0.005)")
+    text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
+    add("--allow", action="append", default=[], metavar="NAME", help=text)
+    add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
+    options = parser.parse_intermixed_args(arguments)
+    options.allow = [name for text in options.allow for name in text.split(",")]
+    if bool(options.a) != bool(options.b) or bool(options.logs) == bool(options.a):
+        parser.error("name logs, such as logs/*.txt, or two groups with --a and --b, not both")
+    if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
+        parser.error(f"--plot {options.plot}: name a file that ends in .png or .svg")
+    if options.margin is not None and not options.a:
+        parser.error("--margin does nothing without --a and --b: give them, or leave it out")
     return cli.run(lambda: compare(options))
 
 

@@ -9,6 +9,7 @@ submission.json, and a README.md with a TODO that you must replace. A folder tha
 would refuse is not made, and no folder is overwritten.
 
     python3 tools/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
+    python3 tools/package.py --diff FOLDER/train_gpt.py       a script's changes of train_gpt.py
 
 The packed script has no comments and no docstrings. It gives the same results to the digit, and its
 log counts its own size. The readable script may lie beside it in the folder.
@@ -18,37 +19,29 @@ Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 
 import argparse
 import datetime
+import difflib
 import json
 import os
 import re
 import shlex
-import shutil
 import sys
-import unicodedata
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
+from check import SCORES, TODO, TRACKS, check_folder, lines
 from cli import ToolError
-from packed import is_ours, pack
-from record import SCORES, TODO, TRACKS, check_folder, lines, parsed_date
+from packed import is_ours, pack, plain_form, unpacked
 from runs import Run, read_log
 
-RECORDS = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "records"))
-TYPED = ("track", "name", "author", "github_id", "description")  # needed, beside the logs
+RECORDS = Path(os.path.relpath(cli.ROOT / "records"))
+TRAINER = cli.ROOT / "train_gpt.py"
+MOST, SHOWN = 200, 40  # lines of a diff that is shown whole; those shown of a longer one
 OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # written otherwise
-
-
-def slug(name: str) -> str:
-    """A folder's Description from a title: its words joined."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", plain)
-    return "".join(word[0].upper() + word[1:] for word in words)[:80]
-
-
-# --- the logs ---
 
 
 def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
@@ -60,22 +53,15 @@ def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
         run = log.runs[0] if log.runs else Run(str(path))
         if run.result is None:
             raise ToolError(f"{path}: {[*log.problems, run.status][0]}: name a finished run")
-        if run.known_seed is None:
-            raise ToolError(f"{path}: it does not say its seed: rename it to train_seed<N>.log")
-        if run.known_seed in runs:
-            words = f"seed {run.known_seed} again, as {runs[run.known_seed].path}"
-            raise ToolError(f"{path}: {words}: run it with another SEED, or leave it out")
+        if run.known_seed is None or run.known_seed in runs:
+            words = "run it with another SEED, or rename it to train_seed<N>.log"
+            raise ToolError(f"{path}: seed {run.known_seed} is not its own: {words}")
         runs[run.known_seed] = run
     return runs
 
 
-# --- the files ---
-
-
 def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes) -> dict[str, Any]:
     """submission.json from the logs."""
-    first = [*runs.values()][0]
-    device = first.machine.get("device")
     models = [run.model_bytes for run in runs.values() if run.model_bytes]
     values = {
         "author": options.author.strip(),
@@ -88,13 +74,10 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
         "bytes_code": len(source),
         "seeds": [*runs],
         "seed_results": {str(seed): results_of(run) for seed, run in runs.items()},
-        "hardware": device and f"{first.world_size or 1}x {device}",
-        "pytorch_version": first.machine.get("torch"),
     }
     for key in SCORES:
         numbers = [getattr(run.result, key) for run in runs.values()]
         values[key] = round(fmean(numbers), 8)
-        values[f"{key}_std"] = round(stdev(numbers), 8) if numbers[1:] else None
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -123,22 +106,38 @@ def command(runs: dict[int, Run]) -> list[str]:
     return [*words, f"  {launch} train_gpt.py", "done", "```"]
 
 
-def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, Any]) -> str:
+def changes(script: bytes) -> list[str]:
+    """The lines of a unified diff from train_gpt.py to a script; of a packed one, which has no
+    comments, without them."""
+    texts = [TRAINER.read_bytes(), script]
+    if unpacked(script):
+        texts = [plain_form(text) for text in texts]
+    before, after = (text.decode("utf-8", "replace").splitlines() for text in texts)
+    return [*difflib.unified_diff(before, after, "train_gpt.py", "the record", lineterm="")]
+
+
+def diff_lines(script: bytes, folder: Path) -> list[str]:
+    """A record's changes of train_gpt.py, for its README: all of them, or the first ones."""
+    diff = changes(script)
+    if len(diff) <= MOST:
+        return ["````diff", *diff, "````", ""] if diff else ["None.", ""]
+    shown = f"python3 tools/package.py --diff {folder}/train_gpt.py"
+    words = f"The diff has {len(diff):,} lines; the first {SHOWN} are below. All of them: `{shown}`"
+    return [words, "", "````diff", *diff[:SHOWN], "````", ""]
+
+
+def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, Any]) -> list[str]:
     """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
     columns = [*results_of([*runs.values()][0])]
     rows = [["seed", *columns], ["---"] * (1 + len(columns))]
     rows += [[str(seed), *map(str, results_of(run).values())] for seed, run in runs.items()]
     lines = [f"# {values['name']}", "", values["blurb"], ""]
-    lines += [
-        f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}.",
-        "",
-    ]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += [f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}."]
+    lines += ["", *(f"| {' | '.join(row)} |" for row in rows)]
     lines += ["", f"Mean: val_loss {values['val_loss']}, val_bpb {values['val_bpb']}.", ""]
     lines += ["## What was done", ""]
     lines += [f"{TODO}what was changed against which record, why it helps, what failed.", ""]
-    lines += ["## Run it again", "", "In this folder:", "", *command(runs), ""]
-    return "\n".join(lines)
+    return [*lines, "## Run it again", "", "In this folder:", "", *command(runs), ""]
 
 
 def make(options: argparse.Namespace) -> None:
@@ -149,36 +148,36 @@ def make(options: argparse.Namespace) -> None:
         words = "it does not hold the script that ran: add --script FILE"
         raise ToolError(f"{options.logs[0]}: {words}")
     source = options.script.read_bytes() if options.script else sources[0]
-    target = RECORDS / options.track / f"{options.date}_{slug(options.name)}"
+    words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", options.name)
+    title = "".join(word[0].upper() + word[1:] for word in words)[:80]
+    target = RECORDS / options.track / f"{options.date}_{title}"
     if os.path.lexists(target):
         raise ToolError(f"{target}: exists: remove it, or give another --name or --date")
     values = submission(options, runs, source)
     names = {seed: f"train_seed{seed}.log" if len(runs) > 1 else "train.log" for seed in runs}
     files = {names[seed]: Path(run.path).read_bytes() for seed, run in runs.items()}
+    text = [*readme(options, runs, values), "## Changes of train_gpt.py", ""]
+    text += diff_lines(source, target)
     files |= {
         "train_gpt.py": source,
         "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
-        "README.md": readme(options, runs, values).encode(),
+        "README.md": "\n".join(text).encode(),
     }
-    temporary = RECORDS / f".{os.getpid()}.tmp"
-    folder = temporary / options.track / target.name
-    try:
+    with tempfile.TemporaryDirectory(dir=RECORDS, prefix=".package") as temporary:
+        folder = Path(temporary, options.track, target.name)
         folder.mkdir(parents=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)
-        report = check_folder(folder)
-        print("\n".join(lines(report, target)))
-        if report.verdict == "refused":
+        record = check_folder(folder)
+        print("\n".join(lines(record, target)))
+        if record.verdict == "refused":
             raise ToolError(f"{target} was not made: see what was refused above")
         target.parent.mkdir(exist_ok=True)
         os.rename(folder, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     print(f"made {target}: write its README's TODO, then: git add {target}")
 
 
-def write_packed(options: argparse.Namespace) -> None:
-    script = options.pack
+def write_packed(script: Path) -> None:
     target, text = script.with_name(f"{script.stem}_packed.py"), script.read_bytes()
     if target.exists() and not is_ours(target.read_bytes()):
         raise ToolError(f"{target}: exists and is not a packed script: move it away")
@@ -191,37 +190,27 @@ def write_packed(options: argparse.Namespace) -> None:
     print(f"{target}: {len(text):,} bytes became {len(result):,}, {words}")
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    needed = not any(word.startswith(("--pack", "--diff")) for word in words)
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("logs", nargs="*", type=Path, metavar="LOG", help="logs/<RUN_ID>.txt of each seed")
+    add("logs", nargs="+" if needed else "*", type=Path, metavar="LOG", help="log of each seed")
     add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
-    add("--track", choices=TRACKS, help="the track's folder below records/")
-    add("--name", help="the title; its words make the folder's name")
-    add("--author", help="your name as it will be shown")
-    add("--github-id", help="your GitHub login")
-    add("--description", help="a sentence or two")
+    add("--diff", type=Path, metavar="SCRIPT", help="print its changes of train_gpt.py")
+    add("--track", choices=TRACKS, required=needed, help="the track's folder below records/")
+    add("--name", required=needed, help="the title; its words make the folder's name")
+    add("--author", required=needed, help="your name as it will be shown")
+    add("--github-id", required=needed, help="your GitHub login")
+    add("--description", required=needed, help="a sentence or two")
     add("--date", help="YYYY-MM-DD (default: today)", default=str(datetime.date.today()))
     add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
     options = parser.parse_args(arguments)
-    lacking = [name for name in TYPED if not (getattr(options, name) or "").strip()]
-    if options.pack and (options.logs or len(lacking) < len(TYPED)):
-        parser.error("--pack stands alone: leave out the others")
-    if not options.pack and not options.logs:
-        parser.error("no log is named: name logs/<RUN_ID>.txt of each seed, or --pack SCRIPT")
-    if not options.pack and lacking:
-        parser.error(f"needed: --{', --'.join(lacking)}".replace("_", "-"))
-    if not options.pack and not slug(options.name):
-        parser.error(f"--name {options.name}: write words in the letters a to z")
-    if not parsed_date(options.date):
-        parser.error(f"--date {options.date}: YYYY-MM-DD is expected")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    work = write_packed if options.pack else make
-    return cli.run(lambda: work(options)) or 0
+    if options.diff:
+        return cli.run(lambda: print("\n".join(changes(options.diff.read_bytes())))) or 0
+    if options.pack:
+        return cli.run(lambda: write_packed(options.pack)) or 0
+    return cli.run(lambda: make(options)) or 0
 
 
 if __name__ == "__main__":

@@ -82,9 +82,6 @@ def parsed(source: bytes) -> ast.Module:
         raise ValueError(f"it cannot be parsed: {type(error).__name__}") from error
 
 
-# --- what is packed ---
-
-
 def unpacked(text: bytes) -> bytes | None:
     """The script inside a packed one of ours or of the challenge's records: lzma in base 85. None:
     it is not packed, or damaged."""
@@ -109,9 +106,6 @@ def unpacked(text: bytes) -> bytes | None:
 def is_ours(text: bytes) -> bool:
     """Does it begin as the scripts that `pack` makes?"""
     return text.startswith(b"# Packed; sha256 of the ")
-
-
-# --- two scripts ---
 
 
 @cache

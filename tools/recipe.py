@@ -20,23 +20,25 @@ import difflib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
 from cli import ToolError
 
 TRAINER = cli.ROOT / "train_gpt.py"
 FOLDER = cli.ROOT / "records" / "recipes"
 STACKS = cli.ROOT / "records" / "stacks"
-STACK_KEYS = {"recipes", "settings", "data", "launch", "verify", "source", "score"}
-NEEDED = "source", "effect"
+COMMANDS = STACKS / "commands.txt"
 TODO = "TODO"
 EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
@@ -92,15 +94,11 @@ class Recipe:
 
     def faults(self) -> list[str]:
         """What is missing in its header."""
-        faults = [f"its header has no `# {name}:`" for name in NEEDED if not self.field(name)]
+        faults = [f"its header has no `# {n}:`" for n in ("source", "effect") if not self.field(n)]
         if TODO in self.header:
             faults.append(f"its header has a {TODO}")
-        if len(self.settings) != len(self.field("setting")):
-            faults.append("a setting's line is not `# setting: NAME=default, on: NAME=value`")
-        if all(default == on for default, on in self.settings.values()):
-            faults.append("it has no setting whose value `on` differs from its default")
         if self.settings.keys() != self.added.keys():
-            faults.append("its header's settings are not those that it adds to Config")
+            faults.append("its header has not one `# setting: NAME=0, on: NAME=1` for each setting")
         if unknown := [name for name in self.not_with if name not in names()]:
             faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
         return faults
@@ -114,9 +112,7 @@ def load(name: str) -> Recipe:
     path = FOLDER / f"{name}.diff"
     if not path.is_file():
         near = difflib.get_close_matches(name.lower(), names(), 1, 0.75)
-        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
-        if (STACKS / f"{name}.json").is_file():
-            remedy = f"it is a stack: --stack {name}"
+        remedy = f"did you mean {near[0]}?" if near else "recipe.py list shows all, and stacks"
         raise ToolError(f"{name}: no such recipe in {FOLDER}: {remedy}")
     header, _, diff = path.read_text(encoding="utf-8").partition("\n--- ")
     return Recipe(name, header + "\n", "--- " + diff)
@@ -124,17 +120,7 @@ def load(name: str) -> Recipe:
 
 def stack(name: str) -> dict[str, Any]:
     """Recipes in their order with their settings, and how they are run."""
-    path = STACKS / f"{name}.json"
-    if not path.is_file():
-        raise ToolError(f"{name}: no such stack in {STACKS}: recipe.py list shows all")
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if differ := STACK_KEYS ^ set(values):
-        wrong = ", ".join(sorted(differ))
-        raise ToolError(f"{path}: missing, or not a key of a stack: {wrong}")
-    return values
-
-
-# What git does
+    return json.loads((STACKS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
@@ -212,14 +198,15 @@ def combined(base: str, recipes: Sequence[Recipe]) -> str:
     except SyntaxError as error:
         reason = f"line {error.lineno} of what they make: {error.msg}"
         raise ToolError(f"{done}: {reason}") from error
-    if faults := [*defined_twice(tree), *never_reached(tree)]:
+    if faults := faults_of_merge(tree):
         remedy = "leave one out" if recipes[1:] else "mend the recipe"
         raise ToolError(f"{done}: {cli.some(faults)}: {remedy}")
     return text
 
 
-def defined_twice(tree: ast.Module) -> list[str]:
-    """Functions, classes and settings that one scope defines twice: the last one would win."""
+def faults_of_merge(tree: ast.Module) -> list[str]:
+    """Functions, classes and settings that one scope defines twice, for the last one would win, and
+    statements behind one that leaves their block."""
     found = []
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
         names = [
@@ -232,20 +219,14 @@ def defined_twice(tree: ast.Module) -> list[str]:
         ]
         twice = sorted({name for name in names if names.count(name) > 1})
         found += [f"{name} is defined twice" for name in twice]
-    return found
-
-
-def never_reached(tree: ast.Module) -> list[str]:
-    """Statements behind one that leaves their block."""
     blocks = [getattr(node, name, []) for node in ast.walk(tree) for name in ("body", "orelse")]
-    leaves = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-    return [
-        f"line {after.lineno} of what they make is behind a {type(node).__name__.lower()}"
-        for block in blocks
-        if isinstance(block, list)
-        for node, after in zip(block, block[1:], strict=False)
-        if isinstance(node, leaves)
-    ]
+    for block in blocks:
+        pairs = pairwise(block) if isinstance(block, list) else ()
+        for node, after in pairs:
+            if isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+                word = type(node).__name__.lower()
+                found.append(f"line {after.lineno} of what they make is behind a {word}")
+    return found
 
 
 def with_defaults(text: str, assigned: dict[str, str]) -> str:
@@ -275,18 +256,6 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
     return text
 
 
-def assignment(text: str) -> tuple[str, str]:
-    """NAME=VALUE of --set."""
-    if not re.fullmatch(r"[A-Z0-9_]+=.+", text):
-        words = "write NAME=VALUE with a name in capital letters; recipes stand before --to"
-        raise argparse.ArgumentTypeError(f"{text}: {words}")
-    name, _, value = text.partition("=")
-    return name, value
-
-
-# The commands
-
-
 def list_recipes(options: argparse.Namespace) -> None:
     for name in names():
         recipe = load(name)
@@ -313,7 +282,9 @@ def apply_recipes(options: argparse.Namespace) -> None:
         raise ToolError(f"{target} exists, {words}")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
-    assigned |= dict(options.set or [])
+    for text in options.set:
+        setting, _, value = text.partition("=")
+        assigned[setting] = value
     text = with_defaults(combined(TRAINER.read_text(encoding="utf-8"), recipes), assigned)
     made_by = f"{MADE_BY}{', '.join(wanted)}" + f"; stack {options.stack}" * bool(options.stack)
     target.write_text(f"{made_by}\n{text}", encoding="utf-8")
@@ -327,10 +298,24 @@ def apply_recipes(options: argparse.Namespace) -> None:
             print(f"  {recipe.name} is off until you set {settings}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
-        packed = target.with_name(f"{target.stem}_packed.py")
-        print(f"data:  {chosen['data']}\npack:  python3 tools/package.py --pack {target}")
-        print(f"run:   {chosen['launch']} {packed}")
-        print(f"prove: python3 tools/verify.py {target} --score-differs {chosen['verify']}")
+        print("\n" + steps(options.stack, chosen, target))
+
+
+def steps(name: str, chosen: dict[str, Any], target: Path) -> str:
+    """The commands of records/stacks/commands.txt, which make a record of a stack."""
+    script = os.path.relpath(target, cli.ROOT)
+    values = chosen | {
+        "root": shlex.quote(str(cli.ROOT)),
+        "name": name,
+        "title": name.capitalize(),
+        "stem": target.stem,
+        "packages": " ".join(chosen["packages"]),
+        "download": round(chosen["gigabytes"] / 6),
+        "dollars": round(3 * chosen["minutes"] * 24 / 60),
+        "script": shlex.quote(script),
+        "packed": shlex.quote(script.removesuffix(".py") + "_packed.py"),
+    }
+    return COMMANDS.read_text(encoding="utf-8").format(**values)
 
 
 def new_recipe(options: argparse.Namespace) -> None:
@@ -379,7 +364,7 @@ def check_recipes(options: argparse.Namespace) -> None:
         raise ToolError("\n".join(faults))
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_subparsers(required=True, metavar="COMMAND").add_parser
     text = "list name, lines, sentence and settings of each recipe"
@@ -388,7 +373,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     command.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
     command.add_argument("--stack", metavar="NAME", help="recipes and values of records/stacks")
     command.add_argument("--to", required=True, metavar="FILE", help="file to write")
-    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", type=assignment)
+    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", default=[])
     command.set_defaults(run=apply_recipes)
     command = add("new", help="make a recipe from an edited copy of train_gpt.py")
     command.add_argument("name", metavar="NAME", help="the recipe's name")
@@ -397,11 +382,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     command.set_defaults(run=new_recipe)
     text = "do all recipes apply to today's train_gpt.py?"
     add("check", help=text).set_defaults(run=check_recipes)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parsed(arguments)
+    options = parser.parse_args(arguments)
     return cli.run(lambda: options.run(options) or 0)
 
 

@@ -9,27 +9,10 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+import samples
 from cli import ToolError, cell, counted, some, table
 from runs import Logs, Run
-from samples import (
-    BITS,
-    CAP_BYTES,
-    Places,
-    all_conditions,
-    differences,
-    faults_of_split,
-    is_harmless,
-    labels,
-    paired,
-    pairs_by_seed,
-    places,
-    seed_groups,
-    trace,
-    unit_of,
-    value_of,
-)
-
-# --- tables ---
+from samples import BITS, CAP_BYTES, Places, pairs_by_seed, places, unit_of, value_of
 
 
 def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
@@ -45,11 +28,11 @@ def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
-    known = all_conditions(runs)
+    known = samples.all_conditions(runs)
     equal = sum(len(values) == 1 for values in known.values())
     rows = [("seed", value_words(places(run.known_seed for run in runs)))]
-    for name in differences(known):
-        rows.append((name + " (harmless)" * is_harmless(name), value_words(known[name])))
+    for name in samples.differences(known):
+        rows.append((name + " (harmless)" * samples.is_harmless(name), value_words(known[name])))
     lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
@@ -98,21 +81,18 @@ RESULT: Columns = {
 
 
 def table_of(runs: Sequence[Run], columns: Columns) -> list[str]:
-    names = enumerate(zip(labels(runs), runs, strict=True), 1)
+    names = enumerate(zip(samples.labels(runs), runs, strict=True), 1)
     rows = [[str(n), name, *(show(run) for show in columns.values())] for n, (name, run) in names]
     return table(["#", "log", *columns], rows)
 
 
 def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
-    lines = []
-    for numbers in seed_groups(runs, allow):
-        parts = []
-        for unit in ("nats", "bits per byte"):
-            values = [value_of(runs[i], unit) for i in numbers]
-            if len(numbers) > 1 and None not in values:
-                parts.append(f"{unit} {fmean(values):.5f} std {stdev(values):.5f}")
-        if parts:
-            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {', '.join(parts)}")
+    lines, unit = [], unit_of(runs)
+    for numbers in samples.seed_groups(runs, allow):
+        values = [value_of(runs[number], unit) for number in numbers]
+        if len(numbers) > 1 and None not in values:
+            mean = f"{unit} {fmean(values):.5f} std {stdev(values):.5f}"
+            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {mean}")
     return lines
 
 
@@ -124,10 +104,9 @@ def data_line(runs: Sequence[Run]) -> str:
     if not common:
         return "Same data: not known (no common step with a data_crc)"
     crcs = places(own.get(max(common)) for own in known)
-    missing = f"; no data_crc: {counted(crcs.pop(None))}" if None in crcs else ""
-    answer = "yes" if len(crcs) == 1 else "NO"
+    answer = "yes" if len(crcs.keys() - {None}) == 1 else "NO"
     at = f"data_crc at step {max(common)} (the last common one)"
-    return f"Same data: {answer}, {at}: {value_words(crcs)}{missing}"
+    return f"Same data: {answer}, {at}: {value_words(crcs)}"
 
 
 def remark_lines(runs: Sequence[Run]) -> list[str]:
@@ -136,7 +115,7 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
     for index, run in enumerate(runs):
         for remark in remarks_on(run):
             remarks.setdefault(remark, []).append(index)
-    for known, numbers in places(map(trace, runs)).items():
+    for known, numbers in places(map(samples.trace, runs)).items():
         if known and numbers[1:]:
             remarks["the same run, to the digit"] = numbers
     lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
@@ -144,10 +123,8 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def remarks_on(run: Run) -> Iterator[str]:
-    if not run.steps:
-        yield "no step was read: in what it differs, and whether it is finished, is not known"
-    elif run.status != "finished":
-        yield f"{run.status} at step {run.last_step}" + (f": {run.error}" if run.error else "")
+    if run.error:
+        yield f"{run.status} at step {run.last_step}: {run.error}"
     if run.crc_at() and not run.path.endswith(".jsonl"):
         yield "read from its text, as another trainer's: there is no .jsonl beside it"
     if run.seed is not None and run.seed_in_name not in (None, run.seed):
@@ -159,15 +136,12 @@ def remarks_on(run: Run) -> Iterator[str]:
         yield f"resumed at step {some(run.resumed_at)}{other}"
 
 
-# --- pictures ---
-
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "DosD^vX"
 FEW = 3  # points that each run needs for a curve
-LINE = 72  # characters of an arm's name
-LATE = 0.2  # the range of y shows an arm from this share of its run on
+NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
 QUANTITIES = {  # of a curve: its lines and the axis
     "val_bpb": ("validations", "validation, bits per byte"),
     "mean_loss": ("steps", "training loss, mean since the line before, nats per token"),
@@ -195,16 +169,24 @@ def plot(
 
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
     drawn = [
-        Arm(name[:LINE], runs, style_of(place))
+        Arm(
+            name[:72],
+            runs,
+            {
+                "color": COLOURS[place % len(COLOURS)],
+                "linestyle": DASHES[place % len(DASHES)],
+                "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
+            },
+        )
         for place, (name, runs) in enumerate(zip(names, kept, strict=True))
     ]
-    quantity, lacking = quantity_of([run for runs in kept for run in runs])
+    quantity = quantity_of([run for runs in kept for run in runs])
     values, words = dots_of(drawn, by_seed=bool(verdicts))
     panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)
     panels += [partial(draw_dots, arms=drawn, values=values, words=words)] * any(map(any, values))
     if not panels:
-        raise ToolError(f"--plot {path}: no run has a result or a curve: {lacking}")
-    notes = notes_on(arms, kept) + [lacking] * (not quantity)
+        raise ToolError(f"--plot {path}: no run has a result; {NO_CURVES}")
+    notes = notes_on(arms, kept) + [NO_CURVES] * (not quantity)
     runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
     title = verdicts or [f"{names[0] if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"]
     width = 12 if len(panels) > 1 else 9
@@ -226,18 +208,10 @@ def plot(
     figure.savefig(path, dpi=150)
 
 
-def style_of(place: int) -> dict[str, str]:
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": DASHES[place % len(DASHES)],
-        "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
-    }
-
-
 def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
     left_out = sum(map(len, arms)) - sum(map(len, kept))
     notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
-    notes += faults_of_split([run for arm in kept for run in arm])
+    notes += samples.faults_of_split([run for arm in kept for run in arm])
     scored = [[run for run in arm if run.result] for arm in kept]
     scores = [{(run.known_seed, run.result.val_bpb) for run in arm} for arm in scored if arm]
     if (most := max(map(scores.count, scores), default=0)) > 1:
@@ -245,21 +219,12 @@ def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> li
     return notes
 
 
-# --- curves ---
-
-
-def quantity_of(runs: Sequence[Run]) -> tuple[str, str]:
-    """The first quantity of which all runs have enough points; none: empty, and why."""
-    names, lacking = list(QUANTITIES), ""
-    if unit_of(runs) == BITS:
-        names, lacking = ["val_bpb"], "nats of other bytes per token are not drawn together, and "
-    for name in names:
-        few = [run for run in runs if len(points_of(run, name)) < FEW]
-        if not few:
-            return name, ""
-    kind = "validations" if name == "val_bpb" else "training lines"
-    count = f"{few[0].name} has {len(points_of(few[0], name))} {kind}"
-    return "", f"no curves: {lacking}{count}, of {FEW} that it needs"
+def quantity_of(runs: Sequence[Run]) -> str:
+    """The first quantity of which all runs have enough points; none: empty."""
+    for name in QUANTITIES if unit_of(runs) != BITS else ["val_bpb"]:
+        if all(len(points_of(run, name)) >= FEW for run in runs):
+            return name
+    return ""
 
 
 def points_of(run: Run, quantity: str) -> dict[int, float]:
@@ -272,12 +237,12 @@ def points_of(run: Run, quantity: str) -> dict[int, float]:
 def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
     import pandas  # slow to import
 
-    late = []
     for arm in arms:
         columns = [pandas.Series(points_of(run, quantity), dtype=float) for run in arm.runs]
         points = pandas.concat(columns, axis=1).sort_index()
         # All runs at all steps, between their own points and never beyond them.
         curve = points.interpolate("index", limit_area="inside").dropna()
+        curve = curve[curve.index >= 0.2 * curve.index.max()]  # after the fall of the first steps
         mean = curve.mean(axis=1)
         style = arm.style | {"marker": "o" if len(curve) < 25 else None}
         axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)
@@ -285,19 +250,8 @@ def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
             style = {"color": arm.style["color"], "alpha": 0.2, "linewidth": 0}
             axis.fill_between(curve.index, low, high, **style)
-        late.append(curve[curve.index >= LATE * curve.index.max()].to_numpy().ravel())
-    band = any(len(arm.runs) > 1 for arm in arms)
-    axis.set_title("mean over seeds, band: one standard deviation" if band else "", fontsize=9)
+    axis.set_title("mean over seeds, band: one standard deviation", fontsize=9)
     axis.set(xlabel="training step", ylabel=QUANTITIES[quantity][1])
-    # The range of y shows how each curve ends, not the fall of the first steps.
-    values = np.concatenate(late)
-    low, high = values.min(), np.quantile(values, 0.98)
-    room = 0.06 * (high - low) or 0.01 * abs(low) or 0.01
-    axis.set_ylim(low - room, high + room)
-    axis.set_xlim(left=0)
-
-
-# --- dots ---
 
 
 def dots_of(arms: Sequence[Arm], by_seed: bool) -> tuple[list[list[float]], str]:
@@ -319,7 +273,7 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
         mean, reach = fmean(given), 0.0
         style = {"color": arm.style["color"]}
         if len(given) > 1:
-            reach = paired([0.0] * len(given), given).high - mean
+            reach = samples.paired([0.0] * len(given), given).high - mean
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
             axis.scatter(places, given, s=16, alpha=0.55, **style)
         axis.errorbar(place, mean, reach or None, capsize=6, fmt=arm.style["marker"], **style)
@@ -331,7 +285,5 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
     axis.margins(y=0.15)
     axis.set_xlim(-0.6, len(arms) - 0.2)
     axis.set_xticks([])
-    axis.locator_params(axis="y", nbins=6)
     axis.set_ylabel(words)
-    several = any(len(given) > 1 for given in values)
-    axis.set_title("mean, 95 % interval, one dot per seed" if several else "one seed", fontsize=9)
+    axis.set_title("mean, 95 % interval, one dot per seed", fontsize=9)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MAX_VALUE = 400  # characters of a value
 # What a result is, by the first pattern that is found in its name.
 KINDS = {
     "before": r"diagnostic|pre.?quant|un.?quant|(post.?)?ema\b|\bswa\b|\braw\b",
@@ -29,26 +28,16 @@ KINDS = {
 SUBMITTED = ("ttt", "sliding", "roundtrip", "other")  # measured on the decoded artifact
 
 
-# --- events ---
-
-
-class Step(NamedTuple):
-    """A training line."""
+class Line(NamedTuple):
+    """A training line, or a validation while training."""
 
     step: int
-    train_loss: float  # nats per token
     train_time_ms: float | None = None  # training since its start
-    data_crc: str | None = None
+    train_loss: float | None = None  # nats per token
     mean_loss: float | None = None  # of the steps since the line before
-
-
-class Validation(NamedTuple):
-    """A validation while training."""
-
-    step: int
-    val_loss: float  # nats per token
-    val_bpb: float
-    train_time_ms: float | None = None
+    val_loss: float | None = None  # nats per token
+    val_bpb: float | None = None
+    data_crc: str | None = None
 
 
 class Result(NamedTuple):
@@ -71,12 +60,8 @@ class Result(NamedTuple):
 
 Event = dict[str, Any]  # a line of a .jsonl, or what a line of text says in the same words
 
-
-# --- values ---
-
 # Lengths are bounded, so that no line takes more time than its length.
 NUMBER = r"-?\d{1,20}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|[-+]?(?:nan|inf)"
-TIME_MS = {"ms": 1.0, "s": 1e3}
 
 
 def figure(name: str, text: str) -> float | None:
@@ -88,22 +73,20 @@ def figure(name: str, text: str) -> float | None:
 def time_ms(names: str, text: str) -> float | None:
     """The time after one of `names`. Minutes are too coarse to be used."""
     match = re.search(rf"\b(?:{names})[:=]\s?({NUMBER})(ms|s)\b", text)
-    return float(match[1]) * TIME_MS[match[2]] if match else None
+    return float(match[1]) * (1 if match[2] == "ms" else 1e3) if match else None
 
 
 def typed(value: Any) -> Any:
     """A setting's printed value as bool, int, float or str."""
     if not isinstance(value, str):
         return value
-    text = value.strip()[:MAX_VALUE]
+    text = value.strip()
     if text in ("True", "False"):
         return text == "True"
     if re.fullmatch(r"-?\d{1,18}|\d{1,3}(,\d{3}){1,5}", text):
         return int(text.replace(",", ""))
     return float(text) if re.fullmatch(NUMBER, text) else text
 
-
-# --- what a line of text says ---
 
 # The first pattern that matches reads a line. tests/tools/test_reading.py has an example of each.
 STEP = re.compile(r"(?:step:)?\s?(\d{1,12})(?:/\d{1,12})?\s+((?:train|val)_loss:.*)")
@@ -183,14 +166,23 @@ def settings_event(split: str | None, text: str) -> Event:
     return result
 
 
-# --- a run, and its files ---
-
 MAX_BYTES = 50_000_000  # of a log; those of the field have 200,000
 MAX_LINE = 1 << 12  # characters of one line
+# Names of the run, its files and its processes: no part of a configuration.
+NOT_CONFIGURATION = re.compile(
+    r"run_id|seed|resume|device|rank|local_rank|distributed|is_main_process|warning|logfile|"
+    r".*(_|log)(dir|path|file|files)"
+)
+MADE_OF = {  # conditions that are checksums: the names of what they are made of
+    "tokenizer": "tokenizer",
+    "validation_shards": r"fineweb_val_\d+\.bin",
+    "training_shards": r"fineweb_train_\d+\.bin",
+}
+# Files that decide what is trained on: compared by their names, wherever they lie.
+DATA_FILES = {"data_path", "data_dir", "datasets_dir", "tokenizer_path"}
+CONDITIONS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
+CONDITIONS += ("partial_val",)
 LOG_SUFFIXES = {".txt", ".log", ".jsonl"}
-# They quote lines of logs, or lie beside them.
-NO_LOGS = {".md", ".rst", ".py", ".json", ".ptz", ".gz", ".pt", ".png", ".svg"}
-CUT = re.compile(r"[:=][ ]?\d*\.?\d{0,3}\Z")  # the end of a log that ends inside a number
 FRONT = re.compile(r"\[\w+\]:|[\d:.TZ-]{10,40}(?: |$)")  # [default0]: or a time stamp
 VERSIONS = re.compile(r"^={20,}[ \t]*\n(?=(?:[^\n]*\n){0,3}Running Py)", re.MULTILINE)
 # The first line of a script: an import, a comment or a string.
@@ -204,6 +196,8 @@ class Run:
     path: str
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)  # settings: lower-case name, typed value
+    # Settings, code, versions, devices, data: all that may change a result, but for the seed.
+    conditions: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] | None = None  # those that were given, as text
     made_of: dict[str, str] = field(default_factory=dict)  # script, tokenizer, shards: checksums
     machine: dict[str, Any] = field(default_factory=dict)  # device, cpus, torch, python
@@ -213,8 +207,8 @@ class Run:
     dataset: str | None = None
     train_shards: int | None = None
     val_tokens: int | None = None  # predicted tokens of the validation split
-    steps: list[Step] = field(default_factory=list)
-    validations: list[Validation] = field(default_factory=list)
+    steps: list[Line] = field(default_factory=list)
+    validations: list[Line] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)  # all after the last training step
     result: Result | None = None  # the one that counts
     code_bytes: int | None = None  # of the script as it is
@@ -247,7 +241,8 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max(0, last_line(self))
+        """That of the last training line or validation."""
+        return max([0, *(line.step for line in (*self.steps[-1:], *self.validations[-1:]))])
 
     @property
     def step_ms(self) -> float | None:
@@ -278,30 +273,25 @@ class Logs:
 def read_logs(paths: Iterable[str | os.PathLike[str]]) -> Logs:
     """Files and folders of logs. Each run once: a .txt and the .jsonl beside it are one log."""
     result, distinct_runs = Logs(), {}
-    for path in expanded(paths, result.problems):
-        log = read_log(path)
-        distinct_runs |= {os.path.realpath(run.path): run for run in log.runs}
-        result.problems += [f"{path}: {problem}" for problem in log.problems]
+    for path in map(Path, paths):
+        files = [path]
+        if path.is_dir():
+            files = [file for file in sorted(path.iterdir()) if file.suffix in LOG_SUFFIXES]
+            files = [file for file in files if file.name != "requirements.txt"]
+        if not files:
+            words = "a folder without .txt, .log or .jsonl files: name the logs"
+            result.problems.append(f"{path}: {words}")
+        for file in files:
+            log = read_log(file)
+            distinct_runs |= {os.path.realpath(run.path): run for run in log.runs}
+            result.problems += [f"{file}: {problem}" for problem in log.problems]
     result.runs = [*distinct_runs.values()]
     return result
-
-
-def expanded(paths: Iterable[str | os.PathLike[str]], problems: list[str]) -> Iterator[Path]:
-    for path in map(Path, paths):
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        if path.is_dir():
-            files = [f for f in files if f.suffix in LOG_SUFFIXES and f.name != "requirements.txt"]
-        if not files:
-            problems.append(f"{path}: a folder without .txt, .log or .jsonl files: name the logs")
-        yield from files
 
 
 def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     """One file, or the .jsonl beside it if `events`. Raises nothing: its problems say it."""
     log, path = Logs(), Path(path)
-    if path.suffix.lower() in NO_LOGS:
-        log.problems.append("no log by its name: name the .jsonl, .txt or .log file of a run")
-        return log
     beside = path.with_suffix(".jsonl")
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
@@ -333,18 +323,6 @@ def text_of(data: bytes) -> str:
         raise ValueError("a binary file or UTF-16, no log in UTF-8")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-# --- the events of a log ---
-
-
-def json_events(text: str) -> Iterator[Event | None]:
-    """Those of a .jsonl. None: a damaged line."""
-    for line in text.splitlines():
-        try:
-            yield json.loads(line)
-        except (ValueError, RecursionError):
-            yield None
 
 
 def without_fronts(text: str) -> str:
@@ -379,8 +357,6 @@ def text_events(text: str) -> Iterator[Event]:
         at = end
 
 
-# --- from events to a run ---
-
 # What events say of the run: their names, and its fields.
 FIELDS = {
     "timing_train_loop_ms": "train_time_ms",
@@ -388,9 +364,8 @@ FIELDS = {
     "total_ms": "input_wait_ms",
     "artifact_bytes": "model_bytes",
 }
-FIELDS |= {name: name for name in ("model_params", "dataset", "train_shards", "val_tokens")}
-FIELDS |= {name: name for name in ("world_size", "micro_steps", "settings", "source")}
-FIELDS |= {name: name for name in ("code_bytes", "total_bytes", "status", "error")}
+FIELDS |= {name: name for name in (*CONDITIONS, "settings", "source", "status", "error")}
+FIELDS |= {name: name for name in ("code_bytes", "total_bytes")}
 OF_KIND = dict.fromkeys(("run", "data", "input", "artifact", "end", "source"), FIELDS)
 OF_KIND["config"] = {"seed": "seed"}
 OF_KIND["settings"] = {"seed": "seed", "grad_accum_steps": "micro_steps"}
@@ -402,14 +377,10 @@ def read_run(path: Path, text: str, problems: list[str]) -> Run:
     """The last run that a log describes, without events that are damaged."""
     run, damaged, own = Run(os.fspath(path)), 0, path.suffix == ".jsonl"
     text = text if own else without_fronts(text)
-    last = text[text.rfind("\n") + 1 :]
-    if not own and CUT.search(last):
-        text = text.removesuffix(last)
-        problems.append("the last line is cut off")
-    for event in json_events(text) if own else text_events(text):
+    for event in text.splitlines() if own else text_events(text):
         try:
-            take_event(run, event)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            take_event(run, json.loads(event) if own else event)
+        except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
             damaged += 1
     if damaged:
         problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
@@ -453,13 +424,13 @@ def take_event(run: Run, event: Event) -> None:
 def take_step(run: Run, event: Event) -> None:
     """Results before it were printed while training. If it goes back, the run was resumed there,
     or another one starts."""
-    step, time, last = int(event["step"]), event.get("train_time_ms"), last_line(run)
-    if event["event"] == "validation":
-        losses = float(event["val_loss"]), float(event["val_bpb"])
-        kept, line = run.validations, Validation(step, *losses, time)
-    else:
-        rest = time, event.get("data_crc"), event.get("mean_loss")
-        kept, line = run.steps, Step(step, float(event["train_loss"]), *rest)
+    step, last = int(event["step"]), run.last_step
+    validated = event["event"] == "validation"
+    kept = run.validations if validated else run.steps
+    losses = ("val_loss", "val_bpb") if validated else ("train_loss",)
+    values = {name: event.get(name) for name in Line._fields}
+    values |= {name: float(event[name]) for name in losses}
+    line = Line(**values | {"step": step})
     if step < last:
         drop_from(run, step)
         run.total_bytes = run.train_time_ms = None
@@ -477,11 +448,6 @@ def add_script(run: Run, sha256: str) -> None:
         run.scripts.clear()
     if sha256 and sha256 not in run.scripts[-1:]:
         run.scripts.append(sha256)
-
-
-def last_line(run: Run) -> int:
-    """The step of the last training line or validation; -1: there is none."""
-    return max([-1, *(line.step for line in (*run.steps[-1:], *run.validations[-1:]))])
 
 
 def drop_from(run: Run, step: int) -> None:
@@ -504,3 +470,31 @@ def settle(run: Run) -> None:
         run.model_bytes = run.total_bytes - run.code_bytes
     if run.total_bytes is None and None not in (run.model_bytes, run.code_bytes):
         run.total_bytes = run.model_bytes + run.code_bytes
+    run.conditions = conditions(run)
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in run.config.items():
+        if name in DATA_FILES and isinstance(value, str):
+            values[name] = Path(value).name
+        elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
+            values[name] = value
+    if run.micro_steps is not None:  # what GRAD_ACCUM_STEPS has led to
+        values.pop("grad_accum_steps", None)
+    values |= {
+        "code": run.scripts[-1][:12] if run.scripts else None,
+        "code_bytes": None if run.scripts else run.code_bytes,
+        **{name: getattr(run, name) for name in CONDITIONS},
+        **run.machine,
+        **{name: checksum(run.made_of, pattern) for name, pattern in MADE_OF.items()},
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def checksum(made_of: dict[str, str], pattern: str) -> str | None:
+    """Eight digits that stand for all the files of a kind."""
+    parts = {name: value for name, value in made_of.items() if re.fullmatch(pattern, name)}
+    text = json.dumps(parts, sort_keys=True)
+    shards = f"{len(parts)} shards, " if len(parts) > 1 else ""
+    return shards + hashlib.sha256(text.encode()).hexdigest()[:8] if parts else None

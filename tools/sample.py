@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 from cli import Parser, ToolError, number, plain, run
 from runs import Run, read_file, read_log
 
@@ -34,8 +35,7 @@ def run_of(log: Path | None) -> Run:
     """What the log says, or the newest one in a folder: logs/, if none is named."""
     log = log or Path("logs")
     if log.is_dir():
-        logs = sorted(log.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        log = logs[-1] if logs else log
+        log = max(log.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=log)
     if not log.is_file():
         raise ToolError(f"{log}: no such file: train first, or name a log; text needs --prompt")
     text = read_log(log.with_suffix(".txt"), events=False)  # has the script
@@ -62,9 +62,6 @@ def load(log: Run) -> tuple[Any, Any]:
     torch.set_num_threads(1)  # on a busy machine threads would wait for each other
     path = Path(log.path).with_suffix(".int8.ptz")
     data = file_of(path, f"the run is {log.status}: name another one")
-    if log.model_bytes not in (None, len(data)):
-        words = f"{len(data):,} bytes, its log says {log.model_bytes:,}: RESUME=auto repeats it"
-        raise ToolError(f"{path}: damaged, or another run's: {words}")
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
     sys.modules[script.__name__] = script  # dataclasses look for it there
@@ -123,7 +120,7 @@ def write(model: Any, tokens: list[int], config: Any, options: argparse.Namespac
     return tokens
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("log", type=Path, nargs="?", help="logs/<RUN_ID>.txt or .jsonl (default: the newest one)")
@@ -134,11 +131,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.prompt != options.prompt.encode("utf-8", "replace").decode():
         parser.error("--prompt: not UTF-8: write it in UTF-8")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
     log = run_of(options.log)
     model, config = load(log)
     encode, decode, bos = coder_of(log, Path(config.tokenizer_path))

@@ -1,7 +1,5 @@
 """Which runs are seeds of one configuration, in what runs differ, and whether one is better."""
 
-import hashlib
-import json
 import math
 import re
 import statistics
@@ -12,69 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cli import setting, some
-from runs import Run
+from runs import CONDITIONS, MADE_OF, Run
 
-# Names of the run, its files and its processes: no part of a configuration.
-NOT_CONFIGURATION = re.compile(
-    r"run_id|seed|resume|device|rank|local_rank|distributed|is_main_process|warning|logfile|"
-    r".*(_|log)(dir|path|file|files)"
-)
-MADE_OF = {  # conditions that are checksums: the names of what they are made of
-    "tokenizer": "tokenizer",
-    "validation_shards": r"fineweb_val_\d+\.bin",
-    "training_shards": r"fineweb_train_\d+\.bin",
-}
-# Files that decide what is trained on: compared by their names, wherever they lie.
-DATA_FILES = {"data_path", "data_dir", "datasets_dir", "tokenizer_path"}
 # Shown where they differ, but no reason why results would: periods of lines, surroundings.
 HARMLESS = re.compile(
     r"(train|val|checkpoint|trace|training)_(.*_)?(every|keep)|trace_steps|checkpoint_.*_steps|"
     r"python|cpus|platform|data_dir|val_progress_log_every"
 )
-FIELDS = ("model_params", "world_size", "micro_steps", "dataset", "train_shards", "val_tokens")
-FIELDS += ("partial_val",)
 # Not settings: they have no value that one could set.
-FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *FIELDS, *MADE_OF}
+FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *CONDITIONS, *MADE_OF}
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
-SETTINGS_IN_NAME = 3  # at most; arms that differ in more are named after their logs
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
-
-
-# --- what differs ---
-
-
-def conditions(run: Run) -> dict[str, Any]:
-    """Settings, code, versions, devices, data; not the seed."""
-    values: dict[str, Any] = {}
-    for name, value in run.config.items():
-        if name in DATA_FILES and isinstance(value, str):
-            values[name] = Path(value).name
-        elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
-            values[name] = value
-    if run.micro_steps is not None:  # what GRAD_ACCUM_STEPS has led to
-        values.pop("grad_accum_steps", None)
-    values |= {
-        "code": run.scripts[-1][:12] if run.scripts else None,
-        "code_bytes": None if run.scripts else run.code_bytes,
-        **{name: getattr(run, name) for name in FIELDS},
-        **run.machine,
-        **checksums(run),
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def checksums(run: Run) -> dict[str, str]:
-    """Of the tokenizer and of each split: eight digits that stand for all of its shards."""
-    result = {}
-    for name, pattern in MADE_OF.items():
-        parts = {k: v for k, v in run.made_of.items() if re.fullmatch(pattern, k)}
-        if parts:
-            text = json.dumps(parts, sort_keys=True)
-            shards = f"{len(parts)} shards, " if len(parts) > 1 else ""
-            result[name] = shards + hashlib.sha256(text.encode()).hexdigest()[:8]
-    return result
-
 
 Places = dict[Any, list[int]]  # values with the numbers (from 0) of those that have them
 
@@ -88,9 +34,8 @@ def places(values: Iterable[Any]) -> Places:
 
 def all_conditions(runs: Sequence[Run]) -> dict[str, Places]:
     """The values of each condition. None: the log does not tell it."""
-    known = [conditions(run) for run in runs]
-    names = dict.fromkeys(name for setup in known for name in setup)
-    return {name: places(setup.get(name) for setup in known) for name in names}
+    names = dict.fromkeys(name for run in runs for name in run.conditions)
+    return {name: places(run.conditions.get(name) for run in runs) for name in names}
 
 
 def differences(table: dict[str, Places]) -> list[str]:
@@ -106,14 +51,14 @@ def is_harmless(name: str) -> bool:
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
     allowed = {name.lower() for name in allow}
-    names = [name for name in differences(all_conditions(runs)) if not is_harmless(name)]
-    return [name for name in names if name.lower() not in allowed]
+    names = differences(all_conditions(runs))
+    return [name for name in names if not is_harmless(name) and name.lower() not in allowed]
 
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
     """Numbers of the runs that differ in nothing but seed, harmless settings and surroundings."""
-    names, known, result = telling(runs, allow), [conditions(run) for run in runs], []
-    for group in places(tuple(setup.get(name) for name in names) for setup in known).values():
+    names, result = telling(runs, allow), []
+    for group in places(tuple(run.conditions.get(n) for n in names) for run in runs).values():
         # With a seed twice it is several: logs do not tell all, such as how slow a disk was.
         twice = len({runs[number].known_seed for number in group}) < len(group)
         paths = [re.sub(SEED_OR_SUFFIX, "", runs[number].path) * twice for number in group]
@@ -132,27 +77,10 @@ def trace(run: Run) -> tuple[Any, ...] | None:
     return run.seed, run.last_step, round(run.train_time_ms), times, scores
 
 
-# --- why runs are not compared ---
-
-
-def faults_of_group(name: str, group: Sequence[Run], allow: Sequence[str]) -> Iterator[str]:
-    """Reasons why some runs are not a sample of one configuration."""
-    if mixed := telling(group, allow):
-        options = " ".join(f"--allow {word}" for word in mixed[:3])
-        remedy = f"name the runs of one, or say that it does not matter: {options}"
-        yield f"{name} mixes configurations: {some(mixed)} differ: {remedy}"
-    traces = [trace(run) for run in group]
-    for index, run in enumerate(group):
-        if traces[index] is not None and traces[index] in traces[:index]:
-            yield f"{name}: {run.name} repeats another run's seed and result: one run counts once"
-        if run.status in ("failed", "interrupted"):
-            yield f"{name}: {run.name} {run.status}: {run.error or 'the log does not say why'}"
-
-
 def bytes_scored(run: Run) -> float | None:
     """The bytes of text of which the score is the mean; None: the log does not say it."""
     rate = run.result and run.result.bytes_per_token
-    return rate * run.val_tokens if rate and run.val_tokens and not run.partial_val else None
+    return rate * run.val_tokens if rate and run.val_tokens else None
 
 
 def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
@@ -161,14 +89,9 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
     parts = {bool(run.partial_val) for run in runs}
     if True in parts and (False in parts or "partial_val" not in allowed):
         which = "some runs" if False in parts else "all runs"
-        say = "" if False in parts else ", or say that a part is enough: --allow partial_val"
-        yield f"{which} scored a part of the validation split: run again without VAL_TOKENS{say}"
-    counts = {f"{run.val_tokens:,}" for run in runs if run.partial_val and run.val_tokens}
-    if len(counts) > 1:
-        yield f"parts of {' and '.join(counts)} tokens were scored: give all runs one VAL_TOKENS"
-    known = [checksums(run) for run in runs]
-    tokenizers = {sums.get("tokenizer") for sums in known} - {None}
-    splits = {sums.get("validation_shards") for sums in known} - {None}
+        yield f"{which} scored a part of the validation split: run again without VAL_TOKENS"
+    tokenizers = {run.conditions.get("tokenizer") for run in runs} - {None}
+    splits = {run.conditions.get("validation_shards") for run in runs} - {None}
     same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
     if len(splits) > 1 and not same_text and "validation_shards" not in allowed:
         yield "the validation shards differ (checksums in made_of): validate all runs on one split"
@@ -177,9 +100,6 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
         ends = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
         scored = " and ".join(f"{name} {sizes[name]:,.0f} bytes" for name in ends)
         yield f"other validation texts: {scored} scored: validate all runs on one text"
-
-
-# --- names ---
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -191,20 +111,18 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """TRAIN_PREFETCH=1 for each arm; where settings are not all that differs, its log's name,
+    """MATRIX_LR=0.04 for each arm; where settings are not all that differs, its log's name,
     without the seed where that tells them apart."""
     firsts = [group[0] for group in groups]
-    different, known = telling(firsts), [conditions(run) for run in firsts]
-    if 0 < len(different) <= SETTINGS_IN_NAME and not FACTS & {*different}:
-        named = [" ".join(setting(n, setup.get(n)) for n in different) for setup in known]
+    different = telling(firsts)
+    if different and not FACTS & {*different}:
+        named = [" ".join(f"{n.upper()}={r.conditions.get(n)}" for n in different) for r in firsts]
         if len({*named}) == len(named):
             return named
     names = labels(firsts)
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
     return short if len(set(short)) == len(short) else names
 
-
-# --- statistics ---
 
 CAP_BYTES = 16_000_000  # script and model, decimal
 SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
@@ -266,9 +184,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(places) - rank) * p_values[place]))
         result[place] = least
     return result
-
-
-# --- results ---
 
 
 def pairs_by_seed(

@@ -11,7 +11,6 @@ the host asks for a batch or an upload runs. A lane in which nothing ran is not 
 shows the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
 """
 
-import argparse
 import gzip
 import json
 import math
@@ -23,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
 from cli import ToolError
 
 MAX_BYTES = 1_000_000_000  # of an unpacked trace
-PICTURE_STEPS = 3  # so few that single reads are seen
 MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
 PARTS = ("forward", "backward", "optimizer")  # of compute
 LANES = {"disk_read": "reader", "input_wait": "asked", "reduce": "all-reduce"}
@@ -131,7 +130,7 @@ def read_trace(path: Path, few: bool = False) -> Trace:
     ended = [marks[f"ProfilerStep#{number}"] for _, number in steps]
     end = max(stop for _, stop in [*ended, *found["kernels"], *found["NCCL"]])
     rows = lanes(found, device, end)
-    shown = steps[1 : 1 + PICTURE_STEPS] if few and len(steps) > 1 else steps
+    shown = steps[1:4] if few and len(steps) > 1 else steps  # so few that single reads are seen
     first, last = shown[0], shown[-1]
     end = min((begin for begin, _ in steps if begin > last[0]), default=end)
     for name, spans in rows.items():
@@ -162,9 +161,8 @@ def lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[str, li
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:
-    """The timelines, one above the other on one time axis; the same traces give the same file."""
-    import matplotlib  # optional, and slow to import
-    from matplotlib.figure import Figure
+    """The timelines, one above the other on one time axis."""
+    from matplotlib.figure import Figure  # slow to import
 
     end = max(trace.end for trace in traces)
     heights = [len(trace.rows) + 1.6 for trace in traces]
@@ -174,22 +172,20 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         draw_rows(axes, trace, end)
         axes.set_title(trace.name, loc="left", weight="bold", pad=18)
     axes.set_xlabel(f"milliseconds (waits below {SHORT * end:.2f} ms are not drawn)")
-    with matplotlib.rc_context({"svg.hashsalt": "timeline"}):
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+    figure.savefig(path)
 
 
 def draw_rows(axes: Any, trace: Trace, end: float) -> None:
-    said, pixel = trace.said(), end / 560
+    said = trace.said()
     axes.barh(range(len(trace.rows)), trace.end, 0.7, color="#f0f0f0")
     for row, (name, spans) in enumerate(trace.rows.items()):
         if name == "input wait":
             spans = [span for span in spans if span[1] - span[0] >= SHORT * end]
-        least = 3 * pixel if name == "reader" else pixel  # a short read is seen, too
-        wide = merged((min(a, trace.end - least), max(b, a + least)) for a, b in spans)
-        bars = [(a, b - a) for a, b in wide]
-        axes.broken_barh(bars, (row - 0.35, 0.7), lw=0, color=COLOURS[name])
+        bars = [(begin, stop - begin) for begin, stop in spans]
+        edge = {"lw": 0.8, "ec": COLOURS[name]}  # a short read is seen, too
+        axes.broken_barh(bars, (row - 0.35, 0.7), fc=COLOURS[name], **edge)
         axes.text(1.01 * end, row, said[name].replace(", ", "\n", 1), size=9, va="center")
-    for begin, number in trace.steps[:: 1 + len(trace.steps) // 40]:
+    for begin, number in trace.steps:
         axes.axvline(begin, color="#606060", lw=1, ls="--")
         axes.text(begin, -0.6, f"step {number}", size=9)
     axes.set(xlim=(0, end), ylim=(len(trace.rows) - 0.5, -0.5))
@@ -198,7 +194,7 @@ def draw_rows(axes: Any, trace: Trace, end: float) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="a file that TRACE_STEPS wrote")
@@ -206,11 +202,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.picture and options.picture.suffix not in (".svg", ".png"):
         parser.error(f"--picture {options.picture}: must end in .svg or .png")
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
     traces = [read_trace(path, few=bool(options.picture)) for path in options.files]
     if options.picture:
         draw(traces, options.picture)

@@ -15,13 +15,14 @@ from unittest import mock
 import ablate
 import pytest
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, started, until
+from runs import Result, Run
 from samples import paired
 
 TOOL = ROOT / "tools" / "ablate.py"
 TWO = ("--vary", "KNOB=0,1", "--out", "out")
 # Writes events as train_gpt.py does; its figures follow from settings. FAKE_*: how to misbehave.
 FAKE = r"""
-import json, os, signal, sys
+import json, os, re, signal, sys
 from pathlib import Path
 E = os.environ
 KNOWN = {"knob": 0.0, "mlp_mult": 2.0, "train_prefetch": True, "seed": 1337, "iterations": 20,
@@ -34,8 +35,6 @@ run, seed, knob, N = E["RUN_ID"], config["seed"], config["knob"], config["iterat
 with open("journal", "a") as journal:
     print(json.dumps({**E, "script": sys.argv[0]}), file=journal)
 started = len(open("journal").readlines())
-if E.get("KNOB") == "99":
-    sys.exit(2)
 log = open(f"logs/{run}.jsonl", "x")
 def event(name, **fields):
     print(json.dumps({"event": name, "time": 1000.0 + started, **fields}), file=log, flush=True)
@@ -49,10 +48,11 @@ event("hardware", device="x86_64", cpus=1, torch="2.13.0", python="3.12.0")
 if E.get("FAKE_REFUSE"):
     print("fake: settings are wrong:\n  HEADS=3: set 4", file=sys.stderr)
     sys.exit(2)
-if run == E.get("FAKE_FAIL"):
+name = re.sub("-[0-9a-f]{8}-seed", "-seed", run)
+if name == E.get("FAKE_FAIL"):
     print("working\nboom: the disk is full", file=sys.stderr)
     end("failed", 1)
-if run == E.get("FAKE_WAIT"):
+if name == E.get("FAKE_WAIT"):
     Path("waiting").touch()
     try: signal.pause()
     except KeyboardInterrupt: end("interrupted", 130)
@@ -91,7 +91,13 @@ class Place:
         return [json.loads(line) for line in text.splitlines()]
 
     def started(self) -> list[str]:
-        return [start["RUN_ID"] for start in self.starts()]
+        """The RUN_IDs without their checksums."""
+        return [re.sub("-[0-9a-f]{8}-seed", "-seed", start["RUN_ID"]) for start in self.starts()]
+
+    def log(self, run: str) -> Path:
+        name, _, seed = run.rpartition("-")
+        [path] = (self.folder / "logs").glob(f"{name}-????????-{seed}.jsonl")
+        return path
 
 
 @pytest.fixture
@@ -121,8 +127,7 @@ def test_a_setting_that_the_script_does_not_have_ends_it(place: Place) -> None:
         (
             ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting: did you mean KN"),
             ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting: did you"),
-            ("knob=0,1", ("bash", "run.sh"), 1, "has no such setting: see --help"),
-            ("KNOB=99,0", ("python3", "fake.py"), 1, "refuses what it is given (above): nothing"),
+            ("knob=0,1", ("bash", "run.sh"), 1, "knob=0: the run had None: no such setting"),
         )
     ):
         before, words_before = len(place.starts()), ("--vary", vary, "--out", f"out{number}", "--")
@@ -138,10 +143,9 @@ def test_runs_take_turns_and_are_paired_by_seed(place: Place) -> None:
     ids = [f"out-{pair.replace('-', '-seed')}" for pair in order]
     assert (code, err) == (0, "") and place.started() == ids
     assert re.search(r"\[8/9\] .* finished, about \d+ s left\n", out)
-    for start in place.starts():
-        assert start["RUN_ID"] == f"out-{start['KNOB']}-seed{start['SEED']}"
-        assert start["ITERATIONS"] == "30"
-        assert (place.folder / "logs" / f"{start['RUN_ID']}.jsonl").exists(), "as any run's"
+    for start, run in zip(place.starts(), ids, strict=True):
+        assert run == f"out-{start['KNOB']}-seed{start['SEED']}" and start["ITERATIONS"] == "30"
+        assert place.log(run).stem == start["RUN_ID"], "as any run's"
     assert out.index("Verdict") < out.index("Differences") < out.index("What differs")
     assert (place.folder / "out" / "report.txt").read_text().strip() in out
 
@@ -150,12 +154,12 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     seeds = (1337, 1341, 1350)
     code, out, _ = place(*TWO, "--seeds", ",".join(map(str, seeds)), FAKE_DRIFT="0")
     test = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
-    assert "a lower loss is better; measurable: p < 0.05 for all 1 losses together, and for " in out
-    figures = f"{test.difference:+.4g} ms", f"{test.low:+.4g} to {test.high:+.4g}", "measurable"
-    assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-3:] == [*figures]
+    assert "a lower loss is better; measurable: p < 0.05 by Holm's rule" in out
+    figures = f"{test.difference:+.4g} ms ({test.low:+.4g} to {test.high:+.4g})"
+    assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-2:] == [figures, "measurable"]
+    assert row_of(out, "validation time").endswith("  equal")
     verdict = verdict_of(out)
-    assert verdict.startswith(f"KNOB=1 against KNOB=0: step time {figures[0]} ({figures[1]})")
-    assert "; not measurable: loss, " in verdict
+    assert verdict.startswith(f"KNOB=1 against KNOB=0: step time {figures}")
     assert verdict.endswith("losses are equal to the digit: what was varied computes the same")
     out = place("--vary", "TRAIN_PREFETCH=1,0", "--out", "other")[1]
     assert "input wait +11 ms per step" in verdict_of(out)
@@ -163,12 +167,17 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     assert "one seed cannot tell a difference from chance: add --seeds 3" in verdict_of(out)
 
 
-def test_differences_are_judged_together() -> None:
-    """Of two with p = 0.03 none is measurable, one alone is."""
+def test_losses_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two with p = 0.03 none is measurable, one alone is; other quantities do not count."""
     test = dataclasses.replace(paired([0.0] * 3, [1.0, 2.0, 4.0]), p_of_none=0.03)
-    one = ablate.Difference(ablate.Arm((("KNOB", "1"),)), "loss", "nats", 3, test)
-    assert [each.measurable for each in ablate.judged([one])] == [True]
-    assert [each.measurable for each in ablate.judged([one, one])] == [False, False]
+    monkeypatch.setattr(ablate, "paired", lambda *_: test)
+    result = Result("roundtrip", "score", 2.0, 1.0)
+    runs = [Run("x", seed=seed, result=result, val_total_ms=1.0) for seed in (1, 2)]
+    for others, measurable in ((1, [True]), (2, [False, False])):
+        arms = {ablate.Arm((("KNOB", str(n)),)): runs for n in range(1 + others)}
+        found = ablate.differences(arms)
+        assert [one.measurable for one in found if one.metric == "loss"] == measurable
+        assert len(found) == 2 * others
 
 
 def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
@@ -177,7 +186,7 @@ def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
     assert code == 1 and len(place.starts()) == 6
     assert "FAILED (exit code 1)" in out and "    boom: the disk is full" in out
     assert "KNOB=1 seed 1338: exit code 1" in out.split("Failed\n")[1]
-    assert row_of(out, "step time").split()[3] == "2", "two pairs"
+    assert re.split(r"  +", row_of(out, "step time"))[2] == "2", "two pairs"
     code, out, _ = place(*TWO, "--seeds", "3")
     assert code == 0 and place.started()[6:] == ["out-1-seed1338"]
     assert "5 of 6 runs are finished and kept" in out
@@ -190,9 +199,9 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     assert place(*TWO, "--seeds", "2")[0] == 0
     begun = len(place.starts())
     assert place(*TWO, "--seeds", "2")[0] == 0 and len(place.starts()) == begun
-    log = place.folder / "logs" / "out-1-seed1337.jsonl"
+    log = place.log("out-1-seed1337")
     log.write_text(log.read_text().split('{"event": "end"')[0])
-    checkpoint = place.folder / "checkpoints" / "out-1-seed1337" / "step_00000002.pt"
+    checkpoint = place.folder / "checkpoints" / log.stem / "step_00000002.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
     assert place(*TWO, "--seeds", "2")[0] == 0 and place.started()[begun:] == ["out-1-seed1337"]
@@ -203,22 +212,38 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     assert sorted(place.started()[begun + 1 :]) == sorted(new)
 
 
-def test_another_ablation_is_not_mixed_in(place: Place) -> None:
-    """Nor are logs touched that are not the tool's."""
-    assert place(*TWO, "--seeds", "1")[0] == 0
-    begun = len(place.starts())
-    assert "otherwise (ITERATIONS was not set, is 9)" in place(*TWO, ITERATIONS="9")[2]
-    err = place(*TWO, MLP_MULT="4")[2]
-    assert (
-        "made otherwise (MLP_MULT was not set, is 4): change that back, or name another --" in err
-    )
-    place.script.write_text(FAKE + "# changed\n")
-    code, _, err = place(*TWO)
-    assert code == 2 and "fake.py was" in err and "name another --out" in err
-    (place.folder / "logs" / "mine-0-seed1337.jsonl").write_text("precious")
-    code, _, err = place("--vary", "KNOB=0,1", "--out", "mine")
-    assert code == 2 and "mine-0-seed1337.jsonl: not a run of mine: name another --out" in err
-    assert len(place.starts()) == begun
+def test_runs_that_were_made_otherwise_are_not_mixed_in(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a setting or a script; each way keeps its own runs, and no log is touched that is not
+    the tool's."""
+    foreign = place.folder / "logs" / "out-0-seed1337.jsonl"
+    foreign.parent.mkdir()
+    foreign.write_text("precious")
+    for starts, variables, script in (
+        (2, {}, FAKE),
+        (2, {"ITERATIONS": "9"}, FAKE),
+        (2, {"MLP_MULT": "4"}, FAKE),
+        (0, {}, FAKE),
+        (2, {}, FAKE + "# changed\n"),
+        (0, {"ITERATIONS": "9"}, FAKE),
+    ):
+        place.script.write_text(script)
+        begun = len(place.starts())
+        code, out, _ = place(*TWO, "--seeds", "1", **variables)
+        assert code == 0 and len(place.starts()) == begun + starts
+        assert ("2 of 2 runs are finished and kept" in out) == (starts == 0)
+    assert foreign.read_text() == "precious"
+    quick = place.folder / "quick.py"
+    quick.write_text("import runpy\nrunpy.run_path('fake.py')\n")
+    monkeypatch.setattr(ablate, "QUICKSTART", quick)
+    monkeypatch.setattr(ablate, "TRAINER", place.script)
+    for number, script in enumerate((FAKE, FAKE + "# edited\n"), 1):
+        place.script.write_text(script)
+        begun = len(place.starts())
+        words = (*TWO, "--seeds", "1", "--", "python3", str(quick))
+        assert place.call(ablate.main, *words)[0] == 0
+        assert len(place.starts()) == begun + 2, f"the trainer behind it: {number}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -232,7 +257,7 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in out
     assert "2 of 4 runs are finished and kept" in out
-    events = (place.folder / "logs" / f"{run}.jsonl").read_text()
+    events = place.log(run).read_text()
     assert json.loads(events.splitlines()[-1])["status"] == "interrupted", "it was asked to end"
     assert place(*TWO, "--seeds", "2")[0] == 0
     assert len(place.starts()) == 5 and place.started()[2:4] == [run, run]
@@ -248,12 +273,9 @@ def test_scripts_take_turns_as_settings_do(place: Place) -> None:
     code, out, err = place.call(ablate.main, *words, *command)
     ids = [f"out-{name}-seed1337" for name in ("fake-0", "fake-1", "ema-0", "ema-1")]
     assert (code, err) == (0, "") and place.started()[:4] == ids
-    assert [start["script"] for start in place.starts()[:3:2]] == ["fake.py", "ema.py"]
     verdicts = [line.strip() for line in verdict_of(out).splitlines()]
-    assert [line.split(" against ")[0] for line in verdicts] == [
-        *("fake.py KNOB=1", "ema.py KNOB=0", "ema.py KNOB=1")
-    ]
-    assert "step time +20 ms" in verdicts[1]
+    assert verdicts[1].startswith("ema.py KNOB=0 against fake.py KNOB=0: step time +20 ms")
+    assert len(verdicts) == 3
 
 
 def test_no_two_arms_share_a_run(place: Place) -> None:
@@ -268,7 +290,7 @@ def test_no_two_arms_share_a_run(place: Place) -> None:
     place.script.write_text(FAKE.replace('"names": "a"', '"names": "a", "place": "a"'))
     assert place(*values)[0] == 0
     assert place("--vary", "NAMES=a,b;c", "--out", "commas", "--seeds", "1")[0] == 0
-    assert len({*place.started()}) == len(place.started()) == 4 + 4 + 2
+    assert len({start["RUN_ID"] for start in place.starts()}) == len(place.starts()) == 4 + 4 + 2
     assert [start["NAMES"] for start in place.starts()[-2:]] == ["a,b", "c"]
 
 
@@ -304,9 +326,9 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
 def test_a_command_that_sets_the_variable_itself_is_named(place: Place, call: Call) -> None:
     for number, (own, words) in enumerate(
         (
-            ("KNOB=1", "KNOB=2: the run had 1.0: the command sets it itself"),
-            ("NAMES=c", "NAMES=x: the run had c: the command sets it itself"),
-            ("SEED=5", "SEED=1337: the run had 5: the command sets it itself"),
+            ("KNOB=1", "KNOB=2: the run had 1.0: no such setting, or the command sets it"),
+            ("NAMES=c", "NAMES=x: the run had c: no such setting, or the command sets it"),
+            ("SEED=5", "SEED=1337: the run had 5: no such setting, or the command sets it"),
             ("RUN_ID=x", "was not written: train, and set no RUN_ID"),
         )
     ):

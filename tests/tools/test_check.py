@@ -16,10 +16,9 @@ from typing import Any
 
 import check
 import pytest
-import record
-from made_logs import ARTIFACT, NAME, RULE, SCRIPT, SMI, bpb_of, make_record, record_log
+from check import OPEN, RECORD
+from made_logs import ARTIFACT, NAME, RULE, SCRIPT, SMI, TOKENS, bpb_of, make_record, record_log
 from packed import pack
-from record import OPEN, RECORD
 from running import Call
 
 Build = Callable[[Path], Path]
@@ -30,10 +29,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "records" / RECORD / NAME
 
 
-def said(report: record.Report) -> list[str]:
+def said(report: check.Record) -> list[str]:
     """Each finding as `level: logs: sentence`."""
     return [
-        f"{f.level}: {''.join(f'{log}: ' for log in f.logs)}{f.message}" for f in report.findings
+        f"{level}: {''.join(f'{log}: ' for log in logs)}{message}"
+        for level, message, logs in report.findings
     ]
 
 
@@ -44,7 +44,7 @@ def test_a_record_in_order_is_accepted(place: Path, call: Call) -> None:
         f"{place}: accepted as track_10min_16mb",
         "  val_bpb 1.12558 +- 0.00030, val_loss 1.90050 +- 0.00050, seeds 1, 1337, 42",
         f"  code {len(SCRIPT)} + model 15,700,000 = {total:,} bytes, {16_000_000 - total:,} left",
-        f"  not checked  {record.UNSEEN}",
+        f"  not checked  {check.UNSEEN}",
     ]
 
 
@@ -74,23 +74,13 @@ def log_of_42(**log: Any) -> Build:
     return add("train_seed42.log", record_log(**{"seed": 42, "nats": 1.901} | log))
 
 
-def links(folder: Path) -> Path:
-    """One that leaves the folder, to a log; and one that does not."""
-    make_record(folder)
-    (folder.parent / "secret.log").write_text(record_log(seed=9))
-    (folder / "train_seed9.log").symlink_to(folder.parent / "secret.log")
-    (folder / "circle").symlink_to(folder)
-    return folder
-
-
 SOURCE, JSON, LOG = "train_gpt.py", "submission.json", "train_seed1.log"
 PYTHON = f"Python 3.{sys.version_info[1]}"
 EACH = f"{LOG}: train_seed1337.log: train_seed42.log"
 FLOAT = round(bpb_of(1.89), 4)  # of the last validation of seed 1
 LONG = SCRIPT + "".join(f"x{i} = {i * 7919}\n" for i in range(900))
-DAMAGED = pack(LONG.encode()).decode().replace("_data = b", "_data = b'' + b")[:700]
 MORE = SCRIPT + "more = 1\n"
-OTHER_SEED, COPY = log_of_42(seed=7), record_log()
+COPY = record_log()
 LATE = "cap train_time:599865", "cap train_time:601200"
 EXACT = "final_int8_zlib_roundtrip_exact"
 ROUGH, FLAT = 1.12566, round(bpb_of(1.9005), 5)
@@ -109,23 +99,17 @@ FAULTS: dict[str, Build] = {
     "refused: no README.md: write": edit(moved=("README.md", "../gone")),
     "refused: train_gpt.py is missing or empty": edit(moved=(SOURCE, "../gone")),
     "refused: no submission.json: let tools/package.py": edit(moved=(JSON, "../gone")),
-    "refused: train_seed9.log is a link that leads out": links,
     "warned: README.md still has a TODO": edit(readme="TODO: " + "words " * 30),
     "not checked: kernels.py: what train_gpt.py needs counts": add("kernels.py", "import os\n"),
     "warned: mine: name the folder YYYY-MM-DD_D": lambda f: make_record(f.parent / "mine"),
     "warned: submission.json says track 'non_record_16mb': it": says(track="non_record_16mb"),
     # submission.json
-    "refused: submission.json: it is not a JSON object": add(JSON, "[1]"),
     "warned: submission.json: 'val_bpb' is a required": says(val_bpb=None),
-    "warned: submission.json: val_bpb: '1.1' is not of type 'number'": says(val_bpb="1.1"),
     # runs
-    "warned: train_seed7.log: no training log": add("train_seed7.log", "pip install\n"),
     "warned: train_seed7.log: it is a copy of train_seed1.log": add("train_seed7.log", COPY),
     "warned: train_seed1.log: unfinished at step 13,790, without": add(LOG, UNFINISHED),
-    "refused: no log has a result of the artifact": drop(r"(?s)Serialized model.*"),
+    "refused: no log has a result": drop(r"(?s)Serialized model.*"),
     "not checked: 1 other runs than those of": add("other.log", record_log(nats=1.7)),
-    "warned: the names of logs have other seeds than the logs: "
-    "train_seed42.log says seed 7": OTHER_SEED,
     "warned: submission.json names the seeds 1, 42, the logs": says(seeds=[1, 42]),
     "warned: runs: 1; three seeds are usual": edit(results={1: 1.9}),
     "warned: the runs differ in configuration: matrix_lr": log_of_42(matrix_lr=0.02),
@@ -143,43 +127,37 @@ FAULTS: dict[str, Build] = {
     "refused: a log's total is 16,024,793 bytes": edit(total=16_024_793),
     "refused: model and code are 16,003,329 bytes": drop(r"(Code size|Total).*\n", **TOO_LARGE),
     "warned: model and train_gpt.py are 16,003,329 bytes": edit(code=900, **TOO_LARGE),
-    "not checked: the size of the compressed model": drop(r".* bytes.*\n"),
     "warned: bytes_total is 15,000,000: model and": says(bytes_total=15_000_000),
-    "warned: bytes_code is 5: train_gpt.py has": says(bytes_code=5),
     # script
     f"warned: {EACH}: holds another script than train_gpt.py"
     ": line 6 without comments is '(no such line)', not 'more = 1'": add(SOURCE, MORE),
     "not checked: train_seed1.log: the script that ran": rewrite(*NO_SCRIPT),
     f"warned: {LOG}: counts 7 bytes of code": drop(r"(?<=Code size: )\d+", "7", first=NO_SCRIPT),
-    "refused: train_gpt.py: a packed script that is damaged": add(SOURCE, DAMAGED),
     f"warned: train_gpt.py: {PYTHON} does not compile it: line 11: ": edit(script=BROKEN),
     # time, machine, data
     f"refused: {LOG}: trained for 601.2 s": rewrite(*LATE),
     "not checked: the training time": drop(r"train_time:\S+ ?|step_avg:\S+"),
     f"refused: {EACH}: evaluated for 688.0 s": edit(eval_ms=688_000),
-    f"not checked: {EACH}: the evaluation time": drop(r" eval_time:\d+ms"),
     "refused: ran on 1 x NVIDIA H100": edit(world=1),
     "warned: ran on 8 x NVIDIA A100": edit(smi=SMI.replace("H100 80GB HBM3", "A100-SXM4")),
-    "not checked: the GPU": edit(smi=""),
     f"warned: {EACH}: its 2 evaluations took 700.0 s together": edit(**TWO_PASSES),
     f"warned: {LOG}: the log says: GPTQ_RESERVE_SECONDS=8: GPTQ took": rewrite(
         "\nstopping_early: ", f"\nWARNING: {SLOW_GPTQ}\nstopping_early: "
     ),
     f"refused: {LOG}: train_seed42.log: it counted 302,160,726 bytes of": edit(factor=2),
     "warned: it counted 154,101,969 bytes of text": edit(factor=1.02),
-    "refused: it counted 75,540,181 bytes of text": edit(factor=0.5),
     "refused: it scored a part of the validation": edit(partial=" partial_val:1"),
-    f"refused: {LOG}: it scored 131,072 tokens": rewrite("tokens:62021632", "tokens:131072"),
-    f"not checked: {LOG}: the size of the valid": rewrite(" tokens:62021632", ""),
+    f"refused: {LOG}: it counted 319,282 bytes of text": rewrite(f"ns:{TOKENS}", "ns:131072"),
+    f"not checked: {LOG}: the bytes that it counted: run": rewrite(" tokens:62021632", ""),
 }
 
 
 @pytest.mark.parametrize("expected", FAULTS)
 def test_a_fault_is_named_in_one_sentence(expected: str, place: Path) -> None:
     """Also without the names of the logs in front of the sentence."""
-    report = record.check_folder(FAULTS[expected](place))
+    report = check.check_folder(FAULTS[expected](place))
     found = said(report)
-    found += [f"{finding.level}: {finding.message}" for finding in report.findings]
+    found += [f"{level}: {message}" for level, message, _ in report.findings]
     assert any(line.startswith(expected) for line in found), found
 
 
@@ -201,8 +179,8 @@ IN_ORDER = {
 
 @pytest.mark.parametrize("oddity", IN_ORDER)
 def test_what_is_odd_but_in_order_is_accepted(oddity: str, place: Path) -> None:
-    report = record.check_folder(IN_ORDER[oddity](place))
-    assert said(report) == [] and len(report.facts.judged) == 3
+    report = check.check_folder(IN_ORDER[oddity](place))
+    assert said(report) == [] and len(report.judged) == 3
 
 
 def test_the_score_is_the_mean_of_one_arm(place: Path) -> None:
@@ -213,8 +191,8 @@ def test_the_score_is_the_mean_of_one_arm(place: Path) -> None:
         path.rename(place / f"seed{seed}_b.log")
         slow = record_log(seed=seed, nats=1.8, matrix_lr=0.02, total=17_000_000, world=1)
         (place / f"seed{seed}_a.log").write_text(slow)
-    report = record.check_folder(place)
-    assert {*report.facts.judged} == {f"seed{seed}_b.log" for seed in (1, 42, 1337)}
+    report = check.check_folder(place)
+    assert {*report.judged} == {f"seed{seed}_b.log" for seed in (1, 42, 1337)}
     assert [line[:33] for line in said(report)] == ["not checked: 3 other runs than th"]
     for seed, nats in {1: 1.87, 42: 1.88, 1337: 1.89}.items():
         (place / "evaluated").mkdir(exist_ok=True)
@@ -223,8 +201,8 @@ def test_the_score_is_the_mean_of_one_arm(place: Path) -> None:
     values = json.loads((place / JSON).read_text())
     values |= {"val_loss": 1.88, "val_bpb": round(bpb_of(1.88), 6), "seed_results": {}}
     (place / JSON).write_text(json.dumps(values))
-    report = record.check_folder(place)
-    assert {*report.facts.judged} == {f"evaluated/{seed}.log" for seed in (1, 42, 1337)}
+    report = check.check_folder(place)
+    assert {*report.judged} == {f"evaluated/{seed}.log" for seed in (1, 42, 1337)}
     assert report.verdict == "accepted"
 
 
@@ -238,14 +216,14 @@ def test_folders_of_strangers_are_judged_without_reading_what_is_too_large(place
     os.mkfifo(place / "train_seed8.log")
     (place / "a").symlink_to("b")
     (place / "b").symlink_to("a")
-    found = said(record.check_folder(place))
+    found = said(check.check_folder(place))
     assert "refused: train_gpt.py has 30,000,000 bytes: 16,000,000 are allowed" in found
     size = "20,000,000,000 bytes, of which 50,000,000 are read at most"
     assert f"warned: train_seed7.log: cannot be read: {size}" in found
     assert any("submission.json: val_bpb: " in line for line in found)
     (place / JSON).write_text('{"a":' + "[" * 400_000)
     (place / SOURCE).write_text("x = " + "-" * 400_000 + "1\n")
-    found = said(record.check_folder(place))
+    found = said(check.check_folder(place))
     assert "refused: submission.json: it is not a JSON object" in found
     assert any("train_gpt.py: it cannot be parsed: " in line for line in found)
 
@@ -255,12 +233,12 @@ def test_place_and_track(tmp_path: Path) -> None:
     slow = {"results": {1: 1.9}, "ms": 80, "world": 1, "smi": "", "eval_ms": 700_000}
     slow["changed"] = {"track": "non-record-16mb"}
     folder = make_record(tmp_path / "records" / OPEN / NAME, **slow)
-    assert record.check_folder(folder).verdict == "accepted"
-    assert record.check_folder(folder, RECORD).verdict == "refused"
-    elsewhere = record.check_folder(make_record(tmp_path / "mine" / NAME, **slow))
-    assert (elsewhere.verdict, elsewhere.facts.track) == ("accepted", OPEN)
+    assert check.check_folder(folder).verdict == "accepted"
+    assert check.check_folder(folder, RECORD).verdict == "refused"
+    elsewhere = check.check_folder(make_record(tmp_path / "mine" / NAME, **slow))
+    assert (elsewhere.verdict, elsewhere.track) == ("accepted", OPEN)
     other = make_record(tmp_path / "other" / NAME, changed={"track": None})
-    assert record.check_folder(other).facts.track == RECORD
+    assert check.check_folder(other).track == RECORD
 
 
 LITERAL = base64.b85encode(lzma.compress(LONG.encode())).decode()
@@ -275,10 +253,10 @@ def test_a_packed_script_is_that_of_the_logs(form: str, place: Path) -> None:
     """Which hold the packed form or the readable one, with comments; the readable script may lie
     beside it; the packed form of another script is none."""
     files = {LOG: record_log(seed=1, script=LONG), "readable.py": "# Comments.\n" + LONG}
-    report = record.check_folder(make_record(place, script=PACKED[form], files=files))
-    assert said(report) == ["note: readable.py is the readable form of train_gpt.py"]
+    report = check.check_folder(make_record(place, script=PACKED[form], files=files))
+    assert said(report) == ["not checked: readable.py: what train_gpt.py needs counts as code"]
     (place / LOG).write_text(record_log(seed=1, script=LONG + "y = 1\n"))
-    assert f"{LOG}: holds another script" in "".join(said(record.check_folder(place)))
+    assert f"{LOG}: holds another script" in "".join(said(check.check_folder(place)))
 
 
 def test_nothing_of_the_folder_is_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +266,7 @@ def test_nothing_of_the_folder_is_run(place: Path, monkeypatch: pytest.MonkeyPat
     for name in ("json.py", "ast.py", "sitecustomize.py", "torch.py"):
         (folder / name).write_text(evil)
     monkeypatch.chdir(folder)
-    assert record.check_folder(folder).facts.judged and not marker.exists()
+    assert check.check_folder(folder).judged and not marker.exists()
 
 
 def test_words_of_strangers_do_not_reach_the_terminal_raw(place: Path, call: Call) -> None:

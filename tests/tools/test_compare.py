@@ -54,7 +54,7 @@ def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) ->
     lrs, sizes = "matrix_lr 0.04: 1, 2, 3 | 0.02: 4, 5", "code_bytes 48000: 1, 2, 3 | 48100: 4, 5"
     assert rows == ["seed 1: 1, 4 | 2: 2, 5 | 3: 3", lrs, sizes]
     mean, std = statistics.fmean(values), statistics.stdev(values)
-    said = f"equal but for the seed: nats {mean:.5f} std {std:.5f}, bits per byte "
+    said = f"equal but for the seed: nats {mean:.5f} std {std:.5f}\n"
     assert f"\nRuns 1, 2, 3, {said}" in out and "\nRuns 4, 5, equal but for the seed" in out
 
 
@@ -97,16 +97,11 @@ def test_what_may_change_a_result(tmp_path: Path) -> None:
 def test_logs_without_steps_or_events_are_remarked(tmp_path: Path, call: Call) -> None:
     """A log from which no step was read is never finished, nor without difference."""
     for name in "ab":
-        text = log_text(seed=1, nats=2.0)
+        text = log_text(seed=1, nats=2.0, crc=1)
         (tmp_path / f"{name}.log").write_text(re.sub(r"(?m)^(step|seed|tie).*\n", "", text))
-    write_log(tmp_path / "c.log", crc=1)
-    logs = [tmp_path / f"{name}.log" for name in "abc"]
-    _, out, _ = call(compare.main, *logs[:2])
+    _, out, _ = call(compare.main, tmp_path)
     assert block(out, "Time")[1].split()[2:4] == ["no", "steps"] and "nothing else" not in out
-    assert "  1, 2: no step was read: in what it differs, and whether" in out
-    groups = ("--a", logs[0], logs[2], "--b", logs[1], logs[1])
-    assert "show no difference" not in call(compare.main, *groups)[1]
-    _, out, _ = call(compare.main, logs[2])
+    _, out, _ = call(compare.main, write_log(tmp_path / "c.log", crc=1))
     assert "  1: read from its text, as another trainer's: there is no .jsonl beside it" in out
 
 
@@ -118,7 +113,7 @@ def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call)
     at = "data_crc at step 10000 (the last common one): a0002710: 1, 2"
     for logs, answer in (
         ((first, second), f"Same data: yes, {at}\n"),
-        ((first, second, other, none), f"Same data: NO, {at} | b0002710: 3; no data_crc: 4\n"),
+        ((first, second, other, none), f"Same data: NO, {at} | b0002710: 3 | not known: 4\n"),
     ):
         assert answer in call(compare.main, *logs)[1]
 
@@ -156,9 +151,9 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
     for ours, theirs, *reasons in (
         (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
-        (a[:1], b, "A has 1 run: a test needs two per group at least, better three"),
-        ([*a, copy], b, "A: copy.log repeats another run's seed and result: one run counts once"),
-        (a, [*b, a[0]], "A and B share a run (equal to the digit): each run belongs to one of th"),
+        (a[:1], b, "A has 1 of the two runs that a test needs; three are better"),
+        ([*a, copy], b, "a_seed1.log and copy.log are the same run, to the digit: it counts once"),
+        (a, [*b, a[0]], "a_seed1.log and a_seed1.log are the same run, to the digit"),
         ([*a, cut], b, "cut_seed1.log (unfinished, step 1000) has no result to compare"),
         ([a[0], a[2], gone], b, f"no run was read from {gone}"),
         (a, [*b, diverged], "n_seed1.log (finished, step 13790) has no result to compare"),
@@ -181,19 +176,6 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     flat = arm(tmp_path, "f", [2.06, 2.06]), arm(tmp_path, "g", [2.07, 2.07])
     code, out, _ = call(compare.main, "--a", *flat[0], "--b", *flat[1])
     assert code == 1 and "refused: the results of each group are equal to the digit" in out
-
-
-def test_runs_on_other_validation_shards_are_not_compared(tmp_path: Path, call: Call) -> None:
-    """made_of knows them by checksums."""
-    other = {"made_of": {"fineweb_val_000000.bin": "5000 tokens, 0000dead"}, "matrix_lr": 0.02}
-    for name, changed in ("a", {}), ("b", other):
-        for seed in 1, 2:
-            text = event_lines(seed, score=1.2 + seed / 100, ms=ord(name), **changed)
-            (tmp_path / f"{name}{seed}.jsonl").write_text(text)
-    groups = [["--" + name, *tmp_path.glob(f"{name}?.jsonl")] for name in "ab"]
-    code, out, _ = call(compare.main, *groups[0], *groups[1])
-    assert code == 1 and "refused: the validation shards differ (checksums in made_of)" in out
-    assert "validation_shards" in "".join(block(out, "What differs"))
 
 
 def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -> None:
@@ -241,7 +223,7 @@ def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) 
     curves, dots = figure.axes
     assert figure.get_suptitle() == "3 arms, 9 runs"
     assert legend_of(figure)[0] == ["MATRIX_LR=0.01", "MATRIX_LR=0.02", "MATRIX_LR=0.03"]
-    assert [len(line.get_xdata()) for line in curves.lines] == [5, 5, 5]
+    assert [len(line.get_xdata()) for line in curves.lines] == [2, 2, 2]
     assert len({line.get_color() for line in curves.lines}) == 3
     mean = sum(bpb_of(nats - 0.01) for nats in A) / 3
     assert curves.lines[0].get_ydata()[-1] == pytest.approx(mean, abs=1e-4), "the seeds' mean"
@@ -281,20 +263,6 @@ def test_differences_of_equal_seeds_are_drawn_under_their_verdict(
     assert (low, high) == pytest.approx((samples.paired(A, B).low, samples.paired(A, B).high))
 
 
-def test_training_losses_are_drawn_as_means_where_logs_have_them(
-    tmp_path: Path, drawn: list[Any], call: Call
-) -> None:
-    """Single batches look like a loss that rises."""
-    logs = arm(tmp_path, "a", A)
-    for path in logs:
-        edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
-        edited(path, lambda log: re.sub(r"(?m)(train_loss.*)$", r"\1 mean_loss:2.5", log))
-    assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
-    curves = drawn[0].axes[0]
-    assert curves.get_ylabel().startswith("training loss, mean since the line before")
-    assert [*curves.lines[0].get_ydata()] == [2.5] * 5
-
-
 def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], call: Call) -> None:
     """Parts of the split, runs that are left out, in lines that fit."""
     a, b = arm(tmp_path, "a", A, partial=" partial_val:1"), arm(tmp_path, "b", B, matrix_lr=0.2)
@@ -310,23 +278,18 @@ def test_arms_that_differ_in_more_than_settings_are_told_apart(
     tmp_path: Path, drawn: list[Any], call: Call
 ) -> None:
     """By the names of their logs. Losses of two tokenizers are not drawn together."""
-    changed = [{"code": n, "nats": 2 + n, "factor": 1 + n} for n in (1, 2)]
-    logs = [write_log(tmp_path / f"train_seed{c['code']}.log", **c) for c in changed]
-    for path in logs:
+    for n in (1, 2):
+        path = write_log(tmp_path / f"train_seed{n}.log", code=n, nats=2 + n, factor=1 + n)
         edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
-    assert call(compare.main, *logs, "--plot", "x.png")[0] == 0
+        edited(path, lambda log: re.sub(r"(?m)(train_loss.*)$", r"\1 mean_loss:2.5", log))
+    assert call(compare.main, path, "--plot", "x.png")[0] == 0
+    curve = drawn.pop().axes[0]
+    assert curve.get_ylabel().startswith("training loss, mean since the line before")
+    assert [*curve.lines[0].get_ydata()] == [2.5] * 2, "single batches look like a loss that rises"
+    assert call(compare.main, tmp_path, "--plot", "x.png")[0] == 0
     names, note = legend_of(drawn[0])
     assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
-    assert note.endswith("and train_seed1.log has 0 validations, of 3 that it needs")
-
-
-def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, call: Call) -> None:
-    logs, path = three_arms(tmp_path), tmp_path / "out.png"
-    assert call(compare.main, *logs, "--plot", path)[0] == 0
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
-    code, _, err = call(compare.main, *logs, "--plot", tmp_path / "none" / "out.png")
-    assert code == 1 and err.count("\n") == 1
-    assert err.startswith(f"error: {tmp_path}/none/out.png: ")
+    assert note.endswith("not all runs have 3 validations, or training losses of one tokenizer")
 
 
 NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
@@ -345,16 +308,6 @@ def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None
     worse = samples.welch(NATS_B, NATS_A)
     assert worse.difference == pytest.approx(-better.difference) and worse.p > 0.99
     assert worse.low == pytest.approx(-better.high)
-
-
-def test_runs_without_spread_decide_by_their_means() -> None:
-    for test in (samples.welch, samples.paired):
-        outcomes = [test([2.0, 2.0], [2.0 + x, 2.0 + x], margin=0.25) for x in (0.5, 0.0)]
-        assert [outcome.p for outcome in outcomes] == [0.0, 1.0]
-        assert [(outcome.low, outcome.high) for outcome in outcomes] == [(0.5, 0.5), (0.0, 0.0)]
-        assert not test([2.0, 2.0], [2.25, 2.25], margin=0.25).p < 0.01
-    one_varies = samples.welch([2.0, 2.0], [2.1, 2.2])
-    assert one_varies.df == 1 and one_varies.low < 0.15 < one_varies.high
 
 
 def test_pairs_take_out_what_both_share() -> None:

@@ -10,7 +10,6 @@ import runs
 from made_logs import SMI, bpb_of, event_lines, log_text, read_text
 from running import ROOT
 from runs import Logs, Result, Run
-from samples import conditions
 
 SOURCE = '''"""A trainer. Its log looks like this:
 step:7/100 train_loss:1.0000 train_time:7ms step_avg:1.00ms
@@ -162,7 +161,7 @@ def test_our_runs_are_read_from_their_events_alone(tmp_path: Path) -> None:
     assert (run.code_bytes, run.model_bytes, run.total_bytes) == (900, 3000, 3900)
     assert (run.train_time_ms, run.val_total_ms, run.input_wait_ms) == (160, 70, 4)
     assert run.made_of["fineweb_val_000000.bin"] == "5000 tokens, 0000beef"
-    known = conditions(run)
+    known = run.conditions
     said = {"model_params": 1000, "dataset": "mine", "train_shards": 3, "val_tokens": 1984}
     assert known.items() >= (said | {"world_size": 2, "micro_steps": 4}).items()
     assert "grad_accum_steps" not in known, "one number, one name"
@@ -194,24 +193,13 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     assert log.problems == ["3 damaged lines left out"]
 
 
-def test_a_log_that_ends_anywhere_gives_what_is_complete(tmp_path: Path) -> None:
-    """A number at the end may have lost digits."""
-    log = read_text(tmp_path, BASELINE[: AT_LAST + 31])
-    assert log.runs[0].last_step == 10_000 and log.runs[0].status == "unfinished"
-    assert log.problems == ["the last line is cut off"]
-    last = BASELINE.rstrip()
-    assert only(read_text(tmp_path, last)).result.digits == 8, "a missing line end is not damage"
-    assert read_text(tmp_path, last[:-6]).runs[0].result.digits == 4
-
-
 def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"\x1f\x8b\x08\x00rest")
     (tmp_path / "b.log").write_text("nothing of the kind\n" * 9)
     (tmp_path / "c.log").touch()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "README.md").write_text(BASELINE)
-    names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty", "README.md"]
+    names = ["a.log", "b.log", "c.log", "pipe", "none.log", "empty"]
     logs = runs.read_logs([tmp_path / name for name in names])
     problems = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
     assert problems == [
@@ -219,6 +207,5 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
         "pipe: cannot be read: not a file",
         "none.log: cannot be read: No such file or directory",
         "empty: a folder without .txt, .log or .jsonl files: name the logs",
-        "README.md: no log by its name: name the .jsonl, .txt or .log file of a run",
     ]
     assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)
