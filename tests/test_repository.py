@@ -91,7 +91,7 @@ def test_a_frozen_record_is_accepted_but_for_its_small_split(name: str, call: Ca
     [folder] = ROOT.glob(f"records/track_*/2026-11-2?_{name}")
     code, out, _ = call(check.main, folder)
     [warning] = re.findall(r"^  (?:refused|warned) +(.*)", out, re.MULTILINE)
-    assert code == 0 and re.match("it scored 193,... tokens: every published split has", warning)
+    assert code == 0 and re.match("it counted 486,... bytes of text, the challenge's", warning)
 
 
 def test_the_trainer_imports_the_packages_that_requirements_pin() -> None:

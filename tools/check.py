@@ -56,6 +56,12 @@ def list_folder(folder: Path) -> dict[str, int]:
     return sizes
 
 
+def file_named(files: Collection[str], name: str, pattern: str) -> str:
+    """This name; if there is no such file, that of the only one whose name is like it."""
+    others = [other for other in files if re.fullmatch(pattern, other)]
+    return others[0] if name not in files and len(others) == 1 else name
+
+
 def start_of(path: Path) -> bytes:
     """The file, without what is too much for a script, a README or submission.json."""
     with open(path, "rb") as file:
@@ -120,12 +126,14 @@ class Record:
         self.files = list_folder(root)
         self.stated: dict[str, Any] = {}  # by submission.json
         self.said = [("refused", "no submission.json: let tools/package.py make one of the logs")]
-        if "submission.json" in self.files:
-            self.stated, self.said = read_submission(start_of(root / "submission.json"))
+        name = file_named(self.files, "submission.json", r"submission\w*\.json")
+        if name in self.files:
+            self.stated, self.said = read_submission(start_of(root / name))
+            if name != "submission.json":
+                self.said.append(("warned", f"submission.json is missing: it is {name}: rename it"))
         self.runs, self.no_logs = read_runs(root, self.files)  # by the names of the logs
         self.judged = score_runs(self.stated, self.runs)  # those of the score
-        others = [name for name in self.files if re.fullmatch(r"train\w*\.py", name)]
-        self.script = others[0] if SCRIPT not in self.files and len(others) == 1 else SCRIPT
+        self.script = file_named(self.files, SCRIPT, r"train\w*\.py")
         self.source = start_of(root / self.script) if self.script in self.files else b""
         own = root.parent.name if root.parent.name in TRACKS else None
         self.track = track or own or track_named(self.stated.get("track"))
@@ -221,7 +229,7 @@ def folder(record: Record) -> Said:
     if not record.source:
         yield record.serious, "train_gpt.py is missing or empty: add the script that ran"
     elif record.script != SCRIPT:
-        yield "warned", f"train_gpt.py is missing: is it {record.script}? Rename that"
+        yield "warned", f"train_gpt.py is missing: it is {record.script}: rename it"
     try:
         parsed(record.source)
     except ValueError as error:
@@ -272,6 +280,7 @@ def stated_results(record: Record) -> Said:
             level, words, value = min(found, key=lambda one: abs(one[2] - float(given)))
             if abs(value - float(given)) > CLOSE:
                 level, words = "refused", f"in no result line: the nearest is {words}"
+            level = level if key == "val_bpb" else "warned"  # which is what records are judged by
             yield level, f"{key} {given} is {words}, {value:.8f}"
 
 
