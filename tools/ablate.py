@@ -353,7 +353,9 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     head = ["arm", "quantity", "pairs", "difference (95 % interval)", "verdict"]
     rows = [one.cells() for arm in others for one in found if one.arm == arm]
     verdicts = [verdict(runs, arm, [one for one in found if one.arm == arm]) for arm in others]
-    title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05 by Holm's rule)"
+    losses = sum(one.metric == "loss" for one in found)
+    title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05 for all "
+    title += f"{losses} losses together, and for all {len(found) - losses} others, by Holm's rule)"
     blocks = [
         [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
