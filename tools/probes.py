@@ -27,6 +27,8 @@ from tinyruns import VAL, VAL_ROWS, load, read_shard, write_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PROBES = 12  # weights with which a tensor must have had no effect before it is called unused
+NEAR = 24  # first places of a row that are looked at, one after the other
+DRAWN = 12  # other places, at random
 CONTROLS = 3  # the first tokens: unknown, begin, end
 
 
@@ -277,12 +279,14 @@ def find_facts(module, run, stored, length):
     score(module, run, stored)
     facts["counted"] = sums[1:3]
     facts |= find_wide(module, run, stored)
-    facts |= {"batch": compare_losses(run), "far": find_far(run, stored, length)}
+    facts["batch"] = compare_losses(run)
     model.eval()
     torch.manual_seed(0)
     shake(model)
-    size = x[:2].numel()
-    facts["leaks"] = find_leaks(model, x[:2], range(0, size - 1, max(1, size // 64)))
+    try:
+        facts["sight"] = find_sight(*with_longer_rows(run, stored, length))
+    except Exception:  # of a model that is made in another way
+        facts["sight"] = find_sight(model, x[:2])
     facts["unused"] = find_unused(model, x, stored, run.config.vocab_size)
     return facts
 
@@ -361,41 +365,38 @@ def find_wide(module, run, stored):
     return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
 
 
-def find_far(run, stored, length):
-    """In one row of `length` tokens, at eight places: those whose logits change with later tokens,
-    and those whose logits do not change with the token that stands there. A text: why not."""
-    torch.manual_seed(0)
-    places = sorted({0, length // 2, length - 2, *torch.randint(length - 1, (5,)).tolist()})
-    x = val_tokens(run).repeat(1, 1 + length // len(val_tokens(run)))[:, :length]
-    try:
-        model = type(run.model)(replace(run.config, train_seq_len=length), run.model.dtype).eval()
-        model.load_state_dict(stored, strict=False)
-        shake(model)
-        plain = model.logits(x.clone())
-        blind = []
-        for place in places:
-            other = x.clone()
-            other[0, place] = (x[0, place] + 1) % plain.size(-1)
-            if torch.equal(model.logits(other)[0, place], plain[0, place]):
-                blind.append(place)
-        return {"leaks": find_leaks(model, x, places), "blind": blind, "length": length}
-    except Exception as error:  # of a model of another kind
-        return told(error)
+def with_longer_rows(run, stored, length):
+    """The model for rows of `length` tokens, and two such rows."""
+    model = type(run.model)(replace(run.config, train_seq_len=length), run.model.dtype).eval()
+    model.load_state_dict(stored, strict=False)
+    shake(model)
+    tokens = val_tokens(run)
+    return model, tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
 
 
-def find_leaks(model, x, places):
-    """Those of some places whose logits change with later tokens, also with those of later rows."""
+def find_sight(model, x):
+    """In two rows: places whose logits change with later tokens, also with those of the next row;
+    and places whose logits do not change with the token that stands there."""
+    length = x.size(1)
+    last = 2 * length - 1
+    places = {*range(NEAR), length // 2, length - 2, length - 1, length, last - 1}
+    places |= {*torch.randint(last, (DRAWN,)).tolist()}
     plain = model.logits(x.clone()).flatten(0, 1)
     # Attention inside documents multiplies other shapes with other tokens: sums round otherwise.
     rounding = 1e-5 * max(1.0, plain.abs().max().item())
     leaks = []
-    for end in [place + 1 for place in places]:
+    blind = []
+    for place in sorted(places):
         changed = x.flatten().clone()
-        changed[end:] = torch.randint(plain.size(-1), (x.numel() - end,))
-        gap = model.logits(changed.view_as(x)).flatten(0, 1)[:end] - plain[:end]
+        changed[place + 1 :] = torch.randint(plain.size(-1), (last - place,))
+        gap = model.logits(changed.view_as(x)).flatten(0, 1)[: place + 1] - plain[: place + 1]
         if not gap.abs().max() < rounding:  # also where it is nan
-            leaks.append(end - 1)
-    return leaks
+            leaks.append(place)
+        changed = x.flatten().clone()
+        changed[place] = (changed[place] + 1) % plain.size(-1)
+        if torch.equal(model.logits(changed.view_as(x)).flatten(0, 1)[place], plain[place]):
+            blind.append(place)
+    return {"leaks": leaks, "blind": blind, "length": length}
 
 
 def find_unused(model, x, stored, vocab_size):

@@ -419,24 +419,20 @@ def model_verdicts(facts, of_base):
     name, gap = max(facts["gaps"].items(), key=lambda pair: pair[1], default=("none", 0.0))
     seen = f"tensors differ from the exported ones by up to {gap:.2g} of their norm: {name}"
     yield verdict("stored", "" if gap <= GAP else seen, seen)
-    yield from sight_verdicts(facts["leaks"], facts["far"])
+    yield from sight_verdicts(facts["sight"])
     yield dtype_verdict(facts["wide"], of_base.get("wide"))
     good = f"logits depend on each of {facts['tensors']} tensors"
     yield verdict("artifact", cli.some(facts["unused"]), good)
 
 
-def sight_verdicts(leaks, far):
-    """What logits depend on, in short rows and in one of the script's own length."""
-    words = [f"at {len(leaks)} positions, first {leaks[0]}"] if leaks else []
-    if isinstance(far, str):
-        yield "own-token", "note", f"a row of the script's own TRAIN_SEQ_LEN does not run: {far}"
-    else:
-        row = f"of a row of {far['length']}"
-        blind = cli.some(far["blind"])
-        fault = blind and f"logits do not depend on the token there, at {blind} {row}"
-        yield verdict("own-token", fault, "logits depend on the token at their place")
-        words += [f"at {cli.some(far['leaks'])} {row}"] if far["leaks"] else []
-    fault = words and f"logits change with later tokens {', '.join(words)}"
+def sight_verdicts(sight):
+    """What logits depend on, in rows of the script's own length."""
+    rows = f"of two rows of {sight['length']}"
+    blind = cli.some(sight["blind"])
+    fault = blind and f"logits do not depend on the token there, at {blind} {rows}"
+    yield verdict("own-token", fault, "logits depend on the token at their place")
+    leaks = cli.some(sight["leaks"])
+    fault = leaks and f"logits change with later tokens, at {leaks} {rows}"
     yield verdict("look-ahead", fault, "no logit depends on later tokens")
 
 
