@@ -1,24 +1,23 @@
 """What a GPU would run in a step of an edited train_gpt.py, without a GPU: for roofline.py.
 
-torch's compiler schedules both graphs of the model for a pretended H100, and says what each kernel
-reads and writes. The rest of Trainer.train_step is called with tensors that have no memory.
+A Trainer makes steps with tensors that have no memory (device meta). Its model is compiled: torch's
+compiler schedules both graphs for a pretended H100, and says what each kernel reads and writes.
 """
 
 import ast
-import contextlib
 import gc
-import importlib.util
 import itertools
-import logging
 import os
 import re
 import sys
 import tempfile
-import types
-import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
@@ -27,14 +26,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from cli import ToolError
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 SMALL = 8e6  # bytes: a smaller kernel of a graph casts weights or sums up their gradients
-LAST = 1 - 1e-6  # share of a run that is over, at its last step
+SHARES = 100  # moments of a run at which a step is made
 DOCUMENT = 900  # tokens of a mean document, for attention inside documents
-VERSIONS = "2.11", "2.12", "2.13"  # of torch, for `pretend` and Graphs use its private names
+VERSIONS = "2.11.", "2.12.", "2.13."  # of torch, whose private names this file uses
 FRAME = re.compile(r'File "(.+?)", line (\d+)')  # of a traceback
 # FLOPs of operations that the compiler does not know, from their arguments
 FLOPS = {
@@ -61,228 +61,178 @@ class Kernel(NamedTuple):
 
 
 @dataclass
-class Cost:
-    """What a step of a script costs at one moment of its run, whatever the device."""
+class Step:
+    """What a step of a run launches and holds, or a graph of its model alone."""
 
-    tokens: int  # of a step, all ranks
-    micro_steps: int
-    allowed: list  # values of GRAD_ACCUM_STEPS
-    begins: float = 0.0  # share of the run from which on steps are so
-    held: int = 0  # bytes of weights, gradients, optimizers
-    peak: int = 0  # bytes of a micro-step besides: mostly what the backward pass needs
     kernels: list = field(default_factory=list)
-    unknown: set = field(default_factory=set)  # operations whose FLOPs are not known
+    graphs: list = field(default_factory=list)  # of the model, as they run
+    peak: int = 0  # bytes of a micro-step: mostly what the backward pass needs
+    held: int = 0  # bytes of weights, gradients, optimizers
+    tokens: int = 0  # of all ranks
+    micro_steps: int = 1
+    begins: float = 0.0  # share of the run from which on steps are so
 
 
-# === What the compiler would make of the model ===
+# === The model: what the compiler would make of it ===
 def pretend():
-    """torch and its compiler believe that there is a GPU. All private names but those of Graphs."""
-    if ".".join(torch.__version__.split(".")[:2]) not in VERSIONS:
-        known = f"{VERSIONS[0]} to {VERSIONS[-1]}"
+    """torch's compiler believes that there is a GPU, and compiles a model without memory."""
+    if not torch.__version__.startswith(VERSIONS):
+        known = f"{VERSIONS[0]}0 to {VERSIONS[-1]}x"
         raise ToolError(f"torch {torch.__version__}: it uses private names of {known}: install one")
-    if importlib.util.find_spec("triton") is None:
-        raise ToolError(cli.missing("triton"))
-    device = types.SimpleNamespace(
-        name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30,
-        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, warp_size=32,
-        max_threads_per_block=1024, L2_cache_size=50 << 20, gcnArchName="",
+    device = SimpleNamespace(
+        name="H100", major=9, minor=0, multi_processor_count=132, warp_size=32, gcnArchName="",
+        L2_cache_size=50 << 20, regs_per_multiprocessor=65536,
     )  # fmt: skip
-    answers = {"get_device_properties": device, "get_device_capability": (9, 0), "device_count": 1}
-    answers |= {"get_device_name": "H100", "current_device": 0, "is_bf16_supported": True}
-    answers |= {"is_current_stream_capturing": False}
-    for name, value in answers.items():  # before torch._dynamo, whose classes keep the functions
-        setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
-    torch.version.cuda = torch.version.cuda or "13.0"
+    # Before torch._dynamo is imported, whose classes keep the functions
+    torch.cuda.get_device_properties = lambda *_: device
+    torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.Tensor.__invert__ = lambda t: torch.bitwise_not(t)  # the plain ones ask for the device
     torch.Tensor.copy_ = lambda t, other, non_blocking=False: torch.ops.aten.copy_.default(t, other)
     sys.modules["torch.optim.adam"]._device_dtype_check_for_fused = lambda *_, **__: None
-    from torch._dynamo.variables import ConstantVariable, TensorVariable
-    from torch._functorch import config as tracing
-    from torch._inductor import config as compiling
-    from torch._inductor import scheduler
-
-    true = ConstantVariable.create(True)
-    TensorVariable.method_attr_is_cuda = lambda *_: true
-    tracing.force_non_lazy_backward_lowering = True
-    compiling.force_disable_caches = True
-    scheduler.has_triton = lambda *_: True
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-
-
-def operation(name, schema, fake):
-    made = torch.library.custom_op(
-        f"roofline::{name}", lambda *_: None, mutates_args=(), schema=schema
-    )
-    made.register_fake(fake)
-    return made
-
-
-def like(q):
-    """What attention makes of q: in memory (B, T, heads, head_dim), or (tokens, heads, head_dim)"""
-    if q.ndim == 3:
-        return q.new_empty(q.shape)
-    return q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)
-
-
-# `keys` is how many a query attends to, on average.
-attention = operation(
-    "attention",
-    "(Tensor q, Tensor k, Tensor v, float keys, str kind) -> (Tensor, Tensor)",
-    lambda q, *_: (like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)),
-)
-attention_backward = operation(
-    "attention_backward",
-    "(Tensor g, Tensor q, Tensor k, Tensor v, Tensor y, Tensor sums, float keys, str kind)"
-    " -> (Tensor, Tensor, Tensor)",
-    lambda g, q, k, v, *_: (like(q), like(k), like(v)),
-)
-
-
-def save_for_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3], *output)
-    ctx.options = inputs[3:]
-
-
-attention.register_autograd(
-    lambda ctx, g, _: (*attention_backward(g, *ctx.saved_tensors, *ctx.options), None, None),
-    setup_context=save_for_backward,
-)
-
-
-def attention_kernel(side, values):
-    """Flash attention: backward keeps dq in float32, and dk and dv of all query heads."""
-    *tensors, keys, kind = values
-    q, k = tensors[:2] if side == "forward" else tensors[1:3]
-    n, m = 2 * q.numel(), 2 * k.numel()
-    if side == "forward":
-        return Kernel(side, "attention", 2 * n + 2 * m, 4 * q.numel() * keys, kind)
-    moved = 12 * n + 4 * m + 4 * n * (q.size(1) != k.size(1))
-    return Kernel(side, "attention", moved, 10 * q.numel() * keys, kind)
-
-
-def replace_attention():
-    """Attention and rms_norm become one operation each: for a CPU, torch would choose others."""
-    from torch.nn.attention import varlen
-
-    def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **_):
-        return attention(q, k, v, k.size(-2) / (2 if is_causal else 1), "cudnn")[0]
-
-    def attend_documents(q, k, v, _, __, longest, *___, **____):
-        return attention(q, k, v, min(longest, DOCUMENT) / 2, "flash")[0]
-
-    def rms_norm(x, shape, weight=None, eps=None):
-        return torch.ops.aten._fused_rms_norm(x, list(shape), weight, eps)[0]
-
-    attend_documents.__wrapped__ = varlen.varlen_attn  # for its signature
-    varlen.varlen_attn = attend_documents
     F.scaled_dot_product_attention = attend
-    F.rms_norm = rms_norm
+    variables = import_module("torch._dynamo.variables")
+    true = variables.ConstantVariable.create(True)
+    variables.TensorVariable.method_attr_is_cuda = lambda *_: true
+    import_module("torch._inductor.compile_fx")
+    torch._inductor.scheduler.has_triton = lambda *_: True
+    torch._inductor.config.joint_custom_pre_pass = partial(move, device="cpu")
+    # On meta, losses would have no gradients, and the compiler would drop all work.
+    resolve, keys = torch._ops.resolve_key, torch._C.DispatchKey
+    on_cpu = {keys.AutogradMeta: keys.AutogradCPU}
+    torch._ops.resolve_key = lambda op, key: resolve(op, on_cpu.get(key, key))
 
 
-class KnownError(Exception):
-    """A graph is known, and need not run."""
+def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **_):
+    """Without a GPU, torch would choose another operation."""
+    arguments = q, k, v, attn_mask, True, dropout_p, is_causal
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(*arguments)[0]
 
 
-class Graphs:
-    """A backend of torch.compile: adds the kernels of both graphs to a Cost."""
+def move(graph, device):
+    """From here on, the tensors of a graph are on this device."""
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = on_device(node.meta["val"], device)
+        if "device" in node.kwargs:
+            node.kwargs = node.kwargs | {"device": torch.device(device)}
 
-    def __init__(self, cost, path):
-        self.cost, self.path = cost, path
-        self.function_at = {}  # {line of the script: name}
-        for top in ast.parse(Path(path).read_text("utf-8")).body:
-            for node in (top, *getattr(top, "body", ())):
-                if isinstance(node, ast.FunctionDef):
-                    name = node.name if node is top else f"{top.name}.{node.name}"
-                    lines = range(node.lineno, node.end_lineno + 1)
-                    self.function_at |= dict.fromkeys(lines, name)
+
+def on_device(values, device):
+    def move_one(t):
+        with t.fake_mode:
+            return FakeTensor(t.fake_mode, without_memory(t), torch.device(device))
+
+    return tree_map_only(FakeTensor, move_one, values)
+
+
+def without_memory(t):
+    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
+
+
+class ScheduledError(Exception):
+    """A graph is known: it needs no code."""
+
+
+class Compiler:
+    """A backend of torch.compile: its graphs add their kernels to a Recorder, and do not run."""
+
+    def __init__(self, path, recorder, attention):
+        self.path, self.recorder, self.attention_backend = path, recorder, attention
+        self.names = defaultdict(list)  # {line of the script: class and function}
+        for node in ast.walk(ast.parse(Path(path).read_text("utf-8"))):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                for line in range(node.lineno, node.end_lineno + 1):
+                    self.names[line].append(node.name)
 
     def __call__(self, graph, inputs):
-        from torch._inductor import compile_fx, scheduler
+        torch._inductor.scheduler.Scheduler.codegen = lambda scheduled: self.add(scheduled)
+        compile_fx = torch._inductor.compile_fx
+        schedule = partial(self.schedule, compile_fx.compile_fx_inner)
+        return compile_fx.compile_fx(graph, inputs, inner_compile=schedule)
 
-        scheduler.Scheduler.codegen = lambda scheduled: self.add(scheduled)
-        self.compile = compile_fx.compile_fx_inner
-        return compile_fx.compile_fx(graph, inputs, inner_compile=self.schedule)
-
-    def schedule(self, graph, inputs, **options):
-        """Moves a graph to the GPU and schedules it. Returns what runs instead: nothing."""
+    def schedule(self, compile_graph, graph, inputs, **options):
+        """Schedules a graph for the GPU. Returns what runs instead of it."""
         self.side = "backward" if options.get("is_backward") else "forward"
-        for node in graph.graph.nodes:
-            if "val" in node.meta:
-                node.meta["val"] = tree_map(on_gpu, node.meta["val"])
-            if "device" in node.kwargs:
-                node.kwargs = node.kwargs | {"device": torch.device("cuda:0")}
-        known = len(self.cost.kernels)
+        found = self.found = Step()
+        [outputs] = graph.graph.output_node().args
+        outputs = [node and node.meta["val"] for node in outputs]
+        move(graph.graph, "cuda:0")
         try:
-            self.compile(graph, [on_gpu(t) for t in inputs], **options)
-        except Exception:  # KnownError, in whatever the compiler wraps it
-            if len(self.cost.kernels) == known:
+            compile_graph(graph, on_device(inputs, "cuda:0"), **options)
+        except Exception:  # ScheduledError, in whatever the compiler wraps it
+            if not found.kernels:
                 raise
 
-        def answer(_):
-            raise KnownError
+        def run(_):
+            step = self.recorder.step
+            step.kernels += found.kernels
+            step.peak = max(step.peak, found.peak)
+            step.graphs.append(id(found))
+            return [None if t is None else without_memory(t) for t in outputs]
 
-        answer._boxed_call = True
-        return answer
+        run._boxed_call = True
+        return run
 
     def add(self, scheduled):
         """Takes the place of the code generation."""
-        from torch._inductor import ir, memory, scheduler
-        from torch._inductor.virtualized import V
-
-        inputs = memory.get_freeable_input_buf(scheduled.nodes, V.graph.graph_inputs.keys())
-        memory.assign_memory_planning_info_for_scheduler_buffers(
-            scheduled.nodes, scheduled.name_to_buf
-        )
-        outputs = {*V.graph.get_output_names()}
-        peak = memory.estimate_peak_memory_allocfree(scheduled.nodes, inputs, outputs)[0]
-        self.cost.peak = max(self.cost.peak, peak)
-        for node in scheduled.nodes:
-            skipped = isinstance(node, scheduler.NopKernelSchedulerNode)
-            if not skipped and not isinstance(node.node, ir.MultiOutput):
-                self.cost.kernels.append(self.kernel(node))
-        raise KnownError
+        graph, memory = torch._inductor.virtualized.V.graph, torch._inductor.memory
+        nodes, outputs = scheduled.nodes, {*graph.get_output_names()}
+        inputs = memory.get_freeable_input_buf(nodes, graph.graph_inputs.keys())
+        memory.assign_memory_planning_info_for_scheduler_buffers(nodes, scheduled.name_to_buf)
+        self.found.peak = memory.estimate_peak_memory_allocfree(nodes, inputs, outputs)[0]
+        nothing = torch._inductor.scheduler.NopKernelSchedulerNode
+        nodes = [node for node in nodes if not isinstance(node, nothing)]
+        nodes = [n for n in nodes if not isinstance(n.node, torch._inductor.ir.MultiOutput)]
+        self.found.kernels = [self.kernel(node) for node in nodes]
+        raise ScheduledError
 
     def kernel(self, node):
         moved = node.get_read_write_buffers_sizes()
         if not node.is_extern():
             origins = [fx for one in node.get_nodes() for fx in one.node.get_origins()]
-            part = self.part(origins, False) if moved > SMALL else "casts, small sums"
+            part = self.part(origins)[1] if moved > SMALL else "casts, small sums"
             return Kernel(self.side, part, moved)
         fx = node.node.get_origin_node() or next(iter(node.node.get_origins()))
-        name, value = str(fx.target), fx.meta["val"]
-        arguments = [getattr(arg, "meta", {}).get("val", arg) for arg in fx.args]
-        if name.startswith("roofline."):
-            return attention_kernel(self.side, arguments)
+        name = str(fx.target)
+        arguments = [*fx.args, *fx.kwargs.values()]
+        values = [getattr(argument, "meta", {}).get("val", argument) for argument in arguments]
+        schema = getattr(fx.target, "_schema", None)  # a Triton kernel has none
+        names = [argument.name for argument in schema.arguments] if schema else []
+        named = dict(zip([*names[: len(fx.args)], *fx.kwargs], values, strict=False))
+        if "query" in named:
+            return self.attention(name, named)
         if name in FLOPS:
-            flops = FLOPS[name](*arguments)
-        else:
+            flops = FLOPS[name](*values)
+        elif name.startswith("aten."):
             flops = node.estimate_flops() or 0
-            self.cost.unknown |= set() if name.startswith("aten.") else {name}
-        return Kernel(self.side, self.part([fx], flops > 0), moved, flops, type_of(value))
+        else:
+            return Kernel(self.side, f"{name}: FLOPs unknown", moved)
+        part = self.part([fx])[0 if flops else 1]
+        return Kernel(self.side, part, moved, flops, type_of(fx.meta["val"]))
 
-    def part(self, origins, products):
-        """The function of the script in which most of these operations stand, in words."""
+    def attention(self, name, values):
+        """Flash attention: backward keeps dq in float32, and dk and dv of all query heads."""
+        q, k = values["query"], values["key"]
+        keys = k.size(-2) if q.ndim == 4 else min(values["max_q"], DOCUMENT)
+        keys /= 2 if values.get("is_causal") else 1  # that a query attends to, on average
+        kind = self.attention_backend
+        if kind == "auto":
+            kind = "cudnn" if "cudnn" in name else "flash"
+        n, m = 2 * q.numel(), 2 * k.numel()
+        if self.side == "forward":
+            return Kernel(self.side, "attention", 2 * n + 2 * m, 4 * q.numel() * keys, kind)
+        moved = 12 * n + 4 * m + 4 * n * (q.size(1) != k.size(1))
+        return Kernel(self.side, "attention", moved, 10 * q.numel() * keys, kind)
+
+    def part(self, origins):
+        """The function of the script in which most operations stand: its words."""
         found = Counter()
         for fx in origins:
             frames = FRAME.findall(fx.meta.get("stack_trace") or "")
-            lines = [int(line) for file, line in frames if file == self.path]
-            names = [self.function_at.get(line) for line in lines]
-            names = [name for name in names if name and name not in HELPERS]
-            found.update(names[-1:])
+            names = [".".join(self.names[int(line)]) for file, line in frames if file == self.path]
+            found.update([name for name in names if name and name not in HELPERS][-1:])
         name = found.most_common(1)[0][0] if found else "others"
-        return WORDS.get(name, (f"{name} products", name))[0 if products else 1]
-
-
-def on_gpu(value):
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if not isinstance(value, FakeTensor) or value.device.type != "cpu":
-        return value
-    with value.fake_mode:
-        sizes = value.size(), value.stride()
-        bare = torch.empty_strided(*sizes, dtype=value.dtype, device="meta")
-        return FakeTensor(value.fake_mode, bare, torch.device("cuda:0"))
+        return WORDS.get(name, (f"{name} products", name))
 
 
 def type_of(value):
@@ -290,15 +240,19 @@ def type_of(value):
 
 
 # === The rest of a step ===
-class Watch(TorchDispatchMode):
-    """Counts operations on tensors without memory (device meta)."""
+class Recorder(TorchDispatchMode):
+    """Adds operations on tensors without memory to a Step."""
 
     def __init__(self):
         super().__init__()
-        self.kernels, self.part = [], ""
+        self.step, self.part = Step(), ""
         optimizer = sys.modules["torch.optim.optimizer"]
         optimizer.register_optimizer_step_pre_hook(self.enter)
         optimizer.register_optimizer_step_post_hook(self.leave)
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
 
     def enter(self, optimizer, *_):
         self.part = type(optimizer).__name__
@@ -306,21 +260,19 @@ class Watch(TorchDispatchMode):
     def leave(self, *_):
         self.part = "after the optimizers"
 
-    def add(self, moved, flops=0, kind="", part=""):
-        self.kernels.append(Kernel("step", part or self.part, moved, flops, kind))
+    def all_reduce(self, tensor):
+        self.step.kernels.append(Kernel("step", "all-reduce", size_of(tensor), 0, "all-reduce"))
+        return tensor
 
     def __torch_dispatch__(self, func, kinds, args=(), kwargs=None):
         kwargs = {key: v for key, v in (kwargs or {}).items() if key != "pin_memory"}
         name, arguments = func._schema.name.split("::")[-1], func._schema.arguments
         writes = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
-        if name == "_local_scalar_dense" or name.startswith("_fused"):
-            out = None if name.startswith("_fused") else 0.0
-        elif name == "copy_" and args[0].device.type == "cpu":  # from the device
+        if name == "copy_" and args[0].device.type == "cpu":  # from the device
             return args[0]
-        else:
-            out = func(*args, **kwargs)
+        out = func(*args, **kwargs)
         views = any(a.alias_info for a in func._schema.returns) and not any(writes)
-        if views or name.startswith(("empty", "new_empty", "_unsafe_view", "lift")):
+        if views or name.startswith(("empty", "new_empty", "_unsafe_view")):
             return out
         values = [*args, *(kwargs.get(a.name) for a in arguments[len(args) :])]
         only = name in ("copy_", "zero_", "fill_", "_foreach_copy_")
@@ -329,7 +281,8 @@ class Watch(TorchDispatchMode):
             moved += size_of(value) * (2 if is_written and not only else 1)
         count = flop_registry.get(func._overloadpacket, lambda *_, **__: 0)
         if moved:
-            self.add(moved, count(*args, **kwargs, out_val=out), type_of(out))
+            flops = count(*args, **kwargs, out_val=out)
+            self.step.kernels.append(Kernel("step", self.part, moved, flops, type_of(out)))
         return out
 
 
@@ -337,132 +290,6 @@ def size_of(value):
     """Bytes on the device"""
     found = [t for t in tree_leaves(value) if torch.is_tensor(t) and t.device.type == "meta"]
     return sum(t.numel() * t.element_size() for t in found)
-
-
-class Steps:
-    """A Trainer without memory, whose step is counted at any moment of a run."""
-
-    def __init__(self, script, config, ranks, folder):
-        self.config, self.watch, self.shape = config, Watch(), ()
-        runtime = script.Runtime(config, {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
-        runtime.device, runtime.compiles = torch.device("meta"), False
-        runtime.all_reduce = self.all_reduce
-        with self.watch:
-            log = script.RunLog("roofline")
-            self.run = script.Trainer(config, runtime, log, make_data(script, config, folder))
-        plan = script.BatchPlan.train(config, 0, ranks)
-        x = torch.empty(plan.batch_rows, plan.seq_len, dtype=torch.int64, device="meta")
-        self.batch = types.SimpleNamespace(x=x, y=x, summary=0)
-        self.run.model.forward = self.forward
-        self.first = self.run.state_dict()
-        self.count(0.0)  # makes what optimizers make in the first step
-
-    def all_reduce(self, tensor):
-        self.watch.add(size_of(tensor), kind="all-reduce", part="all-reduce")
-        return tensor
-
-    def forward(self, x, y):
-        self.shape = x.shape
-        return torch.empty((), device="meta")
-
-    def count(self, share):
-        """What a step differs in when this share of the run is over: shapes, modules' switches."""
-        run, config = self.run, self.config
-        run.clock.total_ms = share * 1e3 * max(0.0, config.max_wallclock_seconds)
-        run.clock.since = 0.0  # it runs
-        run.load_state_dict(self.first)
-        run.restart(int(share * config.iterations), 0)
-        self.watch.kernels, self.watch.part = [], "gradients"
-        with self.watch:
-            run.train_step(itertools.repeat(self.batch))
-        modules = run.model.named_modules()
-        switches = [(n, k, v) for n, m in modules for k, v in vars(m).items() if type(v) is bool]
-        return self.shape, switches
-
-    def begin_of_last(self):
-        """The share of the run from which on steps are as the last one; 0: all are."""
-        last, low, high = self.count(LAST), 0.0, 1.0
-        if self.count(low) == last:
-            return 0.0
-        for _ in range(10):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.count(middle) == last else (middle, high)
-        return high
-
-
-def make_data(script, config, folder):
-    """What a run reads: shards of short documents, which begin with token 1."""
-    vocab = config.vocab_size
-    tokens = np.arange(64 * config.train_seq_len + 1) % vocab
-    tokens[::2] = min(1, vocab - 1)
-    header = np.array([20240520, 1, len(tokens)] + 253 * [0], "<i4").tobytes()
-    for split in ("train", "val"):
-        path = Path(folder, f"fineweb_{split}_000000.bin")
-        path.write_bytes(header + tokens.astype("<u2").tobytes())
-    config = replace(config, data_path=str(folder))
-    table = script.ByteTable(np.ones(vocab, int), *np.zeros((3, vocab), bool))
-    return script.Data(script.Shards(config, "train"), script.Shards(config, "val"), table, "")
-
-
-def record(path, settings, ranks, last):
-    """The Cost of a script's first step; of its last one, or None if that is as the first."""
-    pretend()
-    replace_attention()
-    path = str(Path(path).resolve())
-    script = load(path)
-    config, _, faults, _ = script.read_config([*settings, "DEVICE=cuda"], {})
-    if config.attention_backend == "math":
-        faults.append("ATTENTION_BACKEND=math: nothing is known about its speed: set auto")
-    if faults:
-        raise ToolError(f"{path}: {'; '.join(faults)}")
-    try:
-        return cost_of(script, config, ranks, last, path)
-    except script.RunError as error:
-        raise ToolError(f"{path}: {error}") from error
-    except torch._dynamo.exc.TorchDynamoException as error:
-        raise ToolError(f"{path}: torch.compile fails: {cli.one_line(error)[:300]}") from error
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location("script", path)
-    script = sys.modules["script"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    needed = "read_config", "Runtime", "RunLog", "Trainer", "BatchPlan", "Shards", "Data"
-    if lacking := [name for name in needed if not hasattr(script, name)]:
-        raise ToolError(f"{path}: no edited copy of today's train_gpt.py: it has no {lacking[0]}")
-    return script
-
-
-def cost_of(script, config, ranks, last, path):
-    allowed = [n for n in range(1, 129) if is_allowed(script, config, n, ranks)]
-    cost = Cost(config.train_batch_tokens, config.micro_steps(ranks), allowed)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        for target, name, value in (
-            (torch.cuda, "is_available", lambda: True),
-            (torch.cuda, "Event", lambda **_: types.SimpleNamespace(record=lambda: None)),
-            (torch.autograd, "grad", lambda _, ts, **__: [torch.empty_like(t) for t in ts]),
-        ):
-            stack.enter_context(mock.patch.object(target, name, value))
-        steps = Steps(script, config, ranks, folder)
-        if last:
-            cost.begins = steps.begin_of_last()
-            if not cost.begins:
-                return None
-        steps.count(LAST if last else 0.0)
-    cost.held = held_by(steps.run)
-    add_graphs(cost, steps, path)
-    if config.attention_backend != "auto":
-        kinds = dict.fromkeys(("flash", "cudnn"), config.attention_backend)
-        cost.kernels = [k._replace(kind=kinds.get(k.kind, k.kind)) for k in cost.kernels]
-    cost.kernels += steps.watch.kernels
-    return cost
-
-
-def is_allowed(script, config, count, ranks):
-    try:
-        return bool(script.BatchPlan.train(replace(config, grad_accum_steps=count), 0, ranks))
-    except script.RunError:
-        return False
 
 
 def held_by(run):
@@ -474,12 +301,77 @@ def held_by(run):
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-def add_graphs(cost, steps, path):
-    del steps.run.model.forward  # what has counted the calls
-    model = steps.run.model.to_empty(device="cpu")
-    x = torch.zeros(steps.shape, dtype=torch.int64)
+def make_data(script, config, folder):
+    """What a run reads: shards in which each token begins a document."""
+    tokens = np.ones(64 * config.train_seq_len + 1, "<u2")
+    header = np.array([20240520, 1, len(tokens)] + 253 * [0], "<i4")
+    for split in ("train", "val"):
+        path = Path(folder, f"fineweb_{split}_000000.bin")
+        path.write_bytes(header.tobytes() + tokens.tobytes())
+    config = replace(config, data_path=folder)
+    return script.Data(script.Shards(config, "train"), script.Shards(config, "val"), None, "")
+
+
+def make_run(script, config, ranks, folder):
+    """A Trainer without memory, and the Recorder of its steps."""
+    recorder = Recorder()
+    with mock.patch.object(torch.cuda, "is_available", lambda: True), recorder:
+        runtime = script.Runtime(config, {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
+        runtime.device, runtime.compiles = torch.device("meta"), False
+        runtime.all_reduce = recorder.all_reduce
+        data = make_data(script, config, folder)
+        run = script.Trainer(config, runtime, script.RunLog("roofline"), data)
+    runtime.cuda = False  # from here on it waits for no GPU
     torch._inductor.config.max_autotune = False  # it would run kernels
-    graphs = Graphs(cost, path)
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KnownError):
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        torch.compile(model, backend=graphs, dynamic=False, fullgraph=True)(x, x)
+    compiler = Compiler(script.__file__, recorder, config.attention_backend)
+    run.model.compile(backend=compiler, dynamic=False, fullgraph=True)
+    return run, recorder
+
+
+def steps_of(run, recorder, plan):
+    """The first step of a run, and those whose graphs are not those of the step before."""
+    x = torch.empty(plan.batch_rows, plan.seq_len, dtype=torch.int64, device="meta")
+    batches = itertools.repeat(SimpleNamespace(x=x, y=x, summary=0))
+    steps = []
+    for share in (0.0, *np.arange(SHARES) / SHARES):  # optimizers allocate in the very first one
+        run.clock.total_ms = share * 1e3 * max(0.0, run.config.max_wallclock_seconds)
+        run.clock.since = 0.0  # it runs
+        run.restart(int(share * run.config.iterations), 0)
+        recorder.part = "gradients"
+        step = recorder.step = Step(begins=float(share))
+        with recorder:
+            run.train_step(batches)
+        if not share:
+            steps = [step]
+        elif step.graphs != steps[-1].graphs:
+            steps.append(step)
+    for step in steps:
+        step.held = held_by(run)
+        step.tokens = run.config.train_batch_tokens
+        step.micro_steps = run.runtime.micro_steps
+    return steps
+
+
+def record(path, settings, ranks):
+    """The Steps of a script with these settings."""
+    pretend()
+    path = str(Path(path).resolve())
+    spec = spec_from_file_location("script", path)
+    script = sys.modules["script"] = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    if not hasattr(script, "BatchPlan"):
+        raise ToolError(f"{path}: it has no BatchPlan: name an edited copy of today's train_gpt.py")
+    config, _, faults, _ = script.read_config([*settings, "DEVICE=cuda"], {})
+    if config.attention_backend == "math":
+        faults.append("ATTENTION_BACKEND=math: nothing is known about its speed: set auto")
+    if faults:
+        raise ToolError(f"{path}: {'; '.join(faults)}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+            run, recorder = make_run(script, config, ranks, folder)
+            return steps_of(run, recorder, script.BatchPlan.train(config, 0, ranks))
+    except script.RunError as error:
+        raise ToolError(f"{path}: {error}") from error
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise ToolError(f"{path}: torch.compile fails: {cli.one_line(error)[:300]}") from error

@@ -7,49 +7,50 @@ Each script has the settings that stand behind it. torch's compiler says which k
 run, and what each reads and writes; nothing is computed. A kernel takes the longer of its bytes /
 bandwidth and its FLOPs / rate, plus 2 us. This is an estimate of one device's work, without the
 host and without waiting for other ranks: tools/README.md compares it with published step times.
-Validation and test-time training are left out. About two minutes for nine layers.
+Validation and test-time training are left out. About a minute for nine layers, three with loops.
 """
 
 import argparse
-import os
+import math
 import sys
-from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
-import numpy as np
+import pandas
 from kernels import record
 
-H100 = {
-    # The data sheet, without sparsity: bytes/s, FLOP/s in bfloat16, GB, bytes/s between GPUs
-    "memory": 3.35e12, "products": 989e12, "gigabytes": 80, "link": 450e9,
-    # What is reached, as shares: of memory by element-wise kernels; of products by cuBLAS at 512
-    # channels (openai/parameter-golf PR 670), and with TF32
-    "streamed": 0.88, "bfloat16": 0.48, "float32": 0.24,
-    # Attention, heads of 64 channels and rows of 1,024: the FlashAttention-3 paper (229, 288, 265
-    # TFLOP/s; backward 363 by fa3), backward of the others from published step times
-    "flash_forward": 0.232, "flash_backward": 0.192, "cudnn_forward": 0.291,
-    "cudnn_backward": 0.281, "fa3_forward": 0.268, "fa3_backward": 0.367,
-}  # fmt: skip
-ATTENTION = [name for name in H100 if name.endswith("ward")]
-# Theirs need fewer bytes for a FLOP. The shares are fitted to one published step each (684 ms and
-# about 940 ms for the challenge's script on one of them); b200 has an H100's, which is a guess.
-A100 = H100 | {"bfloat16": 0.55, "float32": 0.28} | dict.fromkeys(ATTENTION, 0.33)
-RTX4090 = H100 | {"bfloat16": 0.8, "float32": 0.4} | dict.fromkeys(ATTENTION, 0.55)
-DEVICES = {
-    "h100": H100,
-    "h200": H100 | {"memory": 4.8e12, "gigabytes": 141},
-    "b200": H100 | {"memory": 8e12, "products": 2250e12, "gigabytes": 180, "link": 900e9},
-    "a100": A100 | {"memory": 2.04e12, "products": 312e12, "link": 300e9},
-    "rtx4090": RTX4090 | {"memory": 1.01e12, "products": 165e12, "gigabytes": 24, "link": 25e9},
-}
+# By data sheets, without sparsity: bytes/s of memory, FLOP/s in bfloat16, GB, bytes/s between GPUs.
+# Then what is reached, as shares: of memory by element-wise kernels; of products by cuBLAS at 512
+# channels (openai/parameter-golf PR 670), and with TF32; of products by attention, with heads of 64
+# channels and rows of 1,024, in the FlashAttention-3 paper (229, 288, 265 TFLOP/s; backward 363 by
+# fa3; the others' backward is from published step times). The shares of a100 and rtx4090 are fitted
+# to one published step each (684 and about 940 ms for the challenge's script on one); b200's are an
+# H100's, which is a guess.
+RATES = """
+rate               h100     h200     b200     a100  rtx4090
+memory          3.35e12  4.80e12  8.00e12  2.04e12  1.01e12
+products        9.89e14  9.89e14  2.25e15  3.12e14  1.65e14
+gigabytes            80      141      180       80       24
+link             4.5e11   4.5e11   9.0e11   3.0e11   2.5e10
+streamed           0.88     0.88     0.88     0.88     0.88
+bfloat16           0.48     0.48     0.48     0.55     0.80
+float32            0.24     0.24     0.24     0.28     0.40
+flash_forward     0.232    0.232    0.232    0.330    0.550
+flash_backward    0.192    0.192    0.192    0.330    0.550
+cudnn_forward     0.291    0.291    0.291    0.330    0.550
+cudnn_backward    0.281    0.281    0.281    0.330    0.550
+fa3_forward       0.268    0.268    0.268    0.330    0.550
+fa3_backward      0.367    0.367    0.367    0.330    0.550
+"""
+DEVICES = pandas.read_csv(StringIO(RATES), sep=r"\s+", index_col="rate")
 LAUNCH = 2e-6  # seconds that a kernel takes besides its work
 RESERVED = 3e9  # bytes of a device for CUDA, NCCL and gaps between tensors
 RUN = 600  # seconds
-HEAD = "side", "part", "kernels", "GB", "TFLOP", "ms"
+COLUMNS = ["kernels", "GB", "TFLOP", "ms"]
 
 
 def seconds_of(kernel, rates, ranks):
@@ -60,113 +61,87 @@ def seconds_of(kernel, rates, ranks):
     return max(moved, kernel.flops / (rates["products"] * share)) + LAUNCH
 
 
-class Table:
-    """A step on a device: rows are {(side, part): array of kernels, bytes, FLOPs, seconds}."""
-
-    def __init__(self, cost, rates, ranks):
-        self.cost, self.rates = cost, rates
-        self.rows = defaultdict(lambda: np.zeros(4))
-        self.products = 0.0  # seconds of matrix products
-        for kernel in cost.kernels:
-            seconds = seconds_of(kernel, rates, ranks)
-            times = 1 if kernel.side == "step" else cost.micro_steps
-            self.rows[kernel[:2]] += np.multiply(times, (1, kernel.bytes, kernel.flops, seconds))
-            is_product = kernel.flops and kernel.kind in ("bfloat16", "float32")
-            self.products += times * seconds if is_product else 0.0
-        self.total = sum(self.rows.values())
-        self.seconds = self.total[3]
-
-    def lines(self):
-        rows = [[*key, *cells(values)] for key, values in self.rows.items()]
-        return cli.table(HEAD, [*rows, ["sum", "", *cells(self.total)]])
-
-    def words(self):
-        cost, rates = self.cost, self.rates
-        room = rates["gigabytes"] * 1e9 - RESERVED - cost.held
-        fits = [n for n in cost.allowed if cost.peak * cost.micro_steps / n <= room]
-        lines = [
-            f"a step: {1e3 * self.seconds:.1f} ms, {self.products / self.seconds:.0%} of it matrix "
-            f"products; {cost.tokens / self.seconds / 1e6:.2f} million tokens per second",
-            f"its FLOPs alone, at the device's peak: {1e3 * self.total[2] / rates['products']:.1f} "
-            "ms, which no kernels can beat",
-            f"memory: {cost.held / 1e6:,.0f} MB of weights, gradients and optimizers, and "
-            f"{cost.peak / 1e6:,.0f} MB in a micro-step; "
-            + (f"fits from GRAD_ACCUM_STEPS={fits[0]} on" if fits else "no GRAD_ACCUM_STEPS fits"),
-        ]
-        for name in sorted(cost.unknown):
-            lines.append(f"{name}: its FLOPs are not known, only its bytes are counted")
-        return lines
+def table_of(step, rates, ranks):
+    """What each part of a step launches, moves, computes and takes."""
+    table = pandas.DataFrame(step.kernels)
+    table["kernels"] = 1
+    table["GB"] = table.bytes / 1e9
+    table["TFLOP"] = table.flops / 1e12
+    table["ms"] = [1e3 * seconds_of(kernel, rates, ranks) for kernel in step.kernels]
+    is_product = (table.flops > 0) & (table.part != "attention")
+    table["products"] = table.ms.where(is_product, 0.0)
+    return table.groupby(["side", "part"], sort=False)[[*COLUMNS, "products"]].sum()
 
 
-def cells(values, sign=""):
-    count, size, flops, seconds = values
-    ms, tera, giga = 1e3 * seconds, flops / 1e12, size / 1e9
-    return f"{count:{sign}.0f}", f"{giga:{sign}.2f}", f"{tera:{sign}.2f}", f"{ms:{sign}.2f}"
+def text_of(table, sign=""):
+    table = table[COLUMNS].copy()
+    table.loc[("sum", ""), :] = table.sum()
+    whole, real = f"{{:{sign}.0f}}".format, f"{{:{sign}.2f}}".format
+    return table.to_string(formatters={"kernels": whole}, float_format=real, sparsify=False)
 
 
-def steps_in_run(tables):
-    """Steps in 600 s of a run whose steps become as in the next table at some share of it."""
-    edges = [*(table.cost.begins for table in tables), 1.0]
-    return sum(RUN * (b - a) / t.seconds for a, b, t in zip(edges, edges[1:], tables, strict=False))
+def words(step, table, rates):
+    """Lines on a step besides its table"""
+    total = table.sum()
+    room = rates["gigabytes"] * 1e9 - RESERVED - step.held
+    fits = "no GRAD_ACCUM_STEPS fits"
+    if room > 0:
+        fits = f"fits from GRAD_ACCUM_STEPS={math.ceil(step.peak * step.micro_steps / room)} on"
+    return [
+        f"a step: {total.ms:.1f} ms, {total.products / total.ms:.0%} of it matrix products; "
+        f"{step.tokens / total.ms / 1e3:.2f} million tokens per second",
+        f"its FLOPs alone, at the device's peak: {1e15 * total.TFLOP / rates['products']:.1f} ms, "
+        "which no kernels can beat",
+        f"memory: {step.held / 1e6:,.0f} MB of weights, gradients and optimizers, and "
+        f"{step.peak / 1e6:,.0f} MB in a micro-step; {fits}",
+    ]
 
 
-def difference(ours, theirs):
-    """Lines on what one Table has more than another."""
-    none = np.zeros(4)
-    keys = [*ours.rows, *(key for key in theirs.rows if key not in ours.rows)]
-    found = {key: ours.rows.get(key, none) - theirs.rows.get(key, none) for key in keys}
-    found["sum", ""] = ours.total - theirs.total
-    rows = [[*key, *cells(values, "+")] for key, values in found.items() if any(abs(values) > 1e-9)]
-    return cli.table(HEAD, rows) if rows else ["no difference"]
+class Run:
+    """A script's steps, as they are at first and, where they change, later."""
+
+    def __init__(self, script, steps, rates, ranks):
+        self.name = " ".join(script)
+        self.steps = steps
+        self.tables = [table_of(step, rates, ranks) for step in steps]
+        ends = [*(step.begins for step in steps[1:]), 1.0]
+        self.count = 0.0  # steps in RUN
+        for step, table, end in zip(steps, self.tables, ends, strict=True):
+            self.count += 1e3 * RUN * (end - step.begins) / table.ms.sum()
+        self.memory = max(step.held + step.peak for step in steps)
 
 
-def compare(name, ours, theirs):
-    """Prints what `ours` costs more than `theirs`, both a script's tables."""
-    for index in range(max(len(ours), len(theirs))):
-        one, other = ours[min(index, len(ours) - 1)], theirs[min(index, len(theirs) - 1)]
-        print(f"\nmore than {name}" + when(one if index < len(ours) else other))
-        print("\n".join(difference(one, other)))
-        more, share = one.seconds - other.seconds, one.seconds / other.seconds - 1
-        memory = one.cost.peak + one.cost.held - other.cost.peak - other.cost.held
-        print(f"a step: {1e3 * more:+.2f} ms ({share:+.1%}), memory {memory / 1e6:+,.0f} MB")
-    steps = steps_in_run(ours) - steps_in_run(theirs)
-    print(f"in {RUN} s: {abs(steps):,.0f} steps {'more' if steps > 0 else 'fewer'}")
+def compare(ours, theirs):
+    """Prints what one Run costs more than another: its first steps, and its last if some differ."""
+    moments = (0, -1) if len(ours.steps) + len(theirs.steps) > 2 else (0,)
+    for moment in moments:
+        print(f"\nmore than {theirs.name}" + (", at the end of the run" if moment else ""))
+        more = ours.tables[moment].sub(theirs.tables[moment], fill_value=0)
+        print(text_of(more[more.abs().max(axis=1) > 1e-9], "+"))
+    ms = 1e3 * RUN / ours.count - 1e3 * RUN / theirs.count
+    share = theirs.count / ours.count - 1
+    steps = f"{abs(ours.count - theirs.count):,.0f} steps {'fewer' if ms > 0 else 'more'}"
+    memory = (ours.memory - theirs.memory) / 1e6
+    print(f"{ours.name}: {ms:+.2f} ms ({share:+.1%}), {steps} in {RUN} s, {memory:+,.0f} MB")
 
 
-def when(table):
-    return f", from {table.cost.begins:.0%} of the run on" if table.cost.begins else ""
-
-
-def draw(tables, path):
+def draw(runs, path):
     """Bars of ms by part, for each script's first steps."""
     from matplotlib.figure import Figure  # optional, and slow to import
 
-    keys = list(dict.fromkeys(key for table in tables.values() for key in table.rows))
-    figure = Figure(figsize=(9, 0.3 * len(keys) + 1.5), dpi=150, layout="constrained")
-    axes, height = figure.subplots(), 0.8 / len(tables)
-    for number, (name, table) in enumerate(tables.items()):
-        places = np.arange(len(keys)) + (number - (len(tables) - 1) / 2) * height
-        ms = [1e3 * table.rows[key][3] for key in keys]
-        label = f"{name}: {1e3 * table.seconds:.1f} ms a step"
-        bars = axes.barh(places, ms, height, label=label, color=("#0072b2", "#e69f00")[number])
-        axes.bar_label(bars, fmt=" %.2f", size=7)
-    axes.set_yticks(range(len(keys)), [f"{side}: {part}" for side, part in keys], size=8)
-    axes.set(xlabel="milliseconds of a step, estimated from bytes and FLOPs")
-    axes.set_ylim(len(keys) - 0.5, -0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False)
+    ms = pandas.concat({run.name: run.tables[0].ms for run in runs}, axis=1)[::-1]
+    ms.index = ms.index.map(": ".join)
+    figure = Figure(figsize=(9, 0.3 * len(ms) + 1.5), dpi=150, layout="constrained")
+    ms.plot.barh(ax=figure.subplots(), width=0.8, xlabel="milliseconds of a step, estimated")
     figure.savefig(path)
 
 
 def rate(text):
     """NAME=number of --rate"""
     name, _, value = text.partition("=")
-    try:
-        if name in H100:
-            return name, float(value)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text}: write NAME=number with one of {', '.join(H100)}")
+    if name not in DEVICES.index:
+        raise argparse.ArgumentTypeError(f"{text}: name one of {', '.join(DEVICES.index)}")
+    return name, cli.number(float, 1e-9)(value)
 
 
 def parse(arguments):
@@ -190,28 +165,23 @@ def parse(arguments):
 
 
 def estimate(options):
-    rates = DEVICES[options.device] | dict(options.rate)
+    rates = dict(DEVICES[options.device]) | dict(options.rate)
     scripts = [words for words in (options.script, options.against) if words]
-    jobs = [(words, last) for words in scripts for last in (False, True)]
-    workers = min(len(jobs), len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        futures = [pool.submit(record, w[0], w[1:], options.ranks, last) for w, last in jobs]
-        costs = [future.result() for future in futures]
-    tables = []
-    for words, found in zip(scripts, (costs[:2], costs[2:]), strict=False):
-        tables.append([Table(cost, rates, options.ranks) for cost in found if cost])
-        for table in tables[-1] if words is options.script else []:
-            print(
-                f"{' '.join(words)} on {options.ranks} x {options.device}{when(table)}: estimated"
-            )
-            print("\n".join((*table.lines(), *table.words(), "")))
-    print(f"{steps_in_run(tables[0]):,.0f} steps in {RUN} s, without the host and other ranks")
-    names = [" ".join(words) for words in scripts]
-    if options.against:
-        compare(names[1], *tables)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(record, file, given, options.ranks) for file, *given in scripts]
+        steps = [job.result() for job in jobs]
+    runs = [Run(*both, rates, options.ranks) for both in zip(scripts, steps, strict=True)]
+    ours = runs[0]
+    for step, table in zip(ours.steps, ours.tables, strict=True):
+        when = f", from {step.begins:.0%} of the run on" if step.begins else ""
+        print(f"{ours.name} on {options.ranks} x {options.device}{when}: estimated")
+        print("\n".join((text_of(table), *words(step, table, rates), "")))
+    print(f"{ours.count:,.0f} steps in {RUN} s, without the host and other ranks")
     if options.picture:
-        draw(dict(zip(names, (first for first, *_ in tables), strict=True)), options.picture)
+        draw(runs, options.picture)
         print(f"picture: {options.picture}")
+    if options.against:
+        compare(*runs)
 
 
 def main(arguments=None):
