@@ -32,40 +32,12 @@ GRADIENT = 1e-4  # relative: right edits have 1e-6, wrong ones 0.01 and more
 LATE = 1e-3  # nats of a whole score
 GAP = 0.65  # of a tensor's norm: one bit per weight, at best, has 0.60
 TWO = {"ranks": 2, "GRAD_ACCUM_STEPS": 1, "WARMUP_STEPS": 0}
-MEANS = {  # what a fault means, and where to look
-    "repeatable": "a result depends on more than SEED and step: on other random numbers, the order "
-    "of a set, or checkpoints being written",
-    "time": "a result depends on the speed of the machine: go by progress(), by steps, by batches",
-    "random": "it is seeded in the step, so each draws the same numbers: use a torch.Generator",
-    "resume": "not in checkpoints: name it in Trainer.parts, a number in Trainer.state_dict, what "
-    "logits need beside weights in a buffer; rows: a step must take its micro_steps batches",
-    "priming": "a step changes what is in no part of Trainer.parts, so priming cannot put it back",
-    "validation": "validations and log lines must leave weights, state and train mode as they were",
-    "unseen": "training or the artifact depends on the validation split: the score is too good",
-    "overlap": "results depend on when batches are read: see Pipeline and BatchPlan",
-    "ranks": "a step and the score are means over all ranks' rows: divide own losses by the number "
-    "of micro-batches, give batches equal numbers of targets, change gradients after all_reduce",
-    "replicas": "what follows all_reduce must be the same on all ranks, random numbers too; and "
-    "all ranks must make the same collective calls",
-    "clock": "ranks' clocks differ: let a schedule go by exchange.elapsed_ms, which is the same on "
-    "all ranks, or by steps; no step may end after the cap, and no rate be below 0",
-    "model": "settings, data and artifact must be enough to make the model and to score it",
-    "trained": "each weight needs one optimizer (see make_optimizers) and a gradient",
-    "exported": "it is not trained: an average that never moves (in bfloat16?), or first weights",
-    "stored": "what is scored is far from what was trained: see storage, pack and unpack",
-    "look-ahead": "later tokens, or random numbers, change logits: the score is too good",
-    "own-token": "the logits at a place predict the token after it: is the wrong end cut?",
-    "dtype": "a float32 tensor meets the activations: cast it with p.to(x.dtype)",
-    "score": "what is scored is not what is stored, or not the mean over all rows in eval mode "
-    "(--score-differs if it is so on purpose); if only the bits differ, bytes: see ByteTable",
-    "targets": "each target of the split counts once, with its bytes: see BatchPlan and ByteTable",
-    "whole": "the model must be whole from __init__ on: what is made later is in no new model",
-    "sum": "tokens are scored with what is learned from them, or by the best of several scores",
-    "scorer": "a target must be scored before anything is learned from it or from later tokens",
-    "artifact": "no logit depends on it: leave it out of the artifact; or two parameters share "
-    "memory, and it is stored twice",
-    "bytes": f"script and artifact may have {CAP:,} bytes, all of which the log must count",
-}
+
+
+def hints():
+    """{property: what a fault of it means, and where to look}"""
+    text = Path(__file__).with_name("hints.txt").read_text("utf-8")
+    return dict(line.split(": ", 1) for line in text.splitlines())
 
 
 def verdict(name, fault, good):
@@ -349,13 +321,11 @@ def optimizer_verdict(steps):
     """Does each optimizer take each step?"""
     names = [name for each in steps for name, _ in each["stepped"]]
     counts = {name: names.count(name) for name in names}
-    odd = [f"{name} {count} in {len(steps)} steps" for name, count in counts.items()]
     if {*counts.values()} == {len(steps)}:
         return "steps", "ok", f"{' and '.join(counts)} take each step"
-    why = "each step sets gradients to 0, so those between are lost unless something keeps them"
-    if max(counts.values(), default=0) > len(steps):
-        why = "Trainer steps every optimizer of Trainer.parts, so leave that out"
-    return "steps", "note", f"optimizers take {', '.join(odd)}: {why}"
+    odd = ", ".join(f"{name} {count}" for name, count in counts.items())
+    why = "Trainer steps each optimizer of Trainer.parts once, and each step sets gradients to 0"
+    return "steps", "note", f"of {len(steps)} steps optimizers take {odd}: {why}"
 
 
 def resume_verdict(lab, runs):
@@ -593,7 +563,7 @@ def prove(script, settings, **options):
         print(f"{kind:5} {name:10} {text}", flush=True)
         if kind == "FAULT":
             faults += 1
-            print(f"{'':16} {MEANS[name]}", flush=True)
+            print(f"{'':16} {hints()[name]}", flush=True)
     print(f"faults: {faults}")
     return int(faults > 0)
 
