@@ -166,7 +166,7 @@ def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
     """The environment of train_gpt.py; what the user has set takes precedence."""
     threads = min(2, len(os.sched_getaffinity(0))) // ranks
     settings = {**SETTINGS, **data, "OMP_NUM_THREADS": str(max(1, threads))}
-    if "RESUME" not in os.environ:  # that needs the RUN_ID of the run to resume
+    if not os.environ.keys() & {"RUN_ID", "RESUME"}:  # which needs the RUN_ID of its run
         settings["RUN_ID"] = free_run_id()
     result = {**settings, **os.environ}
     steps = result["ITERATIONS"]

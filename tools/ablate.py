@@ -354,8 +354,8 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     rows = [one.cells() for arm in others for one in found if one.arm == arm]
     verdicts = [verdict(runs, arm, [one for one in found if one.arm == arm]) for arm in others]
     losses = sum(one.metric == "loss" for one in found)
-    title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05 for all "
-    title += f"{losses} losses together, and for all {len(found) - losses} others, by Holm's rule)"
+    title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05, corrected by "
+    title += f"Holm for {losses} differences of losses, and for {len(found) - losses} others)"
     blocks = [
         [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],

@@ -250,7 +250,7 @@ def random_verdict(steps):
         if is_used and len({step["after"][i] for step in steps}) == 1:
             same.append(kind)
     fault = same and f"{' and '.join(same)} generator is in the same state after each step"
-    return verdict("random", fault, "generators are in other states after each step")
+    return verdict("random", fault, "random numbers move on with each step")
 
 
 def unseen_verdict(runs):

@@ -154,7 +154,7 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     seeds = (1337, 1341, 1350)
     code, out, _ = place(*TWO, "--seeds", ",".join(map(str, seeds)), FAKE_DRIFT="0")
     test = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
-    assert "p < 0.05 for all 1 losses together, and for all 3 others, by Holm's rule" in out
+    assert "corrected by Holm for 1 differences of losses, and for 3 others)" in out
     figures = f"{test.difference:+.4g} ms ({test.low:+.4g} to {test.high:+.4g})"
     assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-2:] == [figures, "measurable"]
     assert row_of(out, "validation time").endswith("  equal")
