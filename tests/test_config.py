@@ -178,7 +178,7 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
 def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
     code, _, err = main(DATA_PTH="elsewhere")
     folder, tokenizer, near = listed(err)
-    assert code == 2 and ": no such folder: data/" in folder
+    assert code == 2 and ": no such folder: python3 data/" in folder
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
     assert near == "DATA_PTH in the environment is no setting; DATA_PATH is"
