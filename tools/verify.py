@@ -136,7 +136,7 @@ def gradient_gaps(ones, twos):
 
 
 # === The runs ===
-def first_runs(lab, base, quick):
+def first_runs(lab, base):
     """{name: Run} of those that need no other, the longest first"""
     noted = probes.run_noted
     every = {"CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": lab.steps + 1}
@@ -151,11 +151,10 @@ def first_runs(lab, base, quick):
         Run(lab, "validated-each-step", noted, **often),
         Run(lab, "other-validation", noted, DATA_PATH=other),
         Run(lab, "blind", probes.run_blind, **often),
+        Run(lab, "not-read-ahead", noted, TRAIN_PREFETCH=0, VAL_PREFETCH=0),
     ]
-    if not quick:
-        runs.append(Run(lab, "not-read-ahead", noted, TRAIN_PREFETCH=0, VAL_PREFETCH=0))
-        for name in lab.given:
-            runs.append(Run(lab, f"without-{name}", call_main, **{name: TINY.get(name)}))
+    for name in lab.given:
+        runs.append(Run(lab, f"without-{name}", call_main, **{name: TINY.get(name)}))
     if base:
         runs.append(Run(lab, "base", call_main, script=base))
     return {run.name: run for run in runs}
@@ -167,11 +166,11 @@ def shuffle(tokens):
     return np.where(tokens < 3, tokens, random.integers(3, tokens.max() + 1, len(tokens)))
 
 
-def late_runs(lab, runs, quick, score_differs):
+def late_runs(lab, runs, score_differs):
     """{name: Run} of those that need the checkpoints and the artifact of others"""
     full, two = runs["full"], runs["two-ranks"]
     late = []
-    if not (quick or two.error):
+    if not two.error:
         end = {"ITERATIONS": 2 * lab.steps, "MAX_WALLCLOCK_SECONDS": SECONDS}
         late.append(Run(lab, "clock", probes.run_clocked, SECONDS / lab.steps, **TWO | end))
     if score_differs:
@@ -182,10 +181,6 @@ def late_runs(lab, runs, quick, score_differs):
         late.append(Run(lab, "scorer", look, probes.find_late, full.folder, DATA_PATH=whole))
     look = partial(probes.find_facts, length=lab.own_seq_len)
     late.append(Run(lab, "model", probes.look_inside, look, full.folder))
-    if "base" in runs:
-        base = runs["base"]
-        look = probes.look_inside, probes.find_wide, base.folder
-        late.append(Run(lab, "base-model", *look, script=base.script))
     points = lab.steps // 3 | 1, 5 * lab.steps // 6, lab.steps  # an odd one, too
     if not two.error:
         file = f"{two.folder}/checkpoints/{two.name}/step_{points[0]:08d}.pt"
@@ -197,8 +192,8 @@ def late_runs(lab, runs, quick, score_differs):
 
 
 # === Verdicts: (property, "ok", "note" or "FAULT", text) ===
-def verify(lab, base, quick, score_differs):
-    runs = first_runs(lab, base, quick)
+def verify(lab, base, score_differs):
+    runs = first_runs(lab, base)
     print("tiny runs, seconds for train_gpt.py, minutes with larger sizes:", end="")
     lab.run_all(runs.values())
     for run in runs.values():
@@ -209,7 +204,7 @@ def verify(lab, base, quick, score_differs):
         raise cli.ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
     repeatable = alike("repeatable", full, [again])
     if "FAULT" not in repeatable:  # else no run can be compared with another
-        runs |= late_runs(lab, runs, quick, score_differs)
+        runs |= late_runs(lab, runs, score_differs)
         lab.run_all([run for run in runs.values() if not run.processes])
     print()
     yield repeatable
@@ -220,14 +215,13 @@ def verify(lab, base, quick, score_differs):
     yield alike("priming", full, [runs["not-primed"]], again)
     yield alike("validation", full, [runs["validated-each-step"]])
     yield unseen_verdict(runs)
-    if not quick:
-        yield alike("overlap", full, [runs["not-read-ahead"]])
+    yield alike("overlap", full, [runs["not-read-ahead"]])
     facts = note_of(runs["model"], "facts")
     yield from two_rank_verdicts(runs, facts.get("batch"), score_differs)
     yield resume_verdict(lab, runs)
     yield from clock_verdicts(lab, runs)
     if "batch" in facts:
-        yield from model_verdicts(facts, note_of(runs.get("base-model", full), "facts"))
+        yield from model_verdicts(facts)
         yield from score_verdicts(lab, full, facts, score_differs)
     else:
         lost = facts.get("unpack") and f"the artifact alone does not load: {facts['unpack']}"
@@ -378,7 +372,7 @@ def negative_rates(steps):
     return f"rates of {', '.join(sorted(below))} fall below 0" if below else ""
 
 
-def model_verdicts(facts, of_base):
+def model_verdicts(facts):
     yield verdict("trained", cli.some(facts["untrained"]), "training changes every weight")
     if facts["kept"]:
         words = "training changes them, but what is exported has their first values"
@@ -390,7 +384,7 @@ def model_verdicts(facts, of_base):
     seen = f"tensors differ from the exported ones by up to {gap:.2g} of their norm: {name}"
     yield verdict("stored", "" if gap <= GAP else seen, seen)
     yield from sight_verdicts(facts["sight"])
-    yield dtype_verdict(facts["wide"], of_base.get("wide"))
+    yield dtype_verdict(facts["wide"])
     good = f"logits depend on each of {facts['tensors']} tensors"
     yield verdict("artifact", cli.some(facts["unused"]), good)
 
@@ -406,10 +400,10 @@ def sight_verdicts(sight):
     yield verdict("look-ahead", fault, "no logit depends on later tokens")
 
 
-def dtype_verdict(wide, of_base):
+def dtype_verdict(wide):
     if isinstance(wide, str):
-        kind = "FAULT" if isinstance(of_base, dict) else "note"
-        return "dtype", kind, f"in bfloat16 it does not run on a CPU: {wide}"
+        is_mixed = "dtype" in wide or "scalar type" in wide  # else it may need CUDA
+        return "dtype", "FAULT" if is_mixed else "note", f"in bfloat16 it does not run: {wide}"
     fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
     if wide["blocks"]:
         fault = f"blocks {cli.some(wide['blocks'])} return float32"
@@ -525,22 +519,20 @@ def code_lines(code):
     return {number for _, _, number in code.co_lines() if number}.union(*inner)
 
 
-def verdicts(script, settings, base=None, quick=False, score_differs=False):
+def verdicts(script, settings, base=None, score_differs=False):
     """Yields (property, "ok", "note" or "FAULT", text); ToolError for one that does not run."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         lab = Lab(Path(folder), script, settings)
         base = base and find_script(base)
         if base and base.read_bytes() == lab.script.read_bytes():
             base = None
-        yield from verify(lab, base, quick, score_differs)
+        yield from verify(lab, base, score_differs)
 
 
 def main(arguments):
     parser = cli.Parser(description=__doc__)
     parser.add_argument("script")
     parser.add_argument("settings", nargs="*", metavar="NAME=value")
-    quick = "leave out the runs that read no batch ahead and that end by the clock"
-    parser.add_argument("--quick", action="store_true", help=quick)
     differs = "the score is on purpose not that of plain rows (windows, test-time training)"
     parser.add_argument("--score-differs", action="store_true", help=differs)
     base = "say what changes against this script (default: train_gpt.py)"

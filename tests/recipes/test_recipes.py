@@ -84,7 +84,7 @@ def test_verify_finds_no_fault_in_recipes_that_are_on(names: list[str], script: 
     """Also on two ranks, and resumed to the bit, from before and after a loop's begin."""
     differs = not {"sliding_window", "document_ttt", "global_sgd"}.isdisjoint(names)
     settings = settings_of(*names, layers=3)
-    options = {"quick": names != APRIL, "score_differs": differs}
+    options = {"score_differs": differs}
     assert faults(script(*names), settings, **options) == []
 
 
@@ -96,7 +96,7 @@ def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
     script = tmp_path / "frontier.py"
     assert recipe.main(["apply", "--stack", name, "--to", str(script)]) == 0
     tiny = dict(pair.split("=") for pair in recipe.stack(name)["verify"].split())
-    found = list(verify.verdicts(script, tiny, quick=True, score_differs=True))
+    found = list(verify.verdicts(script, tiny, score_differs=True))
     assert [row for row in found if row[1] == "FAULT"] == []
     assert {"resume", "ranks", "replicas", "sum"} <= {row[0] for row in found}
 

@@ -14,9 +14,8 @@ from running import ROOT
 Edits = list[tuple[str, str]]  # (text that the script has once, what replaces it)
 OPTIONS = {  # of verify.verdicts
     "score differs": {"score_differs": True},
-    "all runs": {"quick": False},
     "six layers": {"settings": {"NUM_LAYERS": "6"}},
-    "with base": {"base": ROOT / "train_gpt.py", "quick": False, "settings": {"GPU_PREFETCH": "1"}},
+    "with base": {"base": ROOT / "train_gpt.py", "settings": {"GPU_PREFETCH": "1"}},
 }
 
 

@@ -31,7 +31,7 @@ def at_end(line: str) -> Edits:
 
 def found_in(script: Path, options: dict) -> dict[str, tuple[str, str]]:
     """{property: (ok, note or FAULT, text)}"""
-    options = {"quick": True, "settings": {}} | options
+    options = {"settings": {}} | options
     rows = list(verify.verdicts(script, options.pop("settings"), **options))
     print("\n".join(map(str, rows)))
     return {name: rest for name, *rest in rows}
@@ -89,7 +89,7 @@ def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_is_silent_about_right_edits(name: str, tmp_path: Path) -> None:
     _, edits, options = RIGHT[name]
-    found = found_in(edited(tmp_path / "mine.py", edits), {"quick": False} | options)
+    found = found_in(edited(tmp_path / "mine.py", edits), options)
     assert faults_of(found) == set()
     assert found["ranks"][0] == ("note" if name == "experts" else "ok")
 

@@ -90,6 +90,8 @@ ROWS = [  # run, what of it is otherwise, the faults that are named
     ("model", "unused", ["w"], "artifact"),
     ("model", "wide", {"blocks": [1], "score": "torch.float32"}, "dtype"),
     ("model", "wide", {"blocks": [], "score": "torch.bfloat16"}, "dtype"),
+    ("model", "wide", "RuntimeError: expected m1 and m2 to have the same dtype", "dtype"),
+    ("model", "wide", "AttributeError: 'GPT' object has no attribute 'blocks'", ""),
     ("model", "counted", [90.0, 24.0], "targets"),
     ("model", "counted", [101.0, 64.0], "targets"),
     ("sum", "shares", [1.001, math.nan], "sum"),
@@ -109,7 +111,7 @@ def test_each_difference_is_named(
     script.write_text("pass\n")
     lab = SimpleNamespace(steps=12, seq_len=32, val_bytes=100, script=script, data=tmp_path)
     lab.run_all = lambda _: None
-    found = list(verify.verify(lab, None, quick=False, score_differs=True))
+    found = list(verify.verify(lab, None, score_differs=True))
     assert [each for each, kind, _ in found if kind == "FAULT"] == faults.split()
 
 
