@@ -24,7 +24,6 @@ import probes
 import torch
 from tinyruns import MODEL, TINY, Lab, Run, call_main, find_script
 
-CAP = 16_000_000  # bytes of script and artifact
 SECONDS = 600  # of a run to a cap, by a clock that goes by steps
 ROUNDING = 0.01  # nats: two ranks add in another order
 RANDOM = 0.3  # nats: the same where ranks draw other random numbers, as for dropout
@@ -427,16 +426,11 @@ def score_verdicts(lab, full, facts, score_differs):
     elif not facts["foreign"]:  # else there is no model to compute it with
         equal = np.allclose(hand, printed, rtol=0, atol=2e-5)  # one sum, added in another order
         yield verdict("score", "" if equal else seen, seen)
-    last = ", ".join(f"{line.val_loss:.4f}" for line in full.log.validations[-1:])
-    yield "average", "note", f"score {printed[0]:.4f}, last validation of the weights {last} nats"
     code, model = len(lab.script.read_bytes()), len(full.artifact)
-    seen = f"script {code:,} + tiny artifact {model:,} of {CAP:,}: weigh a real run's artifact"
-    kind = "FAULT" if code + model > CAP else "note"
     logged = full.log.code_bytes or 0, full.log.model_bytes or 0
-    if logged[0] < code or logged[1] < model:
-        kind = "FAULT"
-        seen = f"the log has {logged[0]:,} + {logged[1]:,}, the files {code:,} + {model:,}"
-    yield "bytes", kind, seen
+    fault = f"the log has {logged[0]:,} + {logged[1]:,}, the files {code:,} + {model:,}"
+    is_less = logged[0] < code or logged[1] < model
+    yield verdict("bytes", is_less and fault, "the log counts all of script and artifact")
 
 
 def target_fault(lab, facts):
