@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -110,14 +111,11 @@ def data_line(runs: Sequence[Run]) -> str:
 
 
 def remark_lines(runs: Sequence[Run]) -> list[str]:
-    """What a careful reader would notice about single runs."""
+    """What the tables do not say of single runs."""
     remarks: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         for remark in remarks_on(run):
             remarks.setdefault(remark, []).append(index)
-    for known, numbers in places(map(samples.trace, runs)).items():
-        if known and numbers[1:]:
-            remarks["the same run, to the digit"] = numbers
     lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
     return ["Remarks", *lines] if lines else []
 
@@ -125,10 +123,6 @@ def remark_lines(runs: Sequence[Run]) -> list[str]:
 def remarks_on(run: Run) -> Iterator[str]:
     if run.error:
         yield f"{run.status} at step {run.last_step}: {run.error}"
-    if run.crc_at() and not run.path.endswith(".jsonl"):
-        yield "read from its text, as another trainer's: there is no .jsonl beside it"
-    if run.seed is not None and run.seed_in_name not in (None, run.seed):
-        yield f"its name says seed {run.seed_in_name}, its log {run.seed}"
     if run.partial_val:
         yield "validated on a part of the split: its score may not be submitted"
     if run.resumed_at:
@@ -138,8 +132,8 @@ def remarks_on(run: Run) -> Iterator[str]:
 
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-DASHES = ("-", "--", ":", "-.")
-MARKERS = "DosD^vX"
+DASHES = ("-", "--", ":", "-.", "-", "--", ":")  # as many
+MARKERS = ("D", "o", "s", "^", "v", "X")
 FEW = 3  # points that each run needs for a curve
 NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
 QUANTITIES = {  # of a curve: its lines and the axis
@@ -164,22 +158,14 @@ def plot(
     with a band, and the results, or, with `verdicts`, the differences from the first arm by seed.
     A run without a result is not a seed of an arm that has results. A note below says what a reader
     must know."""
-    from matplotlib.figure import Figure  # slow to import
+    from matplotlib import cycler  # slow to import
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
-    drawn = [
-        Arm(
-            name[:72],
-            runs,
-            {
-                "color": COLOURS[place % len(COLOURS)],
-                "linestyle": DASHES[place % len(DASHES)],
-                "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
-            },
-        )
-        for place, (name, runs) in enumerate(zip(names, kept, strict=True))
-    ]
+    styles = cycle(cycler(marker=MARKERS) * cycler(color=COLOURS, linestyle=DASHES))
+    arms_and_styles = zip(names, kept, styles, strict=False)
+    drawn = [Arm(name[:72], runs, style) for name, runs, style in arms_and_styles]
     quantity = quantity_of([run for runs in kept for run in runs])
     values, words = dots_of(drawn, by_seed=bool(verdicts))
     panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)

@@ -231,13 +231,11 @@ class Run:
         return Path(self.path).name
 
     @property
-    def seed_in_name(self) -> int | None:
-        match = re.search(r"seed[_-]?(\d{1,9})", self.name, re.IGNORECASE)
-        return int(match[1]) if match else None
-
-    @property
     def known_seed(self) -> int | None:
-        return self.seed_in_name if self.seed is None else self.seed
+        """That which the log or else its name tells."""
+        match = re.search(r"seed[_-]?(\d{1,9})", self.name, re.IGNORECASE)
+        in_name = int(match[1]) if match else None
+        return in_name if self.seed is None else self.seed
 
     @property
     def last_step(self) -> int:
@@ -296,7 +294,9 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
     try:
-        run = read_run(path, text_of(read_file(path)), log.problems)
+        # A byte that is not UTF-8 comes back when the text is encoded in the same way.
+        text = read_file(path).decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
+        run = read_run(path, text, log.problems)
     except (OSError, ValueError) as error:
         log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         return log
@@ -314,15 +314,6 @@ def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
     if (size := path.stat().st_size) > most:
         raise ValueError(f"{size:,} bytes, of which {most:,} are read at most")
     return path.read_bytes()
-
-
-def text_of(data: bytes) -> str:
-    """Carriage returns are made plain. A byte that is not UTF-8 comes back when the text is encoded
-    in the same way."""
-    if data[:200].count(0) > 10:
-        raise ValueError("a binary file or UTF-16, no log in UTF-8")
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def without_fronts(text: str) -> str:
@@ -476,9 +467,9 @@ def settle(run: Run) -> None:
 def conditions(run: Run) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in run.config.items():
-        if name in DATA_FILES and isinstance(value, str):
-            values[name] = Path(value).name
-        elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
+        if name in DATA_FILES:
+            values[name] = Path(str(value)).name
+        elif not NOT_CONFIGURATION.fullmatch(name):
             values[name] = value
     if run.micro_steps is not None:  # what GRAD_ACCUM_STEPS has led to
         values.pop("grad_accum_steps", None)
