@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import cli
@@ -47,16 +46,6 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
     assert words in done.err and done.err.count("\n") == 1, done.err
     made = {*folder.rglob("*")} - before
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made)
-
-
-def test_the_first_estimate_does_not_count_loading(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    progress = cli.Progress("work")
-    for second, share in ((100, 0.10), (105, 0.15), (111, 0.21)):
-        monkeypatch.setattr(cli.time, "monotonic", partial(float, second))
-        progress.show(share)
-    assert capsys.readouterr().err == "work: 21.0%, 79 s left\n"
 
 
 def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import re
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -132,21 +131,11 @@ def command_of(script: str) -> str:
     return shlex.join(str(w.relative_to(here) if w.is_relative_to(here) else w) for w in words)
 
 
-class Progress:
-    """Says now and then how much of some work is done, and how long the rest will take. The clock
-    starts with the first share: what comes before it is loading.
-    """
+def progress(what: str, total: int) -> Any:
+    """tqdm's bar of long work, which it shows anew every 10 seconds."""
+    from tqdm import tqdm  # huggingface_hub needs it, too
 
-    def __init__(self, what: str) -> None:
-        self.what, self.first, self.began, self.told = what, 0.0, 0.0, 0.0
-
-    def show(self, share: float) -> None:
-        now = time.monotonic()
-        if not self.began:
-            self.first, self.began, self.told = share, now, now
-        elif now - self.told > 10 and share > self.first:
-            self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
-            print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
+    return tqdm(desc=what, total=total, unit_scale=True, mininterval=10, delay=10, leave=False)
 
 
 def plain(text: str) -> str:
