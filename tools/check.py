@@ -287,18 +287,14 @@ def stated_results(record: Record) -> Said:
 def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
     """What a number that is not the mean of the results may be: how bad that is, in words, and
     its value."""
-    of = "the mean of the logs'" if runs[1:] else "the log's"
-    for other in (key, *({*SCORES} - {key})):
-        for chosen in (*with_equal_names(dict(enumerate(runs))), dict(enumerate(runs))):
-            values = [getattr(run.result, other) for run in chosen.values()]
-            if all(map(is_number, values)):
-                yield "warned", f"{of} {other} of {chosen[0].result.name}", fmean(values)
+    for chosen in (*with_equal_names(dict(enumerate(runs))), dict(enumerate(runs))):
+        values = [getattr(run.result, key) for run in chosen.values()]
+        if all(map(is_number, values)):
+            yield "warned", f"the mean of {chosen[0].result.name}", fmean(values)
     for run in runs:
         for one in run.results:
             level = "warned" if one.kind in SUBMITTED else "refused"
             yield level, f"{one.name} of {run.name}", getattr(one, key) or math.inf
-        for line in run.validations[-1:]:
-            yield "refused", f"validation {line.step:,} of {run.name}", getattr(line, key)
 
 
 def sizes(record: Record) -> Said:
@@ -354,9 +350,6 @@ def times(record: Record, run: Run) -> Said:
     elif sum(passes) > CAP_MS:
         words = f"its {len(passes)} evaluations took {sum(passes) / 1e3:,.1f} s together"
         yield "warned", f"{words}, and 600 are allowed: which of them are needed for the score?"
-    for text in run.warnings:
-        if text.startswith("GPTQ_RESERVE_SECONDS"):  # it trained for longer than its clock says
-            yield "warned", f"the log says: {text}"
 
 
 def machine(record: Record, run: Run) -> Said:

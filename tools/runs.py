@@ -139,8 +139,6 @@ def line_event(text: str) -> Event | None:
         values = {"name": name, "val_loss": loss, "val_bpb": float(bpb)}
         time, digits = time_ms("eval_time|elapsed", text), len(bpb.partition(".")[2])
         return {"event": "score", **values, "eval_time_ms": time, "digits": digits}
-    if text.startswith("WARNING: "):
-        return {"event": "warning", "text": text.removeprefix("WARNING: ")}
     return None
 
 
@@ -221,7 +219,6 @@ class Run:
     source: bytes | None = field(default=None, repr=False)  # the script's text in a text log
     scripts: list[str] = field(default_factory=list)  # sha256 of each script that trained it
     resumed_at: list[int] = field(default_factory=list)  # first step of each continuation
-    warnings: list[str] = field(default_factory=list)  # of a text log
     partial_val: bool = False  # scored on a part of the validation split
     status: str = "unfinished"  # finished, failed, interrupted, unfinished, no steps
     error: str | None = None
@@ -407,8 +404,6 @@ def take_event(run: Run, event: Event) -> None:
         run.results.append(Result(kind, name, *losses, *rest))
     elif kind in ("step", "validation"):
         take_step(run, event)
-    elif kind == "warning":
-        run.warnings.append(str(event["text"]))
     run.partial_val |= bool(event.get("partial_val"))
 
 
