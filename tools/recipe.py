@@ -42,8 +42,6 @@ COMMANDS = STACKS / "commands.txt"
 TODO = "TODO"
 EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
-# A line that a diff adds to Config.
-ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILINE)
 # git's conflict: what ours, the base and theirs have
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(.*?)^[|]{7} [^\n]*\n(.*?)^={7}\n(.*?)^>{7} [^\n]*\n", re.MULTILINE | re.DOTALL
@@ -81,13 +79,6 @@ class Recipe:
         pattern = r"([A-Z0-9_]+)=(\S*), on: \1=(\S+)"
         matches = (re.match(pattern, text) for text in self.field("setting"))
         return {match[1]: (match[2], match[3]) for match in matches if match}
-
-    @property
-    def added(self) -> dict[str, str]:
-        """The settings that it adds to Config: {NAME: its default}"""
-        plain = {"False": "0", "True": "1"}
-        lines = {name.upper(): value.strip('"') for name, value in ADDED.findall(self.diff)}
-        return {name: plain.get(value, value) for name, value in lines.items()}
 
     def count(self, sign: str) -> int:
         """Lines added (+) or removed (-)."""
@@ -276,9 +267,9 @@ def apply_recipes(options: argparse.Namespace) -> None:
     print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{counted[0]} -{counted[1]} lines)")
     for recipe in recipes:
         settings = {name: on for name, (default, on) in recipe.settings.items() if default != on}
-        if off := {name: settings[name] for name in settings.keys() - assigned.keys()}:
-            settings = " ".join(f"{name}={on}" for name, on in sorted(off.items()))
-            print(f"  {recipe.name} is off until you set {settings}")
+        off = [f"{name}={on}" for name, on in settings.items() if name not in assigned]
+        if off:
+            print(f"  {recipe.name} is off until you set {' '.join(off)}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
         print("\n" + steps(options.stack, chosen, target))
@@ -312,7 +303,7 @@ def new_recipe(options: argparse.Namespace) -> None:
     if not recipe.diff or 2 * recipe.count("-") > root.count("\n"):
         raise ToolError(f"{options.source}: not an edited copy of train_gpt.py: name one")
     header = [f"# {TODO}: what it does, in one sentence."]
-    header += [f"# setting: {n}={v}, on: {n}={TODO}" for n, v in recipe.added.items()]
+    header += [f"# setting: {TODO}=0, on: {TODO}=1"]
     header += [f"# source: {TODO}: a paper or a pull request"]
     header += [f"# effect: {TODO}: the published effect, with its number", ""]
     kept = load(options.name).header if path.exists() else "\n".join(header)
@@ -331,13 +322,6 @@ def check_recipes(options: argparse.Namespace) -> None:
             words = f"make it again: recipe.py new {name} --from FILE --again"
             faults.append(f"{str(error).removesuffix(EDITED)}{words}")
     print(f"{len(names()) - len(faults)} of {len(names())} recipes apply to train_gpt.py")
-    for path in sorted(STACKS.glob("*.json")):
-        try:
-            values = stack(path.stem)
-            text = combined(base, [load(name) for name in values["recipes"]])
-            with_defaults(text, {n: str(value) for n, value in values["settings"].items()})
-        except ToolError as error:
-            faults.append(f"--stack {path.stem}: {error}")
     if faults:
         raise ToolError("\n".join(faults))
 

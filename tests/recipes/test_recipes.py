@@ -89,6 +89,11 @@ def test_verify_finds_no_fault_in_recipes_that_are_on(names: list[str], script: 
     assert faults(script(*names), settings, **options) == []
 
 
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_applies(name: str, tmp_path: Path) -> None:
+    assert recipe.main(["apply", "--stack", name, "--to", str(tmp_path / "x.py")]) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # test-time training is tried with every value of the last token
 @pytest.mark.parametrize("name", STACKS)

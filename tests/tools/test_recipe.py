@@ -100,7 +100,7 @@ def test_new_makes_a_recipe_of_an_edited_copy(call: Call, own: Path) -> None:
     edited.write_text((SCRIPT + MAIN).replace(OPTION, CAP + OPTION))
     assert call(recipe.main, "new", "caps", "--from", edited)[0] == 0
     made = recipe.load("caps")
-    assert made.settings == {"CAP_MORE": ("0", "TODO")} and made.count("+") == 1
+    assert made.field("setting") == ["TODO=0, on: TODO=1"] and made.count("+") == 1
     assert call(recipe.main, "apply", "caps", "--to", own / "x.py")[0] == 0
     assert (own / "x.py").read_text().split("\n", 1)[1] == edited.read_text()
     # What was applied can be edited and made the same recipe again: its header is kept.
