@@ -360,7 +360,7 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        report(Logs(runs=[log for _, log in finished])),
+        [report(Logs(runs=[log for _, log in finished]))],
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")

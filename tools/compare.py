@@ -137,7 +137,7 @@ def compare(options: argparse.Namespace) -> int:
         raise cli.ToolError("\n".join(logs.problems))
     if options.plot:  # first: a reader of the tables may close the pipe
         plot(arms, samples.arm_names(arms), options.plot)
-    print("\n".join([*answer, *report(logs, options.allow)]))
+    print("\n".join([*answer, report(logs, options.allow)]))
     return int(bool(refused))
 
 

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -16,16 +16,18 @@ from runs import Logs, Run
 from samples import BITS, CAP_BYTES, Places, pairs_by_seed, places, unit_of, value_of
 
 
-def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
-    """What differs, times, results, data and remarks, in blocks."""
-    runs, notes = logs.runs, [f"  {problem}" for problem in logs.problems]
+def report(logs: Logs, allow: Collection[str] = ()) -> str:
+    """What differs, times, results, data and notes, in blocks."""
+    runs = logs.runs
     title = "Results (result: the one that counts, bits per byte; bytes; left: of 16,000,000)"
-    blocks = [difference_lines(runs)]
-    blocks += [["Time (wait: for input, per step)", *table_of(runs, TIME)]]
-    blocks += [[title, *table_of(runs, RESULT)]]
-    blocks += [[*group_lines(runs, allow), data_line(runs)], remark_lines(runs)]
-    blocks += [["Notes on the files", *notes]] if notes else []
-    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+    blocks = [
+        difference_lines(runs),
+        ["Time (wait: for input, per step)", *table_of(runs, TIME)],
+        [title, *table_of(runs, RESULT)],
+        [*group_lines(runs, allow), data_line(runs)],
+        note_lines(logs),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
@@ -43,8 +45,6 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
             value, numbers = next(one for one in values.items() if one[0] is not None)
             alone.setdefault(counted(numbers), []).append(f"{name} {str(value)[:40]}")
     lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in alone.items()]
-    if not rows[1:] and not alone and all(run.steps for run in runs):
-        lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
     return lines
 
 
@@ -110,24 +110,15 @@ def data_line(runs: Sequence[Run]) -> str:
     return f"Same data: {answer}, {at}: {value_words(crcs)}"
 
 
-def remark_lines(runs: Sequence[Run]) -> list[str]:
-    """What the tables do not say of single runs."""
-    remarks: dict[str, list[int]] = {}
-    for index, run in enumerate(runs):
-        for remark in remarks_on(run):
-            remarks.setdefault(remark, []).append(index)
-    lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
-    return ["Remarks", *lines] if lines else []
-
-
-def remarks_on(run: Run) -> Iterator[str]:
-    if run.error:
-        yield f"{run.status} at step {run.last_step}: {run.error}"
-    if run.partial_val:
-        yield "validated on a part of the split: its score may not be submitted"
-    if run.resumed_at:
-        other = ", with another script" if len({*run.scripts}) > 1 else ""
-        yield f"resumed at step {some(run.resumed_at)}{other}"
+def note_lines(logs: Logs) -> list[str]:
+    """What a reader must know of the files and their runs."""
+    notes = [*logs.problems, *samples.faults_of_split(logs.runs)]
+    for run in logs.runs:
+        if run.error:
+            notes.append(f"{run.name}: {run.status} at step {run.last_step}: {run.error}")
+        if run.resumed_at:
+            notes.append(f"{run.name}: resumed at step {some(run.resumed_at)}")
+    return ["Notes", *(f"  {note}" for note in notes)] if notes else []
 
 
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow.
