@@ -22,7 +22,6 @@ Exit code: 0 done, 1 a run failed, or cannot be compared, 2 wrong usage, 130 int
 
 import argparse
 import contextlib
-import difflib
 import hashlib
 import itertools
 import json
@@ -148,9 +147,8 @@ class Ablation:
                 return known  # another trainer may have other names
         for (script, names), name in itertools.product(known.items(), self.vary):
             if name not in names and not SURROUNDINGS.match(name):
-                near = difflib.get_close_matches(name, names, 1)
-                remedy = f"did you mean {near[0]}?" if near else "its --help lists them"
-                raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
+                words = "has no such setting: its --help lists them"
+                raise ToolError(f"--vary {name}: {script} {words}")
         return known
 
     def planned(self, arm: Arm, seed: int, known: dict[str, set[str]]) -> Planned:
@@ -342,9 +340,10 @@ def verdict(runs: Runs, arm: Arm, changes: Sequence[Difference]) -> str:
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     """Prints and keeps the report of what is finished: the verdict first."""
     runs: Runs = {arm: [] for arm in ablation.arms}
-    finished = [(run.arm, log) for run in ablation.runs if (log := ablation.result(run))]
-    for arm, log in finished:
-        runs[arm].append(log)
+    for run in ablation.runs:
+        if log := ablation.result(run):
+            runs[run.arm].append(log)
+    finished = [log for logs in runs.values() for log in logs]
     if not finished:
         print("no run is finished: what they printed is above")
         return 1
@@ -360,7 +359,7 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        [report(Logs(runs=[log for _, log in finished]))],
+        [report(Logs(finished))],
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
@@ -404,9 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--out", type=Path, metavar="FOLDER", help=help_text)
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--") if "--" in words else len(words)
-    options, stray = parser.parse_known_args(words[:at])
-    if stray:
-        parser.error(f"{stray[0]}: values are one word, with commas; the command stands after --")
+    options = parser.parse_args(words[:at])
     options.command = words[at + 1 :]
     if not options.command:
         parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
