@@ -234,11 +234,6 @@ def folder(record: Record) -> Said:
         parsed(record.source)
     except ValueError as error:
         yield "warned", f"{record.script}: {error}"
-    given = record.stated.get("track")
-    if given is not None and track_named(given) != record.track:
-        yield "warned", f"submission.json says track {given!r:.60}: it is {record.track}"
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d_.+", record.root.name):
-        yield "warned", f"{record.root.name}: name the folder YYYY-MM-DD_Description"
     yield from record.said
 
 

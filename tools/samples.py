@@ -134,10 +134,6 @@ class Test:
     high: float
     p_of_none: float  # two-sided: of a difference as large as this where there is none
 
-    @property
-    def measurable(self) -> bool:
-        return not self.low <= 0 <= self.high
-
 
 def welch(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
     """Welch's t-test of mean(second) - mean(first) > margin."""

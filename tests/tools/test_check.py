@@ -100,8 +100,6 @@ FAULTS: dict[str, Build] = {
     "warned: submission.json is missing: it is submission_x.json": edit(moved=(JSON, OTHER_JSON)),
     "warned: README.md still has a TODO": edit(readme="TODO: " + "words " * 30),
     "not checked: kernels.py: what train_gpt.py needs counts": add("kernels.py", "import os\n"),
-    "warned: mine: name the folder YYYY-MM-DD_D": lambda f: make_record(f.parent / "mine"),
-    "warned: submission.json says track 'non_record_16mb': it": says(track="non_record_16mb"),
     # submission.json
     "warned: submission.json: 'val_bpb' is a required": says(val_bpb=None),
     # runs
