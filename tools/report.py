@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean, stdev
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import samples
-from cli import ToolError, cell, counted, some, table
+from cli import cell, counted, some, table
 from runs import Logs, Run
 from samples import BITS, CAP_BYTES, Places, pairs_by_seed, places, unit_of, value_of
 
@@ -125,6 +124,7 @@ def note_lines(logs: Logs) -> list[str]:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 DASHES = ("-", "--", ":", "-.", "-", "--", ":")  # as many
 MARKERS = ("D", "o", "s", "^", "v", "X")
+WIDTH = 12  # inches
 FEW = 3  # points that each run needs for a curve
 NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
 QUANTITIES = {  # of a curve: its lines and the axis
@@ -159,21 +159,20 @@ def plot(
     drawn = [Arm(name[:72], runs, style) for name, runs, style in arms_and_styles]
     quantity = quantity_of([run for runs in kept for run in runs])
     values, words = dots_of(drawn, by_seed=bool(verdicts))
-    panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)
-    panels += [partial(draw_dots, arms=drawn, values=values, words=words)] * any(map(any, values))
-    if not panels:
-        raise ToolError(f"--plot {path}: no run has a result; {NO_CURVES}")
     notes = notes_on(arms, kept) + [NO_CURVES] * (not quantity)
     runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
     title = verdicts or [f"{names[0] if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"]
-    width = 12 if len(panels) > 1 else 9
-    note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * width) if notes else ""
-    lines = [part for line in title for part in textwrap.wrap(line, 11 * width)]
+    note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * WIDTH) if notes else ""
+    lines = [part for line in title for part in textwrap.wrap(line, 11 * WIDTH)]
     rows = len(arms) + note.count("\n") + len(lines)
-    figure = Figure(figsize=(width, 4.4 + 0.2 * rows), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=[3, 2][: len(panels)])[0]
-    for axis, panel in zip(axes, panels, strict=True):
-        panel(axis)
+    figure = Figure(figsize=(WIDTH, 4.4 + 0.2 * rows), layout="constrained")
+    if quantity:
+        curves, dots = figure.subplots(1, 2, width_ratios=[3, 2])
+        draw_curves(curves, drawn, quantity)
+    else:
+        dots = figure.subplots()
+    draw_dots(dots, drawn, values, words)
+    for axis in figure.axes:
         axis.grid(color="#dddddd", linewidth=0.6, axis="y")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)

@@ -294,8 +294,8 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
         # A byte that is not UTF-8 comes back when the text is encoded in the same way.
         text = read_file(path).decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
         run = read_run(path, text, log.problems)
-    except (OSError, ValueError) as error:
-        log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    except OSError as error:
+        log.problems.append(f"cannot be read: {error.strerror}")
         return log
     if not (run.steps or run.validations or run.results or run.error):
         log.problems.append("no training log: no step and no result is in it")
@@ -307,9 +307,9 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
 def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
     """The file's bytes. A pipe is refused unopened, and so is what has more than `most` bytes."""
     if path.exists() and not path.is_file():
-        raise ValueError("not a file")
+        raise OSError(None, "not a file", str(path))
     if (size := path.stat().st_size) > most:
-        raise ValueError(f"{size:,} bytes, of which {most:,} are read at most")
+        raise OSError(None, f"{size:,} bytes, of which {most:,} are read at most", str(path))
     return path.read_bytes()
 
 
