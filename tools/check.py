@@ -136,7 +136,8 @@ class Record:
         self.script = file_named(self.files, SCRIPT, r"train\w*\.py")
         self.source = start_of(root / self.script) if self.script in self.files else b""
         own = root.parent.name if root.parent.name in TRACKS else None
-        self.track = track or own or track_named(self.stated.get("track"))
+        is_open = re.search("non.?record", str(self.stated.get("track")), re.IGNORECASE)
+        self.track = track or own or (OPEN if is_open else RECORD)
         # The level of what refuses a record, and is asked about in the other track.
         self.serious = "refused" if self.track == RECORD else "warned"
         self.code_bytes = self.files.get(self.script, 0)
@@ -151,11 +152,6 @@ class Record:
     def verdict(self) -> str:
         worst = self.findings[0][0] if self.findings else ""
         return worst if worst in ("refused", "warned") else "accepted"
-
-
-def track_named(text: object) -> str:
-    """A track of TRACKS from how people write it."""
-    return OPEN if re.search("non.?record", str(text), re.IGNORECASE) else RECORD
 
 
 def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Run]:
@@ -254,12 +250,11 @@ def finished_runs(record: Record) -> Said:
 def seeds(record: Record) -> Said:
     """Several seeds of one configuration, each once, the same everywhere."""
     runs = record.judged
-    numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
+    numbers = [run.known_seed for run in runs.values() if run.known_seed is not None]
     given = record.stated.get("seeds")
-    named = sorted(n for n in given if type(n) is int) if isinstance(given, list) else []
-    if named and numbers and named != numbers:
-        stated, logged = (", ".join(map(str, part)) for part in (named, numbers))
-        yield "warned", f"submission.json names the seeds {stated}, the logs have {logged}"
+    if isinstance(given, list) and numbers and {*map(str, given)} != {*map(str, numbers)}:
+        words = f"submission.json names the seeds {some(given)}, the logs have {some(numbers)}"
+        yield "warned", words
     if 0 < len(runs) < 3 and record.track == RECORD:
         yield "warned", f"runs: {len(runs)}; three seeds are usual"
     if apart := telling([*runs.values()], allow=OF_SCRIPTS):
@@ -299,6 +294,8 @@ def sizes(record: Record) -> Said:
     counted = max([0, *(run.code_bytes or 0 for run in record.judged.values())]) or size
     stated = record.stated.get("bytes_total")
     stated = stated if is_number(stated) else 0
+    if record.judged and not model:
+        yield "not checked", "the size of the compressed model"
     if size > CAP_BYTES:
         yield "refused", f"{record.script} has {size:,} bytes{allowed}"
     if stated > CAP_BYTES:
@@ -318,6 +315,8 @@ def sizes(record: Record) -> Said:
 def script_of_run(record: Record, run: Run) -> Said:
     """One script trained it: the shipped one, readable or packed, by its text or by its bytes."""
     size = record.code_bytes
+    if not run.source:
+        yield "not checked", "the script that ran"
     if len({*run.scripts}) > 1:
         yield "refused", "it was resumed with another script: which one is submitted?"
     elif run.resumed_at:
@@ -335,12 +334,16 @@ def times(record: Record, run: Run) -> Said:
     known = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
     trained = max(filter(is_number, known), default=0.0)
     late = 2 * trained / max(1, run.last_step)  # a run that stops itself is a step or two late
-    if trained > CAP_MS + late:
+    if not trained:
+        yield "not checked", "the training time"
+    elif trained > CAP_MS + late:
         yield "refused", f"trained for {trained / 1e3:,.1f} s, not 600"
     # One pass may be printed twice; what is diagnostic is no part of the evaluation.
     kept = [one for one in run.results if one.kind in SUBMITTED and one.eval_ms]
     passes = [*{round(one.val_bpb, 4): one.eval_ms for one in kept}.values()]
-    if max(passes, default=0) > CAP_MS:
+    if not passes:
+        yield "not checked", "the evaluation time"
+    elif max(passes) > CAP_MS:
         yield "refused", f"evaluated for {max(passes) / 1e3:,.1f} s, not 600"
     elif sum(passes) > CAP_MS:
         words = f"its {len(passes)} evaluations took {sum(passes) / 1e3:,.1f} s together"
@@ -355,6 +358,8 @@ def machine(record: Record, run: Run) -> Said:
         yield "refused", f"ran on {count} x {device or 'a device'}, not on 8 H100s{remedy}"
     elif device and "H100" not in device:
         yield "warned", f"ran on {count or '?'} x {device}, not on 8 H100s{remedy}"
+    elif not device:
+        yield "not checked", "the GPU"
 
 
 def validation_data(record: Record, run: Run) -> Said:
@@ -373,22 +378,8 @@ def validation_data(record: Record, run: Run) -> Said:
         yield record.serious, f"{counted}: score the whole of it"
 
 
-def unknown(record: Record, run: Run) -> Said:
-    """What the log does not say."""
-    known = {
-        "the script that ran": run.source,
-        "the size of the compressed model": run.model_bytes,
-        "the training time": run.train_time_ms,
-        "the evaluation time": run.eval_ms,
-        "the GPU": run.machine.get("device"),
-    }
-    for name, value in known.items():
-        if not value:
-            yield "not checked", name
-
-
 RULES = (folder, finished_runs, seeds, stated_results, sizes)
-RUN_RULES = (script_of_run, validation_data, unknown)
+RUN_RULES = (script_of_run, validation_data)
 RECORD_RULES = (times, machine)  # of each run, too, in the record track
 
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with pytho
 import cli
 from check import SCORES, TRACKS, check_folder, lines
 from cli import ToolError
-from packed import is_ours, pack, plain_form, unpacked
+from packed import pack, plain_form, unpacked
 from runs import Run, read_log
 
 RECORDS = Path(os.path.relpath(cli.ROOT / "records"))
@@ -165,7 +165,7 @@ def make(options: argparse.Namespace) -> None:
 
 def write_packed(script: Path) -> None:
     target, text = script.with_name(f"{script.stem}_packed.py"), script.read_bytes()
-    if target.exists() and not is_ours(target.read_bytes()):
+    if target.exists() and not unpacked(target.read_bytes()):
         raise ToolError(f"{target}: exists and is not a packed script: move it away")
     try:
         result = pack(text)
