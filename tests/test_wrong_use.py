@@ -46,6 +46,15 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made)
 
 
+def test_a_reader_that_has_enough_ends_a_tool_in_silence() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, ROOT / "tools" / "recipe.py", "list"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the file that lists them, and with the environment of the README if that is not used."""
     gone = {"scipy", "pandas", "torch"}

@@ -439,5 +439,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.end_with_the_reader()
     sys.exit(cli.run(main))

@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -71,7 +70,9 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
     try:
-        return main()
+        code = main()
+        sys.stdout.flush()
+        return code
     except ToolError as error:
         lines = map(plain, str(error).splitlines())  # one, unless it shows a part of a file
         text = "\n".join(lines)
@@ -82,6 +83,8 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
         print(f"\ninterrupted: {interrupted}", file=sys.stderr)
         sys.stdout.flush()
         os._exit(130)
+    except BrokenPipeError:
+        os._exit(141)  # what reads the output, such as head, has enough: as of SIGPIPE
     except OSError as error:
         where = one_line(error.filename or "system")
         print(f"error: {where}: {error.strerror or error}: name another one", file=sys.stderr)
@@ -97,12 +100,6 @@ def say(kind: type[BaseException], error: BaseException, trace: TracebackType | 
 
 
 sys.excepthook = say
-
-
-def end_with_the_reader() -> None:
-    """A reader that closes the pipe, as a pager does, ends the tool in silence. Not for a tool that
-    has started other processes: it must live to end them."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def missing(package: str) -> str:
