@@ -380,14 +380,7 @@ def ablate(options: argparse.Namespace) -> int:
     print(f"{' and '.join(ablation.varied)}: {arms} arms x {seeds} seeds: {arms * seeds} runs")
     ablation.folder.mkdir(parents=True, exist_ok=True)
     Path("logs").mkdir(exist_ok=True)
-    try:
-        failures = ablation.run_all()
-    except KeyboardInterrupt:
-        kept = sum(ablation.result(run) is not None for run in ablation.runs)
-        words = "finished and kept; give the same command again to run the others"
-        print(f"\ninterrupted: {kept} of {len(ablation.runs)} runs are {words}")
-        return 130
-    return conclude(ablation, failures)
+    return conclude(ablation, ablation.run_all())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -410,7 +403,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if shutil.which(options.command[0]) is None:
         parser.error(f"{options.command[0]}: no such program: settings stand in front of ablate.py")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # as Ctrl-C
-    return cli.run(lambda: ablate(options), refused=2)
+    words = "finished runs are kept: give the same command again to run the others"
+    return cli.run(lambda: ablate(options), refused=2, interrupted=words)
 
 
 if __name__ == "__main__":

@@ -81,8 +81,7 @@ def read_submission(data: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]
         return {}, [("refused", f"submission.json: it is not a JSON object{where}")]
     rules = json.loads((cli.ROOT / "tools/submission.schema.json").read_text(encoding="utf-8"))
     found = jsonschema.Draft202012Validator(rules).iter_errors(values)
-    named = {str([*one.absolute_path, one.message][0]): one.message[:200] for one in found}
-    faults = [text if text.startswith(name) else f"{name}: {text}" for name, text in named.items()]
+    faults = [": ".join([*map(str, one.absolute_path), one.message[:200]]) for one in found]
     return values, [("warned", f"submission.json: {fault}") for fault in faults]
 
 

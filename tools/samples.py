@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from runs import Run
 
 # Shown where they differ, but no reason why results would: periods of lines, surroundings.
@@ -163,12 +164,11 @@ def test_of(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values that hold for all of them together. One that is nan belongs to no test."""
-    places = [place for place, p in enumerate(p_values) if not math.isnan(p)]
-    result, least = list(p_values), 0.0
-    for rank, place in enumerate(sorted(places, key=lambda place: p_values[place])):
-        least = max(least, min(1.0, (len(places) - rank) * p_values[place]))
-        result[place] = least
-    return result
+    result = np.array(p_values)
+    order = result.argsort()  # nan last
+    factors = np.count_nonzero(~np.isnan(result)) - np.arange(len(result))
+    result[order] = np.maximum.accumulate(result[order] * factors).clip(max=1)
+    return result.tolist()
 
 
 def pairs_by_seed(

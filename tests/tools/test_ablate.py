@@ -256,7 +256,7 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in out
-    assert "2 of 4 runs are finished and kept" in out
+    assert "interrupted: finished runs are kept: give the same command again" in out
     events = place.log(run).read_text()
     assert json.loads(events.splitlines()[-1])["status"] == "interrupted", "it was asked to end"
     assert place(*TWO, "--seeds", "2")[0] == 0
