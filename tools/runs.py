@@ -390,7 +390,9 @@ def take_event(run: Run, event: Event) -> None:
         run.config |= {k: typed(v) for k, v in named.items() if isinstance(v, (str, int, float))}
     elif kind == "made_of":
         run.made_of = {k: str(v) for k, v in known.items()}
-        add_script(run, run.made_of.get("script", ""))
+        script = run.made_of["script"]
+        kept = run.scripts if run.last_step else []
+        run.scripts = kept if script in kept[-1:] else [*kept, script]
     elif kind == "hardware":
         run.machine |= {k: v for k, v in known.items() if v}
     elif kind == "checkpoint" and "resumed_from" in event:  # what came after it is dropped
@@ -427,13 +429,6 @@ def take_step(run: Run, event: Event) -> None:
     if kept and kept[-1].step == step:  # the last line of a step counts
         kept.pop()
     kept.append(line)
-
-
-def add_script(run: Run, sha256: str) -> None:
-    if not run.steps and not run.validations:
-        run.scripts.clear()
-    if sha256 and sha256 not in run.scripts[-1:]:
-        run.scripts.append(sha256)
 
 
 def drop_from(run: Run, step: int) -> None:
