@@ -102,8 +102,7 @@ def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
 def parse_seeds(text: str) -> list[int]:
     """3: so many, from SEED (1337) on; 1337,42: these."""
     if not re.fullmatch(r"(?!0$)\d+(,\d+)*,?", text):
-        words = "write how many, such as 3, or which, such as 1337,42,7"
-        raise ToolError(f"--seeds {text}: {words}")
+        raise ToolError(f"--seeds {text}: write how many, such as 3, or which, such as 1337,42,7")
     if "," in text:
         return [*dict.fromkeys(map(int, text.rstrip(",").split(",")))]
     first = int(os.environ.get("SEED", 1337))
@@ -147,8 +146,7 @@ class Ablation:
                 return known  # another trainer may have other names
         for (script, names), name in itertools.product(known.items(), self.vary):
             if name not in names and not SURROUNDINGS.match(name):
-                words = "has no such setting: its --help lists them"
-                raise ToolError(f"--vary {name}: {script} {words}")
+                raise ToolError(f"--vary {name}: {script} has no such setting: see its --help")
         return known
 
     def planned(self, arm: Arm, seed: int, known: dict[str, set[str]]) -> Planned:
@@ -364,10 +362,9 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
     drawn = {arm.label: logs for arm, logs in runs.items() if logs}
     plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
-    print(f"picture: {ablation.folder / 'picture.png'}")
+    print(f"{ablation.folder}: report.txt, picture.png   logs: logs/{ablation.folder.name}-*")
     return int(bool(failures) or any(refusals(runs[first], runs[arm]) for arm in others))
 
 

@@ -67,8 +67,6 @@ def notes(a: Runs, b: Runs) -> Iterator[str]:
     kinds = sorted({run.result.kind for run in runs})
     if len(kinds) > 1:
         yield f"results of different evaluations ({', '.join(kinds)}) differ by them, too"
-    if apart := telling(runs):
-        yield f"A and B differ in {some(apart)}: which is better is tested, not why"
 
 
 def comparison_lines(a: Runs, b: Runs, margin: float | None) -> list[str]:
@@ -116,8 +114,9 @@ def compare(options: argparse.Namespace) -> int:
         arms = [arm for arm in (a.runs, b.runs) if arm]
         known = {name for run in logs.runs for name in (*run.conditions, *run.config)}
         if unknown := [name for name in options.allow if name not in known]:
-            remedy = "compare.py LOG... names those that differ"
-            raise cli.ToolError(f"--allow {unknown[0]}: no run has such a condition: {remedy}")
+            raise cli.ToolError(
+                f"--allow {unknown[0]}: no run has it: compare.py LOG... lists them"
+            )
         paths = [*options.a, *options.b]
         refused = [f"no run was read from {path}" for path in paths if not read_logs([path]).runs]
         refused += refusals(a.runs, b.runs, options.allow)

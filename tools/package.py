@@ -133,8 +133,7 @@ def make(options: argparse.Namespace) -> None:
     runs = read_runs(options.logs)
     sources = [run.source for run in runs.values() if run.source is not None]
     if not (options.script or sources):
-        words = "it does not hold the script that ran: add --script FILE"
-        raise ToolError(f"{options.logs[0]}: {words}")
+        raise ToolError(f"{options.logs[0]}: no script is in it: add --script FILE")
     source = options.script.read_bytes() if options.script else sources[0]
     words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", options.name)
     title = "".join(word[0].upper() + word[1:] for word in words)[:80]

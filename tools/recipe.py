@@ -40,7 +40,7 @@ FOLDER = cli.ROOT / "records" / "recipes"
 STACKS = cli.ROOT / "records" / "stacks"
 COMMANDS = STACKS / "commands.txt"
 TODO = "TODO"
-EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
+EDITED = "make your edit a recipe and git checkout train_gpt.py, or this recipe again (new --again)"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
 # git's conflict: what ours, the base and theirs have
 CONFLICT = re.compile(
@@ -252,8 +252,7 @@ def apply_recipes(options: argparse.Namespace) -> None:
     if fault := cli.fault_of_script_name(target.name):
         raise ToolError(f"--to {target}: {fault}")
     if target.exists():
-        words = "apply starts from train_gpt.py: name all recipes, and another file"
-        raise ToolError(f"{target} exists, {words}")
+        raise ToolError(f"{target} exists, apply starts from train_gpt.py: name another file")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     for text in options.set:
@@ -319,8 +318,7 @@ def check_recipes(options: argparse.Namespace) -> None:
         try:
             combined(base, [recipe])
         except ToolError as error:
-            words = f"make it again: recipe.py new {name} --from FILE --again"
-            faults.append(f"{str(error).removesuffix(EDITED)}{words}")
+            faults.append(str(error))
     print(f"{len(names()) - len(faults)} of {len(names())} recipes apply to train_gpt.py")
     if faults:
         raise ToolError("\n".join(faults))

@@ -160,8 +160,7 @@ def plot(
     quantity = quantity_of([run for runs in kept for run in runs])
     values, words = dots_of(drawn, by_seed=bool(verdicts))
     notes = notes_on(arms, kept) + [NO_CURVES] * (not quantity)
-    runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
-    title = verdicts or [f"{names[0] if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"]
+    title = verdicts or [f"arms: {len(drawn)}, runs: {sum(map(len, kept))}"]
     note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * WIDTH) if notes else ""
     lines = [part for line in title for part in textwrap.wrap(line, 11 * WIDTH)]
     rows = len(arms) + note.count("\n") + len(lines)

@@ -125,8 +125,8 @@ def test_a_setting_that_the_script_does_not_have_ends_it(place: Place) -> None:
     quick = str(ROOT / "data" / "quickstart.py")
     for number, (vary, command, starts, words) in enumerate(
         (
-            ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting: its --help"),
-            ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting: its"),
+            ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting: see its"),
+            ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting: see"),
             ("knob=0,1", ("bash", "run.sh"), 1, "knob=0: the run had None: no such setting"),
         )
     ):
