@@ -114,9 +114,7 @@ def compare(options: argparse.Namespace) -> int:
         arms = [arm for arm in (a.runs, b.runs) if arm]
         known = {name for run in logs.runs for name in (*run.conditions, *run.config)}
         if unknown := [name for name in options.allow if name not in known]:
-            raise cli.ToolError(
-                f"--allow {unknown[0]}: no run has it: compare.py LOG... lists them"
-            )
+            raise cli.ToolError(f"--allow {unknown[0]}: no run has it: see compare.py LOG...")
         paths = [*options.a, *options.b]
         refused = [f"no run was read from {path}" for path in paths if not read_logs([path]).runs]
         refused += refusals(a.runs, b.runs, options.allow)

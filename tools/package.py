@@ -100,22 +100,23 @@ def changes(script: bytes) -> list[str]:
 def readme(runs: dict[int, Run], values: dict[str, Any], source: bytes, folder: Path) -> str:
     """tools/record_readme.txt with figures from the logs; a TODO is for what only the author
     knows."""
-    run = [*runs.values()][0]
-    known = read_log(run.path).runs  # the events know what was given
+    first = [*runs.values()][0]
+    known = read_log(first.path).runs  # the events know what was given
     given = known[0].settings if known else None
     todo = "TODO: the log does not say all settings: add them below.\n\n" if given is None else ""
     settings = given or {}
-    ranks = run.world_size or 1
+    own = sorted(settings.keys() - OF_ONE_RUN)
+    lines = [f"  {name}={shlex.quote(settings[name])} \\\n" for name in own]
+    ranks = first.world_size or 1
     results = [{"seed": seed, **results_of(run)} for seed, run in runs.items()]
     rows = [[*results[0]], ["---"] * len(results[0]), *(one.values() for one in results)]
-    own = settings.keys() - OF_ONE_RUN
     diff = changes(source)
     texts = {
         "track": folder.parent.name,
         "table": "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows),
         "todo": todo,
         "each_seed": " ".join(map(str, runs)),
-        "settings": "".join(f"  {n}={shlex.quote(settings[n])} \\\n" for n in sorted(own)),
+        "settings": "".join(lines),
         "launch": f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3",
         "folder": folder,
         "lines": len(diff),
@@ -123,7 +124,7 @@ def readme(runs: dict[int, Run], values: dict[str, Any], source: bytes, folder: 
         "diff": "\n".join(diff[:SHOWN]),
     }
     for name in ("data_path", "tokenizer_path"):
-        path = settings.get(name.upper()) or run.config.get(name) or f"<{name}>"
+        path = settings.get(name.upper()) or first.config.get(name) or f"<{name}>"
         texts[name] = shlex.quote(Path(str(path)).name)
     return README.read_text(encoding="utf-8").format(**values | texts)
 

@@ -101,6 +101,12 @@ def test_a_log_without_steps_is_never_finished(tmp_path: Path, call: Call) -> No
     assert block(out, "Time")[1].split()[2:4] == ["no", "steps"]
 
 
+def test_what_ended_a_run_is_a_note(tmp_path: Path, call: Call) -> None:
+    lines = event_lines(status="failed", score=None).replace('"error": ""', '"error": "no room"')
+    (tmp_path / "a.jsonl").write_text(lines)
+    assert "  a.jsonl: failed at step 4: no room" in block(call(compare.main, tmp_path)[1], "Notes")
+
+
 def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call) -> None:
     first = write_log(tmp_path / "1.log", crc=0xA0000000)
     second = write_log(tmp_path / "2.log", crc=0xA0000000, steps=13_800, seed=2)
@@ -165,7 +171,7 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "Welch" in out
     code, out, err = call(compare.main, "--a", *a, "--b", *b, "--allow", "MATRIX_RL")
-    remedy = "no run has it: compare.py LOG... lists them"
+    remedy = "no run has it: see compare.py LOG..."
     assert (code, out, err) == (1, "", f"error: --allow matrix_rl: {remedy}\n")
     flat = arm(tmp_path, "f", [2.06, 2.06]), arm(tmp_path, "g", [2.07, 2.07])
     code, out, _ = call(compare.main, "--a", *flat[0], "--b", *flat[1])
