@@ -249,7 +249,7 @@ def finished_runs(record: Record) -> Said:
 def seeds(record: Record) -> Said:
     """Several seeds of one configuration, each once, the same everywhere."""
     runs = record.judged
-    numbers = [run.known_seed for run in runs.values() if run.known_seed is not None]
+    numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
     given = record.stated.get("seeds")
     if isinstance(given, list) and numbers and {*map(str, given)} != {*map(str, numbers)}:
         words = f"submission.json names the seeds {some(given)}, the logs have {some(numbers)}"

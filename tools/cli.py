@@ -130,7 +130,7 @@ def command_of(script: str) -> str:
 
 def progress(what: str, total: int) -> Any:
     """tqdm's bar of long work, which it shows anew every 10 seconds."""
-    from tqdm import tqdm  # huggingface_hub needs it, too
+    from huggingface_hub.utils import tqdm  # slow to import
 
     return tqdm(desc=what, total=total, unit_scale=True, mininterval=10, delay=10, leave=False)
 
