@@ -169,7 +169,7 @@ class Audit:
 
     def run(self, split: Split, predicted: int) -> None:
         """Audits the split, of which `predicted` tokens after the first are scored."""
-        progress = cli.Progress("audited")
+        progress = cli.progress("audited tokens", split.tokens)
         before = self.vocabulary.bos
         for rows in split.documents(self.vocabulary.bos):
             ids = rows[0]
@@ -187,7 +187,7 @@ class Audit:
                 self.digests.setdefault(digest, []).append(self.documents)
             before = ids[-1]
             self.position += len(ids)
-            progress.show(self.position / split.tokens)
+            progress.update(len(ids))
         if self.wrong_documents > 1:
             self.mistakes.append(f"bytes are counted wrongly in {self.wrong_documents:,} documents")
 
@@ -250,8 +250,8 @@ class Audit:
 def leaks(audit: Audit, paths: list[Path]) -> dict[int, str]:
     """{number of a validation document: the training shard that has it, too}"""
     known, longest = np.array([*audit.keys]), max(audit.keys) >> 16
-    whole, done = sum(map(dataset.shard_tokens, paths)), 0
-    progress, found = cli.Progress("training shards"), {}
+    progress = cli.progress("training tokens", sum(map(dataset.shard_tokens, paths)))
+    found: dict[int, str] = {}
     shards = [(path,) for path in paths]
     for path, rows, edges in document_blocks(shards, audit.vocabulary.bos, longest):
         tokens, lengths = rows[0], np.diff(edges)
@@ -260,8 +260,7 @@ def leaks(audit: Audit, paths: list[Path]) -> dict[int, str]:
             document = tokens[edges[index] : edges[index + 1]]
             same = audit.digests.get(digest_of(document.tobytes()), [])
             found |= {number: found.get(number, path.name) for number in same}
-        done += BLOCK_TOKENS
-        progress.show(min(1.0, done / whole))
+        progress.update(BLOCK_TOKENS)
     return found
 
 

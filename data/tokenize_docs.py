@@ -530,7 +530,7 @@ def export_documents(
     begin, done = state["document"], state["tokens_done"]
     docs, wrong = state["docs"], state["miscounted_tokens"]
     producing.touch(val_complete=begin >= source.num_val_docs)
-    progress = cli.Progress(made.folder.name)
+    progress = cli.progress(f"{made.folder.name}, bytes of text", source.bytes)
     for batch in batches(source.documents(begin)):
         texts = [document.text() for document in batch]
         many = tokenizer.encode(texts, threads)
@@ -548,7 +548,7 @@ def export_documents(
             writer.add(split, tokens, done, document.number)
             done = 0
         producing.touch()
-        progress.show(source.bytes_read / source.bytes)
+        progress.update(source.bytes_read - progress.n)
     if not docs["train"]:
         fault = "all training documents repeat validation documents"
         raise cli.ToolError(f"{source.files[0]}: {fault}: add others")

@@ -22,7 +22,6 @@ Exit code: 0 done, 1 a run failed, or cannot be compared, 2 wrong usage, 130 int
 
 import argparse
 import contextlib
-import difflib
 import hashlib
 import itertools
 import json
@@ -103,8 +102,7 @@ def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
 def parse_seeds(text: str) -> list[int]:
     """3: so many, from SEED (1337) on; 1337,42: these."""
     if not re.fullmatch(r"(?!0$)\d+(,\d+)*,?", text):
-        words = "write how many, such as 3, or which, such as 1337,42,7"
-        raise ToolError(f"--seeds {text}: {words}")
+        raise ToolError(f"--seeds {text}: write how many, such as 3, or which, such as 1337,42,7")
     if "," in text:
         return [*dict.fromkeys(map(int, text.rstrip(",").split(",")))]
     first = int(os.environ.get("SEED", 1337))
@@ -148,9 +146,7 @@ class Ablation:
                 return known  # another trainer may have other names
         for (script, names), name in itertools.product(known.items(), self.vary):
             if name not in names and not SURROUNDINGS.match(name):
-                near = difflib.get_close_matches(name, names, 1)
-                remedy = f"did you mean {near[0]}?" if near else "its --help lists them"
-                raise ToolError(f"--vary {name}: {script} has no such setting: {remedy}")
+                raise ToolError(f"--vary {name}: {script} has no such setting: see its --help")
         return known
 
     def planned(self, arm: Arm, seed: int, known: dict[str, set[str]]) -> Planned:
@@ -342,9 +338,10 @@ def verdict(runs: Runs, arm: Arm, changes: Sequence[Difference]) -> str:
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     """Prints and keeps the report of what is finished: the verdict first."""
     runs: Runs = {arm: [] for arm in ablation.arms}
-    finished = [(run.arm, log) for run in ablation.runs if (log := ablation.result(run))]
-    for arm, log in finished:
-        runs[arm].append(log)
+    for run in ablation.runs:
+        if log := ablation.result(run):
+            runs[run.arm].append(log)
+    finished = [log for logs in runs.values() for log in logs]
     if not finished:
         print("no run is finished: what they printed is above")
         return 1
@@ -360,15 +357,14 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         [title, *(f"  {line}" for line in verdicts)],
         ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
         ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        report(Logs(runs=[log for _, log in finished])),
+        [report(Logs(finished))],
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    print(f"report: {ablation.folder / 'report.txt'}   logs: logs/{ablation.folder.name}-*")
     drawn = {arm.label: logs for arm, logs in runs.items() if logs}
     plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
-    print(f"picture: {ablation.folder / 'picture.png'}")
+    print(f"{ablation.folder}: report.txt, picture.png   logs: logs/{ablation.folder.name}-*")
     return int(bool(failures) or any(refusals(runs[first], runs[arm]) for arm in others))
 
 
@@ -381,14 +377,7 @@ def ablate(options: argparse.Namespace) -> int:
     print(f"{' and '.join(ablation.varied)}: {arms} arms x {seeds} seeds: {arms * seeds} runs")
     ablation.folder.mkdir(parents=True, exist_ok=True)
     Path("logs").mkdir(exist_ok=True)
-    try:
-        failures = ablation.run_all()
-    except KeyboardInterrupt:
-        kept = sum(ablation.result(run) is not None for run in ablation.runs)
-        words = "finished and kept; give the same command again to run the others"
-        print(f"\ninterrupted: {kept} of {len(ablation.runs)} runs are {words}")
-        return 130
-    return conclude(ablation, failures)
+    return conclude(ablation, ablation.run_all())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -404,16 +393,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--out", type=Path, metavar="FOLDER", help=help_text)
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--") if "--" in words else len(words)
-    options, stray = parser.parse_known_args(words[:at])
-    if stray:
-        parser.error(f"{stray[0]}: values are one word, with commas; the command stands after --")
+    options = parser.parse_args(words[:at])
     options.command = words[at + 1 :]
     if not options.command:
         parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
     if shutil.which(options.command[0]) is None:
         parser.error(f"{options.command[0]}: no such program: settings stand in front of ablate.py")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # as Ctrl-C
-    return cli.run(lambda: ablate(options), refused=2)
+    words = "finished runs are kept: give the same command again to run the others"
+    return cli.run(lambda: ablate(options), refused=2, interrupted=words)
 
 
 if __name__ == "__main__":

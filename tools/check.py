@@ -81,8 +81,7 @@ def read_submission(data: bytes) -> tuple[dict[str, Any], list[tuple[str, str]]]
         return {}, [("refused", f"submission.json: it is not a JSON object{where}")]
     rules = json.loads((cli.ROOT / "tools/submission.schema.json").read_text(encoding="utf-8"))
     found = jsonschema.Draft202012Validator(rules).iter_errors(values)
-    named = {str([*one.absolute_path, one.message][0]): one.message[:200] for one in found}
-    faults = [text if text.startswith(name) else f"{name}: {text}" for name, text in named.items()]
+    faults = [": ".join([*map(str, one.absolute_path), one.message[:200]]) for one in found]
     return values, [("warned", f"submission.json: {fault}") for fault in faults]
 
 
@@ -136,7 +135,8 @@ class Record:
         self.script = file_named(self.files, SCRIPT, r"train\w*\.py")
         self.source = start_of(root / self.script) if self.script in self.files else b""
         own = root.parent.name if root.parent.name in TRACKS else None
-        self.track = track or own or track_named(self.stated.get("track"))
+        is_open = re.search("non.?record", str(self.stated.get("track")), re.IGNORECASE)
+        self.track = track or own or (OPEN if is_open else RECORD)
         # The level of what refuses a record, and is asked about in the other track.
         self.serious = "refused" if self.track == RECORD else "warned"
         self.code_bytes = self.files.get(self.script, 0)
@@ -151,11 +151,6 @@ class Record:
     def verdict(self) -> str:
         worst = self.findings[0][0] if self.findings else ""
         return worst if worst in ("refused", "warned") else "accepted"
-
-
-def track_named(text: object) -> str:
-    """A track of TRACKS from how people write it."""
-    return OPEN if re.search("non.?record", str(text), re.IGNORECASE) else RECORD
 
 
 def score_runs(stated: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Run]:
@@ -234,11 +229,6 @@ def folder(record: Record) -> Said:
         parsed(record.source)
     except ValueError as error:
         yield "warned", f"{record.script}: {error}"
-    given = record.stated.get("track")
-    if given is not None and track_named(given) != record.track:
-        yield "warned", f"submission.json says track {given!r:.60}: it is {record.track}"
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d_.+", record.root.name):
-        yield "warned", f"{record.root.name}: name the folder YYYY-MM-DD_Description"
     yield from record.said
 
 
@@ -261,10 +251,9 @@ def seeds(record: Record) -> Said:
     runs = record.judged
     numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
     given = record.stated.get("seeds")
-    named = sorted(n for n in given if type(n) is int) if isinstance(given, list) else []
-    if named and numbers and named != numbers:
-        stated, logged = (", ".join(map(str, part)) for part in (named, numbers))
-        yield "warned", f"submission.json names the seeds {stated}, the logs have {logged}"
+    if isinstance(given, list) and numbers and {*map(str, given)} != {*map(str, numbers)}:
+        words = f"submission.json names the seeds {some(given)}, the logs have {some(numbers)}"
+        yield "warned", words
     if 0 < len(runs) < 3 and record.track == RECORD:
         yield "warned", f"runs: {len(runs)}; three seeds are usual"
     if apart := telling([*runs.values()], allow=OF_SCRIPTS):
@@ -287,18 +276,14 @@ def stated_results(record: Record) -> Said:
 def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
     """What a number that is not the mean of the results may be: how bad that is, in words, and
     its value."""
-    of = "the mean of the logs'" if runs[1:] else "the log's"
-    for other in (key, *({*SCORES} - {key})):
-        for chosen in (*with_equal_names(dict(enumerate(runs))), dict(enumerate(runs))):
-            values = [getattr(run.result, other) for run in chosen.values()]
-            if all(map(is_number, values)):
-                yield "warned", f"{of} {other} of {chosen[0].result.name}", fmean(values)
+    for chosen in (*with_equal_names(dict(enumerate(runs))), dict(enumerate(runs))):
+        values = [getattr(run.result, key) for run in chosen.values()]
+        if all(map(is_number, values)):
+            yield "warned", f"the mean of {chosen[0].result.name}", fmean(values)
     for run in runs:
         for one in run.results:
             level = "warned" if one.kind in SUBMITTED else "refused"
             yield level, f"{one.name} of {run.name}", getattr(one, key) or math.inf
-        for line in run.validations[-1:]:
-            yield "refused", f"validation {line.step:,} of {run.name}", getattr(line, key)
 
 
 def sizes(record: Record) -> Said:
@@ -308,6 +293,8 @@ def sizes(record: Record) -> Said:
     counted = max([0, *(run.code_bytes or 0 for run in record.judged.values())]) or size
     stated = record.stated.get("bytes_total")
     stated = stated if is_number(stated) else 0
+    if record.judged and not model:
+        yield "not checked", "the size of the compressed model"
     if size > CAP_BYTES:
         yield "refused", f"{record.script} has {size:,} bytes{allowed}"
     if stated > CAP_BYTES:
@@ -327,6 +314,8 @@ def sizes(record: Record) -> Said:
 def script_of_run(record: Record, run: Run) -> Said:
     """One script trained it: the shipped one, readable or packed, by its text or by its bytes."""
     size = record.code_bytes
+    if not run.source:
+        yield "not checked", "the script that ran"
     if len({*run.scripts}) > 1:
         yield "refused", "it was resumed with another script: which one is submitted?"
     elif run.resumed_at:
@@ -344,19 +333,20 @@ def times(record: Record, run: Run) -> Said:
     known = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
     trained = max(filter(is_number, known), default=0.0)
     late = 2 * trained / max(1, run.last_step)  # a run that stops itself is a step or two late
-    if trained > CAP_MS + late:
+    if not trained:
+        yield "not checked", "the training time"
+    elif trained > CAP_MS + late:
         yield "refused", f"trained for {trained / 1e3:,.1f} s, not 600"
     # One pass may be printed twice; what is diagnostic is no part of the evaluation.
     kept = [one for one in run.results if one.kind in SUBMITTED and one.eval_ms]
     passes = [*{round(one.val_bpb, 4): one.eval_ms for one in kept}.values()]
-    if max(passes, default=0) > CAP_MS:
+    if not passes:
+        yield "not checked", "the evaluation time"
+    elif max(passes) > CAP_MS:
         yield "refused", f"evaluated for {max(passes) / 1e3:,.1f} s, not 600"
     elif sum(passes) > CAP_MS:
         words = f"its {len(passes)} evaluations took {sum(passes) / 1e3:,.1f} s together"
         yield "warned", f"{words}, and 600 are allowed: which of them are needed for the score?"
-    for text in run.warnings:
-        if text.startswith("GPTQ_RESERVE_SECONDS"):  # it trained for longer than its clock says
-            yield "warned", f"the log says: {text}"
 
 
 def machine(record: Record, run: Run) -> Said:
@@ -367,6 +357,8 @@ def machine(record: Record, run: Run) -> Said:
         yield "refused", f"ran on {count} x {device or 'a device'}, not on 8 H100s{remedy}"
     elif device and "H100" not in device:
         yield "warned", f"ran on {count or '?'} x {device}, not on 8 H100s{remedy}"
+    elif not device:
+        yield "not checked", "the GPU"
 
 
 def validation_data(record: Record, run: Run) -> Said:
@@ -385,22 +377,8 @@ def validation_data(record: Record, run: Run) -> Said:
         yield record.serious, f"{counted}: score the whole of it"
 
 
-def unknown(record: Record, run: Run) -> Said:
-    """What the log does not say."""
-    known = {
-        "the script that ran": run.source,
-        "the size of the compressed model": run.model_bytes,
-        "the training time": run.train_time_ms,
-        "the evaluation time": run.eval_ms,
-        "the GPU": run.machine.get("device"),
-    }
-    for name, value in known.items():
-        if not value:
-            yield "not checked", name
-
-
 RULES = (folder, finished_runs, seeds, stated_results, sizes)
-RUN_RULES = (script_of_run, validation_data, unknown)
+RUN_RULES = (script_of_run, validation_data)
 RECORD_RULES = (times, machine)  # of each run, too, in the record track
 
 
@@ -460,5 +438,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.end_with_the_reader()
     sys.exit(cli.run(main))

@@ -4,9 +4,7 @@ import argparse
 import os
 import re
 import shlex
-import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -72,7 +70,9 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
     try:
-        return main()
+        code = main()
+        sys.stdout.flush()
+        return code
     except ToolError as error:
         lines = map(plain, str(error).splitlines())  # one, unless it shows a part of a file
         text = "\n".join(lines)
@@ -83,6 +83,8 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
         print(f"\ninterrupted: {interrupted}", file=sys.stderr)
         sys.stdout.flush()
         os._exit(130)
+    except BrokenPipeError:
+        os._exit(141)  # what reads the output, such as head, has enough: as of SIGPIPE
     except OSError as error:
         where = one_line(error.filename or "system")
         print(f"error: {where}: {error.strerror or error}: name another one", file=sys.stderr)
@@ -98,12 +100,6 @@ def say(kind: type[BaseException], error: BaseException, trace: TracebackType | 
 
 
 sys.excepthook = say
-
-
-def end_with_the_reader() -> None:
-    """A reader that closes the pipe, as a pager does, ends the tool in silence. Not for a tool that
-    has started other processes: it must live to end them."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def missing(package: str) -> str:
@@ -132,21 +128,11 @@ def command_of(script: str) -> str:
     return shlex.join(str(w.relative_to(here) if w.is_relative_to(here) else w) for w in words)
 
 
-class Progress:
-    """Says now and then how much of some work is done, and how long the rest will take. The clock
-    starts with the first share: what comes before it is loading.
-    """
+def progress(what: str, total: int) -> Any:
+    """tqdm's bar of long work, which it shows anew every 10 seconds."""
+    from huggingface_hub.utils import tqdm  # slow to import
 
-    def __init__(self, what: str) -> None:
-        self.what, self.first, self.began, self.told = what, 0.0, 0.0, 0.0
-
-    def show(self, share: float) -> None:
-        now = time.monotonic()
-        if not self.began:
-            self.first, self.began, self.told = share, now, now
-        elif now - self.told > 10 and share > self.first:
-            self.told, left = now, (now - self.began) * (1 - share) / (share - self.first)
-            print(f"{self.what}: {share:.1%}, {left:,.0f} s left", file=sys.stderr, flush=True)
+    return tqdm(desc=what, total=total, unit_scale=True, mininterval=10, delay=10, leave=False)
 
 
 def plain(text: str) -> str:

@@ -33,14 +33,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
-from check import SCORES, TODO, TRACKS, check_folder, lines
+from check import SCORES, TRACKS, check_folder, lines
 from cli import ToolError
-from packed import is_ours, pack, plain_form, unpacked
+from packed import pack, plain_form, unpacked
 from runs import Run, read_log
 
 RECORDS = Path(os.path.relpath(cli.ROOT / "records"))
 TRAINER = cli.ROOT / "train_gpt.py"
-MOST, SHOWN = 200, 40  # lines of a diff that is shown whole; those shown of a longer one
+README = Path(__file__).with_name("record_readme.txt")
+SHOWN = 200  # lines of a diff
 OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # written otherwise
 
 
@@ -86,26 +87,6 @@ def results_of(run: Run) -> dict[str, Any]:
     return {key: getattr(run.result, key) for key in SCORES} | own
 
 
-def command(runs: dict[int, Run]) -> list[str]:
-    """The shell lines that run it again, in the record's folder."""
-    run = [*runs.values()][0]
-    known = read_log(run.path).runs  # the events know what was given
-    settings = known[0].settings if known else None
-    words = [f"{TODO}the log does not say all settings: add them below.\n"] * (settings is None)
-    words += ["```bash", f"for seed in {' '.join(map(str, runs))}; do"]
-    words += ['  RUN_ID="seed$seed" SEED="$seed" \\']
-    for name, folder in (("data_path", "datasets"), ("tokenizer_path", "tokenizers")):
-        given = (settings or {}).get(name.upper()) or run.config.get(name) or ""
-        last = Path(str(given)).name or f"<{name}>"
-        words.append(f"  {name.upper()}=../../../data/{folder}/{shlex.quote(last)} \\")
-    for name, value in (settings or {}).items():
-        if name not in OF_ONE_RUN:
-            words.append(f"  {name}={shlex.quote(value)} \\")
-    ranks = run.world_size or 1
-    launch = f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3"
-    return [*words, f"  {launch} train_gpt.py", "done", "```"]
-
-
 def changes(script: bytes) -> list[str]:
     """The lines of a unified diff from train_gpt.py to a script; of a packed one, which has no
     comments, without them."""
@@ -116,28 +97,36 @@ def changes(script: bytes) -> list[str]:
     return [*difflib.unified_diff(before, after, "train_gpt.py", "the record", lineterm="")]
 
 
-def diff_lines(script: bytes, folder: Path) -> list[str]:
-    """A record's changes of train_gpt.py, for its README: all of them, or the first ones."""
-    diff = changes(script)
-    if len(diff) <= MOST:
-        return ["````diff", *diff, "````", ""] if diff else ["None.", ""]
-    shown = f"python3 tools/package.py --diff {folder}/train_gpt.py"
-    words = f"The diff has {len(diff):,} lines; the first {SHOWN} are below. All of them: `{shown}`"
-    return [words, "", "````diff", *diff[:SHOWN], "````", ""]
-
-
-def readme(options: argparse.Namespace, runs: dict[int, Run], values: dict[str, Any]) -> list[str]:
-    """A skeleton: every figure from the logs, and a TODO for what only the author knows."""
-    columns = [*results_of([*runs.values()][0])]
-    rows = [["seed", *columns], ["---"] * (1 + len(columns))]
-    rows += [[str(seed), *map(str, results_of(run).values())] for seed, run in runs.items()]
-    lines = [f"# {values['name']}", "", values["blurb"], ""]
-    lines += [f"{values['author']} (@{values['github_id']}), {values['date']}, {options.track}."]
-    lines += ["", *(f"| {' | '.join(row)} |" for row in rows)]
-    lines += ["", f"Mean: val_loss {values['val_loss']}, val_bpb {values['val_bpb']}.", ""]
-    lines += ["## What was done", ""]
-    lines += [f"{TODO}what was changed against which record, why it helps, what failed.", ""]
-    return [*lines, "## Run it again", "", "In this folder:", "", *command(runs), ""]
+def readme(runs: dict[int, Run], values: dict[str, Any], source: bytes, folder: Path) -> str:
+    """tools/record_readme.txt with figures from the logs; a TODO is for what only the author
+    knows."""
+    first = [*runs.values()][0]
+    known = read_log(first.path).runs  # the events know what was given
+    given = known[0].settings if known else None
+    todo = "TODO: the log does not say all settings: add them below.\n\n" if given is None else ""
+    settings = given or {}
+    own = sorted(settings.keys() - OF_ONE_RUN)
+    lines = [f"  {name}={shlex.quote(settings[name])} \\\n" for name in own]
+    ranks = first.world_size or 1
+    results = [{"seed": seed, **results_of(run)} for seed, run in runs.items()]
+    rows = [[*results[0]], ["---"] * len(results[0]), *(one.values() for one in results)]
+    diff = changes(source)
+    texts = {
+        "track": folder.parent.name,
+        "table": "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows),
+        "todo": todo,
+        "each_seed": " ".join(map(str, runs)),
+        "settings": "".join(lines),
+        "launch": f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3",
+        "folder": folder,
+        "lines": len(diff),
+        "shown": SHOWN,
+        "diff": "\n".join(diff[:SHOWN]),
+    }
+    for name in ("data_path", "tokenizer_path"):
+        path = settings.get(name.upper()) or first.config.get(name) or f"<{name}>"
+        texts[name] = shlex.quote(Path(str(path)).name)
+    return README.read_text(encoding="utf-8").format(**values | texts)
 
 
 def make(options: argparse.Namespace) -> None:
@@ -145,8 +134,7 @@ def make(options: argparse.Namespace) -> None:
     runs = read_runs(options.logs)
     sources = [run.source for run in runs.values() if run.source is not None]
     if not (options.script or sources):
-        words = "it does not hold the script that ran: add --script FILE"
-        raise ToolError(f"{options.logs[0]}: {words}")
+        raise ToolError(f"{options.logs[0]}: no script is in it: add --script FILE")
     source = options.script.read_bytes() if options.script else sources[0]
     words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", options.name)
     title = "".join(word[0].upper() + word[1:] for word in words)[:80]
@@ -156,12 +144,10 @@ def make(options: argparse.Namespace) -> None:
     values = submission(options, runs, source)
     names = {seed: f"train_seed{seed}.log" if len(runs) > 1 else "train.log" for seed in runs}
     files = {names[seed]: Path(run.path).read_bytes() for seed, run in runs.items()}
-    text = [*readme(options, runs, values), "## Changes of train_gpt.py", ""]
-    text += diff_lines(source, target)
     files |= {
         "train_gpt.py": source,
         "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
-        "README.md": "\n".join(text).encode(),
+        "README.md": readme(runs, values, source, target).encode(),
     }
     with tempfile.TemporaryDirectory(dir=RECORDS, prefix=".package") as temporary:
         folder = Path(temporary, options.track, target.name)
@@ -179,7 +165,7 @@ def make(options: argparse.Namespace) -> None:
 
 def write_packed(script: Path) -> None:
     target, text = script.with_name(f"{script.stem}_packed.py"), script.read_bytes()
-    if target.exists() and not is_ours(target.read_bytes()):
+    if target.exists() and not unpacked(target.read_bytes()):
         raise ToolError(f"{target}: exists and is not a packed script: move it away")
     try:
         result = pack(text)

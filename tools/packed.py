@@ -38,7 +38,7 @@ RAW = [{"id": lzma.FILTER_LZMA2}]  # as some records are packed
 
 def pack(source: bytes) -> bytes:
     """The submitted form of a script. Raises ValueError, in words, for what cannot be packed."""
-    if is_ours(source):
+    if unpacked(source):
         raise ValueError("it is packed already: name the readable script")
     return packed_form(stripped(source))
 
@@ -101,11 +101,6 @@ def unpacked(text: bytes) -> bytes | None:
         if b"import" in source:
             return source
     return None
-
-
-def is_ours(text: bytes) -> bool:
-    """Does it begin as the scripts that `pack` makes?"""
-    return text.startswith(b"# Packed; sha256 of the ")
 
 
 @cache

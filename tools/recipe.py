@@ -40,10 +40,8 @@ FOLDER = cli.ROOT / "records" / "recipes"
 STACKS = cli.ROOT / "records" / "stacks"
 COMMANDS = STACKS / "commands.txt"
 TODO = "TODO"
-EDITED = "make your edit a recipe (recipe.py new), git checkout train_gpt.py, and apply both"
+EDITED = "make your edit a recipe and git checkout train_gpt.py, or this recipe again (new --again)"
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
-# A line that a diff adds to Config.
-ADDED = re.compile(r"^\+    ([a-z0-9_]+): [\w\[\], \"]+ = (.+?)  # ", re.MULTILINE)
 # git's conflict: what ours, the base and theirs have
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(.*?)^[|]{7} [^\n]*\n(.*?)^={7}\n(.*?)^>{7} [^\n]*\n", re.MULTILINE | re.DOTALL
@@ -52,7 +50,8 @@ CONFLICT = re.compile(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A header of comment lines, and a unified diff against train_gpt.py."""
+    """A header of comment lines, and a unified diff against train_gpt.py.
+    tests/recipes/test_recipes.py says what a header must have."""
 
     name: str
     header: str
@@ -81,27 +80,9 @@ class Recipe:
         matches = (re.match(pattern, text) for text in self.field("setting"))
         return {match[1]: (match[2], match[3]) for match in matches if match}
 
-    @property
-    def added(self) -> dict[str, str]:
-        """The settings that it adds to Config: {NAME: its default}"""
-        plain = {"False": "0", "True": "1"}
-        lines = {name.upper(): value.strip('"') for name, value in ADDED.findall(self.diff)}
-        return {name: plain.get(value, value) for name, value in lines.items()}
-
     def count(self, sign: str) -> int:
         """Lines added (+) or removed (-)."""
         return sum(line.startswith(sign) for line in self.diff.splitlines()[2:])
-
-    def faults(self) -> list[str]:
-        """What is missing in its header."""
-        faults = [f"its header has no `# {n}:`" for n in ("source", "effect") if not self.field(n)]
-        if TODO in self.header:
-            faults.append(f"its header has a {TODO}")
-        if self.settings.keys() != self.added.keys():
-            faults.append("its header has not one `# setting: NAME=0, on: NAME=1` for each setting")
-        if unknown := [name for name in self.not_with if name not in names()]:
-            faults.append(f"its header has `# not with: {unknown[0]}`, and there is no such recipe")
-        return faults
 
 
 def names() -> list[str]:
@@ -111,9 +92,7 @@ def names() -> list[str]:
 def load(name: str) -> Recipe:
     path = FOLDER / f"{name}.diff"
     if not path.is_file():
-        near = difflib.get_close_matches(name.lower(), names(), 1, 0.75)
-        remedy = f"did you mean {near[0]}?" if near else "recipe.py list shows all, and stacks"
-        raise ToolError(f"{name}: no such recipe in {FOLDER}: {remedy}")
+        raise ToolError(f"{name}: no such recipe in {FOLDER}: recipe.py list shows all, and stacks")
     header, _, diff = path.read_text(encoding="utf-8").partition("\n--- ")
     return Recipe(name, header + "\n", "--- " + diff)
 
@@ -158,28 +137,24 @@ def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
             (folder / file).write_text(text, encoding="utf-8")
         labels = "-L", ours[0], "-L", "train_gpt.py", "-L", theirs[0]
         done = git(folder, "merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs")
-    text, shown = done.stdout, []
-    for conflict in CONFLICT.finditer(done.stdout):
-        lines = joined(*(part.splitlines(keepends=True) for part in conflict.groups()))
-        if lines is None:
-            shown.append(conflict[0])
-        else:
-            text = text.replace(conflict[0], "".join(lines), 1)
-    if shown:
+    text = CONFLICT.sub(joined, done.stdout)
+    if shown := [conflict[0] for conflict in CONFLICT.finditer(text)]:
         raise ToolError(f"{ours[0]} and {theirs[0]} change the same lines:\n" + "".join(shown))
     return text
 
 
-def joined(ours: list[str], base: list[str], theirs: list[str]) -> list[str] | None:
-    """Both, where one of them only adds lines before or after those that the other changes."""
+def joined(conflict: re.Match) -> str:
+    """Both, where one of them only adds lines before or after those that the other changes; else
+    the conflict as it is."""
+    ours, base, theirs = (part.splitlines(keepends=True) for part in conflict.groups())
     size = len(base)
     for one, other in ((ours, theirs), (theirs, ours)):
         if other[:size] == base:
-            return one + other[size:]
+            return "".join(one + other[size:])
     for one, other in ((ours, theirs), (theirs, ours)):
         if other[-size:] == base:
-            return other[:-size] + one
-    return None
+            return "".join(other[:-size] + one)
+    return conflict[0]
 
 
 def combined(base: str, recipes: Sequence[Recipe]) -> str:
@@ -271,15 +246,13 @@ def list_recipes(options: argparse.Namespace) -> None:
 def apply_recipes(options: argparse.Namespace) -> None:
     target = Path(options.to)
     chosen = stack(options.stack) if options.stack else {"recipes": [], "settings": {}}
-    given = [Path(name).stem for text in options.names for name in text.split(",")]
-    wanted = [*dict.fromkeys([*chosen["recipes"], *given])]
+    wanted = [*dict.fromkeys([*chosen["recipes"], *options.names])]
     if not wanted:
         raise ToolError("no recipe is named: write the names in front: apply ema --to x.py")
     if fault := cli.fault_of_script_name(target.name):
         raise ToolError(f"--to {target}: {fault}")
     if target.exists():
-        words = "apply starts from train_gpt.py: name all recipes, and another file"
-        raise ToolError(f"{target} exists, {words}")
+        raise ToolError(f"{target} exists, apply starts from train_gpt.py: name another file")
     recipes = [load(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     for text in options.set:
@@ -293,9 +266,9 @@ def apply_recipes(options: argparse.Namespace) -> None:
     print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{counted[0]} -{counted[1]} lines)")
     for recipe in recipes:
         settings = {name: on for name, (default, on) in recipe.settings.items() if default != on}
-        if off := {name: settings[name] for name in settings.keys() - assigned.keys()}:
-            settings = " ".join(f"{name}={on}" for name, on in sorted(off.items()))
-            print(f"  {recipe.name} is off until you set {settings}")
+        off = [f"{name}={on}" for name, on in settings.items() if name not in assigned]
+        if off:
+            print(f"  {recipe.name} is off until you set {' '.join(off)}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
         print("\n" + steps(options.stack, chosen, target))
@@ -319,8 +292,6 @@ def steps(name: str, chosen: dict[str, Any], target: Path) -> str:
 
 
 def new_recipe(options: argparse.Namespace) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", options.name):
-        raise ToolError(f"{options.name}: a name has small letters, digits and _: wider_mlp")
     path = FOLDER / f"{options.name}.diff"
     if path.exists() and not options.again:
         raise ToolError(f"{path} exists: name another, or --again: it gets these lines instead")
@@ -331,35 +302,24 @@ def new_recipe(options: argparse.Namespace) -> None:
     if not recipe.diff or 2 * recipe.count("-") > root.count("\n"):
         raise ToolError(f"{options.source}: not an edited copy of train_gpt.py: name one")
     header = [f"# {TODO}: what it does, in one sentence."]
-    header += [f"# setting: {n}={v}, on: {n}={TODO}" for n, v in recipe.added.items()]
+    header += [f"# setting: {TODO}=0, on: {TODO}=1"]
     header += [f"# source: {TODO}: a paper or a pull request"]
     header += [f"# effect: {TODO}: the published effect, with its number", ""]
     kept = load(options.name).header if path.exists() else "\n".join(header)
     path.write_text(kept + recipe.diff, encoding="utf-8")
-    print(f"{path}: fill in its header, then: python3 tools/recipe.py check")
+    print(f"{path}: fill in its header, then: python3 -m pytest tests/recipes -k {options.name}")
 
 
 def check_recipes(options: argparse.Namespace) -> None:
     base = TRAINER.read_text(encoding="utf-8")
     faults = []
-    good = 0
     for name in names():
         recipe = load(name)
-        faults += [f"{name}: {fault}" for fault in recipe.faults()]
         try:
             combined(base, [recipe])
-            good += 1
         except ToolError as error:
-            words = f"make it again: recipe.py new {name} --from FILE --again"
-            faults.append(f"{str(error).removesuffix(EDITED)}{words}")
-    print(f"{good} of {len(names())} recipes apply to train_gpt.py")
-    for path in sorted(STACKS.glob("*.json")):
-        try:
-            values = stack(path.stem)
-            text = combined(base, [load(name) for name in values["recipes"]])
-            with_defaults(text, {n: str(value) for n, value in values["settings"].items()})
-        except ToolError as error:
-            faults.append(f"--stack {path.stem}: {error}")
+            faults.append(str(error))
+    print(f"{len(names()) - len(faults)} of {len(names())} recipes apply to train_gpt.py")
     if faults:
         raise ToolError("\n".join(faults))
 
@@ -387,5 +347,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.end_with_the_reader()
     sys.exit(main())

@@ -2,29 +2,31 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
 import samples
-from cli import ToolError, cell, counted, some, table
+from cli import cell, counted, some, table
 from runs import Logs, Run
 from samples import BITS, CAP_BYTES, Places, pairs_by_seed, places, unit_of, value_of
 
 
-def report(logs: Logs, allow: Collection[str] = ()) -> list[str]:
-    """What differs, times, results, data and remarks, in blocks."""
-    runs, notes = logs.runs, [f"  {problem}" for problem in logs.problems]
+def report(logs: Logs, allow: Collection[str] = ()) -> str:
+    """What differs, times, results, data and notes, in blocks."""
+    runs = logs.runs
     title = "Results (result: the one that counts, bits per byte; bytes; left: of 16,000,000)"
-    blocks = [difference_lines(runs)]
-    blocks += [["Time (wait: for input, per step)", *table_of(runs, TIME)]]
-    blocks += [[title, *table_of(runs, RESULT)]]
-    blocks += [[*group_lines(runs, allow), data_line(runs)], remark_lines(runs)]
-    blocks += [["Notes on the files", *notes]] if notes else []
-    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+    blocks = [
+        difference_lines(runs),
+        ["Time (wait: for input, per step)", *table_of(runs, TIME)],
+        [title, *table_of(runs, RESULT)],
+        [*group_lines(runs, allow), data_line(runs)],
+        note_lines(logs),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
@@ -42,8 +44,6 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
             value, numbers = next(one for one in values.items() if one[0] is not None)
             alone.setdefault(counted(numbers), []).append(f"{name} {str(value)[:40]}")
     lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in alone.items()]
-    if not rows[1:] and not alone and all(run.steps for run in runs):
-        lines.append("  nothing else" if len(runs) > 1 else "  one run: nothing to differ from")
     return lines
 
 
@@ -109,37 +109,22 @@ def data_line(runs: Sequence[Run]) -> str:
     return f"Same data: {answer}, {at}: {value_words(crcs)}"
 
 
-def remark_lines(runs: Sequence[Run]) -> list[str]:
-    """What a careful reader would notice about single runs."""
-    remarks: dict[str, list[int]] = {}
-    for index, run in enumerate(runs):
-        for remark in remarks_on(run):
-            remarks.setdefault(remark, []).append(index)
-    for known, numbers in places(map(samples.trace, runs)).items():
-        if known and numbers[1:]:
-            remarks["the same run, to the digit"] = numbers
-    lines = [f"  {counted(numbers)}: {remark}" for remark, numbers in remarks.items()]
-    return ["Remarks", *lines] if lines else []
-
-
-def remarks_on(run: Run) -> Iterator[str]:
-    if run.error:
-        yield f"{run.status} at step {run.last_step}: {run.error}"
-    if run.crc_at() and not run.path.endswith(".jsonl"):
-        yield "read from its text, as another trainer's: there is no .jsonl beside it"
-    if run.seed is not None and run.seed_in_name not in (None, run.seed):
-        yield f"its name says seed {run.seed_in_name}, its log {run.seed}"
-    if run.partial_val:
-        yield "validated on a part of the split: its score may not be submitted"
-    if run.resumed_at:
-        other = ", with another script" if len({*run.scripts}) > 1 else ""
-        yield f"resumed at step {some(run.resumed_at)}{other}"
+def note_lines(logs: Logs) -> list[str]:
+    """What a reader must know of the files and their runs."""
+    notes = [*logs.problems, *samples.faults_of_split(logs.runs)]
+    for run in logs.runs:
+        if run.error:
+            notes.append(f"{run.name}: {run.status} at step {run.last_step}: {run.error}")
+        if run.resumed_at:
+            notes.append(f"{run.name}: resumed at step {some(run.resumed_at)}")
+    return ["Notes", *(f"  {note}" for note in notes)] if notes else []
 
 
 # Okabe and Ito's colours, told apart with any colour vision, without the yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-DASHES = ("-", "--", ":", "-.")
-MARKERS = "DosD^vX"
+DASHES = ("-", "--", ":", "-.", "-", "--", ":")  # as many
+MARKERS = ("D", "o", "s", "^", "v", "X")
+WIDTH = 12  # inches
 FEW = 3  # points that each run needs for a curve
 NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
 QUANTITIES = {  # of a curve: its lines and the axis
@@ -164,39 +149,29 @@ def plot(
     with a band, and the results, or, with `verdicts`, the differences from the first arm by seed.
     A run without a result is not a seed of an arm that has results. A note below says what a reader
     must know."""
-    from matplotlib.figure import Figure  # slow to import
+    from matplotlib import cycler  # slow to import
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
-    drawn = [
-        Arm(
-            name[:72],
-            runs,
-            {
-                "color": COLOURS[place % len(COLOURS)],
-                "linestyle": DASHES[place % len(DASHES)],
-                "marker": MARKERS[place // len(COLOURS) % len(MARKERS)],
-            },
-        )
-        for place, (name, runs) in enumerate(zip(names, kept, strict=True))
-    ]
+    styles = cycle(cycler(marker=MARKERS) * cycler(color=COLOURS, linestyle=DASHES))
+    arms_and_styles = zip(names, kept, styles, strict=False)
+    drawn = [Arm(name[:72], runs, style) for name, runs, style in arms_and_styles]
     quantity = quantity_of([run for runs in kept for run in runs])
     values, words = dots_of(drawn, by_seed=bool(verdicts))
-    panels = [partial(draw_curves, arms=drawn, quantity=quantity)] * bool(quantity)
-    panels += [partial(draw_dots, arms=drawn, values=values, words=words)] * any(map(any, values))
-    if not panels:
-        raise ToolError(f"--plot {path}: no run has a result; {NO_CURVES}")
     notes = notes_on(arms, kept) + [NO_CURVES] * (not quantity)
-    runs = f"{sum(len(arm.runs) for arm in drawn)} runs"
-    title = verdicts or [f"{names[0] if len(drawn) == 1 else f'{len(drawn)} arms'}, {runs}"]
-    width = 12 if len(panels) > 1 else 9
-    note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * width) if notes else ""
-    lines = [part for line in title for part in textwrap.wrap(line, 11 * width)]
+    title = verdicts or [f"arms: {len(drawn)}, runs: {sum(map(len, kept))}"]
+    note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * WIDTH) if notes else ""
+    lines = [part for line in title for part in textwrap.wrap(line, 11 * WIDTH)]
     rows = len(arms) + note.count("\n") + len(lines)
-    figure = Figure(figsize=(width, 4.4 + 0.2 * rows), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=[3, 2][: len(panels)])[0]
-    for axis, panel in zip(axes, panels, strict=True):
-        panel(axis)
+    figure = Figure(figsize=(WIDTH, 4.4 + 0.2 * rows), layout="constrained")
+    if quantity:
+        curves, dots = figure.subplots(1, 2, width_ratios=[3, 2])
+        draw_curves(curves, drawn, quantity)
+    else:
+        dots = figure.subplots()
+    draw_dots(dots, drawn, values, words)
+    for axis in figure.axes:
         axis.grid(color="#dddddd", linewidth=0.6, axis="y")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)

@@ -139,8 +139,6 @@ def line_event(text: str) -> Event | None:
         values = {"name": name, "val_loss": loss, "val_bpb": float(bpb)}
         time, digits = time_ms("eval_time|elapsed", text), len(bpb.partition(".")[2])
         return {"event": "score", **values, "eval_time_ms": time, "digits": digits}
-    if text.startswith("WARNING: "):
-        return {"event": "warning", "text": text.removeprefix("WARNING: ")}
     return None
 
 
@@ -221,7 +219,6 @@ class Run:
     source: bytes | None = field(default=None, repr=False)  # the script's text in a text log
     scripts: list[str] = field(default_factory=list)  # sha256 of each script that trained it
     resumed_at: list[int] = field(default_factory=list)  # first step of each continuation
-    warnings: list[str] = field(default_factory=list)  # of a text log
     partial_val: bool = False  # scored on a part of the validation split
     status: str = "unfinished"  # finished, failed, interrupted, unfinished, no steps
     error: str | None = None
@@ -231,13 +228,11 @@ class Run:
         return Path(self.path).name
 
     @property
-    def seed_in_name(self) -> int | None:
-        match = re.search(r"seed[_-]?(\d{1,9})", self.name, re.IGNORECASE)
-        return int(match[1]) if match else None
-
-    @property
     def known_seed(self) -> int | None:
-        return self.seed_in_name if self.seed is None else self.seed
+        """That which the log or else its name tells."""
+        match = re.search(r"seed[_-]?(\d{1,9})", self.name, re.IGNORECASE)
+        in_name = int(match[1]) if match else None
+        return in_name if self.seed is None else self.seed
 
     @property
     def last_step(self) -> int:
@@ -296,9 +291,11 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
     try:
-        run = read_run(path, text_of(read_file(path)), log.problems)
-    except (OSError, ValueError) as error:
-        log.problems.append(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+        # A byte that is not UTF-8 comes back when the text is encoded in the same way.
+        text = read_file(path).decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
+        run = read_run(path, text, log.problems)
+    except OSError as error:
+        log.problems.append(f"cannot be read: {error.strerror}")
         return log
     if not (run.steps or run.validations or run.results or run.error):
         log.problems.append("no training log: no step and no result is in it")
@@ -310,19 +307,10 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
 def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
     """The file's bytes. A pipe is refused unopened, and so is what has more than `most` bytes."""
     if path.exists() and not path.is_file():
-        raise ValueError("not a file")
+        raise OSError(None, "not a file", str(path))
     if (size := path.stat().st_size) > most:
-        raise ValueError(f"{size:,} bytes, of which {most:,} are read at most")
+        raise OSError(None, f"{size:,} bytes, of which {most:,} are read at most", str(path))
     return path.read_bytes()
-
-
-def text_of(data: bytes) -> str:
-    """Carriage returns are made plain. A byte that is not UTF-8 comes back when the text is encoded
-    in the same way."""
-    if data[:200].count(0) > 10:
-        raise ValueError("a binary file or UTF-16, no log in UTF-8")
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def without_fronts(text: str) -> str:
@@ -402,7 +390,9 @@ def take_event(run: Run, event: Event) -> None:
         run.config |= {k: typed(v) for k, v in named.items() if isinstance(v, (str, int, float))}
     elif kind == "made_of":
         run.made_of = {k: str(v) for k, v in known.items()}
-        add_script(run, run.made_of.get("script", ""))
+        script = run.made_of["script"]
+        kept = run.scripts if run.last_step else []
+        run.scripts = kept if script in kept[-1:] else [*kept, script]
     elif kind == "hardware":
         run.machine |= {k: v for k, v in known.items() if v}
     elif kind == "checkpoint" and "resumed_from" in event:  # what came after it is dropped
@@ -416,8 +406,6 @@ def take_event(run: Run, event: Event) -> None:
         run.results.append(Result(kind, name, *losses, *rest))
     elif kind in ("step", "validation"):
         take_step(run, event)
-    elif kind == "warning":
-        run.warnings.append(str(event["text"]))
     run.partial_val |= bool(event.get("partial_val"))
 
 
@@ -441,13 +429,6 @@ def take_step(run: Run, event: Event) -> None:
     if kept and kept[-1].step == step:  # the last line of a step counts
         kept.pop()
     kept.append(line)
-
-
-def add_script(run: Run, sha256: str) -> None:
-    if not run.steps and not run.validations:
-        run.scripts.clear()
-    if sha256 and sha256 not in run.scripts[-1:]:
-        run.scripts.append(sha256)
 
 
 def drop_from(run: Run, step: int) -> None:
@@ -476,9 +457,9 @@ def settle(run: Run) -> None:
 def conditions(run: Run) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in run.config.items():
-        if name in DATA_FILES and isinstance(value, str):
-            values[name] = Path(value).name
-        elif name in DATA_FILES or not NOT_CONFIGURATION.fullmatch(name):
+        if name in DATA_FILES:
+            values[name] = Path(str(value)).name
+        elif not NOT_CONFIGURATION.fullmatch(name):
             values[name] = value
     if run.micro_steps is not None:  # what GRAD_ACCUM_STEPS has led to
         values.pop("grad_accum_steps", None)

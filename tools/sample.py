@@ -47,21 +47,13 @@ def run_of(log: Path | None) -> Run:
     return known.runs[0]
 
 
-def file_of(path: Path, remedy: str) -> bytes:
-    try:
-        return read_file(path, MAX_BYTES)
-    except (OSError, ValueError) as error:  # missing, a pipe, or too large
-        reason = getattr(error, "strerror", None) or error
-        raise ToolError(f"{path}: {reason}: {remedy}") from error
-
-
 def load(log: Run) -> tuple[Any, Any]:
     """(model, config) of a run, made by its own script, also if that is packed."""
     import torch
 
     torch.set_num_threads(1)  # on a busy machine threads would wait for each other
     path = Path(log.path).with_suffix(".int8.ptz")
-    data = file_of(path, f"the run is {log.status}: name another one")
+    data = read_file(path, MAX_BYTES)
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
     sys.modules[script.__name__] = script  # dataclasses look for it there
@@ -81,7 +73,7 @@ def load(log: Run) -> tuple[Any, Any]:
 def coder_of(log: Run, path: Path) -> tuple[Callable, Callable, int]:
     """encode, decode and BOS of the run's tokenizer: a SentencePiece .model or a byte .json."""
     path = Path(os.environ.get("TOKENIZER_PATH", path))
-    data = file_of(path, "set TOKENIZER_PATH")
+    data = read_file(path, MAX_BYTES)
     if log.made_of.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
         raise ToolError(f"{path}: not the run's tokenizer: set TOKENIZER_PATH")
     try:
@@ -129,8 +121,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--temperature", type=number(float, 0), default=0.8, metavar="T", help="default: 0.8")
     add("--seed", type=number(int, 0), default=1337, metavar="N", help="default: 1337")
     options = parser.parse_args(arguments)
-    if options.prompt != options.prompt.encode("utf-8", "replace").decode():
-        parser.error("--prompt: not UTF-8: write it in UTF-8")
     log = run_of(options.log)
     model, config = load(log)
     encode, decode, bos = coder_of(log, Path(config.tokenizer_path))

@@ -10,15 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runs import CONDITIONS, MADE_OF, Run
+import numpy as np
+from runs import Run
 
 # Shown where they differ, but no reason why results would: periods of lines, surroundings.
 HARMLESS = re.compile(
     r"(train|val|checkpoint|trace|training)_(.*_)?(every|keep)|trace_steps|checkpoint_.*_steps|"
     r"python|cpus|platform|data_dir|val_progress_log_every"
 )
-# Not settings: they have no value that one could set.
-FACTS = {"code", "code_bytes", "python", "torch", "cuda", "device", "cpus", *CONDITIONS, *MADE_OF}
 SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
 SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
 
@@ -50,9 +49,8 @@ def is_harmless(name: str) -> bool:
 
 def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
     """Names of the conditions that differ and may change a result; not those that are allowed."""
-    allowed = {name.lower() for name in allow}
     names = differences(all_conditions(runs))
-    return [name for name in names if not is_harmless(name) and name.lower() not in allowed]
+    return [name for name in names if not is_harmless(name) and name not in allow]
 
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
@@ -85,15 +83,14 @@ def bytes_scored(run: Run) -> float | None:
 
 def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
     """Reasons not to compare the scores of runs: not all of them are of one whole split."""
-    allowed = {name.lower() for name in allow}
     parts = {bool(run.partial_val) for run in runs}
-    if True in parts and (False in parts or "partial_val" not in allowed):
+    if True in parts and (False in parts or "partial_val" not in allow):
         which = "some runs" if False in parts else "all runs"
         yield f"{which} scored a part of the validation split: run again without VAL_TOKENS"
     tokenizers = {run.conditions.get("tokenizer") for run in runs} - {None}
     splits = {run.conditions.get("validation_shards") for run in runs} - {None}
     same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
-    if len(splits) > 1 and not same_text and "validation_shards" not in allowed:
+    if len(splits) > 1 and not same_text and "validation_shards" not in allow:
         yield "the validation shards differ (checksums in made_of): validate all runs on one split"
     sizes = {run.name: size for run in runs if (size := bytes_scored(run))}
     if sizes and max(sizes.values()) > SAME_TEXT * min(sizes.values()):
@@ -111,15 +108,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """MATRIX_LR=0.04 for each arm; where settings are not all that differs, its log's name,
-    without the seed where that tells them apart."""
-    firsts = [group[0] for group in groups]
-    different = telling(firsts)
-    if different and not FACTS & {*different}:
-        named = [" ".join(f"{n.upper()}={r.conditions.get(n)}" for n in different) for r in firsts]
-        if len({*named}) == len(named):
-            return named
-    names = labels(firsts)
+    """The name of each arm's first log, without the seed where that tells them apart."""
+    names = labels([group[0] for group in groups])
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
     return short if len(set(short)) == len(short) else names
 
@@ -144,10 +134,6 @@ class Test:
     low: float
     high: float
     p_of_none: float  # two-sided: of a difference as large as this where there is none
-
-    @property
-    def measurable(self) -> bool:
-        return not self.low <= 0 <= self.high
 
 
 def welch(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
@@ -178,12 +164,11 @@ def test_of(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values that hold for all of them together. One that is nan belongs to no test."""
-    places = [place for place, p in enumerate(p_values) if not math.isnan(p)]
-    result, least = list(p_values), 0.0
-    for rank, place in enumerate(sorted(places, key=lambda place: p_values[place])):
-        least = max(least, min(1.0, (len(places) - rank) * p_values[place]))
-        result[place] = least
-    return result
+    result = np.array(p_values)
+    order = result.argsort()  # nan last
+    factors = np.count_nonzero(~np.isnan(result)) - np.arange(len(result))
+    result[order] = np.maximum.accumulate(result[order] * factors).clip(max=1)
+    return result.tolist()
 
 
 def pairs_by_seed(

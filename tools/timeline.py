@@ -33,7 +33,6 @@ LANES = {"disk_read": "reader", "input_wait": "asked", "reduce": "all-reduce"}
 LANES |= {name: name for name in PARTS} | {"grad_clip": "optimizer"}
 COLOURS = {"reader": "#e69f00", "copy": "#7a5195", "compute": "#0072b2", "input wait": "#d00000"}
 COLOURS |= dict.fromkeys(PARTS, "#56b4e9") | {"all-reduce": "#009e73"}
-SHORT = 0.002  # of the time drawn: shorter waits have no bar, for a bar would look like a wait
 Span = tuple[float, float]
 
 
@@ -171,7 +170,7 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
     for trace, axes in zip(traces, grid[:, 0], strict=True):
         draw_rows(axes, trace, end)
         axes.set_title(trace.name, loc="left", weight="bold", pad=18)
-    axes.set_xlabel(f"milliseconds (waits below {SHORT * end:.2f} ms are not drawn)")
+    axes.set_xlabel("milliseconds")
     figure.savefig(path)
 
 
@@ -179,11 +178,9 @@ def draw_rows(axes: Any, trace: Trace, end: float) -> None:
     said = trace.said()
     axes.barh(range(len(trace.rows)), trace.end, 0.7, color="#f0f0f0")
     for row, (name, spans) in enumerate(trace.rows.items()):
-        if name == "input wait":
-            spans = [span for span in spans if span[1] - span[0] >= SHORT * end]
         bars = [(begin, stop - begin) for begin, stop in spans]
-        edge = {"lw": 0.8, "ec": COLOURS[name]}  # a short read is seen, too
-        axes.broken_barh(bars, (row - 0.35, 0.7), fc=COLOURS[name], **edge)
+        edge = 0 if name == "input wait" else 0.8  # a short read is seen, a short wait is nothing
+        axes.broken_barh(bars, (row - 0.35, 0.7), color=COLOURS[name], lw=edge)
         axes.text(1.01 * end, row, said[name].replace(", ", "\n", 1), size=9, va="center")
     for begin, number in trace.steps:
         axes.axvline(begin, color="#606060", lw=1, ls="--")
@@ -212,5 +209,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.end_with_the_reader()
     sys.exit(cli.run(main))

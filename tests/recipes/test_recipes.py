@@ -50,7 +50,8 @@ STORE = ["gptq", "brotli", "score_first_ttt", "ema", "sliding_window", "muon_wei
 @pytest.mark.parametrize("name", recipe.names())
 def test_recipe_applies_with_a_whole_header(name: str, script: Callable) -> None:
     one = recipe.load(name)
-    assert one.faults() == []
+    assert one.field("source") and one.field("effect") and recipe.TODO not in one.header
+    assert {*one.not_with} <= {*recipe.names()}
     module = script(name)
     for command in (["format", "--check"], ["check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", f"--config={ROOT}/.ruff.toml"]
@@ -86,6 +87,11 @@ def test_verify_finds_no_fault_in_recipes_that_are_on(names: list[str], script: 
     settings = settings_of(*names, layers=3)
     options = {"score_differs": differs}
     assert faults(script(*names), settings, **options) == []
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_applies(name: str, tmp_path: Path) -> None:
+    assert recipe.main(["apply", "--stack", name, "--to", str(tmp_path / "x.py")]) == 0
 
 
 @pytest.mark.slow

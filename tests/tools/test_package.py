@@ -57,7 +57,7 @@ def test_a_record_is_made_whole_and_accepted(tmp_path: Path, make: Make) -> None
     assert [path.name for path in folder.parent.parent.iterdir()] == [RECORD], "nothing else stays"
     readme = (folder / "README.md").read_text()
     assert "TODO: the log does not say all settings" in readme
-    (folder / "README.md").write_text(readme.replace(package.TODO, "Done: "))
+    (folder / "README.md").write_text(readme.replace(check.TODO, "Done: "))
     report = check.check_folder(folder)
     assert report.findings == []
     found = json.loads((folder / "submission.json").read_text())

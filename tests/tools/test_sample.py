@@ -144,7 +144,7 @@ FAULTS = [
     (
         "logs/r.txt",
         lambda logs: (logs / "r.int8.ptz").unlink(),
-        "No such file or directory: the run is fin",
+        "r.int8.ptz: No such file or directory: name another one",
     ),
     ("logs", damage, "logs/r.txt: its script does not build logs/r.int8.ptz: "),
 ]
