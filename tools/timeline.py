@@ -6,8 +6,8 @@ lane was busy, and a picture.
 
 Lanes: reader (disk_read), copy (uploads of 1 KiB and more), compute (the device's kernels; on the
 CPU the main thread's phases) with its parts forward, backward and optimizer, all-reduce (NCCL's
-kernels, in which a rank also waits for the others), and input wait: neither of the two runs, and
-the host asks for a batch or an upload runs. A lane in which nothing ran is not drawn. The picture
+kernels, in which a rank also waits for the others), and input wait: no kernel runs, and the host
+asks for a batch or an upload runs. A lane in which nothing ran is not drawn. The picture
 shows the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
 """
 

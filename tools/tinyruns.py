@@ -20,14 +20,14 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import sentencepiece
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.profiler
 from cli import ToolError, fault_of_script_name
 from runs import read_log
 
@@ -45,7 +45,6 @@ OURS |= {"MAX_WALLCLOCK_SECONDS"}  # runs that end by the clock cannot be equal
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 VAL = "fineweb_val_000000.bin"
 MODEL = "tiny.model"
-PRELOADED = "numpy", "sentencepiece", "torch", "torch._dynamo", "torch.profiler"
 
 
 # === Data: a text that every Python has, a SentencePiece model of it, shards ===
@@ -98,7 +97,9 @@ class Lab:
             raise ToolError(f"{name} cannot be given: each run has its own")
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = {name: value for name, value in env.items() if name not in TINY} | given
-        self.contexts = two_contexts()
+        # A fork has torch imported. A process that is spawned differs from it as two of torchrun
+        # do: in the order of sets of text, and in the addresses of objects.
+        self.contexts = [multiprocessing.get_context(kind) for kind in ("fork", "spawn")]
         asked = Run(self, "settings", call_main, ["--print-config"])
         self.run_all([asked], quiet=True)
         if asked.error:
@@ -247,21 +248,6 @@ def cause_of(ends):
         return 3 if end else 0
 
     return max(ends, key=weight)
-
-
-# === Processes ===
-def two_contexts():
-    """Two processes that have imported torch and fork others for ranks: this one, and
-    multiprocessing's server. They differ as two processes of torchrun do: in the order of sets of
-    text, and in the addresses of objects."""
-    contexts = [multiprocessing.get_context(kind) for kind in ("fork", "forkserver")]
-    contexts[1].set_forkserver_preload(list(PRELOADED))
-    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    with mock.patch.dict(os.environ, PYTHONHASHSEED=other):
-        forkserver.ensure_running()
-    for name in PRELOADED:
-        importlib.import_module(name)
-    return contexts
 
 
 # === Inside a new process ===
