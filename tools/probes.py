@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tinyruns import VAL, VAL_ROWS, load, read_shard, write_shard
+from cli import write_shard
+from tinyruns import VAL, VAL_ROWS, load, read_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PROBES = 12  # weights with which a tensor must have had no effect before it is called unused

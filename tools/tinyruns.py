@@ -28,7 +28,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.profiler
-from cli import ToolError, fault_of_script_name
+from cli import ToolError, fault_of_script_name, write_shard
 from runs import read_log
 
 STILL = 60  # seconds that a rank waits for others
@@ -74,11 +74,6 @@ def make_data(folder, seq_len, vocab_size):
     begins = [i for i, token in enumerate(tokens[:end]) if token == begin] + [end]
     texts = [tokenizer.decode(tokens[i + 1 : j]) for i, j in itertools.pairwise(begins)]
     return sum(len(text.encode()) for text in texts)
-
-
-def write_shard(path, tokens):
-    header = np.array([20240520, 1, len(tokens)] + 253 * [0], "<i4").tobytes()
-    path.write_bytes(header + np.array(tokens, "<u2").tobytes())
 
 
 def read_shard(path):
