@@ -40,7 +40,7 @@ def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
     unit = unit_of(runs)
     for name, group in (("A", a), ("B", b)):
         if mixed := telling(group, allow):
-            options = " ".join(f"--allow {word}" for word in mixed[:3])
+            options = " ".join(f"--allow {word}" for word in mixed)
             remedy = f"name the runs of one, or say that it does not matter: {options}"
             yield f"{name} mixes configurations: {some(mixed)} differ: {remedy}"
         if len(group) < 2:
