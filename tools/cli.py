@@ -21,7 +21,6 @@ if sys.version_info < (3, 10):  # noqa: UP036 - what follows does not run there
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"  # as the README makes it
 OWN = VENV / "bin" / "python"
-PACKAGES = "torch", "numpy", "sentencepiece", "huggingface_hub"
 
 
 class ToolError(Exception):
@@ -50,17 +49,6 @@ def number(kind: type, lowest: float, highest: float = 2**63 - 1) -> Callable[[s
         raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
 
     return parse
-
-
-def fault_of_script_name(name: str) -> str:
-    """Why a script cannot be run under this name, in words; nothing: empty. Python looks for
-    modules in the script's folder first, so its name must not be that of one that it imports."""
-    stem, dot, suffix = name.rpartition(".")
-    if dot + suffix != ".py":
-        return "a script of Python is expected, such as ema.py"
-    if stem in sys.stdlib_module_names or stem in PACKAGES:
-        return f"{stem} is the name of a module that a trainer imports: give it another name"
-    return ""
 
 
 def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "") -> int | None:

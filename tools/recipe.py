@@ -5,7 +5,6 @@
     python3 tools/recipe.py apply ema --to x.py --set EMA_DECAY=0.997
     python3 tools/recipe.py apply --stack NAME --to x.py     recipes and values that belong together
     python3 tools/recipe.py new wider --from mine.py         a recipe from an edited train_gpt.py
-    python3 tools/recipe.py check                            do all of them apply today?
 
 A recipe is off until you switch it on with its setting: python3 x.py EMA_DECAY=0.997. `--set`
 makes a value the default in the written file, as a stack (records/stacks/<name>.json) does.
@@ -249,8 +248,6 @@ def apply_recipes(options: argparse.Namespace) -> None:
     wanted = [*dict.fromkeys([*chosen["recipes"], *options.names])]
     if not wanted:
         raise ToolError("no recipe is named: write the names in front: apply ema --to x.py")
-    if fault := cli.fault_of_script_name(target.name):
-        raise ToolError(f"--to {target}: {fault}")
     if target.exists():
         raise ToolError(f"{target} exists, apply starts from train_gpt.py: name another file")
     recipes = [load(name) for name in wanted]
@@ -310,20 +307,6 @@ def new_recipe(options: argparse.Namespace) -> None:
     print(f"{path}: fill in its header, then: python3 -m pytest tests/recipes -k {options.name}")
 
 
-def check_recipes(options: argparse.Namespace) -> None:
-    base = TRAINER.read_text(encoding="utf-8")
-    faults = []
-    for name in names():
-        recipe = load(name)
-        try:
-            combined(base, [recipe])
-        except ToolError as error:
-            faults.append(str(error))
-    print(f"{len(names()) - len(faults)} of {len(names())} recipes apply to train_gpt.py")
-    if faults:
-        raise ToolError("\n".join(faults))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_subparsers(required=True, metavar="COMMAND").add_parser
@@ -340,8 +323,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--from", dest="source", required=True, metavar="FILE", help="edited copy")
     command.add_argument("--again", action="store_true", help="replace lines, keep the header")
     command.set_defaults(run=new_recipe)
-    text = "do all recipes apply to today's train_gpt.py?"
-    add("check", help=text).set_defaults(run=check_recipes)
     options = parser.parse_args(arguments)
     return cli.run(lambda: options.run(options) or 0)
 

@@ -3,7 +3,7 @@
 import argparse
 import ctypes
 import faulthandler
-import importlib
+import importlib.util
 import io
 import itertools
 import json
@@ -20,6 +20,7 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.profiler
-from cli import ToolError, fault_of_script_name, write_shard
+from cli import ToolError, write_shard
 from runs import read_log
 
 STILL = 60  # seconds that a rank waits for others
@@ -153,8 +154,6 @@ def find_script(name):
     path = Path(name).resolve()
     if not path.is_file():
         raise ToolError(f"{name}: no file of this name: name an edited copy of train_gpt.py")
-    if fault := fault_of_script_name(path.name):
-        raise ToolError(f"{name}: {fault}")
     if "class Trainer" not in path.read_text("utf-8", "replace"):
         raise ToolError(f"{name}: no class Trainer: name an edited train_gpt.py, not a packed one")
     return path
@@ -275,10 +274,10 @@ def work(rank, env, folder, act, script, *more):
 def load(script):
     sys.path[0] = str(script.parent)
     sys.argv = [str(script)]
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    loader = SourceFileLoader("script", str(script))  # its own name may be that of another module
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("script", loader))
+    sys.modules["script"] = module
+    loader.exec_module(module)
     module.SMALL = 500  # numbers: the matrices of a tiny model are quantized, too
     fail = module.fail
 

@@ -472,7 +472,9 @@ def setting_verdicts(full, runs):
 def file_verdicts(lab, run):
     """Which files has it opened or left that are not those of every run?"""
     known = rf"({sys.prefix}|{sys.base_prefix}|/proc|/sys|/dev|/etc)/|.*\.pyc?(\.\d+)?$"
-    known += rf"|{lab.data}[-\w]*/(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
+    known += (
+        rf"|{lab.script}$|{lab.data}[-\w]*/(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
+    )
     known += rf"|{run.folder}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
     files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
     files = [path for path in {*files, *note_of(run, "opened")} if not re.match(known, path)]
