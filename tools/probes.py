@@ -286,8 +286,8 @@ def find_facts(module, run, stored, length):
     shake(model)
     try:
         facts["sight"] = find_sight(*with_longer_rows(run, stored, length))
-    except Exception:  # of a model that is made in another way
-        facts["sight"] = find_sight(model, x[:2])
+    except Exception as error:  # of a model that is made in another way
+        facts["sight"] = find_sight(model, x[:2]) | {"short": told(error)}
     facts["unused"] = find_unused(model, x, stored, run.config.vocab_size)
     return facts
 

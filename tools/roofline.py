@@ -86,7 +86,9 @@ def words(step, table, rates):
     room = rates["gigabytes"] * 1e9 - RESERVED - step.held
     fits = "no GRAD_ACCUM_STEPS fits"
     if room > 0:
-        fits = f"fits from GRAD_ACCUM_STEPS={math.ceil(step.peak * step.micro_steps / room)} on"
+        least = max(1.0, step.peak * step.micro_steps / room)
+        halvings = math.ceil(math.log2(least))  # other numbers may not divide a step
+        fits = f"fits from GRAD_ACCUM_STEPS={2**halvings} on"
     return [
         f"a step: {total.ms:.1f} ms, {total.products / total.ms:.0%} of it matrix products; "
         f"{step.tokens / total.ms / 1e3:.2f} million tokens per second",

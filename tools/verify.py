@@ -390,13 +390,16 @@ def model_verdicts(facts):
 
 def sight_verdicts(sight):
     """What logits depend on, in rows of the script's own length."""
-    rows = f"of two rows of {sight['length']}"
+    rows = f"of two rows of {sight['length']} tokens"
     blind = cli.some(sight["blind"])
     fault = blind and f"logits do not depend on the token there, at {blind} {rows}"
     yield verdict("own-token", fault, "logits depend on the token at their place")
     leaks = cli.some(sight["leaks"])
     fault = leaks and f"logits change with later tokens, at {leaks} {rows}"
-    yield verdict("look-ahead", fault, "no logit depends on later tokens")
+    good = f"no logit depends on later tokens, in rows of {sight['length']}"
+    yield verdict("look-ahead", fault, good)
+    if "short" in sight:
+        yield "look-ahead", "note", f"longer rows were not looked at: {sight['short']}"
 
 
 def dtype_verdict(wide):

@@ -1,7 +1,9 @@
 """train_gpt.py on a disk on which every read takes READ_DELAY_MS longer: with and without overlap.
 
-for on in 0 1; do python3 data/quickstart.py --script tests/bench/slow_disk.py \\
-    RUN_ID=slow$on TRAIN_PREFETCH=$on TRACE_STEPS=8 ITERATIONS=10 VAL_LOSS_EVERY=0; done
+export TRACE_STEPS=8 ITERATIONS=10 VAL_LOSS_EVERY=0
+for on in 0 1; do
+    python3 data/quickstart.py --script tests/bench/slow_disk.py RUN_ID=slow$on TRAIN_PREFETCH=$on
+done
 python3 tools/timeline.py logs/slow0.trace.json.gz logs/slow1.trace.json.gz --picture slow.svg
 """
 

@@ -154,6 +154,12 @@ def test_leaks_are_found_from_where_they_begin() -> None:
     assert min(place % 64 for place in found["leaks"]) >= 40
 
 
+def test_says_that_longer_rows_were_not_looked_at() -> None:
+    sight = FACTS["sight"] | {"short": "TypeError: it needs a table"}
+    words = "longer rows were not looked at: TypeError: it needs a table"
+    assert [*verify.sight_verdicts(sight)][2:] == [("look-ahead", "note", words)]
+
+
 def test_gradients_differ_by_more_than_rounding() -> None:
     ones = {"a": torch.ones(3), "b": torch.ones(3)}
     near, far = torch.full((3,), 1 + 1e-6), torch.tensor([1.0, 1.0, 1.01])
