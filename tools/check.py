@@ -328,6 +328,12 @@ def script_of_run(record: Record, run: Run) -> Said:
         yield "warned", f"{words}: which one ran?"
 
 
+def warnings(record: Record, run: Run) -> Said:
+    """What the run itself has warned of, say that GPTQ took longer than the time kept for it."""
+    for text in run.warnings:
+        yield "warned", f"the log says: {text}"
+
+
 def times(record: Record, run: Run) -> Said:
     """Ten minutes of training and ten of evaluation."""
     known = [run.train_time_ms, *(step.train_time_ms for step in run.steps)]
@@ -378,7 +384,7 @@ def validation_data(record: Record, run: Run) -> Said:
 
 
 RULES = (folder, finished_runs, seeds, stated_results, sizes)
-RUN_RULES = (script_of_run, validation_data)
+RUN_RULES = (script_of_run, warnings, validation_data)
 RECORD_RULES = (times, machine)  # of each run, too, in the record track
 
 

@@ -105,6 +105,7 @@ FACTS = {  # events, and lines that say their values, as named groups
         r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
         r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
     ),
+    "warning": (r"WARNING: (?P<text>.+)",),
     "checkpoint": (r"resumed: step:(?P<step>\d{1,12})(?P<resumed_from>\b.*)",),
     "artifact": (
         r"Code size[^:]{0,40}: (?P<code_bytes>\d[\d,]{0,20}) bytes",
@@ -219,6 +220,7 @@ class Run:
     source: bytes | None = field(default=None, repr=False)  # the script's text in a text log
     scripts: list[str] = field(default_factory=list)  # sha256 of each script that trained it
     resumed_at: list[int] = field(default_factory=list)  # first step of each continuation
+    warnings: list[str] = field(default_factory=list)  # of a text log
     partial_val: bool = False  # scored on a part of the validation split
     status: str = "unfinished"  # finished, failed, interrupted, unfinished, no steps
     error: str | None = None
@@ -406,6 +408,8 @@ def take_event(run: Run, event: Event) -> None:
         run.results.append(Result(kind, name, *losses, *rest))
     elif kind in ("step", "validation"):
         take_step(run, event)
+    elif kind == "warning":
+        run.warnings.append(str(event["text"]))
     run.partial_val |= bool(event.get("partial_val"))
 
 

@@ -86,6 +86,7 @@ ROUGH = 1.12566
 PASS = "final_windows val_loss:{:.8f} val_bpb:{:.8f} eval_time:300000ms\n"
 TOO_LARGE = {"artifact": 15_990_000, "script": LONG, "changed": {"bytes_total": None}}
 NO_SCRIPT = f"{SCRIPT}\n{RULE}\n", ""
+SLOW_GPTQ = "GPTQ_RESERVE_SECONDS=8: GPTQ took 5.7 s longer: set 14 or more"
 BROKEN = SCRIPT + "def f(:\n"
 TWO_PASSES = {"eval_ms": 400_000, "each": lambda log: log + PASS.format(1.1, 1.1)}
 UNFINISHED = record_log().split("final_int8")[0]
@@ -127,6 +128,9 @@ FAULTS: dict[str, Build] = {
     f"warned: {EACH}: holds another script than train_gpt.py"
     ": line 6 without comments is '(no such line)', not 'more = 1'": add(SOURCE, MORE),
     "not checked: train_seed1.log: the script that ran": rewrite(*NO_SCRIPT),
+    "warned: train_seed1.log: the log says: GPTQ_RESERVE_SECONDS=8: GPTQ took 5.7 s": rewrite(
+        "\nstopping_early: ", f"\nWARNING: {SLOW_GPTQ}\nstopping_early: "
+    ),
     f"warned: {LOG}: counts 7 bytes of code": drop(r"(?<=Code size: )\d+", "7", first=NO_SCRIPT),
     f"warned: train_gpt.py: {PYTHON} does not compile it: line 11: ": edit(script=BROKEN),
     # time, machine, data
