@@ -224,6 +224,31 @@ def test_a_shard_that_opens_slowly_is_added_once(tmp_path: Path) -> None:
     assert run.finish().losses() == whole.losses()
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_shard_may_be_removed_once_it_is_open(tmp_path: Path, ranks: int) -> None:
+    """The run keeps it open, and later ones keep their places."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    run = Live(tmp_path / "run", ranks, **producer.settings).until_line("step:3/")
+    producer.path(0).unlink()
+    producer.deliver(1, 2, 3)
+    producer.finish()
+    finished = producer.settings | {"DATA_PATH": producer.finished}
+    assert_same_result(run.finish(), Live(tmp_path / "whole", ranks, **finished).finish())
+
+
+def test_no_step_is_begun_after_the_cap(tmp_path: Path) -> None:
+    """Also where the time went by in a wait for shards."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    settings = producer.settings | {"MAX_WALLCLOCK_SECONDS": 4}
+    run = Live(tmp_path / "run", 2, **settings).until_line("step:3/")
+    time.sleep(5)
+    producer.deliver(1, 2, 3)
+    producer.finish()
+    assert run.finish().events("step")[-1]["step"] == 3 and "stopping_early" in run.text
+
+
 def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -> None:
     """A copy to the next machine that broke off: the run would go on with other batches."""
     producer = Producer(tmp_path / "data")

@@ -22,6 +22,7 @@ STATE = """        self.adam.param_groups = self.adam.param_groups[1:]
         self.late = {"steps": 0}
         self.begun = None  # from step 3 on weights
         self.free = [print, np.random.default_rng(1), torch.Generator(), Path("x"), deque([1])]
+        self.free += [self.model, self.model.tok_emb, self.model.tok_emb.weight[1:]]
 """
 PARTS = '"muon": self.muon, '
 NUMBERS = '"over": self.over, '
@@ -141,7 +142,7 @@ def test_state_that_no_part_saves_is_named(tmp_path: Path, data: dict, code: str
     """Before the first step, by its type alone: a RESUME would begin with another one."""
     run = Live(tmp_path, 0, {LINE: f"        {code}\n{LINE}"}, **data)
     assert run.end() == [1] and not run.events("step")
-    place = f"Trainer.{FORGOTTEN[code]}: no part saves it: name it in Trainer.parts"
+    place = f"Trainer.{FORGOTTEN[code]}: not saved: name it in Trainer.parts or state_dict"
     assert run.said == [f"rank 0: {place}"]
 
 
@@ -158,6 +159,19 @@ def test_a_part_more_or_less_than_in_the_checkpoint_is_named(
     line = refusal(folder, **data | {"edits": edits, "RESUME": "auto", "ITERATIONS": 24})
     own, other = ("Linear", "missing") if more else ("missing", "Linear")
     assert f"Trainer.parts mean: {own} here, {other} there" in line
+
+
+SCALES = """        self.attn_scale = nn.Parameter(ones.clone())
+        self.mlp_scale = nn.Parameter(ones.clone())
+"""
+
+
+def test_another_order_of_parameters_is_named(tmp_path: Path, data: dict, whole: Whole) -> None:
+    """Of equal shapes: a checkpoint knows an optimizer's parameters by their places alone."""
+    folder = copied(whole(0), tmp_path / "run", 8)
+    order = {SCALES: "".join(reversed(SCALES.splitlines(keepends=True)))}
+    line = refusal(folder, edits=order, **data | {"RESUME": "auto"})
+    assert "optimizers: other parameters, or another order of them" in line
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
@@ -234,6 +248,17 @@ NO_ROOM = """            held = [each.stat().st_size for each in path.parent.glo
                 raise OSError(28, "No space left on device")
             file.write(data)
 """
+
+
+def test_an_error_of_the_disk_costs_no_older_checkpoint(tmp_path: Path, data: dict) -> None:
+    """Where room is not what lacks, nothing is gained by removing some."""
+    error = """            if "step" in name and list(path.parent.glob("step_*8.pt")):
+                raise OSError(5, "Input/output error")
+            file.write(data)
+"""
+    run = Live(tmp_path, 0, {"            file.write(data)\n": error}, **data).finish()
+    assert run.checkpoints() == [4, 8]
+    assert run.text.count(": Input/output error") == 3
 
 
 @pytest.mark.parametrize("keep", [1, 3])
