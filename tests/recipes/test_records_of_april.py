@@ -164,6 +164,9 @@ def test_rates_fall_over_the_last_share_to_the_floor(script: Callable) -> None:
     for share, wanted in (0, 1), (0.4, 1), (0.7, 0.5), (0.88, 0.2), (0.94, 0.1), (1, 0.1):
         assert by_step(step=round(100 * share)) == pytest.approx(wanted)
         assert by_clock(elapsed_ms=600e3 * share) == pytest.approx(wanted)
+    short = settings | {"MAX_WALLCLOCK_SECONDS": 0}
+    _, _, faults, warnings = module.read_config([f"{n}={v}" for n, v in short.items()], {})
+    assert faults == warnings == [], "WARMDOWN_ITERS has no effect, so nothing is said of it"
 
 
 def test_the_loop_begins_at_its_share_with_both_graphs_primed(run_of: Run) -> None:

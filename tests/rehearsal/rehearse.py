@@ -99,6 +99,10 @@ def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
     if faults:
         return Rehearsal(faults, stages)
     faults += wrong_scores(CASES[name], folder)
+    [config] = Run(folder).events("config")
+    passes = sum(row["stage"] == "SGD" for row in stages)
+    if is_narrow and config.get("sgd_docs") and passes != config["sgd_phases"]:
+        faults.append(f"{passes} of {config['sgd_phases']} passes of SGD")
     [sizes] = Run(folder).events("artifact")
     total = sizes["artifact_bytes"] + sizes["code_bytes"]
     if total > CAP_BYTES:
@@ -107,6 +111,8 @@ def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
         more = {"ITERATIONS": 4, "RESUME": "auto", "VAL_TOKENS": 2_000_000}
         faults += package_faults(folder) + run(script, 1, given | more)
         faults += wrong_scores(CASES[name], folder)
+        if not any("resumed_from" in event for event in Run(folder).events("checkpoint")):
+            faults.append("RESUME=auto began anew")
     return Rehearsal(faults, stages, total)
 
 
