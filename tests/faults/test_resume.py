@@ -314,7 +314,7 @@ def test_an_empty_newest_checkpoint_is_named(tmp_path: Path, data: dict, whole: 
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     (folder / "checkpoints/r/step_00000020.pt").write_bytes(b"")
     line = refusal(folder, **data | {"RESUME": "auto"})
-    assert "step_00000020.pt" in line and "does not load: File is not a zip file" in line
+    assert "step_00000020.pt" in line and "empty or cannot be read: set the path" in line
 
 
 NOT_LOADED = {  # a file, and the reason that is given

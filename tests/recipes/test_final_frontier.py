@@ -167,7 +167,7 @@ def test_too_many_documents_are_named_and_never_joined(
     run = run_of(("documents",), **settings, VAL_TOKENS=33)
     run.train()
     few = run_of(("documents",), **settings | {"DOC_ENDS": most - 1}, VAL_TOKENS=33)
-    named = rf"DOC_ENDS={most - 1}: rows \d+ to \d+, which are one micro-batch, have {most} parts"
+    named = rf"DOC_ENDS={most - 1}: rows \d+ to \d+, which are one micro-batch, need {most}: set"
     with pytest.raises(module_of(few).RunError, match=named):
         few.train()
     monkeypatch.setattr(module_of(run), "attend_one_by_one", attend_by_mask)
@@ -176,6 +176,28 @@ def test_too_many_documents_are_named_and_never_joined(
         for count in most, most + 1:
             tokens[0, 1 : count + 1] = 1
             assert run.model.logits(tokens).isnan().all() == (count > most)
+
+
+def test_too_many_documents_of_validation_are_named_before_training(
+    run_of: Run, split_of: Callable
+) -> None:
+    """On both ranks, with what the second one needs, whose batches come late in the split."""
+    split = split_of(20 * [64] + 64 * [20] + 300 * [4])
+    settings = DOCUMENTS | split | {"TRAIN_SEQ_LEN": 64, "DOC_ENDS": 60, "VAL_BATCH_SIZE": 4096}
+    made = run_of(("documents",), ranks=2, **settings)
+    module = module_of(made[0][0])
+
+    def refused(run: Any) -> str:
+        with pytest.raises(module.RunError) as error:
+            module.prime(run)
+        return str(error.value)
+
+    said = everywhere(made, refused)[1]
+    assert said[0] == said[1]
+    needed = int(re.search(r"^DOC_ENDS=60: batches .* need (\d+): set", said[0])[1])
+    everywhere(run_of(("documents",), ranks=2, **settings | {"DOC_ENDS": needed}), module.prime)
+    less = run_of(("documents",), ranks=2, **settings | {"DOC_ENDS": needed - 1})
+    assert f" need {needed}: set" in everywhere(less, refused)[1][1]
 
 
 def test_the_log_says_how_documents_are_attended_and_where_there_are_none(run_of: Run) -> None:

@@ -43,7 +43,7 @@ def test_a_run_at_its_own_size(name: str, folder: Path) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", sorted(STACKS - {"baseline_plus"}))
 def test_what_is_submitted_at_full_width_is_within_the_cap(name: str, folder: Path) -> None:
-    """Random weights are an upper estimate: trained ones are easier to compress."""
+    """With random weights, which GPTQ's scales by row make as hard to compress as trained ones."""
     assert rehearse.rehearse(name, folder, rehearse.FULL_WIDTH).faults == []
 
 
@@ -64,27 +64,24 @@ def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     shutil.rmtree(folder)
 
 
-def test_eight_ranks_read_the_longest_and_the_shortest_documents(caseops: Any) -> None:
-    """All targets of these batches and their bytes, once; among them 64 documents of 10,000 to
-    13,000 tokens, which are 400 parts in one batch, and the 16 that are left for the last one."""
+def test_eight_ranks_read_all_documents(caseops: Any) -> None:
+    """All targets of the split and their bytes, once; among them 64 documents of 10,000 to 13,000
+    tokens, which are 400 parts in one batch, and the 16 that are left for the last one."""
     module, (config, data) = caseops.module, caseops.opened()
     runtime = module.Runtime(config, {})
     run = {"config": config, "runtime": runtime, "log": log_of(module), "phase": nullcontext}
     scorer = module.DocumentTTT(SimpleNamespace(**run, data=data, model=None))
     documents, batches = scorer.find()
-    chosen = batches[:10] + batches[-10:]
     runtime.world_size = 8
     found = np.zeros(2, int)
     for runtime.rank in range(8):
-        plan = module.DocumentPlan(documents, scorer.share(documents, chosen))
+        plan = module.DocumentPlan(documents, scorer.share(documents, batches))
         hooks = {"summarize": scorer.summarize_batch}
         reader = module.DocumentPipeline(data.val, plan, scorer.overlap, runtime.device, **hooks)
         with closing(reader) as read:
             found += sum(np.array(batch.summary) for batch in read)
     tokens = np.fromfile(caseops.folder / "fineweb_val_000000.bin", "<u2", offset=1024)
     in_bytes = np.cumsum(real_size.byte_counts("caseops", tokens))
-    used = [documents[number] for batch in chosen for number in batch]
-    lengths = [document.seq_len for document in used]
+    lengths = [document.seq_len for document in documents]
     assert (len(documents), max(lengths), min(lengths)) == (50_000, 97_114, 27)
-    wanted = sum(in_bytes[d.start + d.seq_len] - in_bytes[d.start] for d in used)
-    assert found.tolist() == [sum(lengths), wanted]
+    assert found.tolist() == [sum(lengths), in_bytes[-1] - in_bytes[0]]
