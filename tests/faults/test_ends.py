@@ -179,9 +179,7 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, valu
     bad = f"            if self.step == 19:\n                self.model.{{}}.fill_({value})\n"
     name = "tok_emb.weight" if value == "math.inf" else "blocks[0].attn.c_q.weight"
     run = Live(tmp_path, 0, {line: bad.format(name) + line}, **data)
-    line = failed(run, "rank 0: the score is nan: ", "lower the learning rates")
-    cause = "has numbers too large for the artifact"
-    assert f"{name.replace('[0]', '.0')} {cause}" in line
+    failed(run, "rank 0: the score is nan: ", "lower the learning rates")
     assert ("step:20/20 val_loss:nan" in run.out) == (value == "math.inf")
 
 
@@ -303,7 +301,7 @@ def test_the_score_is_there_without_an_artifact(tmp_path: Path, data: dict, whol
         (tmp_path / name).mkdir(parents=True)
     data = data | {"CHECKPOINT_EVERY": 0}  # the last state is saved all the same
     run = Live(tmp_path, 0, **data)
-    failed(run, "no artifact could be written: make room, then RESUME=auto scores again")
+    failed(run, "no artifact could be written, see the warnings: RESUME=auto scores again")
     assert "final_int8_zlib_roundtrip_exact" in run.out and run.checkpoints() == [20]
     for name in names:
         assert run.out.count(f"WARNING: {name}: Is a directory\n") == 1
