@@ -126,6 +126,21 @@ def test_ranks_micro_steps_and_the_compiler_change_only_rounding(
             assert a == b is None or a == pytest.approx(b, abs=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_optimizer_for_all_parameters_compiles(data: dict, tmp_path: Path) -> None:
+    """An edit that has no Muon."""
+    edits = {
+        "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n": (
+            "        self.adam = torch.optim.AdamW(self.model.parameters(), lr=3e-3)\n"
+        ),
+        '"muon": self.muon, ': "",
+        "        for group in self.muon.param_groups:\n": "        for group in self.groups:\n",
+    }
+    run = Live(tmp_path, 0, edits, **data | {"ITERATIONS": 2, "TORCH_COMPILE": 1}).finish()
+    assert len(run.events("score")) == 1
+
+
 def test_replicas_are_equal_to_the_bit_though_kernels_are_not(data: dict, tmp_path: Path) -> None:
     """Each rank's Newton-Schulz differs in the last bit; weights are compared at the end."""
     line = "                update = self.newton_schulz(nesterov, self.iterations, self.dtype)\n"
