@@ -544,6 +544,21 @@ def test_passes_begin_where_they_begin_in_the_records(
     assert list(done) == [*scored, 50_000]
 
 
+def test_too_many_documents_of_a_pass_are_named_before_training(
+    run_of: Run, split_of: Callable
+) -> None:
+    """A pass is on the shortest documents, which have more parts than any rows of the split."""
+    settings = LORA | SGD | split_of(40 * [60, 4]) | {"SGD_DOCS": 60, "SGD_MARGIN": 15}
+    settings |= {"SGD_PHASES": 1, "TRAIN_SEQ_LEN": 64, "SGD_CHUNK": 128, "LORA_CHUNK": 32}
+    settings |= {"VAL_BATCH_SIZE": 512, "DOC_TOKEN": 1, "TRAIN_BATCH_TOKENS": 2048}
+    run = run_of(("documents", "global_sgd"), **settings, DOC_ENDS=200)
+    module_of(run).prime(run)
+    run = run_of(("documents", "global_sgd"), **settings, DOC_ENDS=20)
+    module_of(run).check_validation(run)
+    with pytest.raises(module_of(run).RunError, match="DOC_ENDS=20: rows 0 to 1, .* need 3"):
+        module_of(run).prime(run)
+
+
 def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:
     runs, together = run_of(("global_sgd",), ranks=2, **LORA | SGD, GRAD_ACCUM_STEPS=4)
     runs[1].runtime.signum = 15
