@@ -42,7 +42,7 @@ from cli import ToolError
 from packed import unpacked
 from report import plot, report
 from runs import Logs, Run, read_log, typed
-from samples import Test, faults_of_split, holm, paired, pairs_by_seed, telling, unit_of, value_of
+from samples import Test, faults_of_split, holm, pairs_by_seed, t_test, telling, unit_of, value_of
 
 OURS = ("RUN_ID", "SEED")  # set for each run
 SCRIPT = "{script}"  # in the command: a script of --script
@@ -305,7 +305,7 @@ def differences(runs: Runs) -> list[Difference]:
         for (metric, (of, value)), arm in itertools.product(metrics.items(), others):
             pairs = pairs_by_seed(runs[first], runs[arm], value)
             if len(pairs) > 1:
-                test = paired(*zip(*pairs, strict=True))
+                test = t_test(*zip(*pairs, strict=True), by_seed=True)
                 kind.append(Difference(arm, metric, of, len(pairs), test))
         p_values = holm([one.test.p_of_none for one in kind])
         pairs = zip(kind, p_values, strict=True)

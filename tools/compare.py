@@ -77,7 +77,7 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None) -> list[str]:
         margin = float(f"{MARGIN / math.log(2) / samples.rates([*b, *a])[0]:.2g}")
     elif margin is None:
         margin = MARGIN
-    test = samples.welch(*results, margin)
+    test = samples.t_test(*results, margin)
     claim = f"A is better than B by more than {margin:g} {unit}: p = {test.p:.2g}"
     if test.p < ALPHA:
         lines = [f"{claim} < {ALPHA:g}"]
@@ -90,7 +90,7 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None) -> list[str]:
     else:
         lines.append(measured(test, unit, ""))
         if len({round(theirs - ours, 9) for ours, theirs in pairs}) > 1:
-            by_seed = samples.paired(*zip(*pairs, strict=True))
+            by_seed = samples.t_test(*zip(*pairs, strict=True), by_seed=True)
             lines.append(measured(by_seed, unit, f"paired by seed ({len(pairs)} pairs): "))
     for name, values in zip("AB", results, strict=True):
         mean = f"{fmean(values):.5f} {unit}, std {stdev(values):.5f}"

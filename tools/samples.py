@@ -136,23 +136,14 @@ class Test:
     p_of_none: float  # two-sided: of a difference as large as this where there is none
 
 
-def welch(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
-    """Welch's t-test of mean(second) - mean(first) > margin."""
-    return test_of("ttest_ind", first, second, margin, equal_var=False)
-
-
-def paired(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
-    """The paired t-test of mean(second - first) > margin."""
-    return test_of("ttest_rel", first, second, margin)
-
-
-def test_of(
-    name: str, first: Sequence[float], second: Sequence[float], margin: float, **options: Any
+def t_test(
+    first: Sequence[float], second: Sequence[float], margin: float = 0.0, by_seed: bool = False
 ) -> Test:
-    """scipy's test. Where no value varies and the margin is met exactly, t and p are nan."""
+    """Welch's test of mean(second) - mean(first) > margin, or the paired one. Where no value varies
+    and the margin is met exactly, t and p are nan."""
     from scipy import stats  # slow to import, and optional
 
-    function = partial(getattr(stats, name), **options)
+    function = stats.ttest_rel if by_seed else partial(stats.ttest_ind, equal_var=False)
     shifted = [value - margin for value in second]
     one_sided = function(shifted, first, alternative="greater")
     two_sided = function(second, first)
