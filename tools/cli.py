@@ -9,7 +9,6 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -93,21 +92,15 @@ sys.excepthook = say
 
 
 def missing(package: str) -> str:
-    """What to do about a package that this Python lacks, and the others that the program may ask
-    for, in one line."""
+    """What to do about a package that this Python lacks, in one line."""
     package = package.partition(".")[0]
-    lacking, given = [], []
-    for folder in (ROOT, ROOT / "tools"):
-        path = folder / "requirements.txt"
-        names = re.findall(r"^[\w-]+", path.read_text("utf-8"), re.MULTILINE)
-        names = [name for name in dict.fromkeys(names) if find_spec(name) is None]
-        if package in names or names and folder == Path(sys.argv[0]).resolve().parent:
-            lacking += names
-            given.append(f"-r {shlex.quote(str(path))}")
-    are = f"{', '.join(lacking or [package])} {'are' if lacking[1:] else 'is'} missing"
+    given = package
+    for path in (ROOT / "requirements.txt", ROOT / "tools" / "requirements.txt"):
+        if re.search(rf"^{package}==", path.read_text("utf-8"), re.MULTILINE):
+            given = f"-r {shlex.quote(str(path))}"
     # No other Python where there is no environment of the README's, or this one belongs to it.
     own = "" if not OWN.exists() or os.path.samefile(sys.prefix, VENV) else f"it with {OWN}, or "
-    return f"{are}: run {own}{sys.executable} -m pip install {' '.join(given) or package}"
+    return f"{package} is missing: run {own}{sys.executable} -m pip install {given}"
 
 
 def command_of(script: str) -> str:
