@@ -286,7 +286,11 @@ def find_facts(module, run, stored, length):
     torch.manual_seed(0)
     shake(model)
     try:
-        facts["sight"] = find_sight(*with_longer_rows(run, stored, length))
+        longer = type(model)(replace(run.config, train_seq_len=length), model.dtype).eval()
+        longer.load_state_dict(stored, strict=False)
+        shake(longer)
+        rows = tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
+        facts["sight"] = find_sight(longer, rows)
     except Exception as error:  # of a model that is made in another way
         facts["sight"] = find_sight(model, x[:2]) | {"short": told(error)}
     facts["unused"] = find_unused(model, x, stored, run.config.vocab_size)
@@ -365,15 +369,6 @@ def find_wide(module, run, stored):
     except Exception as error:  # of a model of another kind, or one that needs CUDA
         return {"wide": told(error)}
     return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
-
-
-def with_longer_rows(run, stored, length):
-    """The model for rows of `length` tokens, and two such rows."""
-    model = type(run.model)(replace(run.config, train_seq_len=length), run.model.dtype).eval()
-    model.load_state_dict(stored, strict=False)
-    shake(model)
-    tokens = val_tokens(run)
-    return model, tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
 
 
 def find_sight(model, x):

@@ -52,7 +52,7 @@ def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatc
     verdicts = dict(line.split()[1::-1] for line in lines)
     assert set(verdicts.values()) == {"ok"}
     of_mistakes = {"model", "sum", "scorer", "targets", "exported", "whole"}
-    assert verdicts.keys() == {*verify.hints(), "steps"} - of_mistakes
+    assert verdicts.keys() == {*verify.HINTS, "steps"} - of_mistakes
 
 
 def living(group: int) -> list[str]:
