@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import shlex
-import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +47,13 @@ def number(kind: type, lowest: float, highest: float = 2**63 - 1) -> Callable[[s
         raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
 
     return parse
+
+
+def picture(text: str) -> Path:
+    """The type of an option that names a picture to be written."""
+    if not text.lower().endswith((".png", ".svg")):
+        raise argparse.ArgumentTypeError(f"{text}: name a file that ends in .png or .svg")
+    return Path(text)
 
 
 def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "") -> int | None:
@@ -114,8 +120,8 @@ def command_of(script: str) -> str:
 def write_shard(path: Path, tokens: Iterable[int]) -> None:
     """A small shard for a tool's own runs: 256 numbers of 32 bits, then tokens of 16 bits."""
     content = array("H", tokens)
-    header = struct.pack("<256i", 20240520, 1, len(content), *[0] * 253)
-    path.write_bytes(header + content.tobytes())
+    header = array("i", [20240520, 1, len(content), *[0] * 253])
+    path.write_bytes(header.tobytes() + content.tobytes())
 
 
 def progress(what: str, total: int) -> Any:

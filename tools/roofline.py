@@ -50,7 +50,6 @@ DEVICES = pandas.read_csv(StringIO(RATES), sep=r"\s+", index_col="rate")
 LAUNCH = 2e-6  # seconds that a kernel takes besides its work
 RESERVED = 3e9  # bytes of a device for CUDA, NCCL and gaps between tensors
 RUN = 600  # seconds
-COLUMNS = ["kernels", "GB", "TFLOP", "ms"]
 
 
 def seconds_of(kernel, rates, ranks):
@@ -68,7 +67,7 @@ def table_of(step, rates, ranks):
     table["GB"] = table.bytes / 1e9
     table["TFLOP"] = table.flops / 1e12
     table["ms"] = [1e3 * seconds_of(kernel, rates, ranks) for kernel in step.kernels]
-    return table.groupby(["side", "part"], sort=False)[COLUMNS].sum()
+    return table.groupby(["side", "part"], sort=False)[["kernels", "GB", "TFLOP", "ms"]].sum()
 
 
 def text_of(table, sign=""):
@@ -170,10 +169,8 @@ def main(arguments=None):
     add("--device", choices=DEVICES, default="h100", help="default: %(default)s")
     add("--ranks", type=cli.number(int, 1, 4096), default=8, help="GPUs; default: %(default)s")
     add("--rate", type=rate, nargs="+", default=[], metavar="NAME=number", help="one you measured")
-    add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
+    add("--picture", type=cli.picture, metavar="FILE", help="draw a picture: .svg or .png")
     options = parser.parse_args(arguments)
-    if options.picture and options.picture.suffix not in (".svg", ".png"):
-        parser.error(f"--picture {options.picture}: must end in .svg or .png")
     for script, *settings in filter(None, (options.script, options.against)):
         wrong = [word for word in settings if "=" not in word]
         if wrong or not Path(script).is_file():

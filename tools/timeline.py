@@ -192,10 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="a file that TRACE_STEPS wrote")
-    add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
+    add("--picture", type=cli.picture, metavar="FILE", help="draw a picture: .svg or .png")
     options = parser.parse_args(arguments)
-    if options.picture and options.picture.suffix not in (".svg", ".png"):
-        parser.error(f"--picture {options.picture}: must end in .svg or .png")
     traces = [read_trace(path, few=bool(options.picture)) for path in options.files]
     if options.picture:
         draw(traces, options.picture)
