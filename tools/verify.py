@@ -471,9 +471,8 @@ def setting_verdicts(full, runs):
 def file_verdicts(lab, run):
     """Which files has it opened or left that are not those of every run?"""
     known = rf"({sys.prefix}|{sys.base_prefix}|/proc|/sys|/dev|/etc)/|.*\.pyc?(\.\d+)?$"
-    known += (
-        rf"|{lab.script}$|{lab.data}[-\w]*/(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
-    )
+    known += rf"|{lab.script}$|{lab.data}[-\w]*/"
+    known += rf"(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
     known += rf"|{run.folder}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
     files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
     files = [path for path in {*files, *note_of(run, "opened")} if not re.match(known, path)]
@@ -530,21 +529,20 @@ def main(arguments):
     parser.add_argument("--score-differs", action="store_true", help=differs)
     base = "say what changes against this script (default: train_gpt.py)"
     parser.add_argument("--base", metavar="FILE", default=cli.ROOT / "train_gpt.py", help=base)
-    options = vars(parser.parse_intermixed_args(arguments))
-    script = options.pop("script")
+    options = parser.parse_intermixed_args(arguments)
     settings = {}
-    for pair in options.pop("settings"):
+    for pair in options.settings:
         name, equals, text = pair.partition("=")
         if not equals or name in settings:
             parser.error(f"{pair}: settings are NAME=value, each once, after the script")
         settings[name] = text
-    return cli.run(lambda: prove(script, settings, **options))
+    return cli.run(lambda: prove(options.script, settings, options.base, options.score_differs))
 
 
-def prove(script, settings, **options):
+def prove(script, settings, base, score_differs):
     """Prints the verdicts; returns the exit code."""
     faults = 0
-    for name, kind, text in verdicts(script, settings, **options):
+    for name, kind, text in verdicts(script, settings, base, score_differs):
         print(f"{kind:5} {name:10} {text}", flush=True)
         if kind == "FAULT":
             faults += 1
