@@ -55,9 +55,7 @@ def test_a_reader_that_has_enough_ends_a_tool_in_silence() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_missing_package_is_named_with_the_file_that_pins_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_is_named_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """And with the environment of the README if that is not used."""
     monkeypatch.setattr(cli, "OWN", ROOT / "README.md")
     monkeypatch.setattr(cli, "VENV", Path(sys.prefix))

@@ -211,14 +211,11 @@ def legend_of(figure: Any) -> tuple[list[str], str]:
     return names, " ".join(legend.get_title().get_text().split())
 
 
-def three_arms(folder: Path) -> list[str]:
-    logs = arm(folder, "lr1", A, matrix_lr=0.01) + arm(folder, "lr2", B, matrix_lr=0.02)
-    return logs + arm(folder, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
-
-
 def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) -> None:
     """It has a title; each arm has a colour and a line of the legend."""
-    assert call(compare.main, *three_arms(tmp_path), "--plot", "x.svg")[0] == 0
+    logs = arm(tmp_path, "lr1", A, matrix_lr=0.01) + arm(tmp_path, "lr2", B, matrix_lr=0.02)
+    logs += arm(tmp_path, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
+    assert call(compare.main, *logs, "--plot", "x.svg")[0] == 0
     figure = drawn[0]
     curves, dots = figure.axes
     assert figure.get_suptitle() == "arms: 3, runs: 9"
