@@ -15,7 +15,7 @@ from running import ROOT, Call
 
 BANNER = "\n# ===== MACHINERY: "
 MOST = {"to the banner": 900, "in all": 2_600, "tuple assignments": 30}
-FOLDERS = {"tools": 5_100, "data": 1_900, "tests": 11_800}  # lines of Python, at most
+FOLDERS = {"tools": 5_000, "data": 1_900, "tests": 11_800}  # lines of Python, at most
 README_WORDS = 8_900
 PACKAGES = {"torch", "numpy", "sentencepiece", "huggingface_hub"}
 TOP = {".ci", ".gitignore", ".ruff.toml", "LICENSE", "README.md", "requirements.txt"}

@@ -14,8 +14,7 @@ are compared with the first one. --script puts each of these scripts in place of
 round runs every arm with one seed, and starts with the next arm.
 
 If you give the same command again, finished runs are kept, and others are run again; you may add
-seeds and values. Where values have commas, put a semicolon between them:
---vary "NAMES=.attn.,.mlp.;.mlp." If a run fails, the other runs continue.
+seeds and values. If a run fails, the other runs continue.
 
 Exit code: 0 done, 1 a run failed, or cannot be compared, 2 wrong usage, 130 interrupted.
 """
@@ -42,7 +41,7 @@ from cli import ToolError
 from packed import unpacked
 from report import plot, report
 from runs import Logs, Run, read_log, typed
-from samples import Test, faults_of_split, holm, paired, pairs_by_seed, telling, unit_of, value_of
+from samples import Test, faults_of_split, holm, pairs_by_seed, t_test, telling, unit_of, value_of
 
 OURS = ("RUN_ID", "SEED")  # set for each run
 SCRIPT = "{script}"  # in the command: a script of --script
@@ -305,7 +304,7 @@ def differences(runs: Runs) -> list[Difference]:
         for (metric, (of, value)), arm in itertools.product(metrics.items(), others):
             pairs = pairs_by_seed(runs[first], runs[arm], value)
             if len(pairs) > 1:
-                test = paired(*zip(*pairs, strict=True))
+                test = t_test(*zip(*pairs, strict=True), by_seed=True)
                 kind.append(Difference(arm, metric, of, len(pairs), test))
         p_values = holm([one.test.p_of_none for one in kind])
         pairs = zip(kind, p_values, strict=True)
@@ -386,7 +385,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
     )
     add = parser.add_argument
-    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help="may be repeated")
+    text = 'may be repeated; values with commas: "NAMES=.attn.,.mlp.;.mlp."'
+    add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=text)
     add("--script", metavar="A.py,B.py", help="complete scripts, for {script} in the command")
     add("--seeds", default="3", help="how many from SEED (1337) on, or 1337,42,7 (default: 3)")
     help_text = "folder of the report; its name begins each RUN_ID (default: logs/ablate-<names>)"

@@ -435,12 +435,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder in options.folders:
         if not folder.is_dir():
             parser.error(f"{folder}: no such folder: name the folder of a record")
-    refused = False
-    for number, folder in enumerate(options.folders):
-        record = check_folder(folder, options.track)
-        refused |= record.verdict == "refused"
-        print("\n" * (number > 0) + "\n".join(lines(record, folder)))
-    return int(refused)
+    records = [check_folder(folder, options.track) for folder in options.folders]
+    pairs = zip(records, options.folders, strict=True)
+    print("\n\n".join("\n".join(lines(record, folder)) for record, folder in pairs))
+    return int(any(record.verdict == "refused" for record in records))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ import argparse
 import os
 import re
 import shlex
-import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -49,6 +47,13 @@ def number(kind: type, lowest: float, highest: float = 2**63 - 1) -> Callable[[s
         raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
 
     return parse
+
+
+def picture(text: str) -> Path:
+    """The type of an option that names a picture to be written."""
+    if not text.lower().endswith((".png", ".svg")):
+        raise argparse.ArgumentTypeError(f"{text}: name a file that ends in .png or .svg")
+    return Path(text)
 
 
 def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "") -> int | None:
@@ -93,21 +98,15 @@ sys.excepthook = say
 
 
 def missing(package: str) -> str:
-    """What to do about a package that this Python lacks, and the others that the program may ask
-    for, in one line."""
+    """What to do about a package that this Python lacks, in one line."""
     package = package.partition(".")[0]
-    lacking, given = [], []
-    for folder in (ROOT, ROOT / "tools"):
-        path = folder / "requirements.txt"
-        names = re.findall(r"^[\w-]+", path.read_text("utf-8"), re.MULTILINE)
-        names = [name for name in dict.fromkeys(names) if find_spec(name) is None]
-        if package in names or names and folder == Path(sys.argv[0]).resolve().parent:
-            lacking += names
-            given.append(f"-r {shlex.quote(str(path))}")
-    are = f"{', '.join(lacking or [package])} {'are' if lacking[1:] else 'is'} missing"
+    given = package
+    for path in (ROOT / "requirements.txt", ROOT / "tools" / "requirements.txt"):
+        if re.search(rf"^{package}==", path.read_text("utf-8"), re.MULTILINE):
+            given = f"-r {shlex.quote(str(path))}"
     # No other Python where there is no environment of the README's, or this one belongs to it.
     own = "" if not OWN.exists() or os.path.samefile(sys.prefix, VENV) else f"it with {OWN}, or "
-    return f"{are}: run {own}{sys.executable} -m pip install {' '.join(given) or package}"
+    return f"{package} is missing: run {own}{sys.executable} -m pip install {given}"
 
 
 def command_of(script: str) -> str:
@@ -121,8 +120,8 @@ def command_of(script: str) -> str:
 def write_shard(path: Path, tokens: Iterable[int]) -> None:
     """A small shard for a tool's own runs: 256 numbers of 32 bits, then tokens of 16 bits."""
     content = array("H", tokens)
-    header = struct.pack("<256i", 20240520, 1, len(content), *[0] * 253)
-    path.write_bytes(header + content.tobytes())
+    header = array("i", [20240520, 1, len(content), *[0] * 253])
+    path.write_bytes(header.tobytes() + content.tobytes())
 
 
 def progress(what: str, total: int) -> Any:

@@ -59,16 +59,6 @@ def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
     yield from samples.faults_of_split(runs, allow)
 
 
-def notes(a: Runs, b: Runs) -> Iterator[str]:
-    """What a reader of the comparison must know."""
-    runs = [*a, *b]
-    if unit_of(runs) == BITS:
-        yield "tokenizers differ: compared in bits per byte, not in nats per token"
-    kinds = sorted({run.result.kind for run in runs})
-    if len(kinds) > 1:
-        yield f"results of different evaluations ({', '.join(kinds)}) differ by them, too"
-
-
 def comparison_lines(a: Runs, b: Runs, margin: float | None) -> list[str]:
     """The test of two groups that can be compared: a claim, and what was measured."""
     unit = unit_of([*a, *b])
@@ -77,7 +67,7 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None) -> list[str]:
         margin = float(f"{MARGIN / math.log(2) / samples.rates([*b, *a])[0]:.2g}")
     elif margin is None:
         margin = MARGIN
-    test = samples.welch(*results, margin)
+    test = samples.t_test(*results, margin)
     claim = f"A is better than B by more than {margin:g} {unit}: p = {test.p:.2g}"
     if test.p < ALPHA:
         lines = [f"{claim} < {ALPHA:g}"]
@@ -90,14 +80,20 @@ def comparison_lines(a: Runs, b: Runs, margin: float | None) -> list[str]:
     else:
         lines.append(measured(test, unit, ""))
         if len({round(theirs - ours, 9) for ours, theirs in pairs}) > 1:
-            by_seed = samples.paired(*zip(*pairs, strict=True))
+            by_seed = samples.t_test(*zip(*pairs, strict=True), by_seed=True)
             lines.append(measured(by_seed, unit, f"paired by seed ({len(pairs)} pairs): "))
     for name, values in zip("AB", results, strict=True):
         mean = f"{fmean(values):.5f} {unit}, std {stdev(values):.5f}"
         lines.append(f"{name}: {len(values)} runs, {mean}")
     figures = f"t = {test.t:.3f}, {test.df:.2f} degrees of freedom, p = {test.p:.3g}"
     lines.append(f"Welch's test: {figures} (one-sided, margin {margin:g})")
-    return [*lines, *(f"note: {note}" for note in notes(a, b))]
+    if unit == BITS:
+        lines.append("note: tokenizers differ: compared in bits per byte, not in nats per token")
+    kinds = sorted({run.result.kind for run in [*a, *b]})
+    if len(kinds) > 1:
+        words = f"results of different evaluations ({', '.join(kinds)}) differ by them, too"
+        lines.append(f"note: {words}")
+    return lines
 
 
 def measured(test: Test, unit: str, how: str) -> str:
@@ -128,7 +124,7 @@ def compare(options: argparse.Namespace) -> int:
     if not logs.runs:
         raise cli.ToolError("\n".join(logs.problems))
     if options.plot:  # first: a reader of the tables may close the pipe
-        plot(arms, samples.arm_names(arms), options.plot)
+        plot(arms, samples.labels([arm[0] for arm in arms], with_seed=False), options.plot)
     print("\n".join([*answer, report(logs, options.allow)]))
     return int(bool(refused))
 
@@ -142,13 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--margin", type=cli.number(float, 0), help="by how much A must be better (default: 0.005)")
     text = "conditions in which runs of one group may differ: NAME,NAME; may be repeated"
     add("--allow", action="append", default=[], metavar="NAME", help=text)
-    add("--plot", type=Path, metavar="FILE", help="a picture of the runs: .png or .svg")
+    add("--plot", type=cli.picture, metavar="FILE", help="a picture of the runs: .png or .svg")
     options = parser.parse_intermixed_args(arguments)
     options.allow = [name.lower() for text in options.allow for name in text.split(",")]
     if bool(options.a) != bool(options.b) or bool(options.logs) == bool(options.a):
         parser.error("name logs, such as logs/*.txt, or two groups with --a and --b, not both")
-    if options.plot and options.plot.suffix.lower() not in (".png", ".svg"):
-        parser.error(f"--plot {options.plot}: name a file that ends in .png or .svg")
     if options.margin is not None and not options.a:
         parser.error("--margin does nothing without --a and --b: give them, or leave it out")
     return cli.run(lambda: compare(options))

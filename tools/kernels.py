@@ -292,15 +292,6 @@ def size_of(value):
     return sum(t.numel() * t.element_size() for t in found)
 
 
-def held_by(run):
-    """Bytes of all tensors without memory but those of the final score"""
-    run.scorer = run.validation
-    gc.collect()
-    tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
-    storages = [t.untyped_storage() for t in tensors if t.device.type == "meta"]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
-
-
 def make_data(script, config, folder):
     """What a run reads: shards in which each token begins a document."""
     tokens = [1] * (64 * config.train_seq_len + 1)
@@ -343,8 +334,13 @@ def steps_of(run, recorder, plan):
             steps = [step]
         elif step.graphs != steps[-1].graphs:
             steps.append(step)
+    run.scorer = run.validation  # without what a final score alone holds
+    gc.collect()
+    tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [t.untyped_storage() for t in tensors if t.device.type == "meta"]
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
     for step in steps:
-        step.held = held_by(run)
+        step.held = sum(sizes.values())
         step.tokens = run.config.train_batch_tokens
         step.micro_steps = run.runtime.micro_steps
     return steps

@@ -11,9 +11,6 @@ would refuse is not made, and no folder is overwritten.
     python3 tools/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
     python3 tools/package.py --diff FOLDER/train_gpt.py       a script's changes of train_gpt.py
 
-The packed script has no comments and no docstrings. It gives the same results to the digit, and its
-log counts its own size. The readable script may lie beside it in the folder.
-
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
 
@@ -172,8 +169,7 @@ def write_packed(script: Path) -> None:
     except ValueError as error:
         raise ToolError(f"{script}: {error}") from error
     target.write_bytes(result)
-    words = "without comments and docstrings"
-    print(f"{target}: {len(text):,} bytes became {len(result):,}, {words}")
+    print(f"{target}: {len(text):,} bytes became {len(result):,}, without comments and docstrings")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -182,7 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("logs", nargs="+" if needed else "*", type=Path, metavar="LOG", help="log of each seed")
-    add("--pack", type=Path, metavar="SCRIPT", help="write the packed form of this script")
+    add(
+        "--pack",
+        type=Path,
+        metavar="SCRIPT",
+        help="write it without comments and docstrings, packed",
+    )
     add("--diff", type=Path, metavar="SCRIPT", help="print its changes of train_gpt.py")
     add("--track", choices=TRACKS, required=needed, help="the track's folder below records/")
     add("--name", required=needed, help="the title; its words make the folder's name")

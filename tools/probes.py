@@ -219,7 +219,7 @@ def look_inside(script, look, full):
         try:
             stored = module.unpack((full / "final_model.int8.ptz").read_bytes(), kinds)
         except Exception as error:
-            write_note("facts", {"unpack": told(error)})
+            write_note("facts", {"unpack": repr(error)[:200]})
             os._exit(0)
         foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
         least = getattr(module, "LEAST_SCALE", 0.0)
@@ -233,10 +233,6 @@ def look_inside(script, look, full):
 
     module.Trainer.train = train
     return module.main([], os.environ)
-
-
-def told(error):
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def find_gaps(stored, exported, least=0.0):
@@ -286,9 +282,13 @@ def find_facts(module, run, stored, length):
     torch.manual_seed(0)
     shake(model)
     try:
-        facts["sight"] = find_sight(*with_longer_rows(run, stored, length))
+        longer = type(model)(replace(run.config, train_seq_len=length), model.dtype).eval()
+        longer.load_state_dict(stored, strict=False)
+        shake(longer)
+        rows = tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
+        facts["sight"] = find_sight(longer, rows)
     except Exception as error:  # of a model that is made in another way
-        facts["sight"] = find_sight(model, x[:2]) | {"short": told(error)}
+        facts["sight"] = find_sight(model, x[:2]) | {"short": repr(error)[:200]}
     facts["unused"] = find_unused(model, x, stored, run.config.vocab_size)
     return facts
 
@@ -363,17 +363,8 @@ def find_wide(module, run, stored):
             block.register_forward_hook(lambda _, __, out, number=number: note(number, out))
         nats = module.mean_nats(model, x.clone(), x.clone())
     except Exception as error:  # of a model of another kind, or one that needs CUDA
-        return {"wide": told(error)}
+        return {"wide": repr(error)[:200]}
     return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
-
-
-def with_longer_rows(run, stored, length):
-    """The model for rows of `length` tokens, and two such rows."""
-    model = type(run.model)(replace(run.config, train_seq_len=length), run.model.dtype).eval()
-    model.load_state_dict(stored, strict=False)
-    shake(model)
-    tokens = val_tokens(run)
-    return model, tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
 
 
 def find_sight(model, x):
@@ -416,19 +407,16 @@ def find_unused(model, x, stored, vocab_size):
     for trial in range(PROBES):
         tokens = x[:2] if trial == 0 else torch.randint(vocab_size, x.shape)
         plain = model.logits(tokens.clone())
-        names = [name for name in names if has_no_effect(model, state[name], tokens, plain)]
+        for name in names.copy():
+            was = state[name].clone()
+            state[name].copy_(torch.randn_like(was))
+            if not torch.equal(model.logits(tokens.clone()), plain):
+                names.remove(name)
+            state[name].copy_(was)
         if not names:
             break
         shake(model)
     return twice + names
-
-
-def has_no_effect(model, t, tokens, plain):
-    was = t.clone()
-    t.copy_(torch.randn_like(t))
-    same = torch.equal(model.logits(tokens.clone()), plain)
-    t.copy_(was)
-    return same
 
 
 # === Questions to the final score: splits that are changed, targets that are hidden ===

@@ -122,12 +122,6 @@ def patched(base: str, recipe: Recipe) -> str:
         return (folder / "train_gpt.py").read_text(encoding="utf-8")
 
 
-def difference(before: str, after: str) -> str:
-    """A unified diff, with the names that `git apply` wants."""
-    lines = (text.splitlines(keepends=True) for text in (before, after))
-    return "".join(difflib.unified_diff(*lines, "a/train_gpt.py", "b/train_gpt.py"))
-
-
 def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
     """Both changes of `base`, each a name and a text. ToolError shows what cannot be merged."""
     with tempfile.TemporaryDirectory(prefix="recipe") as name:
@@ -294,9 +288,11 @@ def new_recipe(options: argparse.Namespace) -> None:
         raise ToolError(f"{path} exists: name another, or --again: it gets these lines instead")
     text = Path(options.source).read_text(encoding="utf-8", errors="replace")
     text = text.split("\n", 1)[1] if text.startswith(MADE_BY) else text
-    root = TRAINER.read_text(encoding="utf-8")
-    recipe = Recipe(options.name, "", difference(root, text))
-    if not recipe.diff or 2 * recipe.count("-") > root.count("\n"):
+    root = TRAINER.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = text.splitlines(keepends=True)
+    diff = difflib.unified_diff(root, lines, "a/train_gpt.py", "b/train_gpt.py")  # for git apply
+    recipe = Recipe(options.name, "", "".join(diff))
+    if not recipe.diff or 2 * recipe.count("-") > len(root):
         raise ToolError(f"{options.source}: not an edited copy of train_gpt.py: name one")
     header = [f"# {TODO}: what it does, in one sentence."]
     header += [f"# setting: {TODO}=0, on: {TODO}=1"]

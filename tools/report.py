@@ -248,7 +248,7 @@ def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: 
         mean, reach = fmean(given), 0.0
         style = {"color": arm.style["color"]}
         if len(given) > 1:
-            reach = samples.paired([0.0] * len(given), given).high - mean
+            reach = samples.t_test([0.0] * len(given), given, by_seed=True).high - mean
             places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
             axis.scatter(places, given, s=16, alpha=0.55, **style)
         axis.errorbar(place, mean, reach or None, capsize=6, fmt=arm.style["marker"], **style)

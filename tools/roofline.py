@@ -50,7 +50,6 @@ DEVICES = pandas.read_csv(StringIO(RATES), sep=r"\s+", index_col="rate")
 LAUNCH = 2e-6  # seconds that a kernel takes besides its work
 RESERVED = 3e9  # bytes of a device for CUDA, NCCL and gaps between tensors
 RUN = 600  # seconds
-COLUMNS = ["kernels", "GB", "TFLOP", "ms"]
 
 
 def seconds_of(kernel, rates, ranks):
@@ -68,13 +67,11 @@ def table_of(step, rates, ranks):
     table["GB"] = table.bytes / 1e9
     table["TFLOP"] = table.flops / 1e12
     table["ms"] = [1e3 * seconds_of(kernel, rates, ranks) for kernel in step.kernels]
-    is_product = (table.flops > 0) & (table.part != "attention")
-    table["products"] = table.ms.where(is_product, 0.0)
-    return table.groupby(["side", "part"], sort=False)[[*COLUMNS, "products"]].sum()
+    return table.groupby(["side", "part"], sort=False)[["kernels", "GB", "TFLOP", "ms"]].sum()
 
 
 def text_of(table, sign=""):
-    table = table[COLUMNS].copy()
+    table = table.copy()
     table.loc[("sum", ""), :] = table.sum()
     whole, real = f"{{:{sign}.0f}}".format, f"{{:{sign}.2f}}".format
     return table.to_string(formatters={"kernels": whole}, float_format=real, sparsify=False)
@@ -82,7 +79,7 @@ def text_of(table, sign=""):
 
 def words(step, table, rates):
     """Lines on a step besides its table"""
-    total = table.sum()
+    ms = table.ms.sum()
     room = rates["gigabytes"] * 1e9 - RESERVED - step.held
     fits = "no GRAD_ACCUM_STEPS fits"
     if room > 0:
@@ -90,10 +87,7 @@ def words(step, table, rates):
         halvings = math.ceil(math.log2(least))  # other numbers may not divide a step
         fits = f"fits from GRAD_ACCUM_STEPS={2**halvings} on"
     return [
-        f"a step: {total.ms:.1f} ms, {total.products / total.ms:.0%} of it matrix products; "
-        f"{step.tokens / total.ms / 1e3:.2f} million tokens per second",
-        f"its FLOPs alone, at the device's peak: {1e15 * total.TFLOP / rates['products']:.1f} ms, "
-        "which no kernels can beat",
+        f"a step: {ms:.1f} ms; {step.tokens / ms / 1e3:.2f} million tokens per second",
         f"memory: {step.held / 1e6:,.0f} MB of weights, gradients and optimizers, and "
         f"{step.peak / 1e6:,.0f} MB in a micro-step; {fits}",
     ]
@@ -146,26 +140,6 @@ def rate(text):
     return name, cli.number(float, 1e-9)(value)
 
 
-def parse(arguments):
-    parser = cli.Parser(description=__doc__)
-    add = parser.add_argument
-    words = ("FILE", "NAME=value")
-    add("script", nargs="+", metavar="FILE", help="an edited train_gpt.py, then its settings")
-    add("--against", nargs="+", metavar=words, help="a script to compare with, and its settings")
-    add("--device", choices=DEVICES, default="h100", help="default: %(default)s")
-    add("--ranks", type=cli.number(int, 1, 4096), default=8, help="GPUs; default: %(default)s")
-    add("--rate", type=rate, nargs="+", default=[], metavar="NAME=number", help="one you measured")
-    add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
-    options = parser.parse_args(arguments)
-    if options.picture and options.picture.suffix not in (".svg", ".png"):
-        parser.error(f"--picture {options.picture}: must end in .svg or .png")
-    for script, *settings in filter(None, (options.script, options.against)):
-        wrong = [word for word in settings if "=" not in word]
-        if wrong or not Path(script).is_file():
-            parser.error(f"{(wrong or [script])[0]}: write one file, then NAME=value")
-    return options
-
-
 def estimate(options):
     rates = dict(DEVICES[options.device]) | dict(options.rate)
     scripts = [words for words in (options.script, options.against) if words]
@@ -187,7 +161,20 @@ def estimate(options):
 
 
 def main(arguments=None):
-    options = parse(arguments)
+    parser = cli.Parser(description=__doc__)
+    add = parser.add_argument
+    words = ("FILE", "NAME=value")
+    add("script", nargs="+", metavar="FILE", help="an edited train_gpt.py, then its settings")
+    add("--against", nargs="+", metavar=words, help="a script to compare with, and its settings")
+    add("--device", choices=DEVICES, default="h100", help="default: %(default)s")
+    add("--ranks", type=cli.number(int, 1, 4096), default=8, help="GPUs; default: %(default)s")
+    add("--rate", type=rate, nargs="+", default=[], metavar="NAME=number", help="one you measured")
+    add("--picture", type=cli.picture, metavar="FILE", help="draw a picture: .svg or .png")
+    options = parser.parse_args(arguments)
+    for script, *settings in filter(None, (options.script, options.against)):
+        wrong = [word for word in settings if "=" not in word]
+        if wrong or not Path(script).is_file():
+            parser.error(f"{(wrong or [script])[0]}: write one file, then NAME=value")
     return cli.run(lambda: estimate(options))
 
 

@@ -1,10 +1,8 @@
 """Reads training logs of the parameter-golf family: a Run for each log, and in words what could
-not be read.
+not be read. tools/README.md says which logs, and which result counts.
 
-A run of our trainer is read from its .jsonl alone. Any other log is text: of the challenge's
-script and its descendants, or a .txt of ours without its .jsonl; what its lines say becomes the
-same events. The result is the last one on the decoded artifact that is not followed by a training
-step. A damaged file raises nothing, and nothing that it contains is executed.
+What the lines of a text log say becomes the events of a .jsonl. A damaged file raises nothing, and
+nothing that it contains is executed.
 """
 
 import hashlib

@@ -65,8 +65,7 @@ def load(log: Run) -> tuple[Any, Any]:
         model = script.GPT(config, torch.bfloat16 if device == "cuda" else torch.float32)
         model.load_state_dict(script.unpack(data, model.state_dict()))
     except (Exception, SystemExit) as error:  # whatever the script or a damaged file raises
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ToolError(f"{log.path}: its script does not build {path}: {reason}") from error
+        raise ToolError(f"{log.path}: its script does not build {path}: {error!r}") from error
     return model.to(device).eval(), config
 
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-import statistics
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -99,19 +98,14 @@ def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[
         yield f"other validation texts: {scored} scored: validate all runs on one text"
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
-    """Names of the logs; with their folders where some are alike."""
+def labels(runs: Sequence[Run], with_seed: bool = True) -> list[str]:
+    """Names of the logs, with their folders where some are alike; without the seed where the rest
+    tells them apart."""
     names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{Path(run.path).resolve().parent.name[:24]}/{run.name}" for run in runs]
-
-
-def arm_names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The name of each arm's first log, without the seed where that tells them apart."""
-    names = labels([group[0] for group in groups])
+    if len(set(names)) < len(names):
+        names = [f"{Path(run.path).resolve().parent.name[:24]}/{run.name}" for run in runs]
     short = [re.sub(SEED_OR_SUFFIX, "", name) for name in names]
-    return short if len(set(short)) == len(short) else names
+    return names if with_seed or len(set(short)) < len(short) else short
 
 
 CAP_BYTES = 16_000_000  # script and model, decimal
@@ -136,30 +130,21 @@ class Test:
     p_of_none: float  # two-sided: of a difference as large as this where there is none
 
 
-def welch(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
-    """Welch's t-test of mean(second) - mean(first) > margin."""
-    return test_of("ttest_ind", first, second, margin, equal_var=False)
-
-
-def paired(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> Test:
-    """The paired t-test of mean(second - first) > margin."""
-    return test_of("ttest_rel", first, second, margin)
-
-
-def test_of(
-    name: str, first: Sequence[float], second: Sequence[float], margin: float, **options: Any
+def t_test(
+    first: Sequence[float], second: Sequence[float], margin: float = 0.0, by_seed: bool = False
 ) -> Test:
-    """scipy's test. Where no value varies and the margin is met exactly, t and p are nan."""
+    """Welch's test of mean(second) - mean(first) > margin, or the paired one. Where no value varies
+    and the margin is met exactly, t and p are nan."""
     from scipy import stats  # slow to import, and optional
 
-    function = partial(getattr(stats, name), **options)
+    function = stats.ttest_rel if by_seed else partial(stats.ttest_ind, equal_var=False)
     shifted = [value - margin for value in second]
     one_sided = function(shifted, first, alternative="greater")
     two_sided = function(second, first)
     low, high = two_sided.confidence_interval(0.95)
-    difference = statistics.fmean(second) - statistics.fmean(first)
+    difference = np.mean(second) - np.mean(first)
     figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high, two_sided.pvalue)
-    return Test(difference, *map(float, figures))
+    return Test(float(difference), *map(float, figures))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

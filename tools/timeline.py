@@ -4,11 +4,8 @@ lane was busy, and a picture.
     python3 tools/timeline.py logs/<RUN_ID>.trace.json.gz [--picture FILE.svg]
     python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg  # one time axis
 
-Lanes: reader (disk_read), copy (uploads of 1 KiB and more), compute (the device's kernels; on the
-CPU the main thread's phases) with its parts forward, backward and optimizer, all-reduce (NCCL's
-kernels, in which a rank also waits for the others), and input wait: no kernel runs, and the host
-asks for a batch or an upload runs. A lane in which nothing ran is not drawn. The picture
-shows the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
+tools/README.md says what each lane shows; one in which nothing ran is not drawn. The picture shows
+the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
 """
 
 import gzip
@@ -195,10 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="a file that TRACE_STEPS wrote")
-    add("--picture", type=Path, metavar="FILE", help="draw a picture: .svg or .png")
+    add("--picture", type=cli.picture, metavar="FILE", help="draw a picture: .svg or .png")
     options = parser.parse_args(arguments)
-    if options.picture and options.picture.suffix not in (".svg", ".png"):
-        parser.error(f"--picture {options.picture}: must end in .svg or .png")
     traces = [read_trace(path, few=bool(options.picture)) for path in options.files]
     if options.picture:
         draw(traces, options.picture)

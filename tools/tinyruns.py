@@ -235,13 +235,10 @@ class Run:
 def cause_of(ends):
     """Of the last lines of all ranks, the one that says most. Where a rank fails, the others lose
     it and fail, too: gloo says so. Where both wait, one is the first to give up."""
-
-    def weight(end):
-        if "gloo" in end or "another rank" in end:
-            return 2 if "Timed out" in end else 1
-        return 3 if end else 0
-
-    return max(ends, key=weight)
+    said = [end for end in ends if end]
+    own = [end for end in said if "gloo" not in end and "another rank" not in end]
+    late = [end for end in said if "Timed out" in end]
+    return [*own, *late, *said, ""][0]
 
 
 # === Inside a new process ===

@@ -31,12 +31,9 @@ GRADIENT = 1e-4  # relative: right edits have 1e-6, wrong ones 0.01 and more
 LATE = 1e-3  # nats of a whole score
 GAP = 0.65  # of a tensor's norm: one bit per weight, at best, has 0.60
 TWO = {"ranks": 2, "GRAD_ACCUM_STEPS": 1, "WARMUP_STEPS": 0}
-
-
-def hints():
-    """{property: what a fault of it means, and where to look}"""
-    text = Path(__file__).with_name("hints.txt").read_text("utf-8")
-    return dict(line.split(": ", 1) for line in text.splitlines())
+# {property: what a fault of it means, and where to look}
+LINES = Path(__file__).with_name("hints.txt").read_text("utf-8").splitlines()
+HINTS = dict(line.split(": ", 1) for line in LINES)
 
 
 def verdict(name, fault, good):
@@ -231,7 +228,6 @@ def verify(lab, base, score_differs):
     yield from setting_verdicts(full, runs)
     yield from file_verdicts(lab, full)
     if base:
-        yield "effect", "note", effect(base, runs["base"], full)
         yield from edit_verdicts(lab, base, runs)
 
 
@@ -475,9 +471,8 @@ def setting_verdicts(full, runs):
 def file_verdicts(lab, run):
     """Which files has it opened or left that are not those of every run?"""
     known = rf"({sys.prefix}|{sys.base_prefix}|/proc|/sys|/dev|/etc)/|.*\.pyc?(\.\d+)?$"
-    known += (
-        rf"|{lab.script}$|{lab.data}[-\w]*/(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
-    )
+    known += rf"|{lab.script}$|{lab.data}[-\w]*/"
+    known += rf"(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
     known += rf"|{run.folder}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
     files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
     files = [path for path in {*files, *note_of(run, "opened")} if not re.match(known, path)]
@@ -487,16 +482,14 @@ def file_verdicts(lab, run):
         yield "files", "note", f"{cli.some(names)}: {words}"
 
 
-def effect(base, bare, full):
+def edit_verdicts(lab, base, runs):
+    """What the edit changes, what trains parameters that the base lacks, and lines of the edit that
+    no run executed."""
+    bare = runs["base"]
     what = "" if bare.error else f"against {base.name} the edit changes "
     none = "nothing on one rank, bit for bit: is its setting given here (not in the environment), "
     none += "and large enough for 3 layers of 32 channels? is it about speed alone?"
-    return f"{what}{differences(bare, full) or none}"
-
-
-def edit_verdicts(lab, base, runs):
-    """What trains parameters that the base lacks, and lines of the edit that no run executed."""
-    bare = runs["base"]
+    yield "effect", "note", f"{what}{differences(bare, runs['full']) or none}"
     trains = note_of(runs["full"], "trains")
     new = [] if bare.error else [trains[name] for name in trains if name not in bare.weights]
     if new:
@@ -536,25 +529,24 @@ def main(arguments):
     parser.add_argument("--score-differs", action="store_true", help=differs)
     base = "say what changes against this script (default: train_gpt.py)"
     parser.add_argument("--base", metavar="FILE", default=cli.ROOT / "train_gpt.py", help=base)
-    options = vars(parser.parse_intermixed_args(arguments))
-    script = options.pop("script")
+    options = parser.parse_intermixed_args(arguments)
     settings = {}
-    for pair in options.pop("settings"):
+    for pair in options.settings:
         name, equals, text = pair.partition("=")
         if not equals or name in settings:
             parser.error(f"{pair}: settings are NAME=value, each once, after the script")
         settings[name] = text
-    return cli.run(lambda: prove(script, settings, **options))
+    return cli.run(lambda: prove(options.script, settings, options.base, options.score_differs))
 
 
-def prove(script, settings, **options):
+def prove(script, settings, base, score_differs):
     """Prints the verdicts; returns the exit code."""
     faults = 0
-    for name, kind, text in verdicts(script, settings, **options):
+    for name, kind, text in verdicts(script, settings, base, score_differs):
         print(f"{kind:5} {name:10} {text}", flush=True)
         if kind == "FAULT":
             faults += 1
-            print(f"{'':16} {hints()[name]}", flush=True)
+            print(f"{'':16} {HINTS[name]}", flush=True)
     print(f"faults: {faults}")
     return int(faults > 0)
 

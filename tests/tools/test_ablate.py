@@ -16,7 +16,7 @@ import ablate
 import pytest
 from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, started, until
 from runs import Result, Run
-from samples import paired
+from samples import t_test
 
 TOOL = ROOT / "tools" / "ablate.py"
 TWO = ("--vary", "KNOB=0,1", "--out", "out")
@@ -153,7 +153,7 @@ def test_runs_take_turns_and_are_paired_by_seed(place: Place) -> None:
 def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     seeds = (1337, 1341, 1350)
     code, out, _ = place(*TWO, "--seeds", ",".join(map(str, seeds)), FAKE_DRIFT="0")
-    test = paired([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds])
+    test = t_test([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds], by_seed=True)
     assert "corrected by Holm for 1 differences of losses, and for 3 others)" in out
     figures = f"{test.difference:+.4g} ms ({test.low:+.4g} to {test.high:+.4g})"
     assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-2:] == [figures, "measurable"]
@@ -169,8 +169,8 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
 
 def test_losses_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two with p = 0.03 none is measurable, one alone is; other quantities do not count."""
-    test = dataclasses.replace(paired([0.0] * 3, [1.0, 2.0, 4.0]), p_of_none=0.03)
-    monkeypatch.setattr(ablate, "paired", lambda *_: test)
+    test = dataclasses.replace(t_test([0.0] * 3, [1.0, 2.0, 4.0], by_seed=True), p_of_none=0.03)
+    monkeypatch.setattr(ablate, "t_test", lambda *_, **__: test)
     result = Result("roundtrip", "score", 2.0, 1.0)
     runs = [Run("x", seed=seed, result=result, val_total_ms=1.0) for seed in (1, 2)]
     for others, measurable in ((1, [True]), (2, [False, False])):

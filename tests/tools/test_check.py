@@ -70,10 +70,6 @@ def drop(pattern: str, by: str = "", **changed: Any) -> Build:
     return edit(each=partial(re.sub, pattern, by), **changed)
 
 
-def log_of_42(**log: Any) -> Build:
-    return add("train_seed42.log", record_log(**{"seed": 42, "nats": 1.901} | log))
-
-
 SOURCE, JSON, LOG = "train_gpt.py", "submission.json", "train_seed1.log"
 OTHER_JSON = "submission_x.json"
 PYTHON = f"Python 3.{sys.version_info[1]}"
@@ -110,7 +106,9 @@ FAULTS: dict[str, Build] = {
     "not checked: 1 other runs than those of": add("other.log", record_log(nats=1.7)),
     "warned: submission.json names the seeds 1, 42, the logs": says(seeds=[1, 42]),
     "warned: runs: 1; three seeds are usual": edit(results={1: 1.9}),
-    "warned: the runs differ in configuration: matrix_lr": log_of_42(matrix_lr=0.02),
+    "warned: the runs differ in configuration: matrix_lr": add(
+        "train_seed42.log", record_log(seed=42, nats=1.901, matrix_lr=0.02)
+    ),
     "refused: train_seed1.log: resumed at step 6,001": rewrite(LAST, RESUMED + LAST),
     "refused: train_seed1.log: it was resumed with another script": rewrite(LAST, OTHER_SCRIPT),
     # results

@@ -124,12 +124,12 @@ def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> No
     """Groups are named by their logs, or by their folders."""
     a, b = arm(tmp_path / "a", "a", A), arm(tmp_path / "b", "b", B, matrix_lr=0.02)
     code, out, _ = call(compare.main, "--a", tmp_path / "a", "--b", tmp_path / "b")
-    test, lines = samples.welch(A, B, margin=0.005), block(out, "A against B")
+    test, lines = samples.t_test(A, B, margin=0.005), block(out, "A against B")
     assert code == 0 and out.startswith("A against B")
     assert lines[0] == f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01"
     assert lines[1].startswith(f"  A is {test.difference:.5f} nats lower (95 % interval")
     mean, std = statistics.fmean(A), statistics.stdev(A)
-    test = samples.paired(A, B)
+    test = samples.t_test(A, B, by_seed=True)
     reach = f"{test.low:+.5f} to {test.high:+.5f})"
     said = "  paired by seed (3 pairs): A is 0.01947 nats lower (95 % interval of the difference "
     assert lines[2] == said + reach
@@ -211,14 +211,11 @@ def legend_of(figure: Any) -> tuple[list[str], str]:
     return names, " ".join(legend.get_title().get_text().split())
 
 
-def three_arms(folder: Path) -> list[str]:
-    logs = arm(folder, "lr1", A, matrix_lr=0.01) + arm(folder, "lr2", B, matrix_lr=0.02)
-    return logs + arm(folder, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
-
-
 def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) -> None:
     """It has a title; each arm has a colour and a line of the legend."""
-    assert call(compare.main, *three_arms(tmp_path), "--plot", "x.svg")[0] == 0
+    logs = arm(tmp_path, "lr1", A, matrix_lr=0.01) + arm(tmp_path, "lr2", B, matrix_lr=0.02)
+    logs += arm(tmp_path, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
+    assert call(compare.main, *logs, "--plot", "x.svg")[0] == 0
     figure = drawn[0]
     curves, dots = figure.axes
     assert figure.get_suptitle() == "arms: 3, runs: 9"
@@ -260,7 +257,8 @@ def test_differences_of_equal_seeds_are_drawn_under_their_verdict(
     points = [y for _, y in dots.collections[0].get_offsets()]
     assert points == pytest.approx([b - a for a, b in zip(A, B, strict=True)])
     [[low, high]] = [bar[:, 1] for bar in dots.containers[0].lines[2][0].get_segments()]
-    assert (low, high) == pytest.approx((samples.paired(A, B).low, samples.paired(A, B).high))
+    test = samples.t_test(A, B, by_seed=True)
+    assert (low, high) == pytest.approx((test.low, test.high))
 
 
 def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], call: Call) -> None:
@@ -296,25 +294,25 @@ NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
 
 
 def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None:
-    better = samples.welch(NATS_A, NATS_B, margin=0.005)
+    better = samples.t_test(NATS_A, NATS_B, margin=0.005)
     assert better.difference == pytest.approx(0.0146333, abs=1e-6)
     # By hand: both variances over 3, Welch's degrees of freedom, Student's t.
     va, vb = (statistics.stdev(values) ** 2 / 3 for values in (NATS_A, NATS_B))
     assert better.t == pytest.approx((better.difference - 0.005) / math.sqrt(va + vb))
     assert better.df == pytest.approx((va + vb) ** 2 / (va**2 / 2 + vb**2 / 2))
     assert better.p < 0.01 and better.low < better.difference < better.high
-    assert samples.welch(NATS_A, NATS_B, margin=0.0146333).p == pytest.approx(0.5, abs=1e-3)
-    assert samples.welch(NATS_A, NATS_B, margin=0.02).p > 0.9
-    worse = samples.welch(NATS_B, NATS_A)
+    assert samples.t_test(NATS_A, NATS_B, margin=0.0146333).p == pytest.approx(0.5, abs=1e-3)
+    assert samples.t_test(NATS_A, NATS_B, margin=0.02).p > 0.9
+    worse = samples.t_test(NATS_B, NATS_A)
     assert worse.difference == pytest.approx(-better.difference) and worse.p > 0.99
     assert worse.low == pytest.approx(-better.high)
 
 
 def test_pairs_take_out_what_both_share() -> None:
     a, b = [1.0, 2.0, 3.0, 4.0], [1.011, 2.009, 3.010, 4.010]
-    outcome = samples.paired(a, b, margin=0.005)
-    assert outcome.p < 0.001 < 0.4 < samples.welch(a, b, margin=0.005).p
-    assert samples.paired(a, b, margin=0.010).p == pytest.approx(0.5, abs=1e-3)
+    outcome = samples.t_test(a, b, margin=0.005, by_seed=True)
+    assert outcome.p < 0.001 < 0.4 < samples.t_test(a, b, margin=0.005).p
+    assert samples.t_test(a, b, margin=0.010, by_seed=True).p == pytest.approx(0.5, abs=1e-3)
     # Of the differences 11, 9, 10, 10: mean 10, std 0.8165, t(0.975, 3) = 3.1824.
     assert outcome.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
 
@@ -325,5 +323,5 @@ def test_holm_makes_p_values_hold_together() -> None:
         [0.04, 0.03, math.nan, 0.04], nan_ok=True
     )
     assert samples.holm([0.6, 0.5]) == [1.0, 1.0]
-    same = samples.paired([1.0, 2.0, 3.0], [1.1, 2.0, 3.2])
+    same = samples.t_test([1.0, 2.0, 3.0], [1.1, 2.0, 3.2], by_seed=True)
     assert same.low < 0 < same.high and 0.05 < same.p_of_none < 0.5

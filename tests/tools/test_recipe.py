@@ -1,5 +1,6 @@
 """tools/recipe.py: recipes are merged, shown where they cannot be, made and made again; stacks."""
 
+import difflib
 import json
 import os
 import subprocess
@@ -64,8 +65,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(name: str, old: str, new: str, header: str = HEADER) -> None:
     """A recipe that replaces some lines of the script."""
     assert SCRIPT.count(old) == 1
-    diff = recipe.difference(SCRIPT + MAIN, (SCRIPT + MAIN).replace(old, new))
-    (recipe.FOLDER / f"{name}.diff").write_text(header + diff)
+    texts = SCRIPT + MAIN, (SCRIPT + MAIN).replace(old, new)
+    lines = (text.splitlines(keepends=True) for text in texts)
+    diff = difflib.unified_diff(*lines, "a/train_gpt.py", "b/train_gpt.py")
+    (recipe.FOLDER / f"{name}.diff").write_text(header + "".join(diff))
 
 
 def make_caps() -> None:

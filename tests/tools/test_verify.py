@@ -52,13 +52,7 @@ def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatc
     verdicts = dict(line.split()[1::-1] for line in lines)
     assert set(verdicts.values()) == {"ok"}
     of_mistakes = {"model", "sum", "scorer", "targets", "exported", "whole"}
-    assert verdicts.keys() == {*verify.hints(), "steps"} - of_mistakes
-
-
-def living(group: int) -> list[str]:
-    """The processes of a group."""
-    listed = subprocess.check_output(["ps", "-e", "-o", "pgid=,stat=,args="], text=True)
-    return [row for row in listed.splitlines() if re.match(rf" *{group} +[^Z ]", row)]
+    assert verdicts.keys() == {*verify.HINTS, "steps"} - of_mistakes
 
 
 @pytest.mark.slow
@@ -75,7 +69,8 @@ def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         out, err = run.communicate(timeout=90)
         assert (run.returncode, out.count("\n"), err) == (130, 0, "")
         time.sleep(1)  # the server of processes ends when verify.py has ended
-        assert living(run.pid) == []
+        listed = subprocess.check_output(["ps", "-e", "-o", "pgid=,stat=,args="], text=True)
+        assert re.findall(rf"(?m)^ *{run.pid} +[^Z ].*", listed) == []
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)

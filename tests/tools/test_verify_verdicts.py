@@ -90,8 +90,8 @@ ROWS = [  # run, what of it is otherwise, the faults that are named
     ("model", "unused", ["w"], "artifact"),
     ("model", "wide", {"blocks": [1], "score": "torch.float32"}, "dtype"),
     ("model", "wide", {"blocks": [], "score": "torch.bfloat16"}, "dtype"),
-    ("model", "wide", "RuntimeError: expected m1 and m2 to have the same dtype", "dtype"),
-    ("model", "wide", "AttributeError: 'GPT' object has no attribute 'blocks'", ""),
+    ("model", "wide", "RuntimeError('expected m1 and m2 to have the same dtype')", "dtype"),
+    ("model", "wide", "AttributeError(\"'GPT' object has no attribute 'blocks'\")", ""),
     ("model", "counted", [90.0, 24.0], "targets"),
     ("model", "counted", [101.0, 64.0], "targets"),
     ("sum", "shares", [1.001, math.nan], "sum"),
@@ -155,8 +155,8 @@ def test_leaks_are_found_from_where_they_begin() -> None:
 
 
 def test_says_that_longer_rows_were_not_looked_at() -> None:
-    sight = FACTS["sight"] | {"short": "TypeError: it needs a table"}
-    words = "longer rows were not looked at: TypeError: it needs a table"
+    sight = FACTS["sight"] | {"short": "TypeError('it needs a table')"}
+    words = "longer rows were not looked at: TypeError('it needs a table')"
     assert [*verify.sight_verdicts(sight)][2:] == [("look-ahead", "note", words)]
 
 
