@@ -50,6 +50,7 @@ DEVICES = pandas.read_csv(StringIO(RATES), sep=r"\s+", index_col="rate")
 LAUNCH = 2e-6  # seconds that a kernel takes besides its work
 RESERVED = 3e9  # bytes of a device for CUDA, NCCL and gaps between tensors
 RUN = 600  # seconds
+COLUMNS = ["kernels", "GB", "TFLOP", "ms"]
 
 
 def seconds_of(kernel, rates, ranks):
@@ -67,11 +68,13 @@ def table_of(step, rates, ranks):
     table["GB"] = table.bytes / 1e9
     table["TFLOP"] = table.flops / 1e12
     table["ms"] = [1e3 * seconds_of(kernel, rates, ranks) for kernel in step.kernels]
-    return table.groupby(["side", "part"], sort=False)[["kernels", "GB", "TFLOP", "ms"]].sum()
+    is_product = (table.flops > 0) & (table.part != "attention")
+    table["products"] = table.ms.where(is_product, 0.0)
+    return table.groupby(["side", "part"], sort=False)[[*COLUMNS, "products"]].sum()
 
 
 def text_of(table, sign=""):
-    table = table.copy()
+    table = table[COLUMNS].copy()
     table.loc[("sum", ""), :] = table.sum()
     whole, real = f"{{:{sign}.0f}}".format, f"{{:{sign}.2f}}".format
     return table.to_string(formatters={"kernels": whole}, float_format=real, sparsify=False)
@@ -79,7 +82,7 @@ def text_of(table, sign=""):
 
 def words(step, table, rates):
     """Lines on a step besides its table"""
-    ms = table.ms.sum()
+    total = table.sum()
     room = rates["gigabytes"] * 1e9 - RESERVED - step.held
     fits = "no GRAD_ACCUM_STEPS fits"
     if room > 0:
@@ -87,7 +90,10 @@ def words(step, table, rates):
         halvings = math.ceil(math.log2(least))  # other numbers may not divide a step
         fits = f"fits from GRAD_ACCUM_STEPS={2**halvings} on"
     return [
-        f"a step: {ms:.1f} ms; {step.tokens / ms / 1e3:.2f} million tokens per second",
+        f"a step: {total.ms:.1f} ms, {total.products / total.ms:.0%} of it matrix products; "
+        f"{step.tokens / total.ms / 1e3:.2f} million tokens per second",
+        f"its FLOPs alone, at the device's peak: {1e15 * total.TFLOP / rates['products']:.1f} ms, "
+        "which no kernels can beat",
         f"memory: {step.held / 1e6:,.0f} MB of weights, gradients and optimizers, and "
         f"{step.peak / 1e6:,.0f} MB in a micro-step; {fits}",
     ]
