@@ -135,7 +135,8 @@ def test_the_error_comes_after_the_good_batches(
 ) -> None:
     good = first_token(split, 4) + (split == "val")  # batches share a token in validation
     write_split(tmp_path, split, TOKENS[: 20 * SEQ_LEN + 1], [good])
-    shards = train_gpt.Shards(config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16), split)
+    config = config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, TRAIN_SEQ_LEN=SEQ_LEN)
+    shards = train_gpt.Shards(config, split)
     broken = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     break_reads(monkeypatch, shards.shards[1], broken)
     with closing(pipeline_of(tmp_path, split, prefetch, shards=shards)) as batches:

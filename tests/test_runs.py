@@ -130,13 +130,9 @@ def test_ranks_micro_steps_and_the_compiler_change_only_rounding(
 @pytest.mark.timeout(600)
 def test_one_optimizer_for_all_parameters_compiles(data: dict, tmp_path: Path) -> None:
     """An edit that has no Muon."""
-    edits = {
-        "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n": (
-            "        self.adam = torch.optim.AdamW(self.model.parameters(), lr=3e-3)\n"
-        ),
-        '"muon": self.muon, ': "",
-        "        for group in self.muon.param_groups:\n": "        for group in self.groups:\n",
-    }
+    made = "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n"
+    own = "        self.adam = torch.optim.AdamW(self.model.parameters(), lr=3e-3)\n"
+    edits = {made: own, '"muon": self.muon, ': "", "in self.muon.param_groups:": "in self.groups:"}
     run = Live(tmp_path, 0, edits, **data | {"ITERATIONS": 2, "TORCH_COMPILE": 1}).finish()
     assert len(run.events("score")) == 1
 
