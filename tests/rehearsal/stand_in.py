@@ -82,8 +82,8 @@ def draw(adapters: Any, documents: int, seed: int) -> Any:
 
 
 def make(run: Any, config: Any, *more: Any) -> None:
-    """Weights are random, also those that begin at zero: with scales by row an upper estimate of
-    what packing gives. What is quantized at full width is quantized in a narrow model, too."""
+    """Weights are random, also those that begin at zero: an estimate of what packing gives where
+    scales are by row. What is quantized at full width is quantized in a narrow model, too."""
     make_run(run, config, *more)
     trainer.SMALL = int(trainer.SMALL * (config.model_dim / 512) ** 2)
     for model in filter(None, (run.model, getattr(run, "average", None))):

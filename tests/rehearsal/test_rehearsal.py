@@ -43,7 +43,7 @@ def test_a_run_at_its_own_size(name: str, folder: Path) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", sorted(STACKS - {"baseline_plus"}))
 def test_what_is_submitted_at_full_width_is_within_the_cap(name: str, folder: Path) -> None:
-    """With random weights, which GPTQ's scales by row make as hard to compress as trained ones."""
+    """With random weights: scales by row use all levels for them, as for trained ones."""
     assert rehearse.rehearse(name, folder, rehearse.FULL_WIDTH).faults == []
 
 
