@@ -285,7 +285,9 @@ def open_pipeline(
         plan = train_gpt.BatchPlan.train(config, runtime.rank, runtime.world_size, step)
     else:
         plan = train_gpt.BatchPlan.val(config, shards.ends[-1], runtime.rank, runtime.world_size)
-    overlap = replaced.pop("overlap", None) or train_gpt.Overlap.of(config, split, runtime.device)
+    overlap = replaced.pop("overlap", None) or train_gpt.Overlap.from_config(
+        config, split, runtime.device
+    )
     return train_gpt.Pipeline(shards, plan, overlap, runtime.device, **replaced)
 
 

@@ -51,7 +51,7 @@ class Tokenizer:
 
     def counted(self, documents: list[str]) -> int:
         tokens = self.stream(documents)
-        return int(self.table.bytes_of(tokens[:-1], tokens[1:].astype(np.int64)))
+        return int(self.table.count_bytes(tokens[:-1], tokens[1:].astype(np.int64)))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_leading_space_counts_unless_the_token_before_ends_a_text(tokenizer: T
     the, letter, byte = (model.piece_to_id(p) for p in (SPACE + "the", "w", "<0xF0>"))
     expected = {letter: 4, the: 4, byte: 4, 0: 3, BOS: 3, 2: 3, 3: 3}
     for previous, count in expected.items():
-        assert table.bytes_of(np.array([previous]), np.array([the])) == count, previous
+        assert table.count_bytes(np.array([previous]), np.array([the])) == count, previous
 
 
 def test_an_unused_piece_has_no_bytes(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_an_unused_piece_has_no_bytes(tmp_path: Path) -> None:
     path.write_bytes(data.replace(kind + b"\4", kind + b"\5"))
     changed = Tokenizer(path)
     unused, the = (changed.model.piece_to_id(piece) for piece in ("<x>", SPACE + "the"))
-    assert changed.table.bytes_of(np.array([the]), np.array([unused])) == 0
-    assert changed.table.bytes_of(np.array([unused]), np.array([the])) == 3
+    assert changed.table.count_bytes(np.array([the]), np.array([unused])) == 0
+    assert changed.table.count_bytes(np.array([unused]), np.array([the])) == 3
 
 
 @settings(deadline=None, max_examples=50)
@@ -113,9 +113,9 @@ def test_tensors_count_as_arrays(tokenizer: Tokenizer, shape: tuple[int, int], s
         for before, after in zip(previous.ravel(), scored.ravel(), strict=True):
             space = table.leading_space[after] and not table.boundary[before]
             one_by_one += (int(table.base[after]) + int(space)) * (after >= 0)
-        assert table.bytes_of(previous, scored) == one_by_one
+        assert table.count_bytes(previous, scored) == one_by_one
         tensors = torch.from_numpy(previous), torch.from_numpy(scored)
-        assert on_device.bytes_of(*tensors) == one_by_one
+        assert on_device.count_bytes(*tensors) == one_by_one
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_byte_tokenizer_counts_one_byte_a_token(tmp_path: Path, offset: int, f
     assert table.boundary.tolist() == [True] * offset + [False] * 256
     assert len(table.leading_space) == len(table.base) and not table.leading_space.any()
     text = np.frombuffer("na\u00efve \U0001f600".encode(), np.uint8) + np.int64(offset)
-    assert table.bytes_of(text, text) == len(text)
+    assert table.count_bytes(text, text) == len(text)
 
 
 def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
     for recorded, refused in ((right, False), (wrong, True)):
         line = f"{recorded}  ../../tokenizers/right.model\n"
         (data / "tokenizer.sha256").write_text(line)
-        faults, _ = tg.find_faults(config_of(**env), {})
+        faults, _ = tg.check_settings(config_of(**env), {})
         assert len(faults) == refused, faults
     set_it = f"did not make the shards: set or restore {data}/../../tokenizers/right.model"
     assert faults == [f"TOKENIZER_PATH={corpus.tokenizer}: {set_it}"]
@@ -153,16 +153,16 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
 def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, masked: bool
 ) -> None:
-    """Over all ranks' parts of the split, of which the last batch is not full. An edit of `widen`
+    """Over all ranks' parts of the split, of which the last batch is not full. An edit of `fill_xy`
     alone scores less: here every other target."""
-    widen = tg.BatchPlan.widen
+    widen = tg.BatchPlan.fill_xy
 
     def every_other(plan: tg.BatchPlan, rows: range, tokens: Any, x: Any, y: Any) -> None:
         widen(plan, rows, tokens, x, y)
         y[:, ::2] = -100
 
     if masked:
-        monkeypatch.setattr(tg.BatchPlan, "widen", every_other)
+        monkeypatch.setattr(tg.BatchPlan, "fill_xy", every_other)
     config = config_of(**{**SMALL_MODEL, **corpus.env, "VAL_BATCH_SIZE": 32 * 7})
     reads = data_of(config)
     validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext(), reads)

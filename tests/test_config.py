@@ -16,7 +16,7 @@ import torch
 from faults.live import Live, edited
 from running import ROOT, SETTINGS, SMALL_MODEL, Call, byte_data, config_of, run_script, train_gpt
 
-CONTROLS = (
+CONTROL_TENSOR_NAMES = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
     "skip_weights"
 )
@@ -63,7 +63,7 @@ def small(folder: Path, **more: object) -> dict[str, str]:
 def faults_of(environment: dict[str, str], ranks: int = 1) -> list[str]:
     environment = environment | {"WORLD_SIZE": str(ranks)}
     config, _, faults, _ = train_gpt.read_config([], environment)
-    return faults + train_gpt.find_faults(config, environment)[0]
+    return faults + train_gpt.check_settings(config, environment)[0]
 
 
 def test_names_and_defaults_are_the_published_ones() -> None:
@@ -73,7 +73,7 @@ def test_names_and_defaults_are_the_published_ones() -> None:
     assert not given and not faults and not warnings
     assert config.run_id == "", "a random name"
     assert config == config_of(**published)
-    assert config.control_tensor_name_patterns == CONTROLS
+    assert config.control_tensor_name_patterns == CONTROL_TENSOR_NAMES
 
 
 def test_print_config_says_which_values_were_given(main: Call) -> None:
@@ -94,7 +94,8 @@ def test_print_config_says_which_values_were_given(main: Call) -> None:
 def test_help_shows_every_setting_with_its_default(main: Call) -> None:
     code, out, err = main("--help")
     shown = re.findall(r"(?m)^    (\w+): .+? = (.*?)  # [^;]+; .{4,}", out)
-    texts = {"True": "1", "False": "0", "CONTROLS": train_gpt.CONTROLS}
+    texts = {"True": "1", "False": "0"}
+    texts["CONTROL_TENSOR_NAMES"] = train_gpt.CONTROL_TENSOR_NAMES
     defaults = {name.upper(): texts.get(text, text.strip('"')) for name, text in shown}
     assert (code, err) == (0, "") and defaults.keys() == SETTINGS
     assert config_of(**defaults) == train_gpt.Config()

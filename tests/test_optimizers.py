@@ -106,7 +106,7 @@ VARIANTS = {
     | {"BETA2": 0.97, "ADAM_EPS": 1e-3, "MUON_MOMENTUM": 0.9, "MUON_BACKEND_STEPS": 2},
     "clipped": {"GRAD_CLIP_NORM": 0.5},
     "clip_out_of_reach": {"GRAD_CLIP_NORM": 1e6},
-    "matrices_to_adam": {"CONTROL_TENSOR_NAME_PATTERNS": tg.CONTROLS + ",c_k,mlp.fc"},
+    "matrices_to_adam": {"CONTROL_TENSOR_NAME_PATTERNS": tg.CONTROL_TENSOR_NAMES + ",c_k,mlp.fc"},
     "a_control_to_muon": {"CONTROL_TENSOR_NAME_PATTERNS": "q_gain"},
     "one_layer": {"NUM_LAYERS": 1},
 }

@@ -36,10 +36,10 @@ DAMAGED = {
 def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: str) -> None:
     content, words = DAMAGED[name]
     config = config_of(**byte_data(tmp_path), TRAIN_SEQ_LEN=32, RUN_ID="r")
-    assert not any(str(tmp_path) in fault for fault in train_gpt.find_faults(config, {})[0])
+    assert not any(str(tmp_path) in fault for fault in train_gpt.check_settings(config, {})[0])
     path = tmp_path / f"fineweb_{split}_000001.bin"
     path.write_bytes(content)
-    [said] = [fault for fault in train_gpt.find_faults(config, {})[0] if str(path) in fault]
+    [said] = [fault for fault in train_gpt.check_settings(config, {})[0] if str(path) in fault]
     for word in [*words, "truncated or corrupt shard", "download or make it again"]:
         assert word in said.replace(str(path), ""), said
     assert "\n" not in said
@@ -48,7 +48,7 @@ def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: 
 def named_fault(folder: Path) -> str:
     """What the trainer says of a data set."""
     settings = {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json", "VOCAB_SIZE": 260}
-    faults, _ = train_gpt.find_faults(config_of(**settings, TRAIN_SEQ_LEN=32), {})
+    faults, _ = train_gpt.check_settings(config_of(**settings, TRAIN_SEQ_LEN=32), {})
     assert all("\n" not in fault for fault in faults)
     return "; ".join(faults)
 
@@ -80,8 +80,8 @@ def test_a_start_opens_each_shard_once_and_reads_its_ends(
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "pread", read)
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("a batch is read"))
-    faults, shards = train_gpt.find_faults(config, {})
-    assert faults == [] and train_gpt.made_of(config, shards)
+    faults, shards = train_gpt.check_settings(config, {})
+    assert faults == [] and train_gpt.fingerprint(config, shards)
     train_gpt.Trainer(config, runtime_of(config), log_of(), shards)
     names = sorted(Path(call.args[0]).name for call in opened.call_args_list)
     assert names == ["fineweb_train_000000.bin", "fineweb_val_000000.bin"]

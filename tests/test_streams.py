@@ -138,7 +138,7 @@ class Machine:
     def is_deaf(self, stream: Stream, event: Event) -> bool:
         if stream is self.compute:
             return self.without == "copied before widen"
-        which = "widened before copy" if event.of_use else "free memory before copy"
+        which = "converted before copy" if event.of_use else "free memory before copy"
         return self.without == which
 
     @contextlib.contextmanager
@@ -149,7 +149,7 @@ class Machine:
 
     @contextlib.contextmanager
     def in_place_of_cuda(self) -> Iterator["Machine"]:
-        copy, widen, empty = torch.Tensor.copy_, train_gpt.BatchPlan.widen, torch.empty
+        copy, widen, empty = torch.Tensor.copy_, train_gpt.BatchPlan.fill_xy, torch.empty
 
         def late_copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> None:
             assert non_blocking and any(source is tensor for tensor in self.pinned)
@@ -176,7 +176,7 @@ class Machine:
             )
             patch.setattr(torch, "empty", noted_empty)
             patch.setattr(torch.Tensor, "copy_", late_copy)
-            patch.setattr(train_gpt.BatchPlan, "widen", late_widen)
+            patch.setattr(train_gpt.BatchPlan, "fill_xy", late_widen)
             yield self
 
 
@@ -269,8 +269,8 @@ def test_no_batch_is_wrong(folder: Path, queue: int, device_slots: int, copy_str
 @pytest.mark.parametrize(
     "wait",
     [
-        "copied before widen",  # else tokens of before are widened
-        "widened before copy",  # else tokens are overwritten before they are widened
+        "copied before widen",  # else tokens of before are converted
+        "converted before copy",  # else tokens are overwritten before they are converted
         "free memory before copy",  # the same, of whoever used the memory before the slots
         "copied before refill",  # else the reader overwrites what is on its way up
         "copied before the slots go",  # else a copy reads and writes memory of others

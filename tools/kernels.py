@@ -325,7 +325,7 @@ def steps_of(run, recorder, plan):
     for share in (0.0, *np.arange(SHARES) / SHARES):  # optimizers allocate in the very first one
         run.clock.total_ms = share * 1e3 * max(0.0, run.config.max_wallclock_seconds)
         run.clock.since = 0.0  # it runs
-        run.restart(int(share * run.config.iterations), 0)
+        run.set_position(int(share * run.config.iterations), 0)
         recorder.part = "gradients"
         step = recorder.step = Step(begins=float(share))
         with recorder:

@@ -1,9 +1,9 @@
 """What verify.py looks at inside a tiny run: functions that are called in its new processes.
 
 What they use of an edited train_gpt.py: Trainer.train_step, .train, .export_and_score, .batches,
-.groups, .parts, .config and .model, Validation.evaluate, BatchPlan.widen, Clock.now_ms,
-Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats, SMALL,
-"parts" of a checkpoint; logits, forward, dtype and blocks of the model.
+.groups, .parts, .config and .model, Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms,
+Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
+KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; logits, forward, dtype and blocks of the model.
 """
 
 import json
@@ -222,7 +222,7 @@ def look_inside(script, look, full):
             write_note("facts", {"unpack": repr(error)[:200]})
             os._exit(0)
         foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
-        least = getattr(module, "LEAST_SCALE", 0.0)
+        least = getattr(module, "MIN_SCALE", 0.0)
         facts = {"foreign": foreign, "gaps": find_gaps(stored, exported, least)}
         last = max((full / "checkpoints" / full.name).glob("step_*.pt"))
         trained = torch.load(last, "cpu", weights_only=True)["parts"]["model"]
@@ -432,7 +432,7 @@ def find_late(module, run, stored):
     def hide(_, _plan, _rows, _tokens, _x, y):
         y[np.isin(np.asarray(y), late)] = -100
 
-    call_after(module, module.BatchPlan, "widen", hide)
+    call_after(module, module.BatchPlan, "fill_xy", hide)
     for end in [1 + len(tokens) * part // 8 for part in (1, 3, 5, 7)]:
         late[:] = {*range(CONTROLS, run.config.vocab_size)} - {*tokens[:end].tolist()}
         seen = []
@@ -465,7 +465,7 @@ def add_shares(module, run, stored):
             left.update(targets[kept].tolist())
             targets[np.setdiff1d(places, kept)] = -100
 
-    call_after(module, module.BatchPlan, "widen", hide)
+    call_after(module, module.BatchPlan, "fill_xy", hide)
     score(module, run, stored)  # finds the batches
     sums = []
     for place in (-1, 1):

@@ -275,7 +275,7 @@ def load(script):
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("script", loader))
     sys.modules["script"] = module
     loader.exec_module(module)
-    module.SMALL = 500  # numbers: the matrices of a tiny model are quantized, too
+    module.KEEP_FLOAT_MAX_NUMEL = 500  # numbers: the matrices of a tiny model are quantized, too
     fail = module.fail
 
     def fail_and_trace(error, *more):

@@ -93,7 +93,7 @@ def ours(job, script):
     device = torch.device("cpu")
     shards = trainer.Shards(config, "train")
     plan = trainer.BatchPlan.train(config, rank=0, ranks=job.ranks)
-    overlap = trainer.Overlap.of(config, "train", device)
+    overlap = trainer.Overlap.from_config(config, "train", device)
     with contextlib.closing(trainer.Pipeline(shards, plan, overlap, device)) as batches:
         yield ((batch.x, batch.y) for batch in batches)
 

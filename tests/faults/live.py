@@ -28,7 +28,7 @@ TIMEOUT_S = 120  # of every wait
 
 def in_step(code: str) -> dict[str, str]:
     """An edit: `code` at the start of each training step; `self` is the Trainer."""
-    line = "        exchange.vector.zero_()\n"
+    line = "        reducer.vector.zero_()\n"
     return {line: textwrap.indent(code, " " * 8) + "\n" + line}
 
 

@@ -86,10 +86,10 @@ def in_validation(condition: str, number: int) -> dict[str, str]:
 
 
 SIGNALS = {  # where, and the step of the checkpoint
-    "priming": (in_step(f"if self.step == 1 and not self.logged[0]: {told(15)}"), {0, 1}),
+    "priming": (in_step(f"if self.step == 1 and not self.last_logged[0]: {told(15)}"), {0, 1}),
     "first validation": (in_validation("True", 15), {0}),
     "last validation": (in_validation("scope == 'step_20' and runtime.rank == 0", 2), {20}),
-    "score": (in_validation("scope == FINAL", 15), {20}),
+    "score": (in_validation("scope == FINAL_LABEL", 15), {20}),
 }
 
 
@@ -188,7 +188,7 @@ PLACE = {  # an edit, and the place of what only one rank has
     "run.noise": "self.noise = torch.zeros(3) + runtime.rank",
     "muon.state.0.rows": f"{ROWS} = torch.zeros(3) + runtime.rank",
 }
-NAMED = '"over": self.over, '
+NAMED = '"over": self.finished_training, '
 
 
 @pytest.mark.parametrize("place", PLACE)

@@ -25,7 +25,7 @@ STATE = """        self.adam.param_groups = self.adam.param_groups[1:]
         self.free += [self.model, self.model.tok_emb, self.model.tok_emb.weight[1:]]
 """
 PARTS = '"muon": self.muon, '
-NUMBERS = '"over": self.over, '
+NUMBERS = '"over": self.finished_training, '
 
 NOISE = """        x = F.relu(self.fc(x)).square()
         if self.training:

@@ -55,14 +55,16 @@ def run_of(
 
     def make(names: tuple[str, ...] = (), ranks: int = 1, **settings: object) -> Any:
         module = script(*names)
-        monkeypatch.setattr(module, "SMALL", 500)  # in so small a model tensors are quantized, too
+        monkeypatch.setattr(
+            module, "KEEP_FLOAT_MAX_NUMEL", 500
+        )  # in so small a model tensors are quantized, too
         env = SETTINGS | data.env | {"RUN_ID": f"r{next(NUMBERS)}"} | settings
         config = config_of(module, **env)
         together = SimulatedRanks(config, ranks, module) if ranks > 1 else None
         runtimes = together.runtimes if together else [runtime_of(config, trainer=module)]
         runs = []
         for runtime in runtimes:  # one after the other: random numbers are of the process
-            faults, data_of_run = module.find_faults(config, {"WORLD_SIZE": "1"})
+            faults, data_of_run = module.check_settings(config, {"WORLD_SIZE": "1"})
             assert not faults, faults
             run = module.Trainer(config, runtime, log_of(module), data_of_run)
             run.log.open = lambda is_new: ""  # it opens nothing, and says so

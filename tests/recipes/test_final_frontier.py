@@ -68,7 +68,7 @@ def test_bits_per_byte_have_the_bytes_beside_the_targets(
     in_bytes = with_bytes.numbers[1 : targets + 1].sum()
     for nats, bpb, _ in scores:
         assert bpb == pytest.approx(nats * targets / np.log(2) / in_bytes, rel=1e-12)
-    made = module_of(runs[0]).made_of(runs[0].config, runs[0].data)
+    made = module_of(runs[0]).fingerprint(runs[0].config, runs[0].data)
     assert "fineweb_val_bytes_000000.bin" in made, "its checksum decides the score"
 
 
@@ -78,22 +78,22 @@ def test_rejects_bytes_of_other_tokens(
     module = script("byte_sidecar")
     env = data.env | with_bytes.env | {"VOCAB_SIZE": 260, "DEVICE": "cpu", "BYTE_SIDECAR": 1}
     config = config_of(module, **env, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=2048)
-    assert module.find_faults(config, ALONE)[0] == []
+    assert module.check_settings(config, ALONE)[0] == []
     path = f"{with_bytes.folder.resolve()}/fineweb_val_bytes_*.bin"
     write_split(with_bytes.folder, "val_bytes", with_bytes.numbers[1:], [])
     wanted = f"{path}: shards end after [1999] tokens, the others [2000]: get the bytes of these"
-    assert module.find_faults(config, ALONE)[0] == [f"{wanted} shards"]
+    assert module.check_settings(config, ALONE)[0] == [f"{wanted} shards"]
     write_split(with_bytes.folder, "val_bytes", np.roll(with_bytes.numbers, 1), [])
-    runtime, opened = module.Runtime(config, {}), module.find_faults(config, ALONE)[1]
+    runtime, opened = module.Runtime(config, {}), module.check_settings(config, ALONE)[1]
     validation = module.Validation(config, runtime, log_of(module), nullcontext, opened)
     named = r"tokens 0 to 1984: [1-5] bytes for control token 1"
     with closing(validation.batches()) as batches, pytest.raises(module.RunError, match=named):
         next(batches)
     (with_bytes.folder / "fineweb_val_bytes_000000.bin").unlink()
-    [fault] = module.find_faults(config, ALONE)[0]
+    [fault] = module.check_settings(config, ALONE)[0]
     assert "no fineweb_val_bytes_*.bin" in fault
     on_gpu = replace(config, val_bytecount_device="cuda")
-    faults, _ = module.find_faults(on_gpu, ALONE)
+    faults, _ = module.check_settings(on_gpu, ALONE)
     assert "VAL_BYTECOUNT_DEVICE=cuda: set cpu, for BYTE_SIDECAR=1" in faults
 
 
@@ -189,13 +189,13 @@ def test_too_many_documents_of_validation_are_named_before_training(
 
     def refused(run: Any) -> str:
         with pytest.raises(module.RunError) as error:
-            module.prime(run)
+            module.warm_up(run)
         return str(error.value)
 
     said = everywhere(made, refused)[1]
     assert said[0] == said[1]
     needed = int(re.search(r"^DOC_ENDS=60: batches .* need (\d+): set", said[0])[1])
-    everywhere(run_of(("documents",), ranks=2, **settings | {"DOC_ENDS": needed}), module.prime)
+    everywhere(run_of(("documents",), ranks=2, **settings | {"DOC_ENDS": needed}), module.warm_up)
     less = run_of(("documents",), ranks=2, **settings | {"DOC_ENDS": needed - 1})
     assert f" need {needed}: set" in everywhere(less, refused)[1][1]
 
@@ -245,9 +245,9 @@ def test_documents_need_a_torch_that_has_their_attention(
     config = config_of(module, **SETTINGS | data.env | {"DOC_TOKEN": 1})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(module, "PACKED_OPTIONS", set())
-    assert module.find_faults(config, ALONE)[0] == []
+    assert module.check_settings(config, ALONE)[0] == []
     words = "has no attention for it: install 2.11 to 2.13"
-    faults, _ = module.find_faults(replace(config, device="auto"), ALONE)
+    faults, _ = module.check_settings(replace(config, device="auto"), ALONE)
     assert faults == [f"DOC_TOKEN=1: torch {torch.__version__} {words}"]
 
 
@@ -552,11 +552,11 @@ def test_too_many_documents_of_a_pass_are_named_before_training(
     settings |= {"SGD_PHASES": 1, "TRAIN_SEQ_LEN": 64, "SGD_CHUNK": 128, "LORA_CHUNK": 32}
     settings |= {"VAL_BATCH_SIZE": 512, "DOC_TOKEN": 1, "TRAIN_BATCH_TOKENS": 2048}
     run = run_of(("documents", "global_sgd"), **settings, DOC_ENDS=200)
-    module_of(run).prime(run)
+    module_of(run).warm_up(run)
     run = run_of(("documents", "global_sgd"), **settings, DOC_ENDS=20)
     module_of(run).check_validation(run)
     with pytest.raises(module_of(run).RunError, match="DOC_ENDS=20: rows 0 to 1, .* need 3"):
-        module_of(run).prime(run)
+        module_of(run).warm_up(run)
 
 
 def test_a_signal_of_one_rank_ends_the_passes_of_all(run_of: Run) -> None:

@@ -62,7 +62,7 @@ def test_recipe_applies_with_a_whole_header(name: str, script: Callable) -> None
     defaults = {name.upper(): value for name, value in vars(module.Config()).items()}
     for setting, (default, value) in one.settings.items():
         kind = module.SETTINGS[setting]
-        assert (module.parse(kind, default) if default else default) == defaults[setting]
+        assert (module.parse_setting(kind, default) if default else default) == defaults[setting]
         assert module.read_config([f"{setting}={value}"], {})[2] == []
 
 
@@ -144,7 +144,7 @@ def test_rejects_settings_that_do_not_fit(
     env = {"WORLD_SIZE": "1"} | SETTINGS | data.env | given
     env = {key: str(value) for key, value in env.items()}
     config, _, found, _ = module.read_config([], env)
-    found = found or module.find_faults(config, env)[0]
+    found = found or module.check_settings(config, env)[0]
     if found:
         assert len(found) == 1 and words in found[0] and "\n" not in found[0]
     else:

@@ -200,6 +200,6 @@ def test_the_artifact_is_scored_with_loops_whatever_training_did(run_of: Run) ->
 def test_the_loop_begins_by_the_clock_and_stays(run_of: Run) -> None:
     run = run_of(("loop",), **MODEL | settings_of("loop"), MAX_WALLCLOCK_SECONDS=10)
     for elapsed_ms, looping in (4900.0, False), (5000.0, True), (4900.0, True):
-        run.exchange.elapsed_ms = lambda step, ms=elapsed_ms: ms
+        run.reducer.elapsed_ms = lambda step, ms=elapsed_ms: ms
         run.begin_to_loop()
         assert run.model.looping == looping

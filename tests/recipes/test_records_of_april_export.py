@@ -183,7 +183,7 @@ def test_the_reserve_is_taken_off_the_cap(script: Callable, trainer: Callable) -
             assert with_reserve == getattr(script(), function)(root, 50, ms)
     for ms, steps in (499_999.0, 1), (500_001.0, 0):
         run = trainer("gptq", MAX_WALLCLOCK_SECONDS=600, ITERATIONS=1, **reserve)
-        run.exchange.elapsed_ms = lambda step, ms=ms: ms
+        run.reducer.elapsed_ms = lambda step, ms=ms: ms
         run.train()
         assert run.step == steps
 
@@ -219,9 +219,9 @@ def test_without_brotli_nothing_starts(
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     settings = {"WORLD_SIZE": 1} | SMALL_MODEL | SETTINGS | data.env
     env = {name: str(value) for name, value in settings.items()}
-    assert module.find_faults(module.read_config([], env)[0], env)[0] == []
+    assert module.check_settings(module.read_config([], env)[0], env)[0] == []
     config = module.read_config(["ARTIFACT_BROTLI=1"], env)[0]
-    [fault] = module.find_faults(config, env)[0]
+    [fault] = module.check_settings(config, env)[0]
     assert fault.endswith("brotli is missing: python3 -m pip install brotli")
 
 

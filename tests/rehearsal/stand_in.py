@@ -85,11 +85,11 @@ def make(run: Any, config: Any, *more: Any) -> None:
     """Weights are random, also those that begin at zero: an estimate of what packing gives where
     scales are by row. What is quantized at full width is quantized in a narrow model, too."""
     make_run(run, config, *more)
-    trainer.SMALL = int(trainer.SMALL * (config.model_dim / 512) ** 2)
+    trainer.KEEP_FLOAT_MAX_NUMEL = int(trainer.KEEP_FLOAT_MAX_NUMEL * (config.model_dim / 512) ** 2)
     for model in filter(None, (run.model, getattr(run, "average", None))):
         random = torch.Generator().manual_seed(7)
         for t in model.state_dict().values():
-            if t.numel() > trainer.SMALL:
+            if t.numel() > trainer.KEEP_FLOAT_MAX_NUMEL:
                 t.normal_(std=0.03, generator=random)
 
 
@@ -108,7 +108,7 @@ trainer.GPT.forward, trainer.mean_nats, trainer.document_nats = forward, mean_na
 trainer.GPT.logits = lambda model, tokens: real_logits(model, tokens[:1, :64])
 trainer.newton_schulz = lambda x, iterations, dtype, *more: x.to(dtype)
 run_class.__init__, run_class.train = make, train
-timed("priming", trainer, "prime", lambda _, run: f"{run.config.warmup_steps} steps")
+timed("priming", trainer, "warm_up", lambda _, run: f"{run.config.warmup_steps} steps")
 timed(
     "step", run_class, "train_step", lambda _, run, b: f"{run.config.train_batch_tokens:,} tokens"
 )

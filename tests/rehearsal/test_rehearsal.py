@@ -58,7 +58,7 @@ def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
 
     def opened(**settings: object) -> tuple[Any, Any]:
         config = config_of(module, **given, **settings)
-        return config, module.find_faults(config, {"WORLD_SIZE": "1"})[1]
+        return config, module.check_settings(config, {"WORLD_SIZE": "1"})[1]
 
     yield SimpleNamespace(module=module, opened=opened, folder=folder)
     shutil.rmtree(folder)

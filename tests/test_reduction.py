@@ -16,7 +16,7 @@ TINY |= {"VAL_BATCH_SIZE": 1024, "GRAD_ACCUM_STEPS": 0, "VAL_LOSS_EVERY": 0}
 @pytest.fixture(autouse=True)
 def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Trainers in this process: they hold what the tests replace in them."""
-    for name in ("save", "prime"):  # what is simulated cannot be saved
+    for name in ("save_checkpoint", "warm_up"):  # what is simulated cannot be saved
         monkeypatch.setattr(tg, name, lambda run: None)
 
 

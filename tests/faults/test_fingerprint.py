@@ -109,7 +109,7 @@ def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict)
 
 def test_a_changed_script_is_logged_as_it_ran(tmp_path: Path, data: dict, whole: Whole) -> None:
     """The log's text, the size of the code and the hash are of what was loaded."""
-    line = "        prime(self)\n"
+    line = "        warm_up(self)\n"
     edits = {line: f"        Path(sys.argv[0]).write_text('another experiment')\n{line}"}
     run = Live(tmp_path, 0, edits, **data).finish()
     text = edited(tmp_path / "again.py", edits.items()).read_bytes()
