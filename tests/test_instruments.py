@@ -101,7 +101,7 @@ def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_
     shown = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
     title, reader, compute, *_ = shown.stdout.splitlines()
-    assert "steps 1 to 3" in title and "under compute" in reader
+    assert "steps 1 to 3" in title and "during compute" in reader
     read, computed = (float(re.search(r"busy ([\d.]+) %", lane)[1]) for lane in (reader, compute))
     assert read > 0 and 0 < computed < 100.01
 

@@ -1,10 +1,11 @@
-"""train_gpt.py on a disk on which every read takes READ_DELAY_MS longer: with and without overlap.
+r"""train_gpt.py on a disk on which every read takes READ_DELAY_MS longer: with and without overlap.
 
 export TRACE_STEPS=8 ITERATIONS=10 VAL_LOSS_EVERY=0
 for on in 0 1; do
     python3 data/quickstart.py --script tests/bench/slow_disk.py RUN_ID=slow$on TRAIN_PREFETCH=$on
 done
-python3 tools/timeline.py logs/slow0.trace.json.gz logs/slow1.trace.json.gz --picture slow.svg
+python3 tools/timeline.py logs/slow0.trace.json.gz logs/slow1.trace.json.gz --picture slow.svg \
+    --title "without overlap (disk slowed to 150 ms per read)" --title "with overlap (same disk)"
 """
 
 import os

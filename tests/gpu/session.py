@@ -123,11 +123,11 @@ def trace(options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, fl
         events = Path(folder, "logs/run.jsonl").read_text("utf-8").splitlines()
         found = {event["event"]: event for event in map(json.loads, events)}
         [path] = Path(folder, "logs").glob("*.trace.json.gz")
-        spans = timeline.spans_in(path)
-    kernels = timeline.merged(spans["kernels"] + spans["NCCL"])
-    uploads = timeline.merged(spans["copy"])
-    covered = timeline.length(timeline.common(uploads, kernels))
-    under = 100 * covered / timeline.length(uploads) if uploads else None
+        spans = timeline.read_spans(path)
+    kernels = timeline.merge_spans(spans["kernels"] + spans["NCCL"])
+    uploads = timeline.merge_spans(spans["copy"])
+    covered = timeline.total_ms(timeline.intersect_spans(uploads, kernels))
+    under = 100 * covered / timeline.total_ms(uploads) if uploads else None
     # The last line's share is of the steps after those that were traced.
     return {"wait": found["step"]["input_wait_percent"], "under": under}
 
