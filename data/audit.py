@@ -95,10 +95,10 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> Split:
-        paths = dataset.shards_of(folder, "val")
+        paths = dataset.require_shards(folder, "val")
         has_bytes = dataset.shard_paths(folder, "val_bytes")
-        byte_paths = dataset.shards_of(folder, "val_bytes") if has_bytes else []
-        sizes, others = ([*map(dataset.shard_tokens, files)] for files in (paths, byte_paths))
+        byte_paths = dataset.require_shards(folder, "val_bytes") if has_bytes else []
+        sizes, others = ([*map(dataset.count_shard_tokens, files)] for files in (paths, byte_paths))
         if others and sizes != others:
             what = f"fineweb_val_*.bin have {sizes} tokens"
             what += f", fineweb_val_bytes_*.bin {others} numbers: get the files of one set"
@@ -118,7 +118,7 @@ def document_blocks(shards: list[tuple], bos: int, longest: int = 1 << 60) -> It
     """
     rest = np.empty((len(shards[0]), 0), "<u2")  # a document that goes on in the next block
     for paths in shards:
-        for start in range(0, dataset.shard_tokens(paths[0]), BLOCK_TOKENS):
+        for start in range(0, dataset.count_shard_tokens(paths[0]), BLOCK_TOKENS):
             place = dataset.HEADER_BYTES + 2 * start
             block = [np.fromfile(path, "<u2", BLOCK_TOKENS, offset=place) for path in paths]
             rows = np.hstack([rest, np.stack(block)])
@@ -250,7 +250,7 @@ class Audit:
 def leaks(audit: Audit, paths: list[Path]) -> dict[int, str]:
     """{number of a validation document: the training shard that has it, too}"""
     known, longest = np.array([*audit.keys]), max(audit.keys) >> 16
-    progress = cli.progress("training tokens", sum(map(dataset.shard_tokens, paths)))
+    progress = cli.progress("training tokens", sum(map(dataset.count_shard_tokens, paths)))
     found: dict[int, str] = {}
     shards = [(path,) for path in paths]
     for path, rows, edges in document_blocks(shards, audit.vocabulary.bos, longest):
@@ -330,8 +330,8 @@ def audit_split(options: argparse.Namespace) -> int:
     audit = Audit(vocabulary, source)
     audit.run(split, predicted)
     compared = search_training(options, audit)
-    digest, own = dataset.recorded_tokenizer(options.data) or ("", "")
-    if digest not in ("", dataset.sha256_of(options.tokenizer)):
+    digest, own = dataset.find_recorded_tokenizer(options.data) or ("", "")
+    if digest not in ("", dataset.file_sha256(options.tokenizer)):
         other = "the shards were made with another tokenizer"
         audit.mistakes.append(f"{other}: give --tokenizer {own}")
     how = f"{audit.spaces_after_bos:,} spaces after BOS are not counted"

@@ -476,7 +476,7 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         # The number of the next document, and how many of its tokens are in complete shards.
         "document": 0,
         "tokens_done": 0,
-        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of
+        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.describe_shard
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
         "miscounted_tokens": {"val": 0, "train": 0},
     }
@@ -514,14 +514,18 @@ class ShardWriter:
             header = np.zeros(dataset.HEADER_BYTES // 4, dtype="<i4")
             header[:3] = dataset.SHARD_MAGIC, dataset.SHARD_VERSION, self.used
             dataset.write_atomic(self.folder / name, header, self.buffer[: self.used])
-            shards[name] = dataset.entry_of(self.folder / name)
+            shards[name] = dataset.describe_shard(self.folder / name)
             self.used = 0
         self.state |= {"document": document, "tokens_done": tokens_done, "complete": complete}
-        dataset.write_json(self.folder / dataset.EXPORT, self.state)
+        dataset.write_json(self.folder / dataset.EXPORT_FILE, self.state)
 
 
 def export_documents(
-    source: Source, made: DataSet, state: dict[str, Any], producing: dataset.Producing, threads: int
+    source: Source,
+    made: DataSet,
+    state: dict[str, Any],
+    producing: dataset.ProducingFile,
+    threads: int,
 ) -> None:
     """Writes both splits' shards from where `state` stands; it is saved after each shard."""
     val_digests = source.val_digests()
@@ -529,7 +533,7 @@ def export_documents(
     writer = ShardWriter(made.folder, state, state["settings"]["shard_tokens"])
     begin, done = state["document"], state["tokens_done"]
     docs, wrong = state["docs"], state["miscounted_tokens"]
-    producing.touch(val_complete=begin >= source.num_val_docs)
+    producing.update(val_complete=begin >= source.num_val_docs)
     progress = cli.progress(f"{made.folder.name}, bytes of text", source.bytes)
     for batch in batches(source.documents(begin)):
         texts = [document.text() for document in batch]
@@ -538,7 +542,7 @@ def export_documents(
             split = "val" if document.number < source.num_val_docs else "train"
             if document.number == source.num_val_docs and not done:
                 writer.flush("val", document.number)
-                producing.touch(val_complete=True)
+                producing.update(val_complete=True)
             if split == "train" and digest_of(text.encode()) in val_digests:
                 docs["repeats_of_val_left_out"] += 1
                 continue
@@ -547,7 +551,7 @@ def export_documents(
                 wrong[split] += int((tokens == tokenizer.unknown_id).sum())
             writer.add(split, tokens, done, document.number)
             done = 0
-        producing.touch()
+        producing.update()
         progress.update(source.bytes_read - progress.n)
     if not docs["train"]:
         fault = "all training documents repeat validation documents"
@@ -583,7 +587,7 @@ def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
         except cli.ToolError as error:
             raise cli.ToolError(f"{error}, or {start_anew(made)}") from None
     wanted = state["tokenizer_sha256"]
-    if wanted and made.tokenizer.exists() and dataset.sha256_of(made.tokenizer) != wanted:
+    if wanted and made.tokenizer.exists() and dataset.file_sha256(made.tokenizer) != wanted:
         raise cli.ToolError(f"{made.tokenizer}: it was changed: {start_anew(made)}")
     return state
 
@@ -604,7 +608,7 @@ def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None
             raise cli.ToolError(f"{made.tokenizer}: missing: restore it, or {start_anew(made)}")
         # First, so that the tokenizer is known as ours even if we are killed now.
         state["tokenizer_sha256"] = digest
-        dataset.write_json(made.folder / dataset.EXPORT, state)
+        dataset.write_json(made.folder / dataset.EXPORT_FILE, state)
         dataset.write_atomic(made.tokenizer, content)
     dataset.record_tokenizer(made.folder, made.tokenizer)
     print(f"{made.tokenizer}: ready; training may start while shards are made", flush=True)
@@ -633,12 +637,12 @@ def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]
             if state["shards"]["val"]:
                 print(f"continuing at document {state['document'] + 1:,}", flush=True)
             try:
-                with dataset.Producing(made.folder) as producing:
+                with dataset.ProducingFile(made.folder) as producing:
                     export_documents(source, made, state, producing, options.workers)
             except cli.ToolError:
                 if not any(state["shards"].values()):  # mended input may come next
                     made.tokenizer.unlink(missing_ok=True)
-                    (made.folder / dataset.EXPORT).unlink(missing_ok=True)
+                    (made.folder / dataset.EXPORT_FILE).unlink(missing_ok=True)
                 raise
         # A command that was killed may have left it.
         (made.folder / ".producing").unlink(missing_ok=True)
@@ -655,7 +659,7 @@ def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, str, dict[str, A
     if options.bytes:
         return "byte260", "byte260.json", {"bytes": True}
     if options.model:
-        tokenizer, digest = Tokenizer(options.model), dataset.sha256_of(options.model)
+        tokenizer, digest = Tokenizer(options.model), dataset.file_sha256(options.model)
         if not tokenizer.has_space():
             fault = "it has no piece for a single space: bits per byte would be wrong"
             remedy = "train it with required_chars='\u2581' and byte_fallback, or leave out --model"
@@ -715,7 +719,7 @@ def main() -> None:
     made, state = make_data_set(parse_arguments(sys.argv[1:]))
     for remark in remarks(made, state):
         print(remark)
-    print(dataset.how_to_train(*made, Tokenizer(made.tokenizer).vocab_size))
+    print(dataset.training_commands(*made, Tokenizer(made.tokenizer).vocab_size))
 
 
 if __name__ == "__main__":

@@ -227,18 +227,24 @@ def made(world, tmp_path: Path):
 
 def in_the_middle(path: Path) -> None:
     """One byte. The trainer's identity is of the first and the last 64 KiB."""
-    before = dataset.entry_of(path)
+    before = dataset.describe_shard(path)
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)
         file.write(b"?")
-    assert dataset.entry_of(path)["identity"] == before["identity"]
+    assert dataset.describe_shard(path)["identity"] == before["identity"]
 
 
 SHARD_MISTAKES = {
-    "missing": (Path.unlink, "{}: missing"),
-    "one byte": (in_the_middle, "{}: its content is not what was written"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), r"{}: not readable \(Is a directory"),
-    "cut": (lambda path: os.truncate(path, 1500), r"{}: truncated, or no shard \(1,500 bytes\)"),
+    "missing": (Path.unlink, "{}: is missing"),
+    "one byte": (in_the_middle, "{}: its content differs from export.json"),
+    "a folder": (
+        lambda path: (path.unlink(), path.mkdir()),
+        r"{}: cannot be read \(Is a directory",
+    ),
+    "cut": (
+        lambda path: os.truncate(path, 1500),
+        r"{}: is truncated or not a shard \(1,500 bytes\)",
+    ),
     "another": (
         lambda path: shutil.copy(path, path.with_name("fineweb_train_000099.bin")),
         "fineweb_train_000099.bin: export.json does not list it",
@@ -273,7 +279,9 @@ def test_shards_are_compared_with_export_json(made) -> None:
     path = made.folder / "export.json"
     for damage in ("", "[]", '{"shards": {"val": {"a": 1}, "train": {}}, "complete": true}'):
         path.write_text(damage)
-        with pytest.raises(ToolError, match="export.json: damaged .* restore it, or make the set"):
+        with pytest.raises(
+            ToolError, match="export.json: is damaged .* restore it, or make the data set"
+        ):
             made.audit()
 
 
@@ -349,5 +357,7 @@ def test_files_of_another_set_and_missing_ones_are_found(cased) -> None:
         path.unlink()
     assert cased.audit()[0] == 1, "the table does not count the original's bytes"
     (cased.folder / "fineweb_val_000000.bin").unlink()
-    with pytest.raises(ToolError, match="fineweb_val_000001.bin: expected number 000000 next"):
+    with pytest.raises(
+        ToolError, match="fineweb_val_000001.bin: the next shard must have the number 000000"
+    ):
         cased.audit(docs=False)

@@ -140,7 +140,7 @@ def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> 
     tokenizer = exported / "tokenizers" / "docs_380_bpe.model"
     checked = subprocess.run(["sha256sum", "-c", "tokenizer.sha256"], cwd=folder)
     assert checked.returncode == 0
-    assert dataset.recorded_tokenizer(folder) == (dataset.sha256_of(tokenizer), tokenizer)
+    assert dataset.find_recorded_tokenizer(folder) == (dataset.file_sha256(tokenizer), tokenizer)
     assert not (folder / ".producing").exists()
 
 
@@ -421,7 +421,7 @@ def test_what_it_says_to_move_away_helps(tmp_path: Path, documents: Path) -> Non
     run(*arguments)
     before = files_of(tmp_path)
     os.truncate(tmp_path / "datasets" / "docs_sp380" / "fineweb_train_000002.bin", 1500)
-    with pytest.raises(ToolError, match="000002.bin: truncated, or no shard") as error:
+    with pytest.raises(ToolError, match="000002.bin: is truncated or not a shard") as error:
         run(*arguments)
     moved = move_away(error.value)
     run(*arguments)
@@ -442,7 +442,10 @@ def test_mended_input_is_taken_by_the_same_command(tmp_path: Path) -> None:
 
 def test_two_at_once_do_not_mix(tmp_path: Path, documents: Path) -> None:
     folder = tmp_path / "datasets" / "docs_byte260"
-    with dataset.locked(folder), pytest.raises(ToolError, match="another process makes it"):
+    with (
+        dataset.locked(folder),
+        pytest.raises(ToolError, match="another process is making this data set"),
+    ):
         run(documents, "--out", tmp_path, "--bytes")
     run(documents, "--out", tmp_path, "--bytes")
 
