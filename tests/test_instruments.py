@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from faults.live import Live
-from running import ROOT, config_of, data_of, log_of, runtime_of, train_gpt
+from running import ROOT, make_config, make_log, make_runtime, open_data, train_gpt
 
 BREAKDOWN = re.compile(
     r"timing_breakdown step:(?P<step>\d+) micro_steps:(?P<micro_steps>\d+) "
@@ -128,8 +128,8 @@ def test_a_wait_for_input_is_reported(data: dict, tmp_path: Path, settings: dict
 def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     data: dict, slowest: float, percent: float
 ) -> None:
-    config = config_of(**data)
-    run = train_gpt.Trainer(config, runtime_of(config), log_of(), data_of(config))
+    config = make_config(**data)
+    run = train_gpt.Trainer(config, make_runtime(config), make_log(), open_data(config))
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
     run.runtime.gather = lambda value: [value, slowest]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)

@@ -41,7 +41,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from document_loader import DocumentLoader  # noqa: E402
-from running import imported, write_shard  # noqa: E402
+from running import import_script, write_shard  # noqa: E402
 
 SPANS_PER_STEP, RANKS = 8, 8
 MEGABYTE = bytes(1 << 20)
@@ -96,7 +96,7 @@ class Job:
 @contextlib.contextmanager
 def open_pipeline(job, script):
     """Open the training pipeline of train_gpt.py, built as the trainer builds it."""
-    trainer = imported(script)
+    trainer = import_script(script)
     settings = {"TRAIN_BATCH_TOKENS": job.step_tokens, "TRAIN_SEQ_LEN": job.seq_len}
     settings |= {"DATA_PATH": job.folder, "DEVICE": "cpu"}
     config, *_ = trainer.read_config([f"{name}={value}" for name, value in settings.items()], {})
@@ -114,7 +114,7 @@ def open_challenge_loader(job, script):
 
     Without a GPU, a copy in memory stands for each upload.
     """
-    loader = imported(script).DistributedTokenLoader(
+    loader = import_script(script).DistributedTokenLoader(
         f"{job.folder}/fineweb_train_*.bin", 0, job.ranks, torch.device("cpu")
     )
     step = job.step_tokens, job.seq_len, SPANS_PER_STEP // job.ranks

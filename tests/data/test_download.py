@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from fake_hub import FakeHub, Fault
 from huggingface_hub import HfApi
-from running import ROOT, started, until
+from running import ROOT, start_process, wait_until
 
 REPO, NAME, SHARDS = "willdepueoai/parameter-golf", "fineweb10B_sp1024", 5
 VAL = f"datasets/{NAME}/fineweb_val_000000.bin"
@@ -74,7 +74,7 @@ class Checkout:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         tool = self.data / "cached_challenge_fineweb.py"
-        return started([sys.executable, tool, *arguments], env=self.env)
+        return start_process([sys.executable, tool, *arguments], env=self.env)
 
     def run(self, *arguments: str, code: int = 0, retries: bool = False, **env: str) -> str:
         """Run the program's main in this process; return stdout and stderr, joined.
@@ -190,16 +190,16 @@ def test_producing_file_tells_training_that_files_are_being_downloaded(checkout:
         checkout.plant_faults(name, fault)
     process = checkout.start("--jobs", "2")
     try:
-        until(lambda: checkout.producing.exists())
+        wait_until(lambda: checkout.producing.exists())
         first = checkout.producing.read_text()
         assert json.loads(first)["val_complete"] is False
-        until(lambda: checkout.producing.read_text() != first)
+        wait_until(lambda: checkout.producing.read_text() != first)
         faults[VAL].event.set()
-        until(lambda: '"val_complete": true' in checkout.producing.read_text())
+        wait_until(lambda: '"val_complete": true' in checkout.producing.read_text())
         assert (checkout.data / VAL).read_bytes() == CONTENT[VAL]
-        until(lambda: (checkout.data / TRAIN[1]).exists())
+        wait_until(lambda: (checkout.data / TRAIN[1]).exists())
         second = checkout.producing.read_text()
-        until(lambda: checkout.producing.read_text() != second)
+        wait_until(lambda: checkout.producing.read_text() != second)
         assert not (checkout.data / TRAIN[2]).exists()
     finally:
         for fault in faults.values():
@@ -259,7 +259,7 @@ def partial_path(checkout: Checkout, name: str) -> Path:
 def test_a_stopped_download_continues_each_file(checkout: Checkout, number: int) -> None:
     checkout.plant_faults(TRAIN[0], Fault("wait", 11_000_000), Fault("none"))
     process, partial = checkout.start("--jobs", "1"), partial_path(checkout, TRAIN[0])
-    until(lambda: partial.is_file() and partial.stat().st_size == 10 << 20)
+    wait_until(lambda: partial.is_file() and partial.stat().st_size == 10 << 20)
     process.send_signal(number)
     output = process.communicate(timeout=20)[1]
     assert process.returncode == (130 if number == signal.SIGINT else -number)

@@ -20,10 +20,10 @@ from running import (
     SMALL_MODEL,
     Corpus,
     Run,
-    config_of,
+    make_config,
+    make_runtime,
     open_pipeline,
     run_trainer,
-    runtime_of,
     train_gpt,
     write_split,
 )
@@ -49,7 +49,7 @@ def read_back_batches(
     """
     for name in ("train", "val"):
         write_split(folder, name, TOKENS, [3 * SPAN + 100])
-    config = config_of(
+    config = make_config(
         DATA_PATH=folder,
         VOCAB_SIZE=2**16,
         TRAIN_SEQ_LEN=SEQ_LEN,
@@ -57,7 +57,7 @@ def read_back_batches(
         VAL_BATCH_SIZE=8 * SEQ_LEN * ROWS,
         **settings,
     )
-    runtime = runtime_of(config)
+    runtime = make_runtime(config)
     runtime.device = torch.device("cuda", torch.cuda.current_device())
     weights = torch.ones(2**16, device=runtime.device, requires_grad=True)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
