@@ -41,7 +41,7 @@ from typing import NamedTuple
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
 import dataset
 from dataset import cli
-from tokenize_docs import SPACE, Source, Tokenizer, digest_of
+from tokenize_docs import SPACE, Source, Tokenizer, compute_digest
 
 # isort: split
 import numpy as np
@@ -135,7 +135,7 @@ def originals(source: Source, vocabulary: Vocabulary, sums: dict[str, int]) -> I
     """
     processor = vocabulary.processor
     for document in source.documents():
-        text = document.text()
+        text = document.decode()
         size = len(text.encode("utf-8"))
         if vocabulary.marks_case:
             text = re.sub("[A-Z]+", lambda found: found[0].lower(), text)
@@ -183,7 +183,7 @@ class Audit:
             self.audit_document(rows, np.append(before, ids[:-1]), predicted)
             if len(ids) > 1:
                 self.keys.add((len(ids) << 16) + int(ids[len(ids) // 2]))
-                digest = digest_of(ids.astype("<u2").tobytes())
+                digest = compute_digest(ids.astype("<u2").tobytes())
                 self.digests.setdefault(digest, []).append(self.documents)
             before = ids[-1]
             self.position += len(ids)
@@ -258,7 +258,7 @@ def leaks(audit: Audit, paths: list[Path]) -> dict[int, str]:
         keys = (lengths << 16) + tokens[edges[:-1] + lengths // 2]
         for index in np.flatnonzero(np.isin(keys, known)):
             document = tokens[edges[index] : edges[index + 1]]
-            same = audit.digests.get(digest_of(document.tobytes()), [])
+            same = audit.digests.get(compute_digest(document.tobytes()), [])
             found |= {number: found.get(number, path.name) for number in same}
         progress.update(BLOCK_TOKENS)
     return found
