@@ -30,12 +30,12 @@ from cli import plain, some
 from packed import MAX_SOURCE, difference, parsed
 from runs import SUBMITTED, Run, read_log
 from samples import (
-    SIZE_LIMIT_BYTES,
     SAME_TEXT,
+    SIZE_LIMIT_BYTES,
     bytes_scored,
-    seed_groups,
     relevant_differences,
     run_identity,
+    seed_groups,
 )
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
@@ -429,7 +429,7 @@ def lines(record: Record, shown: object) -> list[str]:
     if record.model_bytes and record.source:
         total = record.model_bytes + record.code_bytes
         parts = f"code {record.code_bytes:,} + model {record.model_bytes:,} = {total:,} bytes"
-        result.append(f"  {parts}, {CAP_BYTES - total:,} left")
+        result.append(f"  {parts}, {SIZE_LIMIT_BYTES - total:,} left")
     for level, message, found_in in record.findings:
         logs = found_in if len(found_in) < len(record.judged) else ()
         subject = f"{some(logs)}: " if logs else ""
